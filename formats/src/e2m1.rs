@@ -1,0 +1,188 @@
+//! E2M1, the 4-bit floating-point element of MXFP4 and NVFP4 (OCP MX v1.0, section 5.3.3).
+//!
+//! One sign bit, two exponent bits (bias 1), one mantissa bit; no infinities and no NaN.
+
+/// The magnitudes of codes 0 to 7. Bit 3 of a code is the sign.
+pub const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`: the ties.
+pub const MIDPOINTS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
+
+/// The largest magnitude, that of code 7.
+pub const MAX: f32 = 6.0;
+
+/// Where a value exactly between two codes goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Ties {
+    /// To the code with an even mantissa bit: OCP, NVIDIA's `cvt`, torchao, compressed-tensors, `ml_dtypes`.
+    #[default]
+    Even,
+    /// Away from zero: cublade's MXFP4 ladder, microxcaling's default.
+    Away,
+    /// Toward zero: ggml, ModelOpt's MXFP4, qwantize.
+    Zero,
+}
+
+/// One E2M1 code, in the low four bits of a byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct E2m1(u8);
+
+impl E2m1 {
+    /// The code in the low four bits; the high four are dropped.
+    #[inline(always)]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits & 0xF)
+    }
+
+    /// The code, 0 to 15.
+    #[inline(always)]
+    pub const fn to_bits(self) -> u8 {
+        self.0
+    }
+
+    /// Rounds to the nearest code, saturating at ±6. Zero and what rounds to it keep their sign. NaN gives code 7, its
+    /// sign dropped, as NVIDIA's `cvt.rn.satfinite.e2m1x2.f32` does.
+    #[inline]
+    pub fn from_f32(x: f32, ties: Ties) -> Self {
+        if x.is_nan() {
+            return Self(7);
+        }
+        let magnitude = magnitude_code(f32::from_bits(x.to_bits() & 0x7FFF_FFFF), ties);
+        Self(((x.to_bits() >> 28) & 8) as u8 | magnitude)
+    }
+
+    /// The exact value.
+    #[inline]
+    pub fn to_f32(self) -> f32 {
+        // Two exponent bits and a mantissa bit, put where f32 has them, are the value times 2^-126; subnormals included.
+        let bits = ((self.0 as u32 & 8) << 28) | ((self.0 as u32 & 7) << 22);
+        f32::from_bits(bits) * f32::from_bits((126 + 127) << 23)
+    }
+}
+
+/// The code (0 to 7) nearest to the magnitude `a` ≥ 0: how many midpoints lie below it.
+#[inline]
+pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
+    let mut code = 0;
+    let mut i = 0;
+    while i < MIDPOINTS.len() {
+        let passed = match ties {
+            // Between codes i and i + 1 the even one is the upper where i is odd.
+            Ties::Even if i % 2 == 1 => a >= MIDPOINTS[i],
+            Ties::Even | Ties::Zero => a > MIDPOINTS[i],
+            Ties::Away => a >= MIDPOINTS[i],
+        };
+        code += passed as u8;
+        i += 1;
+    }
+    code
+}
+
+/// Constants of the identity that replaces the seven comparisons, ties to even, by three additions and three minima:
+///
+/// ```text
+/// code(a) = min(rne(2a), rne(a) + 2, rne(a / 2) + 4, 7)          for a ≥ 0
+/// ```
+///
+/// Each term is the code on the part of the grid whose step is ½, 1 or 2, continued as a straight line; the true grid is
+/// coarser further out, so the smallest line wins, and at the seven ties the even neighbour is the same in all of them.
+/// An addition rounds to nearest even for us: where one unit in the last place is 1, `BASE + y` is `BASE + rne(y)`, and
+/// its bits are those of `BASE` plus rne(y). So the minimum may be taken of floats or of bit patterns, and the code stands
+/// in the low bits, which in every `BASE` are zero.
+pub mod identity {
+    /// One unit in the last place of f32 is 1 around it: 1.5 · 2²³.
+    pub const BASE_F32: f32 = 12_582_912.0;
+    /// The same for f16 (2¹⁰), as bits in both halves of a word.
+    pub const BASE_F16X2: u32 = 0x6400_6400;
+    /// The same for bf16 (2⁷), as bits in both halves of a word.
+    pub const BASE_BF16X2: u32 = 0x4300_4300;
+}
+
+/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for finite 0 ≤ `a` ≤ 2²⁰.
+#[inline(always)]
+pub fn magnitude_code_even(a: f32) -> u32 {
+    use identity::BASE_F32 as BASE;
+    let halves = (a * 2.0 + BASE).to_bits();
+    let ones = (a + (BASE + 2.0)).to_bits();
+    let twos = (a * 0.5 + (BASE + 4.0)).to_bits();
+    let most = (BASE + 7.0).to_bits();
+    halves.min(ones).min(twos.min(most)) & 7
+}
+
+/// Two E2M1 codes in a byte: the element with the lower index in the low four bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct E2m1x2(u8);
+
+impl E2m1x2 {
+    /// Packs elements 2i and 2i + 1.
+    #[inline(always)]
+    pub const fn new(low: E2m1, high: E2m1) -> Self {
+        Self(low.0 | high.0 << 4)
+    }
+
+    /// The pair stored in a byte.
+    #[inline(always)]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    /// The byte.
+    #[inline(always)]
+    pub const fn to_bits(self) -> u8 {
+        self.0
+    }
+
+    /// Element 2i.
+    #[inline(always)]
+    pub const fn low(self) -> E2m1 {
+        E2m1(self.0 & 0xF)
+    }
+
+    /// Element 2i + 1.
+    #[inline(always)]
+    pub const fn high(self) -> E2m1 {
+        E2m1(self.0 >> 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_decodes_to_its_value_and_back() {
+        for bits in 0..16u8 {
+            let sign = if bits >= 8 { -1.0 } else { 1.0 };
+            let value = E2m1::from_bits(bits).to_f32();
+            assert_eq!(value.to_bits(), (sign * VALUES[(bits & 7) as usize]).to_bits());
+            for ties in [Ties::Even, Ties::Away, Ties::Zero] {
+                assert_eq!(E2m1::from_f32(value, ties).to_bits(), bits);
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_where_the_specification_says() {
+        let rounded = |ties| MIDPOINTS.map(|m| E2m1::from_f32(m, ties).to_f32());
+        assert_eq!(rounded(Ties::Even), [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
+        assert_eq!(rounded(Ties::Away), [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
+        assert_eq!(rounded(Ties::Zero), [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn signs_saturation_and_nan() {
+        assert_eq!(E2m1::from_f32(-0.0, Ties::Even).to_bits(), 8);
+        assert_eq!(E2m1::from_f32(-1e-30, Ties::Even).to_bits(), 8);
+        assert_eq!(E2m1::from_f32(f32::NEG_INFINITY, Ties::Even).to_bits(), 15);
+        assert_eq!(E2m1::from_f32(-f32::NAN, Ties::Even).to_bits(), 7);
+    }
+
+    #[test]
+    fn pairs_keep_the_lower_index_in_the_low_nibble() {
+        let pair = E2m1x2::new(E2m1::from_bits(3), E2m1::from_bits(12));
+        assert_eq!(pair.to_bits(), 0xC3);
+        assert_eq!((pair.low().to_bits(), pair.high().to_bits()), (3, 12));
+    }
+}

@@ -1,0 +1,67 @@
+//! Measuring on the CPU, against memcpy with the same threads.
+
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::{Job, Op, median, random, require_equal};
+use crate::cpu::{self, Isa};
+use crate::element::Element;
+use crate::error::Result;
+use crate::tensor::QuantizedTensor;
+
+/// Each is repeated this long, and at least [`FEWEST`] times.
+const TIME: Duration = Duration::from_millis(1500);
+const FEWEST: usize = 7;
+
+/// The median times of the operation and of the copy, taken in turns so that both see the same machine.
+pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
+    let shape = job.shape;
+    let values = random::<T>(shape.elements(), 1);
+    let mut tensor = QuantizedTensor::zeros(job.recipe.format, shape.rows, shape.cols)?;
+    cpu::quantize_into(&values, shape, &job.recipe, &mut tensor)?;
+    let mut back = vec![T::default(); if job.op == Op::Dequantize { shape.elements() } else { 0 }];
+    let source = vec![1u8; job.bytes as usize / 2];
+    let mut target = vec![2u8; source.len()];
+
+    let (mut times, mut copy_times) = (Vec::new(), Vec::new());
+    let start = Instant::now();
+    while times.len() <= FEWEST || start.elapsed() < 2 * TIME {
+        times.push(timed(|| match job.op {
+            Op::Dequantize => cpu::dequantize_into(&tensor, &mut back, shape.cols),
+            _ => cpu::quantize_into(&values, shape, &job.recipe, &mut tensor).map(|_| ()),
+        })?);
+        copy_times.push(timed(|| {
+            copy(&source, &mut target);
+            Ok(())
+        })?);
+    }
+    // The first of each warmed up.
+    let medians = (median(times.split_off(1)), Some(median(copy_times.split_off(1))));
+
+    let mut expected = QuantizedTensor::zeros(job.recipe.format, shape.rows, shape.cols)?;
+    cpu::quantize_with(Isa::Reference, &values, shape, &job.recipe, &mut expected)?;
+    require_equal("quantize", tensor.codes(), expected.codes())?;
+    require_equal("quantize", tensor.scales(), expected.scales())?;
+    if job.op == Op::Dequantize {
+        let mut expected = vec![T::default(); shape.elements()];
+        cpu::dequantize_with(Isa::Reference, &tensor, &mut expected, shape.cols)?;
+        require_equal("dequantize", bytemuck::cast_slice::<T, u8>(&back), bytemuck::cast_slice(&expected))?;
+    }
+    Ok(medians)
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// memcpy by all threads.
+fn copy(source: &[u8], target: &mut [u8]) {
+    let part = 1 << 20;
+    target.par_chunks_mut(part).zip(source.par_chunks(part)).for_each(|(target, source)| {
+        target.copy_from_slice(std::hint::black_box(source));
+    });
+    std::hint::black_box(target);
+}

@@ -1,0 +1,123 @@
+//! Measuring on a GPU, against a device-to-device copy: replays of a CUDA graph, timed by events.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaSlice, CudaStream};
+
+use super::{Job, Op, median, random, require_equal, sets};
+use crate::cpu;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::gpu::{Baseline, DeviceReport, DeviceTensor, Gpu};
+
+/// A graph holds launches of about this much work, so that a replay is long beside the events around it.
+const GRAPH_BYTES: u64 = 8 << 30;
+/// The most launches in a graph, and those in one of empty kernels.
+const MOST_LAUNCHES: usize = 256;
+/// Replays that are timed, after [`WARM_UP`] that are not.
+const REPLAYS: usize = 25;
+const WARM_UP: usize = 3;
+
+/// One matrix, all of its forms.
+struct Set<T: Element> {
+    values: CudaSlice<T>,
+    tensor: DeviceTensor,
+}
+
+/// The median times of the operation and of the copy.
+pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f64>)> {
+    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not allow them.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    if job.op == Op::Empty {
+        return Ok((time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?, None));
+    }
+    let host = random::<T>(job.shape.elements(), 1);
+    let mut sets = (0..sets(job.bytes)).map(|_| Set::new(gpu, &host, job)).collect::<Result<Vec<_>>>()?;
+    let mut report = DeviceReport::zeros(stream)?;
+    let launches = GRAPH_BYTES.div_ceil(job.bytes).clamp(sets.len() as u64, MOST_LAUNCHES as u64) as usize;
+    let rotation = sets.len();
+    let seconds = time(stream, launches, |i| sets[i % rotation].run(gpu, job, &mut report))?;
+    for set in [&sets[0], &sets[rotation - 1]] {
+        set.verify(gpu, job, &host)?;
+    }
+    drop(sets);
+
+    let half = job.bytes as usize / 2;
+    let copying = failed("copying");
+    let sources = (0..rotation).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
+    let sources = sources.map_err(&copying)?;
+    let mut target = (0..rotation).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
+    let targets = target.as_mut().map_err(|error| copying(*error))?;
+    let copy = time(stream, launches, |i| {
+        stream.memcpy_dtod(&sources[i % rotation], &mut targets[i % rotation]).map_err(&copying)
+    })?;
+    Ok((seconds, Some(copy)))
+}
+
+impl<T: Element> Set<T> {
+    fn new(gpu: &Gpu, host: &[T], job: &Job) -> Result<Self> {
+        let stream = gpu.stream();
+        let mut values = stream.clone_htod(host).map_err(failed("copying the input"))?;
+        let mut tensor = DeviceTensor::zeros(stream, job.recipe.format, job.shape.rows, job.shape.cols)?;
+        if job.op == Op::Dequantize {
+            let mut report = DeviceReport::zeros(stream)?;
+            gpu.quantize_on(stream, &values, job.shape, &job.recipe, &mut tensor, &mut report)?;
+            stream.memset_zeros(&mut values).map_err(failed("clearing the output"))?;
+        }
+        Ok(Self { values, tensor })
+    }
+
+    fn run(&mut self, gpu: &Gpu, job: &Job, report: &mut DeviceReport) -> Result<()> {
+        let Self { values, tensor } = self;
+        let (stream, shape, recipe) = (gpu.stream(), job.shape, &job.recipe);
+        let baseline = match job.op {
+            Op::Dequantize => return gpu.dequantize_on(stream, tensor, values, shape.cols),
+            Op::QuantizeThreadABlock => Baseline::ThreadABlock,
+            Op::QuantizeWarpABlock => Baseline::WarpABlock,
+            Op::Quantize | Op::Empty => return gpu.quantize_on(stream, values, shape, recipe, tensor, report),
+        };
+        gpu.quantize_baseline_on(baseline, stream, values, shape, recipe, tensor)
+    }
+
+    /// Compares what the timed launches left with what the CPU gives.
+    fn verify(&self, gpu: &Gpu, job: &Job, host: &[T]) -> Result<()> {
+        let expected = cpu::quantize(host, job.shape, &job.recipe)?.tensor;
+        let found = self.tensor.to_host(gpu.stream())?;
+        require_equal("quantize on the GPU", found.codes(), expected.codes())?;
+        require_equal("quantize on the GPU", found.scales(), expected.scales())?;
+        if job.op == Op::Dequantize {
+            let expected: Vec<T> = cpu::dequantize(&expected);
+            let found = gpu.stream().clone_dtoh(&self.values).map_err(failed("copying the output back"))?;
+            let bytes = bytemuck::cast_slice::<T, u8>;
+            require_equal("dequantize on the GPU", bytes(&found), bytes(&expected))?;
+        }
+        Ok(())
+    }
+}
+
+/// The median time of one of `launches` launches that a graph holds.
+fn time(stream: &Arc<CudaStream>, launches: usize, mut launch: impl FnMut(usize) -> Result<()>) -> Result<f64> {
+    let timing = failed("timing a graph");
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&timing)?;
+    let enqueued = (0..launches).try_for_each(&mut launch);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&timing);
+    enqueued?;
+    let graph = graph?.ok_or(Error::Gpu { doing: "timing a graph", message: "the graph is empty".into() })?;
+    let mut seconds = Vec::new();
+    for replay in 0..WARM_UP + REPLAYS {
+        let start = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
+        graph.launch().map_err(&timing)?;
+        let end = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
+        let elapsed = f64::from(start.elapsed_ms(&end).map_err(&timing)?) / 1e3;
+        if replay >= WARM_UP {
+            seconds.push(elapsed / launches as f64);
+        }
+    }
+    Ok(median(seconds))
+}
+
+fn failed(doing: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
+    move |error| Error::Gpu { doing, message: format!("{error:?}") }
+}

@@ -1,0 +1,194 @@
+//! Measuring the operations against a copy of the same bytes, in the same run.
+//!
+//! Input is random, never zeros. Buffers are used in rotation until they are past every cache ([`ROTATION_BYTES`]). After
+//! the timing the output is compared with what the CPU's reference gives. A figure is the median of many.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod gpu;
+
+use std::str::FromStr;
+
+use rayon::prelude::*;
+
+use crate::device::Device;
+use crate::element::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::recipe::{Recipe, Words};
+use crate::tensor::Shape;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Unquantized values to codes and scales.
+    Quantize,
+    /// Codes and scales to unquantized values.
+    Dequantize,
+    /// The ladder's first step (GPU only): a thread handles a block.
+    QuantizeThreadABlock,
+    /// The ladder's second step (GPU only): a warp handles a block.
+    QuantizeWarpABlock,
+    /// A kernel that does nothing (GPU only): what a launch costs.
+    Empty,
+}
+
+impl Words for Op {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("quantize", Self::Quantize),
+        ("dequantize", Self::Dequantize),
+        ("quantize-thread-a-block", Self::QuantizeThreadABlock),
+        ("quantize-warp-a-block", Self::QuantizeWarpABlock),
+        ("empty", Self::Empty),
+    ];
+}
+
+impl Op {
+    /// The ladder, from the first version that one would write to the product.
+    pub const LADDER: [Self; 3] = [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
+
+    /// Whether only GPUs have it.
+    pub fn needs_gpu(self) -> bool {
+        matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty)
+    }
+}
+
+/// The rows and columns of a matrix, written `ROWSxCOLS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let parsed = text.split_once(['x', 'X']).and_then(|(rows, cols)| {
+            let (rows, cols) = (rows.parse().ok()?, cols.parse().ok()?);
+            (rows > 0 && cols > 0).then_some(Self { rows, cols })
+        });
+        parsed.ok_or_else(|| format!("{text} is not a shape; write rows and columns as 8192x4096"))
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// What was measured.
+    pub op: Op,
+    /// The recipe: its format is reported.
+    pub recipe: Recipe,
+    /// The dtype of the unquantized values.
+    pub dtype: Dtype,
+    /// The matrix.
+    pub size: Size,
+    /// Where, in words.
+    pub device: String,
+    /// CPU threads; 0 on a GPU.
+    pub threads: usize,
+    /// Bytes that the operation must move: values, codes and scales, each once.
+    pub bytes: u64,
+    /// The median time of one operation.
+    pub median_seconds: f64,
+    /// The median time of a copy that reads and writes `bytes` together; the empty kernel has none.
+    pub copy_seconds: Option<f64>,
+}
+
+impl Measurement {
+    /// Bytes moved a second.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.median_seconds
+    }
+
+    /// Bytes that the copy of the same run moved a second, read and written ones together.
+    pub fn copy_bytes_per_second(&self) -> Option<f64> {
+        self.copy_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// The copy's time over the operation's.
+    pub fn ratio(&self) -> Option<f64> {
+        self.copy_seconds.map(|seconds| seconds / self.median_seconds)
+    }
+}
+
+/// Measures an operation.
+///
+/// # Errors
+/// Those of the operation; [`Error::NoGpu`] if the operation needs a GPU and `device` is none; [`Error::Wrong`] if the
+/// output differs from the reference's.
+pub fn measure(op: Op, recipe: &Recipe, dtype: Dtype, size: Size, device: &Device) -> Result<Measurement> {
+    match dtype {
+        Dtype::F32 => measure_as::<f32>(op, recipe, size, device),
+        Dtype::F16 => measure_as::<half::f16>(op, recipe, size, device),
+        Dtype::Bf16 => measure_as::<half::bf16>(op, recipe, size, device),
+    }
+}
+
+fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<Measurement> {
+    let shape = Shape::new(size.rows, size.cols);
+    shape.span()?;
+    let blocks = size.rows * size.cols.div_ceil(recipe.format.block());
+    let packed = blocks * (recipe.format.block_bytes() + 1);
+    let job = Job { op, recipe: *recipe, shape, bytes: (shape.elements() * T::DTYPE.bytes() + packed) as u64 };
+    let (median_seconds, copy_seconds) = match device {
+        Device::Cpu if op.needs_gpu() => {
+            return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
+        }
+        Device::Cpu => cpu::measure::<T>(&job)?,
+        #[cfg(feature = "cuda")]
+        Device::Gpu(gpu) => gpu::measure::<T>(&job, gpu)?,
+    };
+    Ok(Measurement {
+        op,
+        recipe: *recipe,
+        dtype: T::DTYPE,
+        size,
+        device: device.to_string(),
+        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
+        bytes: if op == Op::Empty { 0 } else { job.bytes },
+        median_seconds,
+        copy_seconds,
+    })
+}
+
+/// What to measure, with its sizes worked out.
+struct Job {
+    op: Op,
+    recipe: Recipe,
+    shape: Shape,
+    bytes: u64,
+}
+
+/// Buffers are rotated until the bytes between two uses of one exceed this: several times any cache, an H200's second
+/// level (60 MB) or a server CPU's third (up to 480 MB) included.
+pub const ROTATION_BYTES: u64 = 1 << 30;
+
+/// Sets of buffers to rotate among.
+fn sets(bytes: u64) -> usize {
+    ROTATION_BYTES.div_ceil(bytes).clamp(1, 256) as usize
+}
+
+/// Random values: about normal, with a block's largest magnitude spread over a few powers of two.
+fn random<T: Element>(elements: usize, seed: u64) -> Vec<T> {
+    let mut values = vec![T::default(); elements];
+    values.par_chunks_mut(1 << 16).enumerate().for_each(|(i, chunk)| {
+        let mut rng = fastrand::Rng::with_seed(seed << 32 | i as u64);
+        for value in chunk {
+            let sum: f32 = (0..4).map(|_| rng.f32() - 0.5).sum();
+            *value = T::from_f32(sum * 1.7);
+        }
+    });
+    values
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// [`Error::Wrong`] unless the bytes are equal.
+fn require_equal<V: PartialEq>(what: &'static str, found: &[V], expected: &[V]) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(Error::Wrong(what)) }
+}

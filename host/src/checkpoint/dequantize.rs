@@ -1,0 +1,155 @@
+//! Dequantizing a checkpoint: the way back.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Map, Value};
+
+use super::compressed_tensors::{self, Logical, Packed};
+use super::error::{Error, Result};
+use super::others::Skipped;
+use super::read::{Checkpoint, Tensor};
+use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
+use super::summary::Sums;
+use super::values::file_dtype;
+use super::write::{Outline, Writer};
+use crate::device::Device;
+use crate::{Dtype, Element, formats::E8m0};
+
+/// What happened to a checkpoint that was dequantized.
+#[derive(Clone, Debug)]
+pub struct Dequantized {
+    /// The dtype of the values.
+    pub dtype: Dtype,
+    /// On what.
+    pub device: String,
+    /// Sums over the tensors that were dequantized.
+    pub dequantized: Sums,
+    /// Sums over the tensors that were copied.
+    pub copied: Sums,
+    /// Blocks whose scale is NaN: 32 NaN values each.
+    pub nan_scales: u64,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time to dequantize.
+    pub compute_seconds: f64,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+}
+
+/// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the model knows.
+///
+/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](super::quantize), one
+/// tensor is in memory at a time and a failure leaves nothing behind.
+///
+/// # Errors
+/// [`Error::NothingToDequantize`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about
+/// writing.
+pub fn dequantize(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    dtype: Option<Dtype>,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Dequantized> {
+    let start = Instant::now();
+    let logical = compressed_tensors::logical(checkpoint)?;
+    let mut packed = HashMap::new();
+    for tensor in &logical {
+        if let Logical::Mxfp4(tensor) = tensor {
+            if let Some(taken) = checkpoint.tensor(tensor.name) {
+                let (codes, name) = (tensor.codes, taken.name.into());
+                return Err(Error::NameTaken { file: codes.file.into(), tensor: codes.name.into(), name });
+            }
+            packed.insert(tensor.codes.name, tensor);
+        }
+    }
+    if packed.is_empty() {
+        return Err(Error::NothingToDequantize { path: checkpoint.path.clone() });
+    }
+    let scales = packed.values().map(|packed| packed.scales.name).collect();
+    let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
+    let done = Dequantized {
+        dtype,
+        device: device.to_string(),
+        dequantized: Sums::default(),
+        copied: Sums::default(),
+        nan_scales: 0,
+        skipped: Vec::new(),
+        compute_seconds: 0.0,
+        seconds: 0.0,
+    };
+    let mut work = Dequantizer { device, packed, scales, done };
+    let skipped = rewrite(checkpoint, out, &mut work, progress)?;
+    Ok(Dequantized { skipped, seconds: start.elapsed().as_secs_f64(), ..work.done })
+}
+
+/// The dtype that a config.json says the model's weights have.
+fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
+    let config = &checkpoint.config.as_ref()?.json;
+    let name = config.get("dtype").or_else(|| config.get("torch_dtype"))?.as_str()?;
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" => Some(Dtype::F32),
+        "float16" => Some(Dtype::F16),
+        "bfloat16" => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+struct Dequantizer<'a> {
+    device: &'a Device,
+    /// By the name of the codes.
+    packed: HashMap<&'a str, &'a Packed<'a>>,
+    /// The names of the scales.
+    scales: HashSet<&'a str>,
+    done: Dequantized,
+}
+
+impl Dequantizer<'_> {
+    /// Dequantizes a tensor and writes its values.
+    fn values<T: Element>(&mut self, packed: &Packed<'_>, writer: &mut Writer) -> Result<()> {
+        let start = Instant::now();
+        let tensor = packed.read()?;
+        let values: Vec<T> = self.device.dequantize(&tensor).map_err(|source| packed.error(source))?;
+        self.done.compute_seconds += start.elapsed().as_secs_f64();
+        self.done.nan_scales +=
+            tensor.scales().iter().filter(|scale| E8m0::from_bits(**scale).is_nan()).count() as u64;
+        let bytes: &[u8] = bytemuck::cast_slice(&values);
+        self.done.dequantized.add(values.len() as u64, tensor.bytes() as u64, bytes.len() as u64);
+        writer.write(packed.name, bytes)
+    }
+}
+
+impl Rewrite for Dequantizer<'_> {
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        match self.packed.get(tensor.name) {
+            Some(packed) => {
+                let dtype = file_dtype(self.done.dtype);
+                vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }]
+            }
+            None if self.scales.contains(tensor.name) => Vec::new(),
+            None => vec![unchanged(tensor)],
+        }
+    }
+
+    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
+        if let Some(packed) = self.packed.get(tensor.name).copied() {
+            return match self.done.dtype {
+                Dtype::F32 => self.values::<f32>(packed, writer),
+                Dtype::F16 => self.values::<half::f16>(packed, writer),
+                Dtype::Bf16 => self.values::<half::bf16>(packed, writer),
+            };
+        }
+        if !self.scales.contains(tensor.name) {
+            let bytes = tensor.data.len() as u64;
+            self.done.copied.add(tensor.elements(), bytes, bytes);
+            writer.write(tensor.name, tensor.data)?;
+        }
+        Ok(())
+    }
+
+    fn config(&self, config: &mut Map<String, Value>) {
+        compressed_tensors::remove_config(config);
+    }
+}

@@ -1,0 +1,291 @@
+//! What can go wrong with checkpoint files. Every variant names the file, the tensor where there is one, and what to change.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The result of the library's checkpoint operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a checkpoint could not be read, rewritten or compared.
+///
+/// `Display` says one thing; the cause, where there is one, is the [`source`](std::error::Error::source).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {doing} {}", .path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On which file or directory.
+        path: PathBuf,
+        /// Its answer.
+        source: io::Error,
+    },
+
+    /// Not a safetensors file, or a damaged one.
+    #[error("{} is not a valid safetensors file: {why}; download or write it again", .file.display())]
+    Header {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its header.
+        why: String,
+    },
+
+    /// A header that describes a tensor wrongly.
+    #[error("{} is not a valid safetensors file: tensor {tensor}: {why}; download or write it again", .file.display())]
+    HeaderTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// A JSON file that is not JSON.
+    #[error("{} is not valid JSON", .file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+
+    /// A JSON file that holds something else than it should.
+    #[error("{}: {why}", .file.display())]
+    JsonContent {
+        /// The file.
+        file: PathBuf,
+        /// What was expected.
+        why: &'static str,
+    },
+
+    /// A directory without weights.
+    #[error("{} holds no *.safetensors file; name a checkpoint directory or a .safetensors file", .path.display())]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+
+    /// Two sets of weights in one directory.
+    #[error("{} and {} both claim to be the weights; remove one of them", .first.display(), .second.display())]
+    Ambiguous {
+        /// One.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+
+    /// An index that names a shard outside its directory.
+    #[error(
+        "{}: tensor {tensor} is said to be in {shard:?}, which is not a path inside the checkpoint; correct the index",
+        .index.display()
+    )]
+    ShardPath {
+        /// The index.
+        index: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The path that was refused.
+        shard: String,
+    },
+
+    /// An index that names a shard that is not there.
+    #[error("the shard {} is missing, and {} expects tensor {tensor} in it; complete the download",
+        .shard.display(), .index.display())]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The first tensor that should be in the shard.
+        tensor: String,
+        /// The shard.
+        shard: PathBuf,
+    },
+
+    /// An index that names a tensor that its shard lacks.
+    #[error("{} lacks tensor {tensor}, which {} expects there; the index and the shard are of different checkpoints",
+        .shard.display(), .index.display())]
+    NotInShard {
+        /// The index.
+        index: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shard.
+        shard: PathBuf,
+    },
+
+    /// A shard with a tensor that the index does not put there.
+    #[error("{} holds tensor {tensor}, which {} {}; the index and the shard are of different checkpoints",
+        .shard.display(), .index.display(), elsewhere(.assigned))]
+    NotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shard.
+        shard: PathBuf,
+        /// The shard that the index names for it.
+        assigned: Option<String>,
+    },
+
+    /// The same tensor in two files.
+    #[error("tensor {tensor} is both in {} and in {}; remove one of the files", .first.display(), .second.display())]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+
+    /// The input is quantized already.
+    #[error("{} has a quantization_config ({method}): the checkpoint is quantized already; dequantize it first, or \
+         start from the original", .config.display())]
+    AlreadyQuantized {
+        /// The config.json.
+        config: PathBuf,
+        /// Its quant_method.
+        method: String,
+    },
+
+    /// A name that the output needs is taken.
+    #[error("{}: tensor {tensor} becomes {name}, but there is a tensor of that name; rename it, or leave {tensor} out \
+         with --exclude", .file.display())]
+    NameTaken {
+        /// The file of the tensor.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name that is taken.
+        name: String,
+    },
+
+    /// Packed codes without their scales, or of a format that is not known.
+    #[error("{}: tensor {tensor}: {why}", .file.display())]
+    Packed {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        why: String,
+    },
+
+    /// Two checkpoints whose tensors of one name have different shapes.
+    #[error("tensor {tensor} has shape {first_shape:?} in {} and {second_shape:?} in {}; compare checkpoints of the same model",
+        .first.display(), .second.display())]
+    ShapeMismatch {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// Its shape there.
+        first_shape: Vec<usize>,
+        /// The other file.
+        second: PathBuf,
+        /// Its shape there.
+        second_shape: Vec<usize>,
+    },
+
+    /// A tensor that could not be quantized or dequantized.
+    #[error("{}: tensor {tensor}", .file.display())]
+    Tensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: Box<crate::Error>,
+    },
+
+    /// Nothing was selected.
+    #[error("{} has no tensor to quantize; select some with --include, and see with --dry-run why each is copied",
+        .path.display())]
+    NothingToQuantize {
+        /// The input.
+        path: PathBuf,
+    },
+
+    /// Nothing is quantized.
+    #[error("{} has no MXFP4 tensor under compressed-tensors' names (X_packed and X_scale); there is nothing to dequantize",
+        .path.display())]
+    NothingToDequantize {
+        /// The input.
+        path: PathBuf,
+    },
+
+    /// The output is there already.
+    #[error("{} exists; name an output that does not{}", .path.display(),
+        if .path.is_dir() { ", or an empty directory" } else { "" })]
+    OutputExists {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// A directory was asked for and a file given, or the other way round.
+    #[error("{} is a directory, but the input is a file: the output must be a file too", .path.display())]
+    OutputKind {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// The output's directory is not there.
+    #[error("there is no directory {} to write {} into; create it first", .parent.display(), .path.display())]
+    OutputParent {
+        /// The output.
+        path: PathBuf,
+        /// The missing directory.
+        parent: PathBuf,
+    },
+
+    /// Input and output are the same, or one holds the other.
+    #[error("the output {} {} the input {}; name another output", .output.display(),
+        overlap(.input, .output), .input.display())]
+    Overlap {
+        /// The input, with symbolic links resolved.
+        input: PathBuf,
+        /// The output, likewise.
+        output: PathBuf,
+    },
+
+    /// A pattern that is not a glob.
+    #[error("{pattern:?} is not a pattern of tensor names")]
+    Glob {
+        /// The pattern.
+        pattern: String,
+        /// Why.
+        source: globset::Error,
+    },
+
+    /// The caller asked to stop.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+}
+
+impl Error {
+    /// A tensor that the library's tensor operations refused.
+    pub(super) fn tensor(file: &Path, tensor: &str, source: crate::Error) -> Self {
+        Self::Tensor { file: file.into(), tensor: tensor.into(), source: source.into() }
+    }
+
+    /// For `map_err`: what was tried with which path.
+    pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { doing, path: path.to_path_buf(), source }
+    }
+}
+
+fn elsewhere(assigned: &Option<String>) -> String {
+    assigned.as_ref().map_or("does not list".into(), |shard| format!("expects in {shard}"))
+}
+
+fn overlap(input: &Path, output: &Path) -> &'static str {
+    if input == output {
+        "is"
+    } else if output.starts_with(input) {
+        "lies inside"
+    } else {
+        "holds"
+    }
+}

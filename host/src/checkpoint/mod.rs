@@ -1,0 +1,48 @@
+//! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized, compared.
+//!
+//! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are quantized;
+//! [`quantize`] and [`dequantize`] write a new checkpoint, one tensor at a time; [`compare`] and [`inspect`] only read.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
+//! | `selection` | which tensors are quantized, and why the others are not |
+//! | `compressed_tensors` | the one output convention so far: names, dtypes, config |
+//! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `summary` | the operations and what they report |
+//!
+//! Files are little-endian, as safetensors demands; so must the machine be.
+
+#[cfg(target_endian = "big")]
+compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
+
+mod compare;
+pub mod compressed_tensors;
+mod dequantize;
+mod error;
+mod header;
+mod index;
+mod inspect;
+mod json;
+mod others;
+mod output;
+mod quantize;
+mod read;
+mod rewrite;
+mod selection;
+mod summary;
+mod values;
+mod write;
+
+pub use compare::{Compared, Comparison, Difference, compare};
+pub use dequantize::{Dequantized, dequantize};
+pub use error::{Error, Result};
+pub use inspect::{Histogram, Inspected, inspect};
+pub use others::Skipped;
+pub use quantize::{Plan, Planned, quantize};
+pub use read::{Checkpoint, Tensor};
+pub use rewrite::{OnProgress, Progress};
+pub use safetensors::Dtype as FileDtype;
+pub use selection::{Kept, Reason, Selection, kept};
+pub use summary::{Outcome, Summary, Sums, TensorSummary, Totals};
+pub use values::{Values, file_dtype, float_dtype};

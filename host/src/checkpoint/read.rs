@@ -1,0 +1,242 @@
+//! Reading: a `.safetensors` file, or a directory in Hugging Face layout, as a list of mapped tensors.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::Dtype as FileDtype;
+use safetensors::tensor::Metadata;
+use serde_json::{Map, Value};
+
+use super::error::{Error, Result};
+use super::index::Index;
+use super::{Values, header, json};
+
+/// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
+pub struct Checkpoint {
+    pub(super) path: PathBuf,
+    pub(super) directory: bool,
+    pub(super) shards: Vec<Shard>,
+    pub(super) index: Option<Index>,
+    pub(super) config: Option<Config>,
+    /// Each tensor's shard, and its place there.
+    places: HashMap<String, (usize, usize)>,
+}
+
+/// A directory's config.json.
+pub(super) struct Config {
+    pub(super) file: PathBuf,
+    pub(super) json: Map<String, Value>,
+}
+
+/// One safetensors file.
+pub(super) struct Shard {
+    pub(super) path: PathBuf,
+    /// The path relative to the checkpoint's directory.
+    pub(super) name: PathBuf,
+    pub(super) header: Metadata,
+    /// Tensor names in the order of their data.
+    pub(super) order: Vec<String>,
+    map: Mmap,
+    data: usize,
+}
+
+/// A tensor as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its dtype in the file.
+    pub dtype: FileDtype,
+    /// Its sizes, slowest first.
+    pub shape: &'a [usize],
+    /// Its bytes, in the mapped file.
+    pub data: &'a [u8],
+    /// The file that it is in.
+    pub file: &'a Path,
+}
+
+impl<'a> Tensor<'a> {
+    /// Elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// As a matrix whose rows run along the last dimension: rows and columns.
+    pub fn matrix(&self) -> (usize, usize) {
+        match self.shape {
+            [] => (1, 1),
+            [rows @ .., cols] => (rows.iter().product(), *cols),
+        }
+    }
+
+    /// The values, if the dtype is one that can be quantized.
+    pub fn values(&self) -> Option<Values<'a>> {
+        Values::new(self.dtype, self.data)
+    }
+}
+
+impl Checkpoint {
+    /// Opens a `.safetensors` file or a checkpoint directory.
+    ///
+    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else `model.safetensors`, or
+    /// else all its `.safetensors` files.
+    ///
+    /// # Errors
+    /// Everything that is wrong with headers and index, naming file and tensor.
+    pub fn open(path: &Path) -> Result<Self> {
+        let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
+        let (index, shards, config) = if directory {
+            let files = files_of(path)?;
+            let index = Index::find(&files)?;
+            let names = shard_names(path, &files, index.as_ref())?;
+            let shards =
+                names.into_iter().map(|name| Shard::open(path.join(&name), name)).collect::<Result<_>>()?;
+            (index, shards, Config::read(path)?)
+        } else {
+            let name = PathBuf::from(path.file_name().unwrap_or(path.as_os_str()));
+            (None, vec![Shard::open(path.into(), name)?], None)
+        };
+        let places = places(&shards)?;
+        let checkpoint = Self { path: path.into(), directory, shards, index, config, places };
+        checkpoint.check_index()?;
+        Ok(checkpoint)
+    }
+
+    /// The path it was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Files with weights.
+    pub fn files(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Every tensor, file by file, in the order of the data.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.shards.iter().flat_map(Shard::tensors)
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let (shard, place) = *self.places.get(name)?;
+        self.shards[shard].tensor(place)
+    }
+
+    /// Index and shards must list the same tensors in the same files.
+    fn check_index(&self) -> Result<()> {
+        let Some(index) = &self.index else { return Ok(()) };
+        let assigned: HashMap<_, _> = index.entries().collect();
+        for shard in &self.shards {
+            let (path, file) = (|| shard.path.clone(), || index.file.clone());
+            for name in &shard.order {
+                let assigned = assigned.get(name.as_str());
+                if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
+                    let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
+                    return Err(Error::NotInIndex { index: file(), tensor, shard: path(), assigned });
+                }
+            }
+            let here = assigned.iter().filter(|(_, name)| Path::new(name) == shard.name);
+            if let Some(missing) =
+                here.map(|(name, _)| *name).filter(|name| shard.header.info(name).is_none()).min()
+            {
+                return Err(Error::NotInShard { index: file(), tensor: missing.into(), shard: path() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    fn read(directory: &Path) -> Result<Option<Self>> {
+        let file = directory.join("config.json");
+        Ok(if file.is_file() { Some(Self { json: json::read_object(&file)?, file }) } else { None })
+    }
+}
+
+impl Shard {
+    fn open(path: PathBuf, name: PathBuf) -> Result<Self> {
+        // Opening a pipe would wait for its writer.
+        let regular = fs::metadata(&path).map_err(Error::io("open", &path))?.is_file();
+        if !regular {
+            return Err(Error::Header { file: path, why: "it is not a regular file".into() });
+        }
+        let file = File::open(&path).map_err(Error::io("open", &path))?;
+        // SAFETY: the map is private and read-only, and the bytes are only ever read as integers and floats, for which
+        // every bit pattern is valid. What remains is that nobody changes the file while it is mapped. We never do:
+        // output goes to new files, never over the input. That other programs leave the file alone is asked of the
+        // user, as by every reader that maps; one that truncates it ends the process with SIGBUS.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
+        let (header, data) = header::read(&path, &map)?;
+        let order = header.offset_keys();
+        Ok(Self { path, name, header, order, map, data })
+    }
+
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        (0..self.order.len()).filter_map(|place| self.tensor(place))
+    }
+
+    fn tensor(&self, place: usize) -> Option<Tensor<'_>> {
+        let name = self.order.get(place)?;
+        let info = self.header.info(name)?;
+        let (start, end) = info.data_offsets;
+        let data = &self.map[self.data + start..self.data + end];
+        Some(Tensor { name, dtype: info.dtype, shape: &info.shape, data, file: &self.path })
+    }
+}
+
+/// Where each tensor is. No two may have one name.
+fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
+    let mut places = HashMap::new();
+    for (i, shard) in shards.iter().enumerate() {
+        for (place, name) in shard.order.iter().enumerate() {
+            if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
+                let (first, second) = (shards[first].path.clone(), shard.path.clone());
+                return Err(Error::Duplicate { tensor: name.clone(), first, second });
+            }
+        }
+    }
+    Ok(places)
+}
+
+/// The files directly in a directory, sorted.
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || Error::io("list", directory);
+    let entries = fs::read_dir(directory).map_err(failed())?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed())?.path();
+        if !path.is_dir() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The files with the weights, relative to the directory.
+fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Result<Vec<PathBuf>> {
+    let single = directory.join("model.safetensors");
+    if let Some(index) = index {
+        let shards = index.shards();
+        let missing = shards.iter().find(|(shard, _)| !directory.join(shard).exists());
+        if let Some((shard, tensor)) = missing {
+            let (index, tensor, shard) = (index.file.clone(), tensor.to_string(), directory.join(shard));
+            return Err(Error::MissingShard { index, tensor, shard });
+        }
+        // Loaders that look for the single file first would load that, unquantized, beside our output.
+        if files.contains(&single) && !shards.iter().any(|(shard, _)| *shard == "model.safetensors") {
+            return Err(Error::Ambiguous { first: index.file.clone(), second: single });
+        }
+        return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
+    }
+    let weights =
+        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
+    let weights: Vec<_> = weights.filter(|file| !files.contains(&single) || **file == single).collect();
+    if weights.is_empty() {
+        return Err(Error::NoWeights { path: directory.into() });
+    }
+    Ok(weights.into_iter().filter_map(|file| file.file_name()).map(PathBuf::from).collect())
+}

@@ -1,0 +1,191 @@
+//! Which tensors of a checkpoint are quantized, and why the others are not.
+
+use std::fmt;
+
+use globset::{Glob, GlobMatcher};
+use safetensors::Dtype as FileDtype;
+
+use super::compressed_tensors;
+use super::error::{Error, Result};
+use super::read::Tensor;
+use super::values::float_dtype;
+
+/// Kinds of weights that are left alone by default, told by a part of the name: **the table of exceptions**.
+///
+/// Their errors cost more than their bytes save, and serving engines expect them unquantized.
+const KEPT: &[(&str, Kept)] = &[
+    ("norm", Kept::Norm),
+    ("embed", Kept::Embedding),
+    ("wte", Kept::Embedding),
+    ("wpe", Kept::Embedding),
+    ("lm_head", Kept::OutputHead),
+    ("router", Kept::Router),
+    (".gate.weight", Kept::Router),
+    ("_expert_gate.weight", Kept::Router),
+];
+
+/// A kind of weight that is left alone by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kept {
+    /// Scales of a normalisation.
+    Norm,
+    /// A table of token or position embeddings.
+    Embedding,
+    /// The last layer, which gives the logits.
+    OutputHead,
+    /// What assigns tokens to experts.
+    Router,
+}
+
+/// Why a tensor is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A pattern to exclude matches; the pattern.
+    Excluded(String),
+    /// Not of a dtype that can be quantized.
+    Dtype(FileDtype),
+    /// Left alone by default.
+    Kept(Kept),
+    /// Fewer than two dimensions; how many.
+    Dimensions(usize),
+    /// Not called `*.weight`, and no pattern to include matches.
+    NotAWeight,
+    /// No elements.
+    Empty,
+    /// The output convention cannot hold rows of this length.
+    Columns {
+        /// Elements in a row (K).
+        cols: usize,
+        /// What it should be a multiple of.
+        block: usize,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Excluded(pattern) => write!(f, "excluded by {pattern:?}"),
+            Self::Dtype(dtype) => write!(f, "dtype {dtype}"),
+            Self::Kept(Kept::Norm) => f.write_str("norm"),
+            Self::Kept(Kept::Embedding) => f.write_str("embedding"),
+            Self::Kept(Kept::OutputHead) => f.write_str("lm_head"),
+            Self::Kept(Kept::Router) => f.write_str("router"),
+            Self::Dimensions(0) => f.write_str("scalar"),
+            Self::Dimensions(n) => write!(f, "{n}-D"),
+            Self::NotAWeight => f.write_str("not called *.weight"),
+            Self::Empty => f.write_str("no elements"),
+            Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
+        }
+    }
+}
+
+/// Which tensors to quantize.
+///
+/// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not norms,
+/// embeddings, output heads or routers. Patterns to include add any float tensor of two dimensions or more, whatever its
+/// name; patterns to exclude have the last word. In a pattern `*` stands for any characters, dots included.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    include: Vec<GlobMatcher>,
+    exclude: Vec<GlobMatcher>,
+}
+
+impl Selection {
+    /// The default, with patterns to include and to exclude.
+    ///
+    /// # Errors
+    /// [`Error::Glob`].
+    pub fn new(include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<Self> {
+        Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
+    }
+
+    /// Why a tensor is not quantized; `None` if it is.
+    pub fn reason_to_copy(&self, tensor: &Tensor<'_>) -> Option<Reason> {
+        if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
+            return Some(Reason::Excluded(pattern.glob().to_string()));
+        }
+        if float_dtype(tensor.dtype).is_none() {
+            return Some(Reason::Dtype(tensor.dtype));
+        }
+        let included = self.include.iter().any(|pattern| pattern.is_match(tensor.name));
+        if !included && let Some(kept) = kept(tensor.name) {
+            return Some(Reason::Kept(kept));
+        }
+        if tensor.shape.len() < 2 {
+            return Some(Reason::Dimensions(tensor.shape.len()));
+        }
+        if !included && !tensor.name.ends_with(".weight") {
+            return Some(Reason::NotAWeight);
+        }
+        if tensor.elements() == 0 {
+            return Some(Reason::Empty);
+        }
+        compressed_tensors::cannot_hold(tensor.shape)
+    }
+
+    /// The patterns that match none of the names: likely misspelt.
+    pub fn unmatched(&self, names: &[&str]) -> Vec<&str> {
+        let patterns = self.include.iter().chain(&self.exclude);
+        let unmatched = patterns.filter(|pattern| !names.iter().any(|name| pattern.is_match(name)));
+        unmatched.map(|pattern| pattern.glob().glob()).collect()
+    }
+}
+
+/// The kind of a tensor that is left alone by default, by its name.
+pub fn kept(name: &str) -> Option<Kept> {
+    KEPT.iter().find(|(part, _)| name.contains(part)).map(|(_, kept)| *kept)
+}
+
+fn matchers(patterns: &[impl AsRef<str>]) -> Result<Vec<GlobMatcher>> {
+    let matcher = |pattern: &str| {
+        let glob = Glob::new(pattern).map_err(|source| Error::Glob { pattern: pattern.into(), source })?;
+        Ok(glob.compile_matcher())
+    };
+    patterns.iter().map(|pattern| matcher(pattern.as_ref())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
+        let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
+        selection.reason_to_copy(&tensor).map(|reason| reason.to_string())
+    }
+
+    #[test]
+    fn the_default_takes_linear_layers_only() {
+        let of = |name, dtype, shape: &[usize]| reason(&Selection::default(), name, dtype, shape);
+        assert_eq!(of("model.layers.0.mlp.gate_proj.weight", FileDtype::BF16, &[8, 32]), None);
+        assert_eq!(of("experts.down.weight", FileDtype::F16, &[2, 8, 64]), None);
+        for (name, dtype, shape, why) in [
+            ("model.norm.weight", FileDtype::BF16, &[32][..], "norm"),
+            ("model.embed_tokens.weight", FileDtype::BF16, &[8, 32], "embedding"),
+            ("transformer.wte.weight", FileDtype::F32, &[8, 32], "embedding"),
+            ("lm_head.weight", FileDtype::F32, &[8, 32], "lm_head"),
+            ("mlp.gate.weight", FileDtype::F32, &[8, 32], "router"),
+            ("fc.bias", FileDtype::F32, &[32], "1-D"),
+            ("temperature", FileDtype::F32, &[], "scalar"),
+            ("ids.weight", FileDtype::I64, &[8, 32], "dtype I64"),
+            ("table", FileDtype::F32, &[8, 32], "not called *.weight"),
+            ("fc.weight", FileDtype::F32, &[0, 32], "no elements"),
+            ("fc.weight", FileDtype::F32, &[8, 100], "K = 100 is not a multiple of 32"),
+        ] {
+            assert_eq!(of(name, dtype, shape).as_deref(), Some(why), "{name}");
+        }
+    }
+
+    #[test]
+    fn include_overrides_the_default_and_exclude_overrides_both() {
+        let selection = Selection::new(&["lm_head.*", "table", "*.bias"], &["*.1.*"]).unwrap();
+        let of = |name, shape: &[usize]| reason(&selection, name, FileDtype::F32, shape);
+        assert_eq!(of("lm_head.weight", &[8, 32]), None);
+        assert_eq!(of("table", &[8, 32]), None);
+        assert_eq!(of("fc.bias", &[32]).as_deref(), Some("1-D"));
+        assert_eq!(of("layers.1.fc.weight", &[8, 32]).as_deref(), Some("excluded by \"*.1.*\""));
+        assert_eq!(selection.unmatched(&["table", "a.1.b"]), ["lm_head.*", "*.bias"]);
+        assert!(matches!(Selection::new(&["[a"], &[""; 0]), Err(Error::Glob { .. })));
+    }
+}

@@ -1,0 +1,232 @@
+//! What happened to a checkpoint that was quantized: for every tensor, and in total.
+
+use std::path::PathBuf;
+
+use safetensors::Dtype as FileDtype;
+use serde_json::{Value, json};
+
+use super::others::Skipped;
+use super::read::Tensor;
+use super::selection::Reason;
+use crate::recipe::Words;
+use crate::{ErrorStats, Recipe, Report};
+
+/// What happened to a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// How it was quantized.
+    pub recipe: Recipe,
+    /// On what.
+    pub device: String,
+    /// Every tensor, in the order of the files.
+    pub tensors: Vec<TensorSummary>,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+}
+
+/// What happened to one tensor.
+#[derive(Clone, Debug)]
+pub struct TensorSummary {
+    /// Its name in the input.
+    pub name: String,
+    /// The file that it is in.
+    pub file: PathBuf,
+    /// Its dtype in the input.
+    pub dtype: FileDtype,
+    /// Its sizes in the input.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: u64,
+    /// Bytes in the input.
+    pub bytes_before: u64,
+    /// Bytes in the output.
+    pub bytes_after: u64,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a tensor.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Copied, and why.
+    Copied(Reason),
+    /// Quantized.
+    Quantized {
+        /// Counts of what could not be kept.
+        report: Report,
+        /// The loss.
+        errors: ErrorStats,
+        /// Time to quantize, from the mapped file to codes and scales.
+        seconds: f64,
+    },
+}
+
+/// Sums over tensors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sums {
+    /// Tensors.
+    pub tensors: u64,
+    /// Elements.
+    pub elements: u64,
+    /// Bytes in the input.
+    pub bytes_before: u64,
+    /// Bytes in the output.
+    pub bytes_after: u64,
+}
+
+/// Sums over the tensors of a checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Of the tensors that were quantized.
+    pub quantized: Sums,
+    /// Of those that were copied.
+    pub copied: Sums,
+    /// Counts of what could not be kept.
+    pub report: Report,
+    /// The loss.
+    pub errors: ErrorStats,
+    /// Time to quantize.
+    pub seconds: f64,
+}
+
+impl TensorSummary {
+    pub(super) fn new(tensor: &Tensor<'_>, bytes_after: u64, outcome: Outcome) -> Self {
+        Self {
+            name: tensor.name.into(),
+            file: tensor.file.into(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.into(),
+            elements: tensor.elements(),
+            bytes_before: tensor.data.len() as u64,
+            bytes_after,
+            outcome,
+        }
+    }
+}
+
+impl Sums {
+    /// Counts a tensor.
+    pub fn add(&mut self, elements: u64, bytes_before: u64, bytes_after: u64) {
+        self.tensors += 1;
+        self.elements += elements;
+        self.bytes_before += bytes_before;
+        self.bytes_after += bytes_after;
+    }
+
+    /// Both together.
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            tensors: self.tensors + other.tensors,
+            elements: self.elements + other.elements,
+            bytes_before: self.bytes_before + other.bytes_before,
+            bytes_after: self.bytes_after + other.bytes_after,
+        }
+    }
+
+    /// How many times smaller the output is; 1 if there is nothing.
+    pub fn ratio(&self) -> f64 {
+        if self.bytes_after == 0 { 1.0 } else { self.bytes_before as f64 / self.bytes_after as f64 }
+    }
+
+    fn to_json(self) -> Value {
+        json!({
+            "tensors": self.tensors,
+            "elements": self.elements,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "ratio": self.ratio(),
+        })
+    }
+}
+
+impl Totals {
+    /// Bytes read and written by quantizing, a second.
+    pub fn bytes_per_second(&self) -> f64 {
+        (self.quantized.bytes_before + self.quantized.bytes_after) as f64
+            / self.seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+impl Summary {
+    /// The sums over all tensors.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for tensor in &self.tensors {
+            let sums = match &tensor.outcome {
+                Outcome::Copied(_) => &mut totals.copied,
+                Outcome::Quantized { report, errors, seconds } => {
+                    totals.report += *report;
+                    totals.errors += *errors;
+                    totals.seconds += seconds;
+                    &mut totals.quantized
+                }
+            };
+            sums.add(tensor.elements, tensor.bytes_before, tensor.bytes_after);
+        }
+        totals
+    }
+
+    /// All of it as JSON. Figures that are not finite (the SQNR of a perfect copy, say) are null.
+    pub fn to_json(&self) -> Value {
+        let totals = self.totals();
+        let arithmetic = self.recipe.arithmetic;
+        json!({
+            "format": self.recipe.format.word(),
+            "scale_rule": arithmetic.scale_rule.word(),
+            "ties": arithmetic.ties.word(),
+            "negative_zero": arithmetic.negative_zero.word(),
+            "non_finite": self.recipe.non_finite.word(),
+            "device": self.device,
+            "seconds": self.seconds,
+            "quantize_seconds": totals.seconds,
+            "bytes_per_second": totals.bytes_per_second(),
+            "quantized": totals.quantized.to_json(),
+            "copied": totals.copied.to_json(),
+            "total": totals.quantized.with(totals.copied).to_json(),
+            "loss": loss_to_json(&totals.report, &totals.errors),
+            "tensors": self.tensors.iter().map(TensorSummary::to_json).collect::<Vec<_>>(),
+            "skipped": self.skipped.iter().map(|skipped| {
+                json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
+            }).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl TensorSummary {
+    fn to_json(&self) -> Value {
+        let mut json = json!({
+            "name": self.name,
+            "file": self.file.to_string_lossy(),
+            "dtype": self.dtype.to_string(),
+            "shape": self.shape,
+            "elements": self.elements,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+        });
+        match &self.outcome {
+            Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
+            Outcome::Quantized { report, errors, seconds } => {
+                json["copied"] = Value::Null;
+                json["seconds"] = (*seconds).into();
+                json["loss"] = loss_to_json(report, errors);
+            }
+        }
+        json
+    }
+}
+
+fn loss_to_json(report: &Report, errors: &ErrorStats) -> Value {
+    json!({
+        "relative_squared_error": errors.relative_squared_error(),
+        "sqnr_db": errors.sqnr_db(),
+        "max_abs_error": errors.max_abs_error(),
+        "cosine": errors.cosine(),
+        "nan": report.nan,
+        "infinite": report.infinite,
+        "clipped_blocks": report.clipped_blocks,
+        "flushed_blocks": report.flushed_blocks,
+        "saturated_scales": report.saturated_scales,
+    })
+}

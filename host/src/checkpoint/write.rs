@@ -1,0 +1,149 @@
+//! Writing a safetensors file: the header first, then each tensor at its place, in whatever order they come.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype as FileDtype;
+use safetensors::tensor::TensorInfo;
+use serde_json::{Map, Value};
+
+use super::error::{Error, Result};
+use super::header::METADATA;
+
+/// A tensor to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Outline {
+    pub(super) name: String,
+    pub(super) dtype: FileDtype,
+    pub(super) shape: Vec<usize>,
+}
+
+impl Outline {
+    /// Bytes of the data.
+    pub(super) fn bytes(&self) -> u64 {
+        let elements: u64 = self.shape.iter().map(|size| *size as u64).product();
+        elements * self.dtype.bitsize() as u64 / 8
+    }
+}
+
+/// A safetensors file being written.
+pub(super) struct Writer {
+    path: PathBuf,
+    file: File,
+    /// Where each tensor that is still to come starts, and its bytes.
+    places: HashMap<String, (u64, u64)>,
+}
+
+impl Writer {
+    /// Creates the file and writes its header.
+    ///
+    /// Tensors are laid out as the safetensors library does it, the widest dtype first and then by name, so that each is
+    /// aligned to its dtype.
+    pub(super) fn create(
+        path: &Path,
+        metadata: Option<&HashMap<String, String>>,
+        mut tensors: Vec<Outline>,
+    ) -> Result<Self> {
+        tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
+        let mut header = Map::new();
+        if let Some(metadata) = metadata {
+            let sorted: BTreeMap<_, _> = metadata.iter().collect();
+            header.insert(
+                METADATA.into(),
+                sorted.into_iter().map(|(key, value)| (key, value.as_str())).collect(),
+            );
+        }
+        let mut places = HashMap::new();
+        let mut end = 0;
+        for tensor in tensors {
+            let (start, bytes) = (end, tensor.bytes());
+            end += bytes;
+            let Outline { name, dtype, shape } = tensor;
+            let info = TensorInfo { dtype, shape, data_offsets: (start as usize, end as usize) };
+            header.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
+            places.insert(name, (start, bytes));
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let data = 8 + header.len() as u64;
+        places.values_mut().for_each(|(start, _)| *start += data);
+
+        let write = || {
+            let mut file = File::create_new(path)?;
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            Ok(file)
+        };
+        Ok(Self { path: path.into(), file: write().map_err(Error::io("write", path))?, places })
+    }
+
+    /// Writes one tensor's data.
+    pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        let place = self.places.remove(name).filter(|(_, bytes)| *bytes == data.len() as u64);
+        let mut write = || {
+            let (start, _) = place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
+            self.file.seek(SeekFrom::Start(start))?;
+            self.file.write_all(data)
+        };
+        write().map_err(Error::io("write", &self.path))
+    }
+
+    /// Makes sure that everything is written, on the disk as well.
+    pub(super) fn finish(self) -> Result<()> {
+        let missing = self.places.keys().min();
+        let complete =
+            missing.map_or(Ok(()), |name| Err(io::Error::other(format!("{name} was not written"))));
+        complete.and_then(|()| self.file.sync_all()).map_err(Error::io("write", &self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::SafeTensors;
+
+    use super::*;
+
+    fn outline(name: &str, dtype: FileDtype, shape: &[usize]) -> Outline {
+        Outline { name: name.into(), dtype, shape: shape.into() }
+    }
+
+    #[test]
+    fn tensors_may_come_in_any_order_and_are_laid_out_as_the_safetensors_library_does_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.safetensors");
+        let outlines = vec![
+            outline("bytes", FileDtype::U8, &[3]),
+            outline("b", FileDtype::F32, &[1]),
+            outline("a", FileDtype::F32, &[2]),
+            outline("none", FileDtype::F64, &[0]),
+        ];
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let mut writer = Writer::create(&path, Some(&metadata), outlines).unwrap();
+        for (name, data) in [("bytes", &[9u8; 3][..]), ("none", &[]), ("a", &[1; 8]), ("b", &[2; 4])] {
+            writer.write(name, data).unwrap();
+        }
+        writer.finish().unwrap();
+
+        let written = std::fs::read(&path).unwrap();
+        let read = SafeTensors::deserialize(&written).unwrap();
+        assert_eq!(written, safetensors::serialize(read.iter(), Some(metadata)).unwrap());
+        assert_eq!(read.tensor("b").unwrap().data(), [2; 4]);
+        assert_eq!(read.tensor("bytes").unwrap().data(), [9; 3]);
+    }
+
+    #[test]
+    fn what_the_header_does_not_say_cannot_be_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.safetensors");
+        let mut writer = Writer::create(&path, None, vec![outline("a", FileDtype::U8, &[4])]).unwrap();
+        assert!(writer.write("b", &[0; 4]).is_err());
+        assert!(writer.write("a", &[0; 4]).is_ok());
+        assert!(writer.write("a", &[0; 4]).is_err(), "twice");
+        assert!(Writer::create(&path, None, vec![]).is_err(), "the file is there already");
+        let unfinished =
+            Writer::create(&path.with_extension("y"), None, vec![outline("a", FileDtype::U8, &[4])]);
+        assert!(unfinished.unwrap().finish().is_err());
+    }
+}

@@ -1,0 +1,123 @@
+//! `microscale bench`: measures operations against a copy of the same bytes.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::builder::PossibleValuesParser;
+use comfy_table::Table;
+use serde_json::json;
+
+use super::table::table;
+use crate::bench::{Measurement, Op, Size, measure};
+use crate::device::{Device, DeviceChoice};
+use crate::{Dtype, Format, Recipe, Words};
+
+/// Measure operations against a copy of the same bytes in the same run.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Operations to measure [default: quantize and dequantize]
+    #[arg(long, value_parser = words::<Op>())]
+    op: Vec<String>,
+    /// Formats
+    #[arg(long, value_parser = words::<Format>(), default_value = "mxfp4")]
+    format: Vec<String>,
+    /// Matrices, rows by columns [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
+    #[arg(long, value_name = "MxK")]
+    shape: Vec<Size>,
+    /// Dtypes of the unquantized values
+    #[arg(long, value_parser = words::<Dtype>(), default_values = ["bf16", "f16", "f32"])]
+    dtype: Vec<String>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
+    #[arg(long)]
+    ladder: bool,
+    /// Write the measurements to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn words<W: Words>() -> PossibleValuesParser {
+    PossibleValuesParser::new(W::WORDS.iter().map(|(word, _)| *word))
+}
+
+/// The values for words that clap has checked.
+fn values<W: Words>(words: &[String]) -> Vec<W> {
+    words.iter().filter_map(|word| W::from_word(word)).collect()
+}
+
+/// Runs the subcommand.
+pub(super) fn run(args: Args) -> anyhow::Result<()> {
+    let device = Device::choose(args.device)?;
+    let mut ops: Vec<Op> = values(&args.op);
+    if args.ladder {
+        ops.extend(Op::LADDER);
+    } else if ops.is_empty() {
+        ops = vec![Op::Quantize, Op::Dequantize];
+    }
+    let mut shapes = args.shape;
+    if shapes.is_empty() {
+        let on_cpu = matches!(device, Device::Cpu);
+        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 } });
+    }
+    println!("{device}");
+    let mut measurements = Vec::new();
+    for format in values(&args.format) {
+        let recipe = Recipe { format, ..Recipe::default() };
+        for &size in &shapes {
+            for dtype in values(&args.dtype) {
+                for &op in &ops {
+                    measurements.push(measure(op, &recipe, dtype, size, &device)?);
+                }
+            }
+        }
+    }
+    println!("{}", rows(&measurements).trim_fmt());
+    if let Some(file) = args.json {
+        let records: Vec<_> = measurements.iter().map(record).collect();
+        let text = serde_json::to_string_pretty(&records)?;
+        std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn rows(measurements: &[Measurement]) -> Table {
+    let header = ["op", "format", "dtype", "shape", ">µs", ">Gelem/s", ">GB/s", ">copy GB/s", ">of copy"];
+    let mut table = table(&header);
+    for m in measurements {
+        let moved = m.bytes > 0;
+        let figure = |text: String| if moved { text } else { "–".into() };
+        let elements = (m.size.rows * m.size.cols) as f64;
+        table.add_row([
+            m.op.word().to_owned(),
+            figure(m.recipe.format.to_string()),
+            figure(m.dtype.word().to_owned()),
+            figure(format!("{}x{}", m.size.rows, m.size.cols)),
+            format!("{:.2}", m.median_seconds * 1e6),
+            figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
+            figure(format!("{:.1}", m.bytes_per_second() / 1e9)),
+            m.copy_bytes_per_second().map_or("–".into(), |rate| format!("{:.1}", rate / 1e9)),
+            m.ratio().map_or("–".into(), |ratio| format!("{ratio:.3}")),
+        ]);
+    }
+    table
+}
+
+/// A measurement as its JSON object.
+fn record(m: &Measurement) -> serde_json::Value {
+    json!({
+        "op": m.op.word(),
+        "format": m.recipe.format.word(),
+        "dtype": m.dtype.word(),
+        "rows": m.size.rows,
+        "cols": m.size.cols,
+        "device": m.device,
+        "threads": m.threads,
+        "bytes": m.bytes,
+        "median_seconds": m.median_seconds,
+        "bytes_per_second": m.bytes_per_second(),
+        "copy_bytes_per_second": m.copy_bytes_per_second(),
+        "ratio": m.ratio(),
+    })
+}

@@ -1,0 +1,49 @@
+//! `microscale devices`.
+
+use anyhow::Result;
+
+use super::print;
+#[cfg(feature = "cuda")]
+use super::table::{bytes, table};
+use crate::cpu::Isa;
+use crate::recipe::Words;
+
+#[derive(clap::Args)]
+pub(super) struct Args {}
+
+pub(super) fn run(_: Args) -> Result<()> {
+    let best = Isa::best();
+    let available: Vec<_> = Isa::available().map(|isa| isa.word()).collect();
+    let mut text = format!(
+        "CPU     {}, {} threads\n        instruction sets: {}; {} is used\n\n",
+        std::env::consts::ARCH,
+        rayon::current_num_threads(),
+        available.join(", "),
+        best.word(),
+    );
+    text += &gpus();
+    print(text)
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> String {
+    let devices = match crate::gpu::devices() {
+        Err(error) => return format!("no GPU: {error}"),
+        Ok(devices) if devices.is_empty() => return "no GPU: the driver lists none".into(),
+        Ok(devices) => devices,
+    };
+    let mut rows = table(&["GPU", "name", ">compute capability", ">memory", "embedded PTX"]);
+    for info in devices {
+        let (major, minor) = info.compute_capability;
+        let target = info.target.unwrap_or("none: not supported");
+        let (name, capability) = (format!("cuda:{}", info.ordinal), format!("{major}.{minor}"));
+        rows.add_row([&name, &info.name, &capability, &bytes(info.memory_bytes), target]);
+    }
+    rows.trim_fmt()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> String {
+    let why = crate::Device::first_gpu().err().map(|error| error.to_string());
+    format!("no GPU: {}", why.unwrap_or_default())
+}

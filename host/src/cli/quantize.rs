@@ -1,0 +1,216 @@
+//! `microscale quantize`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+use super::progress::Bar;
+use super::table::{
+    bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
+};
+use super::words::{pattern, words};
+use super::{device, print, warn};
+use crate::checkpoint::{self, Checkpoint, Outcome, Plan, Planned, Selection, Summary, Sums};
+use crate::formats::{ScaleRule, Ties};
+use crate::recipe::Words;
+use crate::{Convention, DeviceChoice, Format, NonFinite, Recipe};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A .safetensors file or a checkpoint directory
+    input: PathBuf,
+    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
+    #[arg(long, required_unless_present = "dry_run")]
+    out: Option<PathBuf>,
+    /// The format
+    #[arg(long, default_value = "mxfp4", value_parser = words::<Format>())]
+    format: Format,
+    /// Scale rule, ties and treatment of -0 of a library, taken together
+    #[arg(long, default_value = "ocp", value_parser = words::<Convention>())]
+    convention: Convention,
+    /// How block scales follow from the largest magnitude, instead of the convention's way
+    #[arg(long, value_parser = words::<ScaleRule>())]
+    scale_rule: Option<ScaleRule>,
+    /// Where values halfway between two codes go, instead of the convention's way
+    #[arg(long, value_parser = words::<Ties>())]
+    ties: Option<Ties>,
+    /// What to do about NaN and infinities
+    #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
+    non_finite: NonFinite,
+    /// Also quantize matching float tensors of two dimensions or more (may be given several times)
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    include: Vec<String>,
+    /// Copy matching tensors; has the last word (may be given several times)
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    exclude: Vec<String>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Show what would be done to each tensor, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Also write the facts as JSON, for each tensor and in total
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Result<()> {
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let selection = Selection::new(&args.include, &args.exclude)?;
+    let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
+    for pattern in selection.unmatched(&names) {
+        warn(format_args!("warning: no tensor is called {pattern:?}"));
+    }
+    let plan = Plan::new(&checkpoint, &selection, args.recipe())?;
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let facts = match &args.out {
+        Some(out) if !args.dry_run => {
+            let device = device(args.device)?;
+            let mut bar = Bar::new("quantizing");
+            let summary = checkpoint::quantize(&plan, out, &device, &mut |progress| bar.update(progress))?;
+            drop(bar);
+            (summary.to_json(), summary_text(&summary, out))
+        }
+        _ => (plan.to_json(), plan_text(&plan)),
+    };
+    if let Some(json) = json {
+        json.finish(&facts.0)?;
+    }
+    print(facts.1)
+}
+
+impl Args {
+    fn recipe(&self) -> Recipe {
+        let mut recipe =
+            Recipe { format: self.format, non_finite: self.non_finite, ..Recipe::of(self.convention) };
+        recipe.arithmetic.scale_rule = self.scale_rule.unwrap_or(recipe.arithmetic.scale_rule);
+        recipe.arithmetic.ties = self.ties.unwrap_or(recipe.arithmetic.ties);
+        recipe
+    }
+}
+
+/// A JSON file that appears when it is complete. Created first, so that hours of work do not end in a typing error.
+struct JsonFile {
+    path: PathBuf,
+    temporary: NamedTempFile,
+}
+
+impl JsonFile {
+    fn create(path: &Path) -> Result<Self> {
+        let context = || format!("cannot write {}", path.display());
+        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+        let temporary = builder.tempfile_in(parent).with_context(context)?;
+        Ok(Self { path: path.into(), temporary })
+    }
+
+    fn finish(mut self, json: &Value) -> Result<()> {
+        let context = || format!("cannot write {}", self.path.display());
+        writeln!(self.temporary, "{json:#}").with_context(context)?;
+        self.temporary
+            .persist(&self.path)
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
+        Ok(())
+    }
+}
+
+/// The closing tables.
+fn summary_text(summary: &Summary, out: &Path) -> String {
+    let totals = summary.totals();
+    let (report, errors) = (totals.report, totals.errors);
+    let blocks = totals.quantized.elements / summary.recipe.format.block() as u64;
+    let of_blocks = |n: u64| format!("{} of {} blocks", count(n), count(blocks));
+    let mut facts = table(&["loss", "", "counts", ""]);
+    for row in [
+        ["relative squared error", &figure(errors.relative_squared_error()), "NaN", &count(report.nan)],
+        ["SQNR", &decibels(errors.sqnr_db()), "infinities", &count(report.infinite)],
+        ["largest error", &figure(errors.max_abs_error()), "clipped", &of_blocks(report.clipped_blocks)],
+        ["cosine", &format!("{:.6}", errors.cosine()), "flushed to zero", &of_blocks(report.flushed_blocks)],
+        ["", "", "saturated scales", &of_blocks(report.saturated_scales)],
+    ] {
+        facts.add_row(row);
+    }
+    let mut copied = Vec::new();
+    for tensor in &summary.tensors {
+        if let Outcome::Copied(reason) = &tensor.outcome {
+            copied.push((reason.to_string(), tensor.name.as_str()));
+        }
+    }
+    let (device, recipe) = (&summary.device, recipe_text(&summary.recipe));
+    let compute = format!("{} ({})", seconds(totals.seconds), rate(totals.bytes_per_second()));
+    let moved = totals.quantized.with(totals.copied);
+    let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
+    let whole = format!("{} ({all})", seconds(summary.seconds));
+    let mut text = format!("{}\n\n{}\n", sums_table(totals.quantized, totals.copied), facts.trim_fmt());
+    text += &reasons_table(&copied);
+    text += &skipped_text(&summary.skipped);
+    text + &format!(
+        "\nformat  {recipe}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
+        out.display()
+    )
+}
+
+/// What a dry run prints.
+fn plan_text(plan: &Plan<'_>) -> String {
+    let mut rows = table(&["tensor", "dtype, shape", "becomes", ">before", ">after"]);
+    let (mut quantized, mut copied) = (Sums::default(), Sums::default());
+    let mut tensors: Vec<_> = plan.tensors.iter().collect();
+    tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
+    for Planned { tensor, reason, bytes_after } in tensors {
+        let before = tensor.data.len() as u64;
+        let (sums, becomes) = match reason {
+            None => (&mut quantized, plan.recipe().format.to_string()),
+            Some(reason) => (&mut copied, format!("copy: {reason}")),
+        };
+        sums.add(tensor.elements(), before, *bytes_after);
+        let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
+        rows.add_row([tensor.name, &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
+    }
+    let (recipe, rows) = (recipe_text(plan.recipe()), rows.trim_fmt());
+    format!("{rows}\n\n{}\n\nformat  {recipe}\nnothing was written", sums_table(quantized, copied))
+}
+
+fn sums_table(quantized: Sums, copied: Sums) -> String {
+    let mut sums = table(&["", ">tensors", ">elements", ">before", ">after", ">ratio"]);
+    for (what, sum) in [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))] {
+        let ratio = format!("{:.2}", sum.ratio());
+        let (before, after) = (bytes(sum.bytes_before), bytes(sum.bytes_after));
+        sums.add_row([what, &count(sum.tensors), &count(sum.elements), &before, &after, &ratio]);
+    }
+    sums.trim_fmt()
+}
+
+/// Why tensors were copied, the commonest reason first.
+fn reasons_table(copied: &[(String, &str)]) -> String {
+    if copied.is_empty() {
+        return String::new();
+    }
+    let mut reasons: HashMap<&str, Vec<&str>> = HashMap::new();
+    for (reason, name) in copied {
+        reasons.entry(reason).or_default().push(name);
+    }
+    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(reason, names)| (std::cmp::Reverse(names.len()), *reason));
+    let mut rows = table(&["copied because", ">tensors", "for example"]);
+    for (reason, names) in reasons {
+        rows.add_row([reason, &count(names.len() as u64), names[0]]);
+    }
+    format!("\n{}\n", rows.trim_fmt())
+}
+
+/// `mxfp4, convention ocp: scale rule floor, ties even, -0 keep`.
+fn recipe_text(recipe: &Recipe) -> String {
+    let arithmetic = recipe.arithmetic;
+    let convention = Convention::WORDS.iter().find(|(_, convention)| convention.mxfp4() == arithmetic);
+    let name = convention.map_or(String::new(), |(word, _)| format!(", convention {word}"));
+    let (rule, ties) = (arithmetic.scale_rule.word(), arithmetic.ties.word());
+    format!("{}{name}: scale rule {rule}, ties {ties}, -0 {}", recipe.format, arithmetic.negative_zero.word())
+}

@@ -1,0 +1,18 @@
+//! Command-line values that are one word of a list: the list is the library's.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use crate::checkpoint::Selection;
+use crate::recipe::Words;
+
+/// Accepts the words of a type. They appear in `--help` and in the message about a wrong one.
+pub(super) fn words<T: Words + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let words = PossibleValuesParser::new(T::WORDS.iter().map(|(word, _)| *word));
+    words.try_map(|word| T::from_word(&word).ok_or("not a word of the list"))
+}
+
+/// Accepts a pattern of tensor names.
+pub(super) fn pattern(pattern: &str) -> Result<String, String> {
+    let checked = Selection::new(&[pattern], &[""; 0]);
+    checked.map(|_| pattern.to_string()).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+}

@@ -1,0 +1,141 @@
+//! The instruction sets: one stamp of [`lanes`] for each, chosen once at run time.
+
+use std::sync::OnceLock;
+
+use super::policy::Tally;
+use super::{lanes, reference};
+use crate::element::Element;
+use crate::recipe::{Recipe, Words};
+
+/// A way of computing on the CPU. All give the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// The definition, element by element: what the others are tested against.
+    Reference,
+    /// Whatever the compiler may assume of any CPU of this architecture: SSE2 on x86-64, NEON on AArch64.
+    Portable,
+    /// AVX2 on x86-64.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL on x86-64.
+    Avx512,
+}
+
+impl Words for Isa {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("reference", Self::Reference),
+        ("portable", Self::Portable),
+        ("avx2", Self::Avx2),
+        ("avx512", Self::Avx512),
+    ];
+}
+
+/// A stamp for an instruction set: the same functions, compiled with its features enabled.
+#[cfg(target_arch = "x86_64")]
+macro_rules! stamp {
+    ($module:ident, $features:literal) => {
+        mod $module {
+            use super::*;
+
+            #[target_feature(enable = $features)]
+            pub(super) fn quantize<T: Element>(
+                v: &[T],
+                recipe: &Recipe,
+                codes: &mut [u8],
+                scales: &mut [u8],
+            ) -> Tally {
+                lanes::quantize(v, recipe, codes, scales)
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn dequantize<T: Element>(codes: &[u8], scales: &[u8], values: &mut [T]) {
+                lanes::dequantize(codes, scales, values);
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+stamp!(avx2, "avx2,bmi2,fma");
+#[cfg(target_arch = "x86_64")]
+stamp!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,fma");
+
+impl Isa {
+    /// The fastest one of this machine, or the one that the environment variable `MICROSCALE_CPU` names, if the machine
+    /// has it. Decided at the first call.
+    pub fn best() -> Self {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let asked = std::env::var("MICROSCALE_CPU").ok().and_then(|word| Self::from_word(&word));
+            asked
+                .filter(|isa| isa.is_available())
+                .unwrap_or_else(|| Self::available().next_back().unwrap_or(Self::Portable))
+        })
+    }
+
+    /// Those that this machine has, the slowest first.
+    pub fn available() -> impl DoubleEndedIterator<Item = Self> {
+        Self::WORDS.iter().map(|(_, isa)| *isa).filter(|isa| isa.is_available())
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Self::Reference | Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("bmi2")
+                    && is_x86_feature_detected!("fma")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
+    }
+
+    pub(super) fn quantize<T: Element>(
+        self,
+        v: &[T],
+        recipe: &Recipe,
+        codes: &mut [u8],
+        scales: &mut [u8],
+    ) -> Tally {
+        match self {
+            Self::Reference => reference::quantize(v, recipe, codes, scales),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx2::quantize(v, recipe, codes, scales) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx512::quantize(v, recipe, codes, scales) }
+            }
+            _ => lanes::quantize(v, recipe, codes, scales),
+        }
+    }
+
+    pub(crate) fn dequantize<T: Element>(self, codes: &[u8], scales: &[u8], values: &mut [T]) {
+        match self {
+            Self::Reference => reference::dequantize(codes, scales, values),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx2::dequantize(codes, scales, values) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx512::dequantize(codes, scales, values) }
+            }
+            _ => lanes::dequantize(codes, scales, values),
+        }
+    }
+}

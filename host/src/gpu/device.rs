@@ -1,0 +1,73 @@
+//! Finding GPUs, without a panic where there is no driver.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+use microscale_kernels_abi::target_for;
+
+use super::doing;
+use crate::error::{Error, Result};
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number, as in `cuda:N`.
+    pub ordinal: usize,
+    /// Its name, as the driver gives it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute_capability: (u32, u32),
+    /// Device memory in bytes.
+    pub memory_bytes: u64,
+    /// The embedded PTX that it gets; none if it is too old for all of them.
+    pub target: Option<&'static str>,
+}
+
+impl GpuInfo {
+    pub(super) fn of(context: &CudaContext) -> Result<Self> {
+        let (major, minor) = context.compute_capability().map_err(doing("asking its compute capability"))?;
+        let compute_capability = (major as u32, minor as u32);
+        Ok(Self {
+            ordinal: context.ordinal(),
+            name: context.name().map_err(doing("asking its name"))?,
+            compute_capability,
+            memory_bytes: context.total_mem().map_err(doing("asking its memory"))? as u64,
+            target: target_for(compute_capability).map(|target| target.name),
+        })
+    }
+}
+
+/// Every GPU of this machine.
+///
+/// # Errors
+/// [`Error::NoGpu`] if there is no driver or no GPU, saying which; [`Error::Gpu`] if the driver refuses.
+pub fn devices() -> Result<Vec<GpuInfo>> {
+    (0..count()?).map(|ordinal| GpuInfo::of(&*open(ordinal)?)).collect()
+}
+
+/// The context of a GPU.
+pub(super) fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
+    let count = count()?;
+    if ordinal >= count {
+        let all = if count == 1 { "cuda:0 is the only one".into() } else { format!("there are {count}") };
+        return Err(Error::NoGpu(format!("there is no cuda:{ordinal}; {all}")));
+    }
+    CudaContext::new(ordinal).map_err(doing("creating a context"))
+}
+
+/// How many GPUs there are; at least one.
+fn count() -> Result<usize> {
+    // SAFETY: only tries to open the driver's library, by the names that cudarc knows.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(Error::NoGpu(
+            "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) is not installed".into(),
+        ));
+    }
+    match CudaContext::device_count() {
+        Ok(count) if count > 0 => Ok(count as usize),
+        Ok(_) => Err(Error::NoGpu("the NVIDIA driver is installed and sees no GPU".into())),
+        Err(error) => {
+            Err(Error::NoGpu(format!("the NVIDIA driver is installed and does not start: {error:?}")))
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Quantizing and dequantizing on NVIDIA GPUs, with the PTX that this library embeds.
+//!
+//! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a context, a stream
+//! and the loaded module. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
+//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`]) only enqueue one kernel on a stream, so that a
+//! caller can overlap them and capture them in a CUDA graph.
+//!
+//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a buffer on several
+//! streams by events, which a graph capture does not allow; a caller who captures turns that off first
+//! (`CudaContext::disable_event_tracking`) and orders streams itself.
+
+mod bench_kernels;
+mod device;
+mod launch;
+mod module;
+mod tensor;
+
+pub use bench_kernels::Baseline;
+pub use cudarc;
+pub use device::{GpuInfo, devices};
+pub use tensor::{DeviceReport, DeviceTensor};
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::recipe::{Format, NonFinite, Recipe};
+use crate::tensor::{Quantized, QuantizedTensor, Shape};
+use module::Module;
+
+/// One GPU, ready to work: its context, a stream and the kernels.
+pub struct Gpu {
+    info: GpuInfo,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    module: Module,
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal` and loads the PTX that its compute capability gets.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`] without a driver, without such a GPU, or if it is older than compute capability 8.0;
+    /// [`Error::Gpu`] if the driver refuses.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let context = device::open(ordinal)?;
+        let info = GpuInfo::of(&context)?;
+        let stream = context.new_stream().map_err(doing("creating a stream"))?;
+        let module = Module::load(&context, &info)?;
+        Ok(Self { info, context, stream, module })
+    }
+
+    /// What this GPU is.
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    /// The CUDA context.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The stream that the host-slice operations use.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Quantizes host memory: copies it over, quantizes, copies the result back, and waits for it.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize`], and [`Error::Gpu`].
+    pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
+        shape.check("the input", values.len())?;
+        let span = shape.span()?;
+        let mut tensor = DeviceTensor::zeros(&self.stream, recipe.format, shape.rows, shape.cols)?;
+        let mut report = DeviceReport::zeros(&self.stream)?;
+        if shape.is_empty() {
+            return Ok(Quantized {
+                tensor: tensor.to_host(&self.stream)?,
+                report: report.read(&self.stream, shape)?,
+            });
+        }
+        let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
+        self.quantize_on(&self.stream, &input, shape, recipe, &mut tensor, &mut report)?;
+        let report = report.read(&self.stream, shape)?;
+        match report.first_non_finite {
+            Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
+            _ => Ok(Quantized { tensor: tensor.to_host(&self.stream)?, report }),
+        }
+    }
+
+    /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn dequantize<T: Element>(&self, tensor: &QuantizedTensor) -> Result<Vec<T>> {
+        let elements = tensor.rows() * tensor.cols();
+        if elements == 0 {
+            return Ok(Vec::new());
+        }
+        let tensor = DeviceTensor::from_host(&self.stream, tensor)?;
+        let mut out = self.stream.alloc_zeros::<T>(elements).map_err(doing("allocating the output"))?;
+        self.dequantize_on(&self.stream, &tensor, &mut out, tensor.cols())?;
+        self.stream.clone_dtoh(&out).map_err(doing("copying the output back"))
+    }
+
+    /// Quantizes a matrix in device memory: enqueues one kernel and returns. Allocates nothing and does not wait.
+    ///
+    /// Counts are added to `report`. Under [`NonFinite::Error`] the kernel cannot refuse: blocks with non-finite values
+    /// become NaN, and the caller finds them in the report when it reads it.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize`] about shapes and lengths, and [`Error::Gpu`].
+    pub fn quantize_on<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        values: &impl DevicePtr<T>,
+        shape: Shape,
+        recipe: &Recipe,
+        out: &mut DeviceTensor,
+        report: &mut DeviceReport,
+    ) -> Result<()> {
+        shape.check("the input", values.len())?;
+        out.check_shape(recipe.format, shape)?;
+        match recipe.format {
+            Format::Mxfp4 => launch::mxfp4_quantize(&self.module, stream, values, shape, recipe, out, report),
+        }
+    }
+
+    /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and returns.
+    /// Allocates nothing and does not wait.
+    ///
+    /// # Errors
+    /// Those of [`crate::dequantize_into`], and [`Error::Gpu`].
+    pub fn dequantize_on<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        tensor: &DeviceTensor,
+        out: &mut impl DevicePtrMut<T>,
+        row_stride: usize,
+    ) -> Result<()> {
+        let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
+        shape.check("the output", out.len())?;
+        match tensor.format() {
+            Format::Mxfp4 => launch::mxfp4_dequantize(&self.module, stream, tensor, out, shape),
+        }
+    }
+}
+
+/// Turns a driver's error into ours, saying what was being done.
+fn doing(doing: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
+    move |error| Error::Gpu { doing, message: format!("{error:?}") }
+}

@@ -1,0 +1,51 @@
+//! 4-bit microscaling quantization on CPUs and NVIDIA GPUs: the same bytes from both.
+//!
+//! ```
+//! use microscale::{Recipe, Shape, dequantize, quantize};
+//!
+//! let values: Vec<f32> = (0..2 * 48).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let quantized = quantize(&values, Shape::new(2, 48), &Recipe::default())?;
+//! assert_eq!(quantized.tensor.codes().len(), 2 * 2 * 16); // two blocks a row: the second is half padding
+//! let back: Vec<f32> = dequantize(&quantized.tensor);
+//! assert_eq!(back.len(), values.len());
+//! # Ok::<(), microscale::Error>(())
+//! ```
+//!
+//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and back.
+//!
+//! | to | see |
+//! |---|---|
+//! | say what is wanted | [`Recipe`], [`Convention`] |
+//! | quantize host memory on the CPU | [`quantize`], [`dequantize`] |
+#![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
+//! | measure the loss | [`ErrorStats`] |
+//! | read and write checkpoints | [`checkpoint`] |
+
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod bench;
+pub mod checkpoint;
+pub mod cpu;
+pub mod device;
+mod element;
+mod error;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+mod quality;
+mod recipe;
+mod report;
+mod tensor;
+
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
+
+pub use cpu::{dequantize, dequantize_into, quantize};
+pub use device::{Device, DeviceChoice};
+pub use element::{Dtype, Element};
+pub use error::{Error, Result};
+pub use microscale_formats as formats;
+pub use quality::ErrorStats;
+pub use recipe::{Convention, Format, NonFinite, Recipe, Words};
+pub use report::{Position, Report};
+pub use tensor::{Quantized, QuantizedTensor, Shape};

@@ -1,0 +1,44 @@
+//! What happened while quantizing, besides the bytes.
+
+use std::ops::AddAssign;
+
+/// Where an element stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// Counted from 0.
+    pub row: usize,
+    /// Counted from 0.
+    pub col: usize,
+}
+
+/// Counts of what a quantization met and could not keep. Every call returns one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// NaN elements in the input.
+    pub nan: u64,
+    /// Infinite elements in the input.
+    pub infinite: u64,
+    /// Blocks whose largest magnitude is above 6 scales: clipped by more than rounding.
+    pub clipped_blocks: u64,
+    /// Blocks that were not zero and became zeros.
+    pub flushed_blocks: u64,
+    /// Blocks whose scale left the range of the scale format and was clamped.
+    pub saturated_scales: u64,
+    /// The first NaN or infinity in row-major order.
+    pub first_non_finite: Option<Position>,
+}
+
+impl AddAssign for Report {
+    /// Adds the counts. The position that comes first is kept, which only means something within one tensor.
+    fn add_assign(&mut self, other: Self) {
+        self.nan += other.nan;
+        self.infinite += other.infinite;
+        self.clipped_blocks += other.clipped_blocks;
+        self.flushed_blocks += other.flushed_blocks;
+        self.saturated_scales += other.saturated_scales;
+        self.first_non_finite = match (self.first_non_finite, other.first_non_finite) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+}

@@ -1,0 +1,84 @@
+//! The PTX targets: what is compiled, and which GPU gets which.
+
+/// One PTX that is built and embedded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// What rustc's `-Ctarget-cpu` and the PTX's `.target` say; the file is `microscale_<name>.ptx`.
+    pub name: &'static str,
+    /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old drivers.
+    pub ptx_feature: &'static str,
+    /// The smallest compute capability (major, minor) that runs it.
+    pub compute_capability: (u32, u32),
+    /// Family-specific PTX (`f`) runs within its major version only; other PTX runs on everything newer.
+    pub family_only: bool,
+    /// Has the e2m1x2 conversions: the kernels are built with `--cfg microscale_fp4`.
+    pub hardware_fp4: bool,
+    /// Has packed 16-bit integer min and max: the kernels are built with `--cfg microscale_sm90`.
+    pub packed_integer_minmax: bool,
+    /// What NVIDIA's assembler must accept it for.
+    pub assemble_for: &'static [&'static str],
+}
+
+/// Every target, from the oldest to the newest.
+pub const TARGETS: [Target; 4] = [
+    Target {
+        name: "sm_80",
+        ptx_feature: "ptx74",
+        compute_capability: (8, 0),
+        family_only: false,
+        hardware_fp4: false,
+        packed_integer_minmax: false,
+        assemble_for: &["sm_80", "sm_86", "sm_89"],
+    },
+    Target {
+        name: "sm_90",
+        ptx_feature: "ptx80",
+        compute_capability: (9, 0),
+        family_only: false,
+        hardware_fp4: false,
+        packed_integer_minmax: true,
+        assemble_for: &["sm_90", "sm_90a", "sm_110"],
+    },
+    Target {
+        name: "sm_100f",
+        ptx_feature: "ptx88",
+        compute_capability: (10, 0),
+        family_only: true,
+        hardware_fp4: true,
+        packed_integer_minmax: true,
+        assemble_for: &["sm_100f", "sm_100a", "sm_103a"],
+    },
+    Target {
+        name: "sm_120f",
+        ptx_feature: "ptx88",
+        compute_capability: (12, 0),
+        family_only: true,
+        hardware_fp4: true,
+        packed_integer_minmax: true,
+        assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
+    },
+];
+
+/// The newest target that a GPU of this compute capability runs; none below 8.0.
+pub fn target_for(compute_capability: (u32, u32)) -> Option<&'static Target> {
+    TARGETS.iter().rev().find(|target| {
+        let family = !target.family_only || target.compute_capability.0 == compute_capability.0;
+        family && target.compute_capability <= compute_capability
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_generation_gets_its_target() {
+        let name = |major, minor| target_for((major, minor)).map(|t| t.name);
+        assert_eq!(name(7, 5), None);
+        assert_eq!([name(8, 0), name(8, 6), name(8, 9)], [Some("sm_80"); 3]);
+        assert_eq!(name(9, 0), Some("sm_90"));
+        assert_eq!([name(10, 0), name(10, 3)], [Some("sm_100f"); 2]);
+        assert_eq!(name(11, 0), Some("sm_90"), "no family PTX for 11.x: the newest portable one");
+        assert_eq!([name(12, 0), name(12, 1)], [Some("sm_120f"); 2]);
+    }
+}

@@ -1,0 +1,254 @@
+//! Where a lane's chunks lie, and moving them.
+//!
+//! A warp handles 32 consecutive blocks. In step j the warp's lanes cover `32 / LANES` consecutive blocks, chunk by chunk, so
+//! that every access of a warp is contiguous; after `LANES` steps each lane has met one chunk of `LANES` blocks.
+
+use microscale_kernels_abi::{BLOCKS_PER_WARP, BlockGrid, THREADS, WARP};
+
+use crate::dtype::{Chunk, Dtype};
+use crate::{ptx, warp};
+
+/// A lane's share of a warp's 32 blocks.
+pub(crate) struct Lane {
+    /// The warp's first block.
+    pub(crate) first_block: u64,
+    /// The lane's number within the lanes that share a block; also the step whose block's scale the lane owns.
+    pub(crate) part: u32,
+    /// The number of its block among those of a step.
+    group: u32,
+    /// Blocks that the warp covers in a step.
+    step: u32,
+}
+
+impl Lane {
+    /// This lane's share.
+    #[inline(always)]
+    pub(crate) fn of<D: Dtype>() -> Self {
+        let warp =
+            u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
+        Self {
+            first_block: warp * u64::from(BLOCKS_PER_WARP),
+            part: warp::lane() % D::LANES,
+            group: warp::lane() / D::LANES,
+            step: WARP / D::LANES,
+        }
+    }
+
+    /// The block that the lane meets in step `j`.
+    #[inline(always)]
+    pub(crate) fn block(&self, j: u32) -> u64 {
+        self.first_block + u64::from(j * self.step + self.group)
+    }
+
+    /// Where the warp's blocks lie. The same for all its lanes.
+    #[inline(always)]
+    pub(crate) fn place(&self, grid: &BlockGrid) -> WarpPlace {
+        let last = self.first_block + u64::from(BLOCKS_PER_WARP);
+        // Matrices without gaps come as one row.
+        let one_row = grid.blocks_per_row == grid.blocks;
+        let (row, block_in_row) = if one_row { (0, self.first_block) } else { grid.locate(self.first_block) };
+        let last_col = (block_in_row + u64::from(BLOCKS_PER_WARP)) * 32;
+        let whole = last <= grid.blocks;
+        WarpPlace {
+            whole,
+            contiguous: whole && last_col <= grid.cols,
+            index: row * grid.row_stride + block_in_row * 32,
+            row,
+            block_in_row,
+        }
+    }
+
+    /// The block whose scale the lane owns.
+    #[inline(always)]
+    pub(crate) fn own_block(&self) -> u64 {
+        self.block(self.part)
+    }
+
+    /// The lane that owns the scale of the block that this lane meets in step `j`.
+    #[inline(always)]
+    pub(crate) fn owner<D: Dtype>(&self, j: u32) -> u32 {
+        self.group * D::LANES + j
+    }
+}
+
+/// Where a warp's blocks lie in the unquantized matrix.
+pub(crate) struct WarpPlace {
+    /// All 32 blocks exist.
+    pub(crate) whole: bool,
+    /// They are also whole and in one row, so that their elements lie behind each other.
+    pub(crate) contiguous: bool,
+    /// The first one's first element's index from the matrix' start.
+    index: u64,
+    row: u64,
+    block_in_row: u64,
+}
+
+/// Walks the steps of a lane through the unquantized matrix.
+pub(crate) struct Walk<'a> {
+    grid: &'a BlockGrid,
+    lane: &'a Lane,
+    row: u64,
+    block_in_row: u64,
+}
+
+/// Where a lane's chunk lies in the unquantized matrix.
+pub(crate) struct Place {
+    /// The element's index from the matrix' start.
+    index: u64,
+    /// How many of the chunk's elements the row has; none for a block past the end.
+    count: u32,
+}
+
+impl<'a> Walk<'a> {
+    /// Before step 0.
+    #[inline(always)]
+    pub(crate) fn new(grid: &'a BlockGrid, lane: &'a Lane, place: &WarpPlace) -> Self {
+        // At the warp's first block; `place` puts the lane where it belongs.
+        Self { grid, lane, row: place.row, block_in_row: place.block_in_row + u64::from(lane.group) }
+    }
+
+    /// The chunk of step `j`; to be called for 0, 1, … in turn. Divides again only where a row ends.
+    #[inline(always)]
+    pub(crate) fn place<D: Dtype>(&mut self, j: u32) -> Place {
+        if j > 0 {
+            self.block_in_row += u64::from(self.lane.step);
+        }
+        if self.block_in_row >= self.grid.blocks_per_row {
+            (self.row, self.block_in_row) = self.grid.locate(self.lane.block(j));
+        }
+        let col = self.block_in_row * 32 + u64::from(self.lane.part * D::CHUNK);
+        let rest = if self.lane.block(j) < self.grid.blocks { self.grid.cols.saturating_sub(col) } else { 0 };
+        Place { index: self.row * self.grid.row_stride + col, count: rest.min(u64::from(D::CHUNK)) as u32 }
+    }
+}
+
+/// Loads the chunk of step `j` of a warp whose blocks are contiguous.
+///
+/// # Safety
+/// `place.contiguous`, for the grid of the matrix at `values`, which lies in global memory, starts on 16 bytes as do its
+/// rows, and is not written during the kernel.
+#[inline(always)]
+pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPlace, j: u32) -> Chunk {
+    let start = place.index * u64::from(D::BYTES) + u64::from(warp::lane() * 16);
+    // SAFETY: the warp's 1024 elements are in the matrix, and its lanes cover 32 chunks in a step.
+    unsafe { ptx::load_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize)) }
+}
+
+/// Stores the chunk of step `j` of a warp whose blocks are contiguous.
+///
+/// # Safety
+/// As for [`load_contiguous`], for writing; each chunk is written by one lane.
+#[inline(always)]
+pub(crate) unsafe fn store_contiguous<D: Dtype>(values: *mut u8, place: &WarpPlace, j: u32, chunk: &Chunk) {
+    let start = place.index * u64::from(D::BYTES) + u64::from(warp::lane() * 16);
+    // SAFETY: the warp's 1024 elements are in the matrix, and its lanes cover 32 chunks in a step.
+    unsafe { ptx::store_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize), *chunk) }
+}
+
+/// Loads a chunk, zeros for what the row does not have. With `VECTOR`, rows start on multiples of 16 bytes.
+///
+/// # Safety
+/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype and with `VECTOR` to
+/// 16 bytes; nothing writes there during the kernel.
+#[inline(always)]
+pub(crate) unsafe fn load<D: Dtype, const VECTOR: bool>(values: *const u8, place: &Place) -> Chunk {
+    // SAFETY: the place lies in the matrix, or nothing is read.
+    let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
+    if VECTOR && place.count == D::CHUNK {
+        // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
+        return unsafe { ptx::load_16_streaming(start) };
+    }
+    let mut chunk = [0; 4];
+    for i in 0..D::CHUNK {
+        if i < place.count {
+            // SAFETY: element i < count belongs to the row.
+            let bits = unsafe {
+                if D::BYTES == 4 {
+                    *start.cast::<u32>().add(i as usize)
+                } else {
+                    u32::from(*start.cast::<u16>().add(i as usize))
+                }
+            };
+            D::insert(&mut chunk, i, bits);
+        }
+    }
+    chunk
+}
+
+/// Stores what the row has of a chunk.
+///
+/// # Safety
+/// As for [`load`], for writing; each element is written by one thread.
+#[inline(always)]
+pub(crate) unsafe fn store<D: Dtype, const VECTOR: bool>(values: *mut u8, place: &Place, chunk: &Chunk) {
+    // SAFETY: the place lies in the matrix, or nothing is written.
+    let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
+    if VECTOR && place.count == D::CHUNK {
+        // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
+        unsafe { ptx::store_16_streaming(start, *chunk) };
+        return;
+    }
+    for i in 0..D::CHUNK {
+        if i < place.count {
+            let bits = D::bits(chunk, i);
+            // SAFETY: element i < count belongs to the row.
+            unsafe {
+                if D::BYTES == 4 {
+                    *start.cast::<u32>().add(i as usize) = bits;
+                } else {
+                    *start.cast::<u16>().add(i as usize) = bits as u16;
+                }
+            }
+        }
+    }
+}
+
+/// Loads the codes of a lane's chunk.
+///
+/// # Safety
+/// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 4 bytes.
+#[inline(always)]
+pub(crate) unsafe fn load_codes<D: Dtype>(codes: *const u8, block: u64, part: u32) -> u32 {
+    // SAFETY: 16 bytes a block; the part's codes are CHUNK / 2 of them, at a multiple of that.
+    unsafe {
+        let start = codes.add((block * 16 + u64::from(part * D::CHUNK / 2)) as usize);
+        if D::CHUNK == 8 { *start.cast::<u32>() } else { u32::from(*start.cast::<u16>()) }
+    }
+}
+
+/// Stores the codes of a lane's chunk.
+///
+/// # Safety
+/// As for [`load_codes`], for writing; each byte is written by one thread.
+#[inline(always)]
+pub(crate) unsafe fn store_codes<D: Dtype>(codes: *mut u8, block: u64, part: u32, nibbles: u32) {
+    // SAFETY: 16 bytes a block; the part's codes are CHUNK / 2 of them, at a multiple of that.
+    unsafe {
+        let start = codes.add((block * 16 + u64::from(part * D::CHUNK / 2)) as usize);
+        if D::CHUNK == 8 { *start.cast::<u32>() = nibbles } else { *start.cast::<u16>() = nibbles as u16 }
+    }
+}
+
+/// Element `i` of a block, widened, as bits; 0 past the row's end.
+///
+/// # Safety
+/// `values` points to the grid's matrix in global memory, aligned to the dtype; nothing writes there during the kernel; the
+/// block exists.
+#[inline(always)]
+pub(crate) unsafe fn element<D: Dtype>(values: *const u8, grid: &BlockGrid, block: u64, i: u32) -> u32 {
+    let (row, block_in_row) = grid.locate(block);
+    let col = block_in_row * 32 + u64::from(i);
+    if col >= grid.cols {
+        return 0;
+    }
+    let index = (row * grid.row_stride + col) as usize;
+    // SAFETY: the element is in its row.
+    let bits = unsafe {
+        if D::BYTES == 4 {
+            *values.cast::<u32>().add(index)
+        } else {
+            u32::from(*values.cast::<u16>().add(index))
+        }
+    };
+    D::widen(&[bits, 0, 0, 0], 0).to_bits()
+}

@@ -1,0 +1,106 @@
+//! The ladder: the quantizer as one would write it first, a thread a block, and second, a warp a block. Kept as baselines that
+//! `bench --ladder` runs beside the product. They use the definition of `microscale_formats` as it stands: ties to even,
+//! −0 kept, blocks with non-finite values become NaN; no report.
+
+use microscale_formats::mxfp4::{self, BLOCK, BLOCK_BYTES};
+use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties};
+use microscale_kernels_abi::{BlockGrid, LADDER_THREADS, QuantizeOptions, WARP};
+
+use crate::dtype::{Bf16, Dtype, F16, F32};
+use crate::{access, by_block, warp};
+
+/// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as zeros.
+#[inline(always)]
+fn scale(amax_bits: u32, options: &QuantizeOptions) -> (E8m0, Option<f32>) {
+    if mxfp4::is_non_finite(amax_bits) {
+        return (E8m0::NAN, None);
+    }
+    let scale = mxfp4::scale_from_exponent(mxfp4::rounded_exponent(amax_bits, options.mantissa_addend));
+    (scale, Some(scale.reciprocal()))
+}
+
+#[inline(always)]
+unsafe fn thread_a_block<D: Dtype>(
+    values: *const u8,
+    codes: *mut u8,
+    scales: *mut u8,
+    grid: BlockGrid,
+    options: QuantizeOptions,
+) {
+    let block = u64::from(warp::thread_block()) * u64::from(LADDER_THREADS) + u64::from(warp::thread());
+    if block >= grid.blocks {
+        return;
+    }
+    let mut amax = 0;
+    for i in 0..BLOCK as u32 {
+        // SAFETY: the block exists.
+        amax = amax.max(unsafe { access::element::<D>(values, &grid, block, i) } & 0x7FFF_FFFF);
+    }
+    let (scale, factor) = scale(amax, &options);
+    // SAFETY: one byte a block.
+    unsafe { *scales.add(block as usize) = scale.to_bits() };
+    for pair in 0..BLOCK_BYTES as u32 {
+        let [low, high] = [2 * pair, 2 * pair + 1].map(|i| {
+            // SAFETY: the block exists.
+            let value = f32::from_bits(unsafe { access::element::<D>(values, &grid, block, i) });
+            factor.map_or_else(E2m1::default, |factor| {
+                mxfp4::encode(value, factor, Ties::Even, NegativeZero::Keep)
+            })
+        });
+        // SAFETY: 16 bytes a block.
+        unsafe {
+            *codes.add((block * BLOCK_BYTES as u64 + u64::from(pair)) as usize) =
+                E2m1x2::new(low, high).to_bits()
+        };
+    }
+}
+
+#[inline(always)]
+unsafe fn warp_a_block<D: Dtype>(
+    values: *const u8,
+    codes: *mut u8,
+    scales: *mut u8,
+    grid: BlockGrid,
+    options: QuantizeOptions,
+) {
+    let warps = u64::from(LADDER_THREADS / WARP);
+    let block = u64::from(warp::thread_block()) * warps + u64::from(warp::thread() / WARP);
+    if block < grid.blocks {
+        let options =
+            QuantizeOptions { negative_zero: NegativeZero::Keep as u32, saturate_non_finite: 0, ..options };
+        // SAFETY: the same contract; the block exists, for the whole warp.
+        unsafe { by_block::quantize::<D>(values, codes, scales, None, &grid, &options, Ties::Even, block) };
+    }
+}
+
+/// The entry points: `name = body<dtype>`.
+macro_rules! entries {
+    ($($name:ident = $body:ident<$dtype:ty>)+) => {$(
+        /// Quantizes the matrix at `values` to packed codes and scale bytes.
+        ///
+        /// # Safety
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes`
+        /// and `scales` have room for `grid.blocks` blocks. All in global memory, and none overlap. The launch shape is the
+        /// one that `microscale_kernels_abi` gives.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            values: *const u8,
+            codes: *mut u8,
+            scales: *mut u8,
+            grid: BlockGrid,
+            options: QuantizeOptions,
+        ) {
+            // SAFETY: the same contract.
+            unsafe { $body::<$dtype>(values, codes, scales, grid, options) }
+        }
+    )+};
+}
+
+entries! {
+    mxfp4_quantize_f32_thread_a_block = thread_a_block<F32>
+    mxfp4_quantize_f16_thread_a_block = thread_a_block<F16>
+    mxfp4_quantize_bf16_thread_a_block = thread_a_block<Bf16>
+    mxfp4_quantize_f32_warp_a_block = warp_a_block<F32>
+    mxfp4_quantize_f16_warp_a_block = warp_a_block<F16>
+    mxfp4_quantize_bf16_warp_a_block = warp_a_block<Bf16>
+}

@@ -1,0 +1,185 @@
+//! Lane-local PTX instructions that Rust has no word for.
+//!
+//! rustc does not mark inline assembly as convergent, so LLVM may duplicate it into both sides of a branch or move it into
+//! one: harmless for what a lane does by itself, fatal for shuffles and barriers. Those are in [`crate::warp`].
+
+use core::arch::asm;
+
+/// Ends the kernel with an error that the host sees.
+pub(crate) fn trap() -> ! {
+    // SAFETY: has no operands; execution does not continue after it.
+    unsafe { core::arch::nvptx::trap() }
+}
+
+/// Reads 16 bytes that no one writes during the kernel and that are read once: past the first-level cache.
+///
+/// # Safety
+/// `address` points to 16 readable bytes in global memory, is a multiple of 16, and nothing writes there meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn load_16_streaming(address: *const u8) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise is what the instruction needs; `readonly` because it has no other effect.
+    unsafe {
+        asm!(
+            "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            address = in(reg64) address,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    [a, b, c, d]
+}
+
+/// Writes 16 bytes that will not be read soon.
+///
+/// # Safety
+/// `address` points to 16 writable bytes in global memory that no other thread touches, and is a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!(
+            "st.global.cs.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
+            a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+            address = in(reg64) address,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Adds to a counter, without an answer.
+///
+/// # Safety
+/// `address` points to a u64 in global memory, is a multiple of 8, and is only touched by atomic operations meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn add_to_counter(address: *mut u64, amount: u64) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("red.global.add.u64 [{address}], {amount};", address = in(reg64) address, amount = in(reg64) amount,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Raises a counter to at least `value`, without an answer.
+///
+/// # Safety
+/// As for [`add_to_counter`].
+#[inline(always)]
+pub(crate) unsafe fn raise_counter(address: *mut u64, value: u64) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("red.global.max.u64 [{address}], {value};", address = in(reg64) address, value = in(reg64) value,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Instructions on registers only: one line each.
+macro_rules! register_instructions {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $class:ident $type:ty),+) -> $out_class:ident $out:ty = $text:literal;)+) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name($($arg: $type),+) -> $out {
+            let result;
+            // SAFETY: reads and writes registers only.
+            unsafe {
+                asm!($text, out($out_class) result, $(in($class) $arg),+, options(pure, nomem, nostack, preserves_flags));
+            }
+            result
+        }
+    )+};
+}
+
+register_instructions! {
+    /// a + b, rounded toward zero.
+    add_toward_zero(a: reg32 f32, b: reg32 f32) -> reg32 f32 = "add.rz.f32 {}, {}, {};";
+    /// a + b, rounded up.
+    add_upward(a: reg32 f32, b: reg32 f32) -> reg32 f32 = "add.rp.f32 {}, {}, {};";
+    /// The larger of |a| and |b|; NaN if either is.
+    max_magnitude_f32(a: reg32 f32, b: reg32 f32) -> reg32 f32 =
+        "{{ .reg .f32 x, y; abs.f32 x, {1}; abs.f32 y, {2}; max.NaN.f32 {0}, x, y; }}";
+    /// The f16 in the low half, widened.
+    f16_low_to_f32(word: reg32 u32) -> reg32 f32 =
+        "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {1}; cvt.f32.f16 {0}, low; }}";
+    /// The f16 in the high half, widened.
+    f16_high_to_f32(word: reg32 u32) -> reg32 f32 =
+        "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {1}; cvt.f32.f16 {0}, high; }}";
+    /// Two values rounded to f16, ties to even: the first argument goes to the high half.
+    f16x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rn.f16x2.f32 {}, {}, {};";
+    /// Two values rounded to bf16, ties to even: the first argument goes to the high half.
+    bf16x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rn.bf16x2.f32 {}, {}, {};";
+}
+
+#[cfg(not(microscale_fp4))]
+register_instructions! {
+    /// a · b + c, rounded once.
+    fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
+    /// a · b + c in both halves, rounded once; bf16.
+    fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
+    /// a · b + c in both halves, rounded once; f16.
+    fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
+    /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
+    scale_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b32 x, minus_zero; abs.bf16x2 x, {1}; mov.b32 minus_zero, 0x80008000;
+        fma.rn.bf16x2 {0}, x, {2}, minus_zero; }}";
+    /// |a| · b in both halves, rounded once; f16.
+    scale_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b32 x; abs.f16x2 x, {1}; mul.rn.f16x2 {0}, x, {2}; }}";
+    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
+    /// byte's sign instead.
+    permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
+}
+
+#[cfg(all(microscale_sm90, not(microscale_fp4)))]
+register_instructions! {
+    /// The smaller of each half, for positive numbers: their bits order as they do.
+    min_positive_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.u16x2 {}, {}, {};";
+    /// The smaller of each half, for positive numbers: their bits order as they do.
+    min_positive_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.u16x2 {}, {}, {};";
+}
+
+#[cfg(microscale_sm90)]
+register_instructions! {
+    /// The larger of |a| and |b| in both halves, with some sign; NaN where either is; bf16.
+    max_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "max.NaN.xorsign.abs.bf16x2 {}, {}, {};";
+    /// The larger of |a| and |b| in both halves, with some sign; NaN where either is; f16.
+    max_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "max.NaN.xorsign.abs.f16x2 {}, {}, {};";
+}
+
+#[cfg(not(microscale_sm90))]
+register_instructions! {
+    /// The larger of |a| and |b| in both halves; NaN where either is; bf16.
+    max_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b32 x, y; abs.bf16x2 x, {1}; abs.bf16x2 y, {2}; max.NaN.bf16x2 {0}, x, y; }}";
+    /// The larger of |a| and |b| in both halves; NaN where either is; f16.
+    max_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b32 x, y; abs.f16x2 x, {1}; abs.f16x2 y, {2}; max.NaN.f16x2 {0}, x, y; }}";
+    /// The smaller of each half, for positive numbers; bf16.
+    min_positive_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.bf16x2 {}, {}, {};";
+    /// The smaller of each half, for positive numbers; f16.
+    min_positive_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.f16x2 {}, {}, {};";
+}
+
+#[cfg(microscale_fp4)]
+register_instructions! {
+    /// Eight values rounded to E2M1, ties to even, saturating: the first argument goes to the lowest nibble.
+    e2m1x8(v0: reg32 f32, v1: reg32 f32, v2: reg32 f32, v3: reg32 f32, v4: reg32 f32, v5: reg32 f32, v6: reg32 f32, v7: reg32 f32)
+        -> reg32 u32 =
+        "{{ .reg .b8 b0, b1, b2, b3;
+        cvt.rn.satfinite.e2m1x2.f32 b0, {2}, {1};
+        cvt.rn.satfinite.e2m1x2.f32 b1, {4}, {3};
+        cvt.rn.satfinite.e2m1x2.f32 b2, {6}, {5};
+        cvt.rn.satfinite.e2m1x2.f32 b3, {8}, {7};
+        mov.b32 {0}, {{b0, b1, b2, b3}}; }}";
+    /// Four values rounded to E2M1, in the low half.
+    e2m1x4(v0: reg32 f32, v1: reg32 f32, v2: reg32 f32, v3: reg32 f32) -> reg32 u32 =
+        "{{ .reg .b8 b0, b1, zero;
+        cvt.rn.satfinite.e2m1x2.f32 b0, {2}, {1};
+        cvt.rn.satfinite.e2m1x2.f32 b1, {4}, {3};
+        mov.b16 {{zero, _}}, 0;
+        mov.b32 {0}, {{b0, b1, zero, zero}}; }}";
+    /// Two E2M1 codes in the low byte, widened to f16 exactly: the low nibble goes to the low half.
+    e2m1x2_to_f16x2(codes: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b8 pair, rest1, rest2, rest3;
+        mov.b32 {{pair, rest1, rest2, rest3}}, {1};
+        cvt.rn.f16x2.e2m1x2 {0}, pair; }}";
+}

@@ -1,0 +1,220 @@
+"""Makes the golden vectors: the named libraries quantize the rows of inputs.py, and their bytes are written down.
+
+    python make_golden.py           # rewrites mxfp4/*.safetensors
+    python make_golden.py --check   # fails if any file differs from what the libraries give now
+
+README.md describes the files. Nothing here computes a scale or a code; check_spec.py does, to list the differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from collections.abc import Callable
+
+import gguf
+import ml_dtypes
+import numpy as np
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import preset_name_to_scheme
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from modelopt.torch.quantization.qtensor.mxfp4_tensor import MXFP4QTensor
+from safetensors import safe_open
+from safetensors.torch import save
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+from check_spec import VECTORS, Convention, find_slips
+from inputs import BLOCK, golden_input
+
+Tensors = dict[str, torch.Tensor]
+
+
+def quantize_torchao(rows: torch.Tensor, rule: str) -> Tensors:
+    scales, codes = to_mx(rows, torch.float4_e2m1fn_x2, BLOCK, ScaleCalculationMode[rule.upper()])
+    return {"codes": codes.view(torch.uint8), "scales": scales.view(torch.uint8)}
+
+
+def quantize_compressed_tensors(rows: torch.Tensor, rule: str) -> Tensors:
+    scheme = preset_name_to_scheme("MXFP4A16", ["Linear"])
+    scale, _ = compute_dynamic_scales_and_zp(rows, scheme.weights, module=None)
+    compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
+    compressed = compressor.compress({"weight": rows, "weight_scale": scale}, scheme)
+    return {"codes": compressed["weight_packed"], "scales": compressed["weight_scale"]}
+
+
+def quantize_modelopt(rows: torch.Tensor, rule: str) -> Tensors:
+    quantized, scales = MXFP4QTensor.quantize(rows, BLOCK)
+    return {"codes": quantized._quantized_data, "scales": scales.reshape(len(rows), -1)}
+
+
+def quantize_gguf(rows: torch.Tensor, rule: str) -> Tensors:
+    """GGUF's 17-byte blocks as they are, and the same codes in the order of the other files."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        blocks = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType.MXFP4)
+    parts = blocks.reshape(len(rows), -1, 1 + BLOCK // 2)
+    halves = parts[:, :, 1:]
+    codes = np.concatenate((halves & 0x0F, halves >> 4), axis=-1).reshape(len(rows), -1)
+    return {
+        "codes": torch.from_numpy(codes[:, 0::2] | codes[:, 1::2] << 4),
+        "scales": torch.from_numpy(parts[:, :, 0].copy()),
+        "gguf_blocks": torch.from_numpy(blocks),
+    }
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library, the function of it that is recorded, and the convention nearest to what it does."""
+
+    package: str
+    function: str
+    quantize: Callable[[torch.Tensor, str], Tensors]
+    rules: tuple[str, ...]
+    types: tuple[str, ...]
+    ties: str = "even"
+    zero_sign: str = "keep"
+
+    @property
+    def file_stem(self) -> str:
+        return f"{self.package.removeprefix('nvidia-')}-{version(self.package)}"
+
+
+LIBRARIES = (
+    Library(
+        "torchao",
+        "torchao.prototype.mx_formats.mx_tensor.to_mx",
+        quantize_torchao,
+        ("floor", "ceil", "even", "rceil"),
+        ("f32", "bf16"),
+    ),
+    Library(
+        "compressed-tensors",
+        "compute_dynamic_scales_and_zp, then MXFP4PackedCompressor.compress, preset MXFP4A16",
+        quantize_compressed_tensors,
+        ("even",),
+        ("f32", "bf16", "f16"),
+        zero_sign="keep-unless-exact",
+    ),
+    Library(
+        "nvidia-modelopt",
+        "modelopt.torch.quantization.qtensor.mxfp4_tensor.MXFP4QTensor.quantize",
+        quantize_modelopt,
+        ("rceil",),
+        ("f32", "bf16", "f16"),
+        ties="toward-zero",
+        zero_sign="negative-if-exact",
+    ),
+    Library(
+        "gguf",
+        "gguf.quants.quantize, type MXFP4; codes reordered from its half-split nibbles, raw blocks in gguf_blocks",
+        quantize_gguf,
+        ("floor",),
+        ("f32",),
+        ties="toward-zero",
+        zero_sign="drop",
+    ),
+)
+
+
+def as_torch(rows: np.ndarray) -> torch.Tensor:
+    """A torch copy of rows of any of the input types."""
+    if rows.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(rows.copy())
+
+
+def library_file(library: Library, rule: str, type_name: str) -> tuple[Tensors, dict[str, str]]:
+    """Tensors and metadata of one library's file."""
+    golden = golden_input(type_name)
+    rows = as_torch(golden.rows)
+    made = {name: tensor.contiguous() for name, tensor in library.quantize(rows.clone(), rule).items()}
+    convention = Convention(rule, library.ties, library.zero_sign)
+    slips, nonfinite = find_slips(golden.rows, made["codes"].numpy(), made["scales"].numpy(), convention)
+    metadata = {
+        "library": library.package,
+        "version": version(library.package),
+        "torch": torch.__version__.split("+")[0],
+        "function": library.function,
+        "rule": rule,
+        "ties": library.ties,
+        "zero_sign": library.zero_sign,
+        "groups": json.dumps(golden.groups),
+        "slips": json.dumps([[slip.row, slip.block] for slip in slips]),
+        "nonfinite": json.dumps(nonfinite),
+    }
+    return {"input": rows, **made}, metadata
+
+
+def ml_dtypes_file() -> tuple[Tensors, dict[str, str]]:
+    """What ml_dtypes makes of every 16-bit float, every E2M1 code and every E8M0 byte."""
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(invalid="ignore"):
+        codes = {
+            name: patterns.view(dtype).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 0x0F
+            for name, dtype in (("e2m1_from_bf16", ml_dtypes.bfloat16), ("e2m1_from_f16", np.float16))
+        }
+    nibbles = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn)
+    octets = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    tables = {**codes, "e2m1_to_f32": nibbles.astype(np.float32), "e8m0_to_f32": octets.astype(np.float32)}
+    metadata = {
+        "library": "ml_dtypes",
+        "version": version("ml_dtypes"),
+        "function": "astype between bfloat16, float16, float32 and float4_e2m1fn, float8_e8m0fnu",
+    }
+    return {name: torch.from_numpy(table) for name, table in tables.items()}, metadata
+
+
+def golden_files() -> dict[str, tuple[Tensors, dict[str, str]]]:
+    """Every file's tensors and metadata, by file name."""
+    files = {f"ml_dtypes-{version('ml_dtypes')}-tables.safetensors": ml_dtypes_file()}
+    for library in LIBRARIES:
+        for rule in library.rules:
+            for type_name in library.types:
+                name = f"{library.file_stem}-{rule}-{type_name}.safetensors"
+                files[name] = library_file(library, rule, type_name)
+    return files
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality of type, shape and bits, so that NaN equals itself and -0 does not equal +0."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def matches(path: Path, tensors: Tensors, metadata: dict[str, str]) -> bool:
+    """Whether the file at `path` holds exactly these tensors and this metadata."""
+    if not path.exists():
+        return False
+    with safe_open(path, framework="pt") as file:
+        return (
+            file.metadata() == metadata
+            and set(file.keys()) == set(tensors)
+            and all(same_bytes(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the files, write nothing")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    files = golden_files()
+    if arguments.check:
+        stale = [name for name, made in files.items() if not matches(VECTORS / name, *made)]
+        stale += [path.name for path in VECTORS.glob("*.safetensors") if path.name not in files]
+        for name in stale:
+            print(f"differs: {name}", file=sys.stderr)
+        return 1 if stale else 0
+    VECTORS.mkdir(exist_ok=True)
+    for name, (tensors, metadata) in files.items():
+        if not matches(VECTORS / name, tensors, metadata):
+            (VECTORS / name).write_bytes(save(tensors, metadata))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

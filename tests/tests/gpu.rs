@@ -1,0 +1,70 @@
+//! GPU against CPU, bit for bit. Without a GPU every test here reports itself as ignored, and says why; with
+//! `MICROSCALE_REQUIRE_GPU=1` that is a failure instead.
+
+mod gpu_tests {
+    pub mod dequantize;
+    pub mod device_buffers;
+    pub mod quantize;
+    pub mod support;
+}
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use gpu_tests::{dequantize, device_buffers, quantize};
+use libtest_mimic::{Arguments, Failed, Trial};
+use microscale::gpu::{Gpu, devices};
+
+/// Every test: its name and body.
+const TESTS: &[(&str, fn(&Gpu))] = &[
+    ("quantize_equals_the_cpu_for_every_option", quantize::equals_the_cpu_for_every_option),
+    ("quantize_equals_the_cpu_on_every_16_bit_pattern", quantize::equals_the_cpu_on_every_16_bit_pattern),
+    (
+        "quantize_equals_the_cpu_on_every_f32_exponent_and_tie",
+        quantize::equals_the_cpu_on_every_f32_exponent_and_tie,
+    ),
+    ("quantize_equals_the_cpu_on_golden_inputs", quantize::equals_the_cpu_on_golden_inputs),
+    ("quantize_refuses_what_the_cpu_refuses", quantize::refuses_what_the_cpu_refuses),
+    ("quantize_handles_empty_matrices", quantize::handles_empty_matrices),
+    ("baselines_equal_the_product", quantize::baselines_equal_the_product),
+    ("dequantize_equals_the_cpu_on_every_code_and_scale", dequantize::equals_the_cpu_on_every_code_and_scale),
+    ("dequantize_equals_the_cpu_on_every_shape", dequantize::equals_the_cpu_on_every_shape),
+    ("device_buffers_may_start_anywhere", device_buffers::may_start_anywhere),
+    ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),
+    ("device_buffers_that_are_too_short_are_refused", device_buffers::that_are_too_short_are_refused),
+    ("reports_add_up_and_clear", device_buffers::reports_add_up_and_clear),
+    ("streams_overlap", device_buffers::streams_overlap),
+    ("graphs_capture_and_replay", device_buffers::graphs_capture_and_replay),
+    ("more_than_2_to_the_32_elements", device_buffers::more_than_2_to_the_32_elements),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // The tests share one GPU and some fill its memory.
+    arguments.test_threads = Some(1);
+    let required = std::env::var("MICROSCALE_REQUIRE_GPU").is_ok_and(|value| value == "1");
+    let trials = match devices().and_then(|_| Gpu::new(0)) {
+        Ok(gpu) => on_gpu(Arc::new(gpu)),
+        Err(why) if required => {
+            let why = format!("MICROSCALE_REQUIRE_GPU=1, but {why}");
+            vec![Trial::test("a_gpu_is_there", move || Err(Failed::from(why)))]
+        }
+        Err(why) => {
+            println!("\n{} GPU tests are skipped: {why}", TESTS.len());
+            TESTS.iter().map(|(name, _)| Trial::test(*name, || Ok(())).with_ignored_flag(true)).collect()
+        }
+    };
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn on_gpu(gpu: Arc<Gpu>) -> Vec<Trial> {
+    println!("\nGPU tests on {:?}", gpu.info());
+    let trial = |(name, test): &(&'static str, fn(&Gpu))| {
+        let (gpu, test) = (gpu.clone(), *test);
+        Trial::test(*name, move || {
+            test(&gpu);
+            Ok(())
+        })
+    };
+    TESTS.iter().map(trial).collect()
+}

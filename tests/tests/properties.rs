@@ -1,0 +1,11 @@
+//! What holds for any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by law.
+
+mod property_tests {
+    mod dequantize;
+    mod errors;
+    mod inputs;
+    mod large;
+    mod quality;
+    mod quantize;
+    mod round_trip;
+}

@@ -1,0 +1,179 @@
+//! Matrices that are cut into pieces and spread over threads give what their rows give alone.
+
+use half::{bf16, f16};
+use microscale::cpu::{Isa, dequantize_with, quantize_with};
+use microscale::{ErrorStats, NonFinite, Position, QuantizedTensor, Recipe, Report, Shape, quantize};
+use microscale_tests::cases::{assert_same_blocks, spread};
+use microscale_tests::oracle::{self, BLOCK, Exact, Expected};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Where work may be cut: around multiples of 65 536 elements, in one row or many, whole blocks or not.
+const SHAPES: [(usize, usize); 16] = [
+    (1, 65_535),
+    (1, 65_536),
+    (1, 65_537),
+    (1, 65_569),
+    (1, 131_071),
+    (1, 200_001),
+    (3, 65_536),
+    (3, 65_505),
+    (2047, 32),
+    (2048, 32),
+    (2049, 32),
+    (2049, 31),
+    (4099, 7),
+    (700, 97),
+    (97, 1001),
+    (5, 33_333),
+];
+
+fn pools() -> [ThreadPool; 3] {
+    [1, 2, 3].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().expect("threads"))
+}
+
+/// Every magnitude, a block's elements close together; few non-finite ones.
+fn values<T: Exact>(rows: usize, cols: usize, rng: &mut fastrand::Rng) -> Vec<T> {
+    let mut exponent = 0;
+    let one = |index: usize| {
+        if index.is_multiple_of(BLOCK) {
+            exponent = rng.i32(T::SMALLEST_EXPONENT..T::LARGEST.log2() as i32);
+        }
+        match rng.u32(..5000) {
+            0 => f64::NAN,
+            1 => f64::NEG_INFINITY,
+            2 => f64::INFINITY,
+            _ => (rng.f64() - 0.5) * oracle::power_of_two(exponent),
+        }
+    };
+    (0..rows * cols).map(one).map(T::round_f64).collect()
+}
+
+/// The rows one by one, quantized by the reference alone, and the sum of their reports.
+fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expected {
+    let mut sum = Expected::default();
+    for row in 0..shape.rows {
+        let mut alone = QuantizedTensor::zeros(recipe.format, 1, shape.cols).expect("a row");
+        let row_values = &values[row * shape.row_stride..][..shape.cols];
+        let mut report =
+            quantize_with(Isa::Reference, row_values, Shape::new(1, shape.cols), recipe, &mut alone)
+                .expect("a row");
+        report.first_non_finite = report.first_non_finite.map(|at| Position { row, ..at });
+        sum.report += report;
+        sum.codes.extend(alone.codes());
+        sum.scales.extend(alone.scales());
+    }
+    sum
+}
+
+fn check<T: Exact>(pools: &[ThreadPool], seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for (rows, cols) in SHAPES {
+        let values = values::<T>(rows, cols, &mut rng);
+        let gap = rng.usize(1..9);
+        for (values, shape) in
+            [(values.clone(), Shape::new(rows, cols)), spread(&values, Shape::new(rows, cols), cols + gap)]
+        {
+            for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
+                let recipe = Recipe { non_finite, ..Recipe::default() };
+                let right = row_by_row(&values, shape, &recipe);
+                assert_eq!(right, oracle::quantize(&values, shape, &recipe), "the oracle: {shape:?}");
+                for isa in Isa::available() {
+                    for pool in pools {
+                        let what = format!("{isa:?}, {shape:?}, {} threads", pool.current_num_threads());
+                        let mut found = QuantizedTensor::zeros(recipe.format, rows, cols).expect("a tensor");
+                        let report = pool
+                            .install(|| quantize_with(isa, &values, shape, &recipe, &mut found))
+                            .expect(&what);
+                        assert_same_blocks(&found, &right, &what);
+                        assert_eq!(report, right.report, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantizing_f32_is_row_by_row() {
+    check::<f32>(&pools(), 4);
+}
+
+#[test]
+fn quantizing_f16_is_row_by_row() {
+    check::<f16>(&pools(), 5);
+}
+
+#[test]
+fn quantizing_bf16_is_row_by_row() {
+    check::<bf16>(&pools(), 6);
+}
+
+/// The first of several non-finite elements is found whichever thread meets it, and nothing is counted twice.
+#[test]
+fn the_first_non_finite_element_is_the_first_in_row_major_order() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    for pool in pools() {
+        for (rows, cols) in SHAPES {
+            let shape = Shape::new(rows, cols);
+            let mut values = vec![1.0f32; rows * cols];
+            let mut places: Vec<usize> = (0..3).map(|_| rng.usize(..values.len())).collect();
+            places.sort_unstable();
+            places.dedup();
+            for place in &places {
+                values[*place] = f32::NAN;
+            }
+            let why = pool.install(|| quantize(&values, shape, &Recipe::default()));
+            let Err(microscale::Error::NonFinite { first, report }) = why else { panic!("{why:?}") };
+            assert_eq!(first, Position { row: places[0] / cols, col: places[0] % cols });
+            let right =
+                Report { nan: places.len() as u64, first_non_finite: Some(first), ..Report::default() };
+            assert_eq!(report, right);
+        }
+    }
+}
+
+#[test]
+fn dequantizing_is_row_by_row_and_leaves_gaps_alone() {
+    let mut rng = fastrand::Rng::with_seed(8);
+    for (rows, cols) in SHAPES {
+        let blocks = rows * cols.div_ceil(BLOCK);
+        let codes: Vec<u8> = (0..blocks * BLOCK / 2).map(|_| rng.u8(..)).collect();
+        let scales: Vec<u8> = (0..blocks).map(|_| rng.u8(..)).collect();
+        let in_row = cols.div_ceil(BLOCK);
+        let row_stride = cols + rng.usize(..9);
+        let untouched = 12345.0f32;
+        let mut right = vec![untouched; rows * row_stride];
+        for row in 0..rows {
+            let codes = codes[row * in_row * BLOCK / 2..][..in_row * BLOCK / 2].to_vec();
+            let scales = scales[row * in_row..][..in_row].to_vec();
+            let alone =
+                QuantizedTensor::from_parts(Recipe::default().format, 1, cols, codes, scales).expect("a row");
+            dequantize_with(Isa::Reference, &alone, &mut right[row * row_stride..][..cols], cols)
+                .expect("a row");
+        }
+        let tensor = QuantizedTensor::from_parts(Recipe::default().format, rows, cols, codes, scales)
+            .expect("a tensor");
+        for isa in Isa::available() {
+            for pool in pools() {
+                let mut found = vec![untouched; rows * row_stride];
+                pool.install(|| dequantize_with(isa, &tensor, &mut found, row_stride)).expect("room for all");
+                let same = found.iter().zip(&right).position(|(a, b)| a.to_bits() != b.to_bits());
+                assert_eq!(same, None, "{isa:?}, {rows}x{cols}/{row_stride}");
+            }
+        }
+    }
+}
+
+#[test]
+fn error_figures_do_not_depend_on_threads() {
+    let mut rng = fastrand::Rng::with_seed(9);
+    let shape = Shape::new(97, 1001);
+    let values = values::<f32>(97, 1001, &mut rng);
+    let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
+    let tensor = quantize(&values, shape, &recipe).expect("nothing is refused").tensor;
+    let figures = pools().map(|pool| {
+        pool.install(|| ErrorStats::of_quantized(&values, shape, &tensor))
+            .expect("the tensor is of the shape")
+    });
+    assert!(figures.iter().all(|figure| *figure == figures[0]), "{figures:?}");
+}

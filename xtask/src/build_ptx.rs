@@ -1,0 +1,179 @@
+//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, or compares with what is committed there.
+
+mod normalize;
+
+use crate::toolchain::Toolchain;
+use crate::{layout, process};
+use anyhow::{Context, Result, bail};
+use microscale_kernels_abi::{TARGETS, Target};
+use std::fs;
+use std::path::Path;
+
+/// What the command line asks for.
+struct Request {
+    check: bool,
+    targets: Vec<&'static Target>,
+}
+
+/// Builds, or with `--check` compares.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let request = parse(arguments)?;
+    let kernels = layout::kernels()?;
+    let pin = kernels.join("rust-toolchain.toml");
+    let pin = fs::read_to_string(&pin).with_context(|| format!("cannot read {}", pin.display()))?;
+    let toolchain = Toolchain::parse(&pin)?;
+    toolchain.ensure_installed()?;
+
+    let committed = layout::ptx()?;
+    let destination = if request.check { kernels.join("target").join("check") } else { committed.clone() };
+    fs::create_dir_all(&destination)?;
+    let mut differences = Vec::new();
+    for target in request.targets {
+        println!("building {}", layout::ptx_file(target.name));
+        let ptx = build(target, &toolchain, request.check)?;
+        let file = destination.join(layout::ptx_file(target.name));
+        fs::write(&file, &ptx).with_context(|| format!("cannot write {}", file.display()))?;
+        if request.check {
+            differences.extend(compare(&committed.join(layout::ptx_file(target.name)), &ptx));
+        }
+    }
+    if !differences.is_empty() {
+        let list = differences.join("\n");
+        bail!("host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`\n{list}");
+    }
+    if request.check {
+        println!("host/ptx is what kernels-gpu compiles to");
+    }
+    Ok(())
+}
+
+fn parse(arguments: &[String]) -> Result<Request> {
+    let mut request = Request { check: false, targets: Vec::new() };
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--check" => request.check = true,
+            "--target" => {
+                let name = arguments.next().context("--target needs a name")?;
+                let target = TARGETS.iter().find(|target| target.name == name);
+                let target = target.with_context(|| format!("no target {name}; there are {}", names()))?;
+                request.targets.push(target);
+            }
+            other => bail!("build-ptx does not know `{other}`"),
+        }
+    }
+    if request.targets.is_empty() {
+        request.targets.extend(&TARGETS);
+    }
+    Ok(request)
+}
+
+fn names() -> String {
+    TARGETS.map(|target| target.name).join(", ")
+}
+
+/// Compiles the kernels for one target and returns the PTX as it is committed.
+fn build(target: &Target, toolchain: &Toolchain, locked: bool) -> Result<String> {
+    let kernels = layout::kernels()?;
+    // One folder a target: the flags differ, so they would evict each other's build of `core`.
+    let build_dir = kernels.join("target").join(target.name);
+    let mut cargo = toolchain.cargo();
+    cargo.current_dir(&kernels).args(["build", "--quiet", "--release", "--target", "nvptx64-nvidia-cuda"]);
+    cargo.arg("-Zbuild-std=core").arg("--target-dir").arg(&build_dir);
+    if locked {
+        cargo.arg("--locked");
+    }
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags(target, &layout::root()?).join("\x1f"));
+    process::run(&mut cargo).with_context(|| format!("the kernels do not build for {}", target.name))?;
+    let raw = build_dir.join("nvptx64-nvidia-cuda/release/microscale_kernels.ptx");
+    let raw = fs::read_to_string(&raw).with_context(|| format!("cannot read {}", raw.display()))?;
+    Ok(format!("{}\n{}", header(target, toolchain), normalize::normalize(&raw)))
+}
+
+/// The version that LLVM gives family-specific targets unasked, as older ones do not have them. rustc does not know its
+/// name, and warns of it, so it is left unsaid; `check-ptx` sees that the PTX says what the table of targets says.
+const FAMILY_DEFAULT: &str = "ptx88";
+
+/// The flags of a target, for `CARGO_ENCODED_RUSTFLAGS`, which unlike `RUSTFLAGS` may hold paths with spaces.
+fn rustflags(target: &Target, root: &Path) -> Vec<String> {
+    let mut flags = vec![
+        format!("-Ctarget-cpu={}", target.name),
+        // A path in a panic message would make the PTX depend on where the checkout lies.
+        format!("--remap-path-prefix={}=microscale", root.display()),
+        "--check-cfg=cfg(microscale_fp4, microscale_sm90)".to_owned(),
+        // An array indexed in a loop that stays a loop lands in local memory: a lane's chunks must be unrolled altogether.
+        "-Cllvm-args=-unroll-threshold=20000".to_owned(),
+    ];
+    if target.ptx_feature != FAMILY_DEFAULT {
+        flags.push(format!("-Ctarget-feature=+{}", target.ptx_feature));
+    }
+    if target.hardware_fp4 {
+        flags.push("--cfg=microscale_fp4".to_owned());
+    }
+    if target.packed_integer_minmax {
+        flags.push("--cfg=microscale_sm90".to_owned());
+    }
+    flags
+}
+
+fn header(target: &Target, toolchain: &Toolchain) -> String {
+    let (major, minor) = target.compute_capability;
+    let devices =
+        if target.family_only { format!("{major}.x") } else { format!("{major}.{minor} and newer") };
+    format!(
+        "// Generated by `cargo xtask build-ptx` from kernels-gpu with Rust {}. Do not edit.\n\
+         // For {}: NVIDIA GPUs of compute capability {devices}.\n",
+        toolchain.channel, target.name
+    )
+}
+
+/// Says how a committed file differs from what was just built, if it does.
+fn compare(committed: &Path, built: &str) -> Option<String> {
+    let name = committed.file_name().unwrap_or_default().to_string_lossy();
+    let Ok(text) = fs::read_to_string(committed) else { return Some(format!("{name}: missing")) };
+    let (line, old, new) = first_difference(&text, built)?;
+    Some(format!("{name}, line {line}\n  committed: {old}\n  rebuilt:   {new}"))
+}
+
+/// The first line in which two texts differ, with its number.
+fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &'a str)> {
+    if old == new {
+        return None;
+    }
+    // Split at '\n' only, so that a carriage return is a difference too; there is one, or the texts would be equal.
+    let (mut old, mut new) = (old.split('\n'), new.split('\n'));
+    (1..).find_map(|line| match (old.next(), new.next()) {
+        (Some(a), Some(b)) if a == b => None,
+        (a, b) => Some((line, a.unwrap_or("(end of file)"), b.unwrap_or("(end of file)"))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found() {
+        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
+        assert_eq!(first_difference("a\nb\n", "a\nc\n"), Some((2, "b", "c")));
+        assert_eq!(first_difference("a\nb\n", "a\n"), Some((2, "b", "")));
+        assert_eq!(first_difference("a", "a\nb"), Some((2, "(end of file)", "b")));
+        assert_eq!(first_difference("a\r\n", "a\n"), Some((1, "a\r", "a")));
+    }
+
+    #[test]
+    fn a_target_that_does_not_exist_is_refused() {
+        let error = parse(&["--target".into(), "sm_10".into()]).err().unwrap();
+        assert!(error.to_string().contains("sm_120f"), "{error}");
+        assert_eq!(parse(&[]).unwrap().targets.len(), TARGETS.len());
+    }
+
+    #[test]
+    fn flags_follow_the_table_of_targets() {
+        for target in &TARGETS {
+            let flags = rustflags(target, Path::new("/somewhere"));
+            assert_eq!(flags.contains(&"--cfg=microscale_fp4".to_owned()), target.hardware_fp4);
+            assert_eq!(flags.contains(&"--cfg=microscale_sm90".to_owned()), target.packed_integer_minmax);
+        }
+    }
+}

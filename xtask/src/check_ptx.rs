@@ -1,0 +1,126 @@
+//! `check-ptx`: reads the committed PTX, and what NVIDIA's assembler makes of it, and fails on anything that would be slow
+//! or would not run. Needs no GPU and, but for the assembler, nothing beyond this program.
+
+mod assembler;
+mod assembly;
+mod main_path;
+mod module;
+mod report;
+mod requirements;
+mod resources;
+mod rules;
+mod sass;
+
+use crate::layout;
+use anyhow::{Context, Result, bail};
+use microscale_kernels_abi::{TARGETS, Target};
+use module::Module;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Something that is wrong, and where.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    /// A file name with a line, or a kernel with a GPU.
+    place: String,
+    message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
+/// A target with its PTX.
+struct Ptx {
+    target: &'static Target,
+    file: PathBuf,
+    module: Module,
+}
+
+#[derive(Default)]
+struct Request {
+    /// The report shows the kernels whose name contains this.
+    kernel: String,
+    install_ptxas: bool,
+    require_ptxas: bool,
+}
+
+/// Checks everything, prints the report, and fails if anything was found.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let request = parse(arguments)?;
+    let ptx = read()?;
+    let mut findings = rules::check(&ptx);
+    findings.extend(strays(&ptx)?);
+    let kernels: usize = ptx.iter().map(|ptx| ptx.module.entries.len()).sum();
+    println!("text: {} files, {kernels} kernels, {}", ptx.len(), count(&findings));
+
+    match assembler::find(request.install_ptxas)? {
+        Some(assembler) => {
+            println!("assembling with {}", assembler.version);
+            let results = assembly::assemble_all(&assembler, &ptx)?;
+            let found = assembly::check(&results);
+            println!("assembler: {} modules, {}", results.len(), count(&found));
+            findings.extend(found);
+            report::print(&results, &request.kernel)?;
+        }
+        None if request.require_ptxas => bail!("ptxas was not found\n{}", assembler::HOW_TO_GET_IT),
+        None => println!("assembler: SKIPPED, ptxas was not found\n{}", assembler::HOW_TO_GET_IT),
+    }
+
+    if !findings.is_empty() {
+        let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
+        bail!("{}\n{}", count(&findings), list.join("\n"));
+    }
+    Ok(())
+}
+
+fn parse(arguments: &[String]) -> Result<Request> {
+    let mut request = Request::default();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--kernel" => request.kernel = arguments.next().context("--kernel needs a text")?.clone(),
+            "--install-ptxas" => request.install_ptxas = true,
+            "--require-ptxas" => request.require_ptxas = true,
+            other => bail!("check-ptx does not know `{other}`"),
+        }
+    }
+    Ok(request)
+}
+
+fn read() -> Result<Vec<Ptx>> {
+    let folder = layout::ptx()?;
+    let read = |target: &'static Target| {
+        let file = folder.join(layout::ptx_file(target.name));
+        let text = std::fs::read_to_string(&file);
+        let text = text
+            .with_context(|| format!("cannot read {}; `cargo xtask build-ptx` writes it", file.display()))?;
+        let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
+        Ok(Ptx { target, file, module })
+    };
+    TARGETS.iter().map(read).collect()
+}
+
+/// Files beside the PTX that no target owns: left over from a target that was renamed or given up.
+fn strays(ptx: &[Ptx]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for entry in std::fs::read_dir(layout::ptx()?)? {
+        let file = entry?.path();
+        let is_ptx = file.extension().is_some_and(|extension| extension == "ptx");
+        if is_ptx && ptx.iter().all(|ptx| ptx.file != file) {
+            let message = "no target has this name (microscale-kernels-abi lists them)".to_owned();
+            findings.push(Finding { place: file.display().to_string(), message });
+        }
+    }
+    Ok(findings)
+}
+
+fn count(findings: &[Finding]) -> String {
+    match findings.len() {
+        0 => "nothing wrong".to_owned(),
+        1 => "1 thing wrong".to_owned(),
+        n => format!("{n} things wrong"),
+    }
+}

@@ -1,0 +1,197 @@
+//! Assembling the PTX for real GPUs, and what must hold of the result.
+
+use super::assembler::Assembler;
+use super::main_path::{MainPath, main_path};
+use super::requirements::requirements;
+use super::resources::{self, Resources};
+use super::sass::{self, Code};
+use super::{Finding, Ptx};
+use crate::{layout, process};
+use anyhow::{Context, Result, bail};
+use microscale_kernels_abi::{Kernel, Target, kernels};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A kernel as one GPU runs it.
+pub(super) struct Assembled {
+    /// Its description, if the kernels' table has it.
+    pub(super) kernel: Option<&'static Kernel>,
+    pub(super) name: String,
+    pub(super) resources: Resources,
+    pub(super) code: Code,
+    pub(super) main_path: Option<MainPath>,
+}
+
+/// A module assembled for one GPU, or why it was not.
+pub(super) struct Assembly {
+    pub(super) target: &'static Target,
+    /// `sm_103a`
+    pub(super) gpu: &'static str,
+    pub(super) result: Result<Vec<Assembled>>,
+}
+
+/// Assembles every module for every GPU in the table of targets, on all cores, and returns them in the table's order.
+pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx]) -> Result<Vec<Assembly>> {
+    let folder = layout::root()?.join("target").join("check-ptx");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let jobs: Vec<(&Ptx, &'static str)> =
+        ptx.iter().flat_map(|ptx| ptx.target.assemble_for.iter().map(move |gpu| (ptx, *gpu))).collect();
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((ptx, gpu)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = assemble(assembler, ptx, gpu, &folder);
+                    let assembly = Assembly { target: ptx.target, gpu, result };
+                    done.lock().expect("no worker panics").push(assembly);
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().expect("no worker panics");
+    let order =
+        |a: &Assembly| jobs.iter().position(|(ptx, gpu)| (ptx.target.name, *gpu) == (a.target.name, a.gpu));
+    done.sort_by_key(order);
+    Ok(done)
+}
+
+fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Result<Vec<Assembled>> {
+    let cubin = folder.join(format!("{}_on_{gpu}.cubin", ptx.target.name));
+    let mut ptxas = Command::new(&assembler.ptxas);
+    ptxas.args(["--verbose", "--gpu-name", gpu, "--output-file"]).arg(&cubin).arg(&ptx.file);
+    let output = process::capture(&mut ptxas)?;
+    let said = format!("{}{}", process::text(output.stdout)?, process::text(output.stderr)?);
+    if !output.status.success() {
+        // It repeats itself; the first lines say it all.
+        let errors: Vec<&str> = said.lines().filter(|line| !line.contains(" info ")).take(5).collect();
+        bail!("does not assemble: {}", errors.join("\n  "));
+    }
+    let mut resources = resources::parse(&said);
+    let listing = process::read(Command::new(&assembler.nvdisasm).arg("-c").arg(&cubin))?;
+    let mut code = sass::parse(&listing);
+    let kernel = |entry: &super::module::Entry| {
+        let name = entry.name.clone();
+        let resources = resources.remove(&name).with_context(|| format!("ptxas says nothing of {name}"))?;
+        let code = code.remove(&name).with_context(|| format!("nvdisasm does not show {name}"))?;
+        let kernel = kernels().iter().find(|kernel| kernel.name == name);
+        Ok(Assembled { kernel, name, resources, main_path: main_path(&code), code })
+    };
+    ptx.module.entries.iter().map(kernel).collect()
+}
+
+/// Nothing may fail to assemble, use local memory, or lose the conversion instructions it was written with. What is wrong
+/// on several GPUs is said once.
+pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
+    let mut gpus: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
+    for assembly in assemblies {
+        for message in wrong(assembly) {
+            gpus.entry((assembly.target.name, message)).or_default().push(assembly.gpu);
+        }
+    }
+    let finding = |((target, message), gpus): ((&str, String), Vec<&str>)| Finding {
+        place: format!("{} on {}", layout::ptx_file(target), gpus.join(", ")),
+        message,
+    };
+    gpus.into_iter().map(finding).collect()
+}
+
+fn wrong(assembly: &Assembly) -> Vec<String> {
+    let kernels = match &assembly.result {
+        Ok(kernels) => kernels,
+        Err(error) => return vec![format!("{error:#}")],
+    };
+    let of_kernel = |kernel: &Assembled| {
+        let messages = [local_memory(kernel.resources), lost_conversion(kernel, assembly.target)];
+        messages.map(|message| message.map(|message| format!("{}: {message}", kernel.name)))
+    };
+    kernels.iter().flat_map(of_kernel).flatten().collect()
+}
+
+fn local_memory(used: Resources) -> Option<String> {
+    let Resources { stack, spill_stores, spill_loads, .. } = used;
+    let any = stack + spill_stores + spill_loads > 0;
+    any.then(|| {
+        format!("local memory: {stack} bytes of stack, {spill_stores} spilled, {spill_loads} reloaded")
+    })
+}
+
+fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
+    let lost = requirements(target, assembled.kernel?)
+        .find(|requirement| !contains(&assembled.code, requirement.sass))?;
+    let (name, modifier) = lost.sass;
+    Some(format!("no {name}…{modifier} in the machine code"))
+}
+
+/// The code has an instruction with this modifier.
+pub(super) fn contains(code: &Code, (name, modifier): (&str, &str)) -> bool {
+    code.instructions.iter().any(|instruction| instruction.name() == name && instruction.has(modifier))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sass::tests::listing;
+    use super::*;
+    use microscale_kernels_abi::TARGETS;
+
+    fn assembled(name: &str, resources: Resources, code: &str) -> Assembly {
+        let target = TARGETS.iter().find(|target| target.hardware_fp4).unwrap();
+        let kernel = kernels().iter().find(|kernel| kernel.name == name);
+        let code = listing(code);
+        let kernel = Assembled { kernel, name: name.to_owned(), resources, main_path: None, code };
+        Assembly { target, gpu: "sm_000", result: Ok(vec![kernel]) }
+    }
+
+    fn messages(assembly: Assembly) -> Vec<String> {
+        check(&[assembly]).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn spills_and_stack_frames_are_found() {
+        assert_eq!(
+            messages(assembled("k", Resources { registers: 255, ..Default::default() }, "EXIT")),
+            [""; 0]
+        );
+        for used in [
+            Resources { stack: 8, ..Default::default() },
+            Resources { spill_stores: 4, ..Default::default() },
+            Resources { spill_loads: 4, ..Default::default() },
+        ] {
+            let found = messages(assembled("k", used, "EXIT"));
+            assert!(found.len() == 1 && found[0].starts_with("k: local memory"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_on_several_gpus_is_said_once() {
+        let used = Resources { stack: 8, ..Default::default() };
+        let on = |gpu| Assembly { gpu, ..assembled("k", used, "EXIT") };
+        let found = check(&[on("sm_000"), on("sm_001")]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].place.ends_with(".ptx on sm_000, sm_001"), "{found:?}");
+    }
+
+    #[test]
+    fn a_lost_conversion_is_found() {
+        let name = kernels().iter().find(|kernel| kernel.converts_fp4).unwrap().name;
+        let kept = "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R0, R5, RZ\nEXIT";
+        assert_eq!(messages(assembled(name, Resources::default(), kept)), [""; 0]);
+        let lost = "F2FP.BF16.F32.PACK_AB R0, R0, R5\nEXIT";
+        let expected = format!("{name}: no F2FP…E2M1 in the machine code");
+        assert_eq!(messages(assembled(name, Resources::default(), lost)), [expected]);
+    }
+
+    #[test]
+    fn what_does_not_assemble_is_found() {
+        let failed = Assembly {
+            target: &TARGETS[0],
+            gpu: "sm_000",
+            result: Err(anyhow::anyhow!("does not assemble: x")),
+        };
+        let found = check(&[failed]);
+        assert_eq!(found[0].to_string(), "microscale_sm_80.ptx on sm_000: does not assemble: x");
+    }
+}

@@ -1,0 +1,161 @@
+//! The way through a kernel that most threads take, found in its machine code.
+//!
+//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions. The main path
+//! is the one that moves the most bytes by the widest loads and the widest stores that the kernel has, and of those the one
+//! with the fewest instructions. (Narrower accesses do not count: what handles the end of a row piece by piece would add
+//! up.) Where a loop moves at least half of these bytes, one turn of the loop is the main path.
+
+use super::sass::Code;
+
+/// The main path of a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MainPath {
+    /// Numbers of its instructions.
+    pub(super) instructions: Vec<usize>,
+    pub(super) shape: Shape,
+}
+
+/// How a path meets loops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// No loop: every instruction runs at most once.
+    Straight,
+    /// It goes through loops, and counts one turn of each.
+    ThroughLoops,
+    /// It is one turn of a loop.
+    OneTurn,
+}
+
+/// Where an instruction leads.
+#[derive(Default)]
+struct Successors {
+    next: bool,
+    jump: Option<usize>,
+    end: bool,
+}
+
+/// Finds the main path; none if the code jumps where only the hardware knows.
+pub(super) fn main_path(code: &Code) -> Option<MainPath> {
+    let (whole, bits) = best(code, 0, None)?;
+    let back = (0..code.instructions.len()).filter_map(|end| Some((successors(code, end)?.jump?, end)));
+    // Code out of the way also jumps back, but cannot be reached from where it lands.
+    let turns: Vec<_> = back
+        .filter(|(start, end)| start <= end)
+        .filter_map(|(start, end)| best(code, start, Some(end)))
+        .collect();
+    let through_loops = turns.iter().any(|(turn, _)| turn.iter().any(|i| whole.contains(i)));
+    let heavy = turns.into_iter().filter(|(_, moved)| *moved > 0 && 2 * moved >= bits);
+    Some(match heavy.min_by_key(|(turn, _)| turn.len()) {
+        Some((turn, _)) => MainPath { instructions: turn, shape: Shape::OneTurn },
+        None if through_loops => MainPath { instructions: whole, shape: Shape::ThroughLoops },
+        None => MainPath { instructions: whole, shape: Shape::Straight },
+    })
+}
+
+/// The best path from an instruction to another, or to any end of the kernel, and its bits of traffic.
+///
+/// Jumps backwards are left out, so that instructions can be visited from the last to the first.
+fn best(code: &Code, start: usize, end: Option<usize>) -> Option<(Vec<usize>, u32)> {
+    let widest = ["LDG", "STG"].map(|name| widest(code, name));
+    let count = code.instructions.len();
+    let last = end.unwrap_or(count.checked_sub(1)?);
+    // What the best path from here on moves, how long it is, and where it goes first; none if it cannot arrive.
+    let mut tails: Vec<Option<(u32, usize, Option<usize>)>> = vec![None; count + 1];
+    for i in (start..=last).rev() {
+        let leads = successors(code, i)?;
+        let arrives = if end.is_some() { end == Some(i) } else { leads.end };
+        let next = leads.next.then_some(i + 1).into_iter().chain(leads.jump.filter(|target| *target > i));
+        let tails_of_next = next.filter_map(|n| tails[n].map(|(bits, length, _)| (bits, length, Some(n))));
+        let choices = tails_of_next.chain(arrives.then_some((0, 0, None)));
+        let choice = choices.max_by_key(|(bits, length, _)| (*bits, usize::MAX - length));
+        let here = code.instructions[i].access().filter(|access| widest.contains(&Some(*access)));
+        let here = here.map_or(0, |(_, bits)| bits);
+        tails[i] = choice.map(|(bits, length, first)| (bits + here, length + 1, first));
+    }
+    let (bits, ..) = tails[start]?;
+    let path = std::iter::successors(Some(start), |i| tails[*i].and_then(|(.., next)| next));
+    Some((path.filter(|i| code.instructions[*i].name() != "NOP").collect(), bits))
+}
+
+fn widest(code: &Code, name: &str) -> Option<(&'static str, u32)> {
+    let accesses = code.instructions.iter().filter_map(|instruction| instruction.access());
+    accesses.filter(|(kind, _)| *kind == name).max_by_key(|(_, bits)| *bits)
+}
+
+fn successors(code: &Code, i: usize) -> Option<Successors> {
+    let instruction = &code.instructions[i];
+    let jump = code.target(i);
+    // `BRA P0, …` and `BRA.U UP0, …` carry their condition as an operand.
+    let conditional = instruction.predicated || !instruction.operands.is_empty();
+    Some(match instruction.name() {
+        "EXIT" | "RET" | "KILL" => Successors { end: true, next: instruction.predicated, jump: None },
+        // Warps that have come apart: the slow way of a shuffle.
+        "BRA" if instruction.has("DIV") || instruction.has("CONV") => {
+            Successors { next: true, ..Default::default() }
+        }
+        "BRA" | "JMP" => Successors { jump: Some(jump?), next: conditional, end: false },
+        "BRX" | "JMX" | "BRXU" | "JMXU" => return None,
+        _ => Successors { next: true, ..Default::default() },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sass::tests::listing;
+    use super::*;
+
+    fn path(lines: &str) -> MainPath {
+        main_path(&listing(lines)).unwrap()
+    }
+
+    #[test]
+    fn the_wide_path_is_the_main_one() {
+        let found = path(
+            "S2R R0, SR_TID.X\n@P0 BRA `(.L_x_1)\nLDG.E.U8 R1, [R2]\nSTG.E.U8 [R2], R1\nEXIT\n\
+                          .L_x_1:\nLDG.E.128 R4, [R2]\nBRA.DIV UR4, `(.L_x_2)\nSTG.E.64 [R2], R4\nEXIT\n\
+                          .L_x_2:\nIADD R1, R1, R1\nBRA `(.L_x_1)\n.L_x_3:\nBRA `(.L_x_3)\nNOP",
+        );
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 5, 6, 7, 8], shape: Shape::Straight });
+    }
+
+    #[test]
+    fn of_equal_paths_the_short_one() {
+        let found = path("LDG.E R4, [R2]\n@P0 BRA `(.L_x_1)\nIADD R1, R1, R1\n.L_x_1:\nSTG.E [R2], R4\nEXIT");
+        assert_eq!(found.instructions, [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn one_turn_of_the_loop_counts() {
+        let found = path(
+            "LDG.E R1, [R2]\n.L_x_1:\nLDG.E.128 R4, [R2]\nFADD R1, R1, R4\n@P0 BRA `(.L_x_1)\nSTG.E [R2], R1\nEXIT",
+        );
+        assert_eq!(found, MainPath { instructions: vec![1, 2, 3], shape: Shape::OneTurn });
+    }
+
+    #[test]
+    fn narrow_pieces_do_not_add_up() {
+        let found = path(
+            "STG.E.64 [R4], R6\n@P0 BRA `(.L_x_1)\nSTG.E.32 [R2], R1\nSTG.E.U16 [R2], R1\n.L_x_1:\n\
+             @!P0 STG.E.64 [R2], R4\nEXIT",
+        );
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 4, 5], shape: Shape::Straight });
+    }
+
+    #[test]
+    fn a_light_loop_is_noted() {
+        let found = path(
+            "LDG.E.128 R4, [R2]\n.L_x_1:\nFADD R1, R1, R4\n@P0 EXIT\nBRA `(.L_x_1)\n.L_x_2:\nBRA `(.L_x_2)",
+        );
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 2], shape: Shape::ThroughLoops });
+    }
+
+    #[test]
+    fn a_predicated_exit_goes_on() {
+        assert_eq!(path("@P0 EXIT\nSTG.E [R2], R1\nEXIT").instructions, [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_indirect_jump_has_no_path() {
+        assert_eq!(main_path(&listing("BRX R4\nEXIT")), None);
+    }
+}

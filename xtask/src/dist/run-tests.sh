@@ -1,0 +1,23 @@
+#!/bin/sh
+# Runs all the tests of this folder. Arguments go to every test program: `./run-tests.sh mxfp4` runs what has mxfp4 in its
+# name. With MICROSCALE_REQUIRE_GPU=1, tests that need a GPU fail where there is none, instead of doing nothing.
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+export MICROSCALE_TEST_DATA="$here"
+export MICROSCALE_BIN="$here/microscale"
+cd "$here" || exit 1
+
+count=0
+failed=
+for program in "$here"/test-programs/*; do
+    name=$(basename "$program")
+    echo "== $name"
+    count=$((count + 1))
+    "$program" "$@" || failed="$failed $name"
+done
+
+echo
+if [ -n "$failed" ]; then
+    echo "FAILED:$failed"
+    exit 1
+fi
+echo "all $count test programs passed"

@@ -1,0 +1,40 @@
+//! Running other programs, with errors that name them.
+
+use anyhow::{Context, Result, bail};
+use std::process::{Command, Output, Stdio};
+
+/// Runs a command that talks to the terminal itself.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", show(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})", show(command));
+    }
+    Ok(())
+}
+
+/// Runs a command and returns its standard output; its errors go to the terminal.
+pub(crate) fn read(command: &mut Command) -> Result<String> {
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start {}", show(command)))?;
+    if !output.status.success() {
+        bail!("{} failed ({})", show(command), output.status);
+    }
+    text(output.stdout)
+}
+
+/// Runs a command and returns everything it says; failing is for the caller to judge.
+pub(crate) fn capture(command: &mut Command) -> Result<Output> {
+    command.output().with_context(|| format!("cannot start {}", show(command)))
+}
+
+/// Output as text.
+pub(crate) fn text(bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).context("a program wrote something that is not UTF-8")
+}
+
+/// The command as one would type it, without its environment.
+fn show(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy()];
+    words.extend(command.get_args().map(|argument| argument.to_string_lossy()));
+    format!("`{}`", words.join(" "))
+}
