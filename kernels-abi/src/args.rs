@@ -15,6 +15,8 @@ pub struct BlockGrid {
     pub blocks: u64,
     /// Blocks in a row, at least 1.
     pub blocks_per_row: u64,
+    /// Elements from the unquantized matrix' first to its last, gaps between rows included.
+    pub span: u64,
     /// ⌊(2⁶⁴ − 1) / `blocks_per_row`⌋, so that the kernel divides by multiplying.
     reciprocal: u64,
 }
@@ -28,7 +30,8 @@ impl BlockGrid {
         let blocks_per_row = cols.div_ceil(block);
         let blocks = rows.checked_mul(blocks_per_row)?;
         blocks.checked_mul(block)?;
-        Some(Self { cols, row_stride, blocks, blocks_per_row, reciprocal: u64::MAX / blocks_per_row })
+        let span = (rows - 1).checked_mul(row_stride)?.checked_add(cols)?;
+        Some(Self { cols, row_stride, blocks, blocks_per_row, span, reciprocal: u64::MAX / blocks_per_row })
     }
 
     /// The row of a block and the block's number within the row.

@@ -21,11 +21,12 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// This lane's share.
+    /// This lane's share of 32 blocks that `split` warps share, each taking some of the steps.
     #[inline(always)]
-    pub(crate) fn of<D: Dtype>() -> Self {
+    pub(crate) fn of<D: Dtype>(split: u32) -> Self {
         let warp =
             u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
+        let warp = warp / u64::from(split);
         Self {
             first_block: warp * u64::from(BLOCKS_PER_WARP),
             part: warp::lane() % D::LANES,
@@ -87,30 +88,36 @@ pub(crate) struct WarpPlace {
 pub(crate) struct Walk<'a> {
     grid: &'a BlockGrid,
     lane: &'a Lane,
+    first: u32,
     row: u64,
     block_in_row: u64,
 }
 
 /// Where a lane's chunk lies in the unquantized matrix.
 pub(crate) struct Place {
-    /// The element's index from the matrix' start.
+    /// The first element's index from the matrix' start.
     index: u64,
+    /// Its column.
+    col: u64,
     /// How many of the chunk's elements the row has; none for a block past the end.
     count: u32,
+    /// The row has the whole next chunk too.
+    has_whole_after: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// Before step 0.
+    /// Before step `first`.
     #[inline(always)]
-    pub(crate) fn new(grid: &'a BlockGrid, lane: &'a Lane, place: &WarpPlace) -> Self {
-        // At the warp's first block; `place` puts the lane where it belongs.
-        Self { grid, lane, row: place.row, block_in_row: place.block_in_row + u64::from(lane.group) }
+    pub(crate) fn new(grid: &'a BlockGrid, lane: &'a Lane, place: &WarpPlace, first: u32) -> Self {
+        // Possibly past the row's end: `place` puts it right.
+        let block_in_row = place.block_in_row + u64::from(lane.group + first * lane.step);
+        Self { grid, lane, first, row: place.row, block_in_row }
     }
 
-    /// The chunk of step `j`; to be called for 0, 1, … in turn. Divides again only where a row ends.
+    /// The chunk of step `j`; to be called for each step in turn. Divides again only where a row ends.
     #[inline(always)]
     pub(crate) fn place<D: Dtype>(&mut self, j: u32) -> Place {
-        if j > 0 {
+        if j > self.first {
             self.block_in_row += u64::from(self.lane.step);
         }
         if self.block_in_row >= self.grid.blocks_per_row {
@@ -118,7 +125,12 @@ impl<'a> Walk<'a> {
         }
         let col = self.block_in_row * 32 + u64::from(self.lane.part * D::CHUNK);
         let rest = if self.lane.block(j) < self.grid.blocks { self.grid.cols.saturating_sub(col) } else { 0 };
-        Place { index: self.row * self.grid.row_stride + col, count: rest.min(u64::from(D::CHUNK)) as u32 }
+        Place {
+            index: self.row * self.grid.row_stride + col,
+            col,
+            count: rest.min(u64::from(D::CHUNK)) as u32,
+            has_whole_after: rest >= u64::from(2 * D::CHUNK),
+        }
     }
 }
 
@@ -131,7 +143,7 @@ impl<'a> Walk<'a> {
 pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPlace, j: u32) -> Chunk {
     let start = place.index * u64::from(D::BYTES) + u64::from(warp::lane() * 16);
     // SAFETY: the warp's 1024 elements are in the matrix, and its lanes cover 32 chunks in a step.
-    unsafe { ptx::load_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize)) }
+    unsafe { ptx::load_16(values.add(start as usize).add((j * WARP * 16) as usize)) }
 }
 
 /// Stores the chunk of step `j` of a warp whose blocks are contiguous.
@@ -145,18 +157,32 @@ pub(crate) unsafe fn store_contiguous<D: Dtype>(values: *mut u8, place: &WarpPla
     unsafe { ptx::store_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize), *chunk) }
 }
 
-/// Loads a chunk, zeros for what the row does not have. With `VECTOR`, rows start on multiples of 16 bytes.
+/// Loads a chunk, zeros for what the row does not have. With `VECTOR`, rows start on multiples of 16 bytes; without, a whole
+/// chunk is cut out of the two aligned 16 bytes that it lies in.
 ///
 /// # Safety
 /// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype and with `VECTOR` to
 /// 16 bytes; nothing writes there during the kernel.
 #[inline(always)]
-pub(crate) unsafe fn load<D: Dtype, const VECTOR: bool>(values: *const u8, place: &Place) -> Chunk {
+pub(crate) unsafe fn load<D: Dtype, const VECTOR: bool>(
+    values: *const u8,
+    grid: &BlockGrid,
+    place: &Place,
+) -> Chunk {
     // SAFETY: the place lies in the matrix, or nothing is read.
     let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
     if VECTOR && place.count == D::CHUNK {
         // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
-        return unsafe { ptx::load_16_streaming(start) };
+        return unsafe { ptx::load_16(start) };
+    }
+    let (first, last) = (values.addr(), values.addr() + (grid.span * u64::from(D::BYTES)) as usize);
+    let skipped = start.addr() % 16;
+    let aligned = start.addr() - skipped;
+    if !VECTOR && place.count == D::CHUNK && aligned >= first && aligned + 32 <= last {
+        let aligned = start.with_addr(aligned);
+        // SAFETY: both 16 bytes are aligned and within the matrix' span.
+        let words = unsafe { [ptx::load_16(aligned), ptx::load_16(aligned.add(16))] };
+        return cut(words, skipped as u32);
     }
     let mut chunk = [0; 4];
     for i in 0..D::CHUNK {
@@ -175,23 +201,89 @@ pub(crate) unsafe fn load<D: Dtype, const VECTOR: bool>(values: *const u8, place
     chunk
 }
 
-/// Stores what the row has of a chunk.
+/// The 16 bytes that start `skipped` bytes into 32: a shift by 8, 4 and 2 bytes, each if its bit is set.
+#[inline(always)]
+fn cut([[a, b, c, d], [e, f, g, h]]: [Chunk; 2], skipped: u32) -> Chunk {
+    let by_8 = if skipped & 8 != 0 { [c, d, e, f, g, h] } else { [a, b, c, d, e, f] };
+    let [a, b, c, d, e, f] = by_8;
+    let [a, b, c, d, e] = if skipped & 4 != 0 { [b, c, d, e, f] } else { [a, b, c, d, e] };
+    let bits = (skipped & 2) * 8;
+    let pair = |low: u32, high: u32| ((u64::from(high) << 32 | u64::from(low)) >> bits) as u32;
+    [pair(a, b), pair(b, c), pair(c, d), pair(d, e)]
+}
+
+/// Stores what the row has of a chunk, for rows that start on multiples of 16 bytes.
 ///
 /// # Safety
-/// As for [`load`], for writing; each element is written by one thread.
+/// As for [`load`] with `VECTOR`, for writing; each element is written by one thread.
 #[inline(always)]
-pub(crate) unsafe fn store<D: Dtype, const VECTOR: bool>(values: *mut u8, place: &Place, chunk: &Chunk) {
+pub(crate) unsafe fn store<D: Dtype>(values: *mut u8, place: &Place, chunk: &Chunk) {
     // SAFETY: the place lies in the matrix, or nothing is written.
     let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
-    if VECTOR && place.count == D::CHUNK {
+    if place.count == D::CHUNK {
         // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
         unsafe { ptx::store_16_streaming(start, *chunk) };
-        return;
+    } else {
+        // SAFETY: elements below count belong to the row.
+        unsafe { store_elements::<D>(start, chunk, 0, place.count) };
     }
+}
+
+/// Stores what the row has of step `j`'s chunks, wherever rows start. Entered by the whole warp.
+///
+/// Chunks that follow each other in memory are held by lanes that follow each other, the last lane's by the first in the
+/// next step. So each lane gets the chunk before its own from there, and writes the aligned 16 bytes in which its own begins:
+/// the end of the other and the start of its own. What no lane covers that way, at the ends of a row and of the warp's share,
+/// is written element by element.
+///
+/// # Safety
+/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype; each element is
+/// written by one thread. `last` is the chunk of step `j − 1`.
+#[inline(always)]
+pub(crate) unsafe fn store_shifted<D: Dtype>(
+    values: *mut u8,
+    place: &Place,
+    j: u32,
+    last: &Chunk,
+    chunk: &Chunk,
+) {
+    let lane = warp::lane();
+    let before = [0, 1, 2, 3].map(|word| {
+        let given = if lane == WARP - 1 { last[word] } else { chunk[word] };
+        warp::shuffle(given, (lane + WARP - 1) % WARP)
+    });
+    // SAFETY: the place lies in the matrix, or nothing is written.
+    let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
+    let past = (start.addr() % 16) as u32;
+    let whole = place.count == D::CHUNK;
+    let has_before = place.col > 0 && (lane > 0 || j > 0);
+    let has_after = whole && place.has_whole_after && (lane < WARP - 1 || j < D::LANES - 1);
+    let shifted = whole && (past == 0 || has_before);
+    if shifted {
+        let words = if past == 0 { [*chunk, *chunk] } else { [before, *chunk] };
+        // SAFETY: the 16 bytes are aligned; the first `past` are the end of the chunk before, which is whole and in the same
+        // row, and whose lane leaves them to this one; the others are this chunk's.
+        unsafe { ptx::store_16_streaming(start.sub(past as usize), cut(words, (16 - past) % 16)) };
+    }
+    let covered = D::CHUNK - past / D::BYTES;
+    let from = if shifted { covered } else { 0 };
+    let to = if has_after { covered } else { place.count };
+    if from < to {
+        // SAFETY: elements below count belong to the row, and no other lane writes these.
+        unsafe { store_elements::<D>(start, chunk, from, to) };
+    }
+}
+
+/// Stores elements `from .. to` of a chunk.
+///
+/// # Safety
+/// They are writable at `start`, which is aligned to the dtype.
+#[inline(always)]
+unsafe fn store_elements<D: Dtype>(start: *mut u8, chunk: &Chunk, from: u32, to: u32) {
     for i in 0..D::CHUNK {
-        if i < place.count {
+        if i >= from && i < to {
             let bits = D::bits(chunk, i);
-            // SAFETY: element i < count belongs to the row.
+            // SAFETY: the caller's promise.
             unsafe {
                 if D::BYTES == 4 {
                     *start.cast::<u32>().add(i as usize) = bits;
@@ -203,7 +295,7 @@ pub(crate) unsafe fn store<D: Dtype, const VECTOR: bool>(values: *mut u8, place:
     }
 }
 
-/// Loads the codes of a lane's chunk.
+/// Loads the codes of a lane's chunk, the first in the lowest nibble.
 ///
 /// # Safety
 /// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 4 bytes.

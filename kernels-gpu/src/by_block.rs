@@ -43,8 +43,11 @@ pub(crate) unsafe fn quantize<D: Dtype>(
     let nan_block = non_finite != 0 && options.saturate_non_finite == 0;
 
     let mut amax_bits = value.to_bits() & 0x7FFF_FFFF;
-    for distance in [16, 8, 4, 2, 1] {
+    // Not over an array of distances: it would lie in local memory.
+    let mut distance = 16;
+    while distance > 0 {
         amax_bits = amax_bits.max(warp::shuffle_xor(amax_bits, distance));
+        distance /= 2;
     }
     let exponent = mxfp4::rounded_exponent(amax_bits, options.mantissa_addend);
     let scale = if nan_block { E8m0::NAN } else { mxfp4::scale_from_exponent(exponent) };

@@ -2,7 +2,7 @@
 //! the lanes that need them by shuffles.
 
 use microscale_formats::E8m0;
-use microscale_kernels_abi::BlockGrid;
+use microscale_kernels_abi::{BlockGrid, F32_DEQUANTIZE_SPLIT, WARP};
 
 use crate::access::{self, Lane, Walk};
 use crate::dtype::{self, Bf16, Dtype, F16, F32};
@@ -19,17 +19,20 @@ unsafe fn dequantize<D: Dtype, const VECTOR: bool>(
     values: *mut u8,
     grid: BlockGrid,
 ) {
-    let lane = Lane::of::<D>();
+    let split = if D::CHUNK == 4 && VECTOR { F32_DEQUANTIZE_SPLIT } else { 1 };
+    let lane = Lane::of::<D>(split);
+    let steps = D::LANES / split;
+    let first_step = warp::thread() / WARP % split * steps;
     if lane.first_block >= grid.blocks {
         return; // The whole warp: what follows may shuffle.
     }
     let place = lane.place(&grid);
     let mut nibbles = [0; 8];
-    for j in 0..D::LANES {
-        let block = lane.block(j);
+    for i in 0..steps {
+        let block = lane.block(first_step + i);
         if place.whole || block < grid.blocks {
             // SAFETY: the block exists.
-            nibbles[j as usize] = unsafe { access::load_codes::<D>(codes, block, lane.part) };
+            nibbles[i as usize] = unsafe { access::load_codes::<D>(codes, block, lane.part) };
         }
     }
     let own_block = lane.own_block();
@@ -38,19 +41,25 @@ unsafe fn dequantize<D: Dtype, const VECTOR: bool>(
         if place.whole || own_block < grid.blocks { unsafe { *scales.add(own_block as usize) } } else { 0 };
     let factor = E8m0::from_bits(scale).to_f32().to_bits();
 
-    let mut walk = Walk::new(&grid, &lane, &place);
-    for j in 0..D::LANES {
+    let mut walk = Walk::new(&grid, &lane, &place, first_step);
+    let mut last = [0; 4];
+    for i in 0..steps {
+        let j = first_step + i;
         let factor = f32::from_bits(warp::shuffle(factor, lane.owner::<D>(j)));
-        let values_8 = dtype::decode(nibbles[j as usize]).map(|value| value * factor);
-        let chunk = if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&values_8) };
-        if VECTOR && place.contiguous {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
-            unsafe { access::store_contiguous::<D>(values, &place, j, &chunk) };
-        } else {
-            let place = walk.place::<D>(j);
-            // SAFETY: the caller's matrix is the grid's; each chunk has one lane.
-            unsafe { access::store::<D, VECTOR>(values, &place, &chunk) };
+        let decoded = dtype::decode(nibbles[i as usize]).map(|value| value * factor);
+        let chunk = if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&decoded) };
+        // SAFETY: the caller's matrix is the grid's, and each element has one lane; where the place is contiguous, the warp's
+        // blocks are whole and lie behind each other.
+        unsafe {
+            if VECTOR && place.contiguous {
+                access::store_contiguous::<D>(values, &place, j, &chunk);
+            } else if VECTOR {
+                access::store::<D>(values, &walk.place::<D>(j), &chunk);
+            } else {
+                access::store_shifted::<D>(values, &walk.place::<D>(j), j, &last, &chunk);
+            }
         }
+        last = chunk;
     }
 }
 

@@ -43,7 +43,7 @@ unsafe fn quantize<D: Dtype, const TIES: u32, const VECTOR: bool>(
             Ties::Zero
         }
     };
-    let lane = Lane::of::<D>();
+    let lane = Lane::of::<D>(1);
     if lane.first_block >= grid.blocks {
         return; // The whole warp: what follows may shuffle.
     }
@@ -56,11 +56,11 @@ unsafe fn quantize<D: Dtype, const TIES: u32, const VECTOR: bool>(
         }
     } else {
         cold_path();
-        let mut walk = Walk::new(&grid, &lane, &place);
+        let mut walk = Walk::new(&grid, &lane, &place, 0);
         for j in 0..D::LANES {
             let place = walk.place::<D>(j);
             // SAFETY: the caller's matrix is the grid's.
-            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, &place) };
+            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, &grid, &place) };
         }
     }
 

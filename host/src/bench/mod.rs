@@ -131,7 +131,8 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
     shape.span()?;
     let blocks = size.rows * size.cols.div_ceil(recipe.format.block());
     let packed = blocks * (recipe.format.block_bytes() + 1);
-    let job = Job { op, recipe: *recipe, shape, bytes: (shape.elements() * T::DTYPE.bytes() + packed) as u64 };
+    let job =
+        Job { op, recipe: *recipe, shape, bytes: (shape.elements() * T::DTYPE.bytes() + packed) as u64 };
     let (median_seconds, copy_seconds) = match device {
         Device::Cpu if op.needs_gpu() => {
             return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
@@ -167,7 +168,7 @@ pub const ROTATION_BYTES: u64 = 1 << 30;
 
 /// Sets of buffers to rotate among.
 fn sets(bytes: u64) -> usize {
-    ROTATION_BYTES.div_ceil(bytes).clamp(1, 256) as usize
+    ROTATION_BYTES.div_ceil(bytes).clamp(2, 256) as usize
 }
 
 /// Random values: about normal, with a block's largest magnitude spread over a few powers of two.

@@ -1,9 +1,16 @@
-//! The instruction sets: one stamp of [`lanes`] for each, chosen once at run time.
+//! The instruction sets: one stamp of `lanes` for each, chosen once at run time.
 
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "x86_64")]
+use microscale_formats::mxfp4::BLOCK;
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Widen;
 use super::policy::Tally;
 use super::{lanes, reference};
+#[cfg(target_arch = "x86_64")]
+use crate::element::Dtype;
 use crate::element::Element;
 use crate::recipe::{Recipe, Words};
 
@@ -43,7 +50,7 @@ macro_rules! stamp {
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                lanes::quantize(v, recipe, codes, scales)
+                lanes::quantize::<T, F16c>(v, recipe, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -54,10 +61,35 @@ macro_rules! stamp {
     };
 }
 
+/// Widens f16 by the instruction for it; the compiler does not find it by itself.
 #[cfg(target_arch = "x86_64")]
-stamp!(avx2, "avx2,bmi2,fma");
+struct F16c;
+
 #[cfg(target_arch = "x86_64")]
-stamp!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,fma");
+impl Widen for F16c {
+    #[inline(always)]
+    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK] {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+        if T::DTYPE != Dtype::F16 {
+            return lanes::ByElement::widen(block);
+        }
+        let mut wide = [0.0; BLOCK];
+        for (wide, values) in wide.as_chunks_mut::<8>().0.iter_mut().zip(block.as_chunks::<8>().0) {
+            // SAFETY: only the stamps use this type, and they are entered after F16C was detected; eight f16 are the 16
+            // bytes that are read, and eight f32 the 32 bytes that are written, both without a demand on alignment.
+            unsafe {
+                let halves = _mm_loadu_si128(values.as_ptr().cast::<__m128i>());
+                _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(halves));
+            }
+        }
+        wide
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+stamp!(avx2, "avx2,bmi2,f16c,fma");
+#[cfg(target_arch = "x86_64")]
+stamp!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
 
 impl Isa {
     /// The fastest one of this machine, or the one that the environment variable `MICROSCALE_CPU` names, if the machine
@@ -84,6 +116,7 @@ impl Isa {
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("bmi2")
+                    && is_x86_feature_detected!("f16c")
                     && is_x86_feature_detected!("fma")
             }
             #[cfg(target_arch = "x86_64")]
@@ -118,7 +151,7 @@ impl Isa {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
                 unsafe { avx512::quantize(v, recipe, codes, scales) }
             }
-            _ => lanes::quantize(v, recipe, codes, scales),
+            _ => lanes::quantize::<T, lanes::ByElement>(v, recipe, codes, scales),
         }
     }
 

@@ -8,9 +8,29 @@ use super::policy::{self, Tally, block_at};
 use crate::element::Element;
 use crate::recipe::Recipe;
 
+/// How blocks of an instruction set are widened to f32.
+pub(super) trait Widen {
+    /// The exact f32 of each element.
+    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK];
+}
+
+/// Element by element, which the compiler vectorises.
+pub(super) struct ByElement;
+
+impl Widen for ByElement {
+    #[inline(always)]
+    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK] {
+        let mut wide = [0.0; BLOCK];
+        for (wide, value) in wide.iter_mut().zip(block) {
+            *wide = value.to_f32();
+        }
+        wide
+    }
+}
+
 /// Quantizes a piece. The usual case of −0 gets a loop of its own.
 #[inline(always)]
-pub(super) fn quantize<T: Element>(
+pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
     recipe: &Recipe,
     codes: &mut [u8],
@@ -18,12 +38,12 @@ pub(super) fn quantize<T: Element>(
 ) -> Tally {
     let keep = recipe.arithmetic.negative_zero == NegativeZero::Keep;
     match (recipe.arithmetic.ties, keep) {
-        (Ties::Even, true) => quantize_as::<T, EVEN, true>(values, recipe, codes, scales),
-        (Ties::Even, false) => quantize_as::<T, EVEN, false>(values, recipe, codes, scales),
-        (Ties::Away, true) => quantize_as::<T, AWAY, true>(values, recipe, codes, scales),
-        (Ties::Away, false) => quantize_as::<T, AWAY, false>(values, recipe, codes, scales),
-        (Ties::Zero, true) => quantize_as::<T, ZERO, true>(values, recipe, codes, scales),
-        (Ties::Zero, false) => quantize_as::<T, ZERO, false>(values, recipe, codes, scales),
+        (Ties::Even, true) => quantize_as::<T, W, EVEN, true>(values, recipe, codes, scales),
+        (Ties::Even, false) => quantize_as::<T, W, EVEN, false>(values, recipe, codes, scales),
+        (Ties::Away, true) => quantize_as::<T, W, AWAY, true>(values, recipe, codes, scales),
+        (Ties::Away, false) => quantize_as::<T, W, AWAY, false>(values, recipe, codes, scales),
+        (Ties::Zero, true) => quantize_as::<T, W, ZERO, true>(values, recipe, codes, scales),
+        (Ties::Zero, false) => quantize_as::<T, W, ZERO, false>(values, recipe, codes, scales),
     }
 }
 
@@ -32,7 +52,7 @@ const AWAY: u8 = 1;
 const ZERO: u8 = 2;
 
 #[inline(always)]
-fn quantize_as<T: Element, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
+fn quantize_as<T: Element, W: Widen, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
     values: &[T],
     recipe: &Recipe,
     codes: &mut [u8],
@@ -43,7 +63,8 @@ fn quantize_as<T: Element, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
     for (i, (codes, scale)) in codes.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().zip(scales).enumerate() {
         let mut padded = [T::default(); BLOCK];
         let block = block_at(values, i, &mut padded);
-        let amax = amax_bits(block);
+        let wide = W::widen(block);
+        let amax = mxfp4::amax_bits(&wide);
         if mxfp4::is_non_finite(amax) {
             *scale = policy::quantize_block(block, i * BLOCK, recipe, codes, &mut tally);
             continue;
@@ -52,33 +73,23 @@ fn quantize_as<T: Element, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
         let block_scale = mxfp4::scale_from_exponent(exponent);
         tally.add(BlockEvents::of(amax, exponent, recipe.arithmetic.ties));
         let negative_zero = recipe.arithmetic.negative_zero;
-        encode::<T, TIES, KEEP_NEGATIVE_ZERO>(block, block_scale.reciprocal(), negative_zero, codes);
+        encode::<TIES, KEEP_NEGATIVE_ZERO>(&wide, block_scale.reciprocal(), negative_zero, codes);
         *scale = block_scale.to_bits();
     }
     tally
 }
 
-/// The largest magnitude of a block, as the bits of an f32.
-#[inline(always)]
-fn amax_bits<T: Element>(block: &[T; BLOCK]) -> u32 {
-    let mut most = 0;
-    for value in block {
-        most = most.max(value.to_f32().to_bits() & 0x7FFF_FFFF);
-    }
-    most
-}
-
 /// Encodes and packs a block of finite values.
 #[inline(always)]
-fn encode<T: Element, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
-    block: &[T; BLOCK],
+fn encode<const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
+    wide: &[f32; BLOCK],
     reciprocal: f32,
     negative_zero: NegativeZero,
     codes: &mut [u8; BLOCK_BYTES],
 ) {
     let mut nibbles = [0u8; BLOCK];
-    for (nibble, value) in nibbles.iter_mut().zip(block) {
-        let bits = value.to_f32().to_bits();
+    for (nibble, value) in nibbles.iter_mut().zip(wide) {
+        let bits = value.to_bits();
         let magnitude = bits & 0x7FFF_FFFF;
         let code = magnitude_code::<TIES>(f32::from_bits(magnitude) * reciprocal);
         let mut sign = bits >> 28 & 8;

@@ -1,7 +1,7 @@
 //! Quantizing and dequantizing on the CPU.
 //!
-//! [`reference`] applies the block definition of `microscale_formats` element by element. [`lanes`] is the same arithmetic
-//! written over whole blocks so that the compiler vectorises it, stamped once for each instruction set in [`isa`]; it is
+//! `reference` applies the block definition of `microscale_formats` element by element. `lanes` is the same arithmetic
+//! written over whole blocks so that the compiler vectorises it, stamped once for each instruction set in `isa`; it is
 //! tested bit for bit against the reference. This file cuts matrices into pieces and spreads them over rayon's threads.
 
 mod isa;
