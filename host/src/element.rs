@@ -54,7 +54,7 @@ pub trait Element:
     /// Widens, exactly.
     fn to_f32(self) -> f32;
 
-    /// Rounds to nearest, ties to even. NaN becomes the canonical quiet NaN.
+    /// Rounds to nearest, ties to even. Where it rounds, NaN becomes the canonical quiet NaN; f32 stays as it is.
     fn from_f32(value: f32) -> Self;
 }
 

@@ -49,3 +49,8 @@ pub use quality::ErrorStats;
 pub use recipe::{Convention, Format, NonFinite, Recipe, Words};
 pub use report::{Position, Report};
 pub use tensor::{Quantized, QuantizedTensor, Shape};
+
+// The README's example is compiled and run like the others.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -31,9 +31,9 @@ impl Shape {
         self.rows == 0 || self.cols == 0
     }
 
-    /// Elements, padding and gaps not counted.
+    /// Elements, padding and gaps not counted; at most `usize::MAX`.
     pub const fn elements(&self) -> usize {
-        self.rows * self.cols
+        self.rows.saturating_mul(self.cols)
     }
 
     /// Elements from the first to the last, gaps between rows included: what a slice must hold.

@@ -71,25 +71,35 @@ fn assert_everywhere(range: Range<u32>, expected: u32, found: impl Fn(u32) -> u3
         let differences = (start..end).fold(0, |all, bits| all | (found(bits) ^ expected));
         if differences != 0 {
             let bits = (start..end).find(|bits| found(*bits) != expected).expect("one differs");
-            panic!("{what} of {bits:#010x}: {}, not {expected}", found(bits));
+            panic!("{what} of {bits:#010x}: {:#x}, not {expected:#x}", found(bits));
         }
     });
+}
+
+/// What a magnitude gives and what its negative gives, to be compared at once.
+#[inline(always)]
+fn both_signs(positive: u32, negative: u32) -> u32 {
+    positive | negative << 16
 }
 
 /// [`assert_everywhere`] for both signs of every magnitude but NaN, `found` being codes with a sign.
 #[inline(always)]
 fn assert_codes(ties: Ties, found: impl Fn(u32) -> u32 + Sync, what: &str) {
     for (code, range) in (0..).zip(steps(ties)) {
-        assert_everywhere(range.clone(), code, &found, what);
-        assert_everywhere(range, code | 8, |bits| found(bits | SIGN), what);
+        assert_everywhere(range, both_signs(code, code | 8), |b| both_signs(found(b), found(b | SIGN)), what);
     }
 }
 
 /// [`assert_everywhere`] for every NaN.
 #[inline(always)]
 fn assert_nan_codes(expected: u32, found: impl Fn(u32) -> u32 + Sync, what: &str) {
-    assert_everywhere(INFINITY + 1..SIGN, expected, &found, what);
-    assert_everywhere(INFINITY + 1..SIGN, expected, |bits| found(bits | SIGN), what);
+    let every_nan = INFINITY + 1..SIGN;
+    assert_everywhere(
+        every_nan,
+        both_signs(expected, expected),
+        |b| both_signs(found(b), found(b | SIGN)),
+        what,
+    );
 }
 
 #[inline(always)]
@@ -209,6 +219,40 @@ fn every_16_bit_pattern_widens_exactly() {
     }
 }
 
+/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a value midway
+/// goes to the even one.
+fn narrow_every_f32<T: Exact>(infinity: u32, nan: u32) {
+    let value_of = |bits: u32| match infinity - bits {
+        0 => 2.0 * T::LARGEST - T::of_bits(infinity - 2).to_f64(),
+        _ => T::of_bits(bits).to_f64(),
+    };
+    let start = |bits: u32| match bits {
+        0 => 0,
+        _ => (((value_of(bits - 1) + value_of(bits)) / 2.0) as f32).to_bits() + bits % 2,
+    };
+    let narrow = |bits| <T as Element>::from_f32(f32::from_bits(bits)).bits();
+    (0..=infinity).into_par_iter().for_each(|bits| {
+        let range = start(bits)..if bits == infinity { INFINITY + 1 } else { start(bits + 1) };
+        assert_everywhere(
+            range,
+            both_signs(bits, bits | 0x8000),
+            |b| both_signs(narrow(b), narrow(b | SIGN)),
+            "from_f32",
+        );
+    });
+    assert_nan_codes(nan, narrow, "from_f32");
+}
+
+#[test]
+fn f16_from_every_f32() {
+    narrow_every_f32::<f16>(0x7C00, 0x7E00);
+}
+
+#[test]
+fn bf16_from_every_f32() {
+    narrow_every_f32::<bf16>(0x7F80, 0x7FC0);
+}
+
 /// `ml_dtypes` agrees on everything but NaN, which it makes a zero of the opposite sign.
 #[test]
 fn e2m1_from_every_16_bit_pattern_agrees_with_ml_dtypes() {
@@ -317,7 +361,7 @@ fn quantize_every_tie_at_every_scale() {
                 around.map(|v| v.min(amax)).chain([amax, 0.0, -0.0, amax / 2.0, amax / 3.0, amax / 64.0]);
             let signed = elements.enumerate().map(|(i, v)| if i % 2 == 0 { v } else { -v });
             values.extend(signed.chain([
-                -f32::MIN_POSITIVE,
+                -f32::MIN_POSITIVE.min(amax),
                 f32::from_bits(1),
                 -f32::from_bits(1),
                 amax / 7.0,

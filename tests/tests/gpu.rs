@@ -2,10 +2,10 @@
 //! `MICROSCALE_REQUIRE_GPU=1` that is a failure instead.
 
 mod gpu_tests {
-    pub mod dequantize;
-    pub mod device_buffers;
-    pub mod quantize;
-    pub mod support;
+    pub(crate) mod dequantize;
+    pub(crate) mod device_buffers;
+    pub(crate) mod quantize;
+    pub(crate) mod support;
 }
 
 use std::process::ExitCode;
@@ -15,8 +15,11 @@ use gpu_tests::{dequantize, device_buffers, quantize};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
-/// Every test: its name and body.
-const TESTS: &[(&str, fn(&Gpu))] = &[
+/// A test: its name and body.
+type Test = (&'static str, fn(&Gpu));
+
+/// Every test.
+const TESTS: &[Test] = &[
     ("quantize_equals_the_cpu_for_every_option", quantize::equals_the_cpu_for_every_option),
     ("quantize_equals_the_cpu_on_every_16_bit_pattern", quantize::equals_the_cpu_on_every_16_bit_pattern),
     (
@@ -59,9 +62,9 @@ fn main() -> ExitCode {
 
 fn on_gpu(gpu: Arc<Gpu>) -> Vec<Trial> {
     println!("\nGPU tests on {:?}", gpu.info());
-    let trial = |(name, test): &(&'static str, fn(&Gpu))| {
-        let (gpu, test) = (gpu.clone(), *test);
-        Trial::test(*name, move || {
+    let trial = |&(name, test): &Test| {
+        let gpu = gpu.clone();
+        Trial::test(name, move || {
             test(&gpu);
             Ok(())
         })

@@ -72,16 +72,18 @@ fn names() -> String {
     TARGETS.map(|target| target.name).join(", ")
 }
 
-/// Compiles the kernels for one target and returns the PTX as it is committed.
-fn build(target: &Target, toolchain: &Toolchain, locked: bool) -> Result<String> {
+/// Compiles the kernels for one target and returns the PTX as it is committed. To `check` is to refuse warnings, and a
+/// Cargo.lock that is out of date.
+fn build(target: &Target, toolchain: &Toolchain, check: bool) -> Result<String> {
     let kernels = layout::kernels()?;
     // One folder a target: the flags differ, so they would evict each other's build of `core`.
     let build_dir = kernels.join("target").join(target.name);
     let mut cargo = toolchain.cargo();
     cargo.current_dir(&kernels).args(["build", "--quiet", "--release", "--target", "nvptx64-nvidia-cuda"]);
     cargo.arg("-Zbuild-std=core").arg("--target-dir").arg(&build_dir);
-    if locked {
-        cargo.arg("--locked");
+    if check {
+        // Not `-Dwarnings` among the flags: the PTX should come from the same flags either way.
+        cargo.arg("--locked").env("CARGO_BUILD_WARNINGS", "deny");
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags(target, &layout::root()?).join("\x1f"));
     process::run(&mut cargo).with_context(|| format!("the kernels do not build for {}", target.name))?;

@@ -28,8 +28,9 @@ pub(super) fn run(_: Args) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn gpus() -> String {
     let devices = match crate::gpu::devices() {
-        Err(error) => return format!("no GPU: {error}"),
-        Ok(devices) if devices.is_empty() => return "no GPU: the driver lists none".into(),
+        Err(crate::Error::NoGpu(why)) => return format!("GPU     none: {why}"),
+        Err(error) => return format!("GPU     none: {error}"),
+        Ok(devices) if devices.is_empty() => return "GPU     none: the driver lists none".into(),
         Ok(devices) => devices,
     };
     let mut rows = table(&["GPU", "name", ">compute capability", ">memory", "embedded PTX"]);
@@ -44,6 +45,5 @@ fn gpus() -> String {
 
 #[cfg(not(feature = "cuda"))]
 fn gpus() -> String {
-    let why = crate::Device::first_gpu().err().map(|error| error.to_string());
-    format!("no GPU: {}", why.unwrap_or_default())
+    "GPU     none: this program was built without the feature cuda".into()
 }

@@ -28,6 +28,8 @@ const TASK_BLOCKS: usize = 2048;
 /// [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] if the shape does not fit, and [`Error::NonFinite`] if the
 /// recipe refuses what the input holds.
 pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
+    // Before the output is allocated: a shape that the slice does not hold may be one that memory does not hold either.
+    shape.check("the input", values.len())?;
     let mut tensor = QuantizedTensor::zeros(recipe.format, shape.rows, shape.cols)?;
     let report = quantize_into(values, shape, recipe, &mut tensor)?;
     Ok(Quantized { tensor, report })
@@ -140,7 +142,7 @@ fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row
     let row_blocks = cols.div_ceil(block);
     let rows_a_task = (TASK_BLOCKS / row_blocks).max(1);
     let tasks = out
-        .par_chunks_mut(row_stride * rows_a_task)
+        .par_chunks_mut(row_stride.saturating_mul(rows_a_task))
         .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_a_task))
         .zip(tensor.scales().par_chunks(row_blocks * rows_a_task));
     tasks.for_each(|((out, codes), scales)| {

@@ -10,7 +10,7 @@ fn bits<T: Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-pub fn equals_the_cpu_on_every_code_and_scale(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_on_every_code_and_scale(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         // A row a scale byte, each with all 256 pairs of codes.
         let codes: Vec<u8> = (0..256).flat_map(|_| 0..=255u8).collect();
@@ -27,7 +27,7 @@ pub fn equals_the_cpu_on_every_code_and_scale(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-pub fn equals_the_cpu_on_every_shape(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_on_every_shape(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         let mut rng = fastrand::Rng::with_seed(11);
         for shape in SHAPES {

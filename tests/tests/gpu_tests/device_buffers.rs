@@ -17,7 +17,7 @@ fn tensor(gpu: &Gpu, shape: Shape) -> DeviceTensor {
     DeviceTensor::zeros(gpu.stream(), Format::Mxfp4, shape.rows, shape.cols).unwrap()
 }
 
-pub fn may_start_anywhere(gpu: &Gpu) {
+pub(crate) fn may_start_anywhere(gpu: &Gpu) {
     let shape = Shape::new(9, 160);
     let values = patterns::<bf16>(shape.elements() + 16, true, 1);
     let whole = gpu.stream().clone_htod(&values).unwrap();
@@ -31,7 +31,7 @@ pub fn may_start_anywhere(gpu: &Gpu) {
     }
 }
 
-pub fn keep_what_lies_between_rows(gpu: &Gpu) {
+pub(crate) fn keep_what_lies_between_rows(gpu: &Gpu) {
     let shape = Shape::new(50, 70).with_row_stride(88);
     let values = patterns::<f32>(shape.span().unwrap(), false, 2);
     let quantized = quantize(&values, shape, &PROPAGATE).unwrap().tensor;
@@ -42,7 +42,7 @@ pub fn keep_what_lies_between_rows(gpu: &Gpu) {
     assert!(found.chunks(88).all(|row| row[70..].iter().all(|v| *v == -1.5)));
 }
 
-pub fn that_are_too_short_are_refused(gpu: &Gpu) {
+pub(crate) fn that_are_too_short_are_refused(gpu: &Gpu) {
     let shape = Shape::new(8, 64);
     let short = gpu.stream().alloc_zeros::<f32>(8 * 64 - 1).unwrap();
     let (mut out, mut report) = (tensor(gpu, shape), DeviceReport::zeros(gpu.stream()).unwrap());
@@ -57,7 +57,7 @@ pub fn that_are_too_short_are_refused(gpu: &Gpu) {
     assert!(matches!(refused, Err(Error::Length { .. })), "{refused:?}");
 }
 
-pub fn reports_add_up_and_clear(gpu: &Gpu) {
+pub(crate) fn reports_add_up_and_clear(gpu: &Gpu) {
     let shape = Shape::new(40, 320);
     let values = patterns::<f32>(shape.elements(), true, 3);
     let once = quantize(&values, shape, &PROPAGATE).unwrap().report;
@@ -77,7 +77,7 @@ pub fn reports_add_up_and_clear(gpu: &Gpu) {
     assert_eq!(report.read(gpu.stream(), shape).unwrap(), microscale::Report::default());
 }
 
-pub fn streams_overlap(gpu: &Gpu) {
+pub(crate) fn streams_overlap(gpu: &Gpu) {
     // cudarc's events order the uses of each buffer: what one stream writes another may read.
     let shape = Shape::new(300, 1024);
     let streams = [gpu.context().new_stream().unwrap(), gpu.context().new_stream().unwrap()];
@@ -97,7 +97,7 @@ pub fn streams_overlap(gpu: &Gpu) {
     }
 }
 
-pub fn graphs_capture_and_replay(_: &Gpu) {
+pub(crate) fn graphs_capture_and_replay(_: &Gpu) {
     // Its own context state: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
     // SAFETY: everything below is on one stream.
@@ -127,7 +127,7 @@ pub fn graphs_capture_and_replay(_: &Gpu) {
     unsafe { gpu.context().enable_event_tracking() };
 }
 
-pub fn more_than_2_to_the_32_elements(gpu: &Gpu) {
+pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
     const PART: usize = 1 << 26;
     const PARTS: usize = 65;
     let needed = PART * PARTS * 2 + PART * PARTS;

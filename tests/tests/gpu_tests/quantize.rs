@@ -7,7 +7,7 @@ use microscale_tests::data_dir;
 
 use super::support::{SHAPES, assert_is_cpus, check, patterns, recipes};
 
-pub fn equals_the_cpu_for_every_option(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_for_every_option(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         for (i, shape) in SHAPES.into_iter().enumerate() {
             let values = patterns::<T>(shape.span().unwrap(), true, i as u64);
@@ -21,7 +21,7 @@ pub fn equals_the_cpu_for_every_option(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-pub fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu, from_bits: impl Fn(u16) -> T) {
         // Each pattern meets neighbours of its own magnitude (in order) and of any (shuffled), many times over.
         let mut values: Vec<T> = (0..=u16::MAX).map(&from_bits).collect();
@@ -40,7 +40,7 @@ pub fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
     run(gpu, bf16::from_bits);
 }
 
-pub fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
     // A row a power of two and a leading value: the block's amax, then all ties under every scale a rule may choose, and
     // the values next to them.
     let ties = [0.25f64, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0];
@@ -75,7 +75,7 @@ pub fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
     }
 }
 
-pub fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
     let folder = data_dir().join("tests/golden/mxfp4");
     let mut files = 0;
     for entry in std::fs::read_dir(&folder).expect("the golden vectors are there") {
@@ -102,7 +102,7 @@ pub fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
     assert!(files >= 10, "only {files} golden files in {}", folder.display());
 }
 
-pub fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
+pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
     for shape in [Shape::new(100, 1000), Shape::new(100, 999).with_row_stride(1003)] {
         let mut values = patterns::<f32>(shape.span().unwrap(), false, 5);
         assert!(gpu.quantize(&values, shape, &Recipe::default()).is_ok());
@@ -120,7 +120,7 @@ pub fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
     }
 }
 
-pub fn handles_empty_matrices(gpu: &Gpu) {
+pub(crate) fn handles_empty_matrices(gpu: &Gpu) {
     for shape in [Shape::new(0, 32), Shape::new(5, 0), Shape::new(0, 0)] {
         let quantized = gpu.quantize::<f32>(&[], shape, &Recipe::default()).unwrap();
         assert_eq!(quantized, quantize::<f32>(&[], shape, &Recipe::default()).unwrap());
@@ -128,7 +128,7 @@ pub fn handles_empty_matrices(gpu: &Gpu) {
     }
 }
 
-pub fn baselines_equal_the_product(gpu: &Gpu) {
+pub(crate) fn baselines_equal_the_product(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
         for (i, shape) in SHAPES.into_iter().enumerate() {

@@ -6,7 +6,7 @@ use microscale::gpu::Gpu;
 use microscale::{Element, Format, NonFinite, Quantized, Recipe, Shape, Words, quantize};
 
 /// Random bit patterns in which a few rows of every magnitude, zeros, subnormals and non-finite values all occur.
-pub fn patterns<T: Element>(elements: usize, non_finite: bool, seed: u64) -> Vec<T> {
+pub(crate) fn patterns<T: Element>(elements: usize, non_finite: bool, seed: u64) -> Vec<T> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut values = Vec::with_capacity(elements);
     while values.len() < elements {
@@ -37,7 +37,7 @@ fn one<T: Element>(rng: &mut fastrand::Rng, exponent: i32, kind: u32, non_finite
 }
 
 /// Every recipe that cannot refuse.
-pub fn recipes() -> Vec<Recipe> {
+pub(crate) fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for (_, scale_rule) in ScaleRule::WORDS {
         for (_, ties) in Ties::WORDS {
@@ -54,7 +54,7 @@ pub fn recipes() -> Vec<Recipe> {
 }
 
 /// Asserts that a result is the CPU's, naming the first block that is not.
-pub fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape: Shape, recipe: &Recipe) {
+pub(crate) fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape: Shape, recipe: &Recipe) {
     let expected = quantize(values, shape, recipe).expect("the CPU quantizes");
     let what = format!("{} {shape:?} {recipe:?}", T::DTYPE.word());
     for (block, (ours, cpus)) in found.tensor.scales().iter().zip(expected.tensor.scales()).enumerate() {
@@ -68,13 +68,13 @@ pub fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape: Shape,
 }
 
 /// Quantizes on the GPU from host memory and compares.
-pub fn check<T: Element>(gpu: &Gpu, values: &[T], shape: Shape, recipe: &Recipe) {
+pub(crate) fn check<T: Element>(gpu: &Gpu, values: &[T], shape: Shape, recipe: &Recipe) {
     let found = gpu.quantize(values, shape, recipe).expect("the GPU quantizes");
     assert_is_cpus(&found, values, shape, recipe);
 }
 
 /// Shapes with whole and cut blocks, aligned and odd rows, gaps, and more than a thread block's worth.
-pub const SHAPES: [Shape; 14] = [
+pub(crate) const SHAPES: [Shape; 14] = [
     Shape::new(1, 1),
     Shape::new(1, 31),
     Shape::new(3, 32),
