@@ -6,9 +6,9 @@ pub const WARP: u32 = 32;
 pub const THREADS: u32 = 128;
 /// Quantization blocks that a warp handles: one a lane, so that a warp stores 32 scale bytes, one sector, at once.
 pub const BLOCKS_PER_WARP: u32 = 32;
-/// Warps that share 32 blocks when they are dequantized to f32 by whole chunks: a warp that writes 4 KiB reaches less of an
-/// H200's bandwidth than two that write 2 KiB each (94 and 95 %).
-pub const F32_DEQUANTIZE_SPLIT: u32 = 2;
+/// Chunks of 16 bytes that a lane writes in the dequantizers' vector variants. The fewer a warp writes, the more of an H200's
+/// bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
+pub const DEQUANTIZE_CHUNKS: u32 = 2;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
 
@@ -33,12 +33,12 @@ impl Kernel {
 }
 
 const fn product(name: &'static str, converts_fp4: bool) -> Kernel {
-    split(name, 1, converts_fp4)
+    Kernel { name, threads: THREADS, blocks: THREADS / WARP * BLOCKS_PER_WARP, converts_fp4 }
 }
 
-/// A product kernel in which `split` warps share 32 blocks.
-const fn split(name: &'static str, split: u32, converts_fp4: bool) -> Kernel {
-    Kernel { name, threads: THREADS, blocks: THREADS / WARP * BLOCKS_PER_WARP / split, converts_fp4 }
+const fn dequantize_vector(name: &'static str, value_bytes: u32) -> Kernel {
+    let elements = THREADS * DEQUANTIZE_CHUNKS * 16 / value_bytes;
+    Kernel { name, threads: THREADS, blocks: elements / 32, converts_fp4: true }
 }
 
 const fn thread_a_block(name: &'static str) -> Kernel {
@@ -70,9 +70,9 @@ const KERNELS: [Kernel; 31] = [
     product("mxfp4_quantize_f32_zero_element", false),
     product("mxfp4_quantize_f16_zero_element", false),
     product("mxfp4_quantize_bf16_zero_element", false),
-    split("mxfp4_dequantize_f32_vector", F32_DEQUANTIZE_SPLIT, true),
-    product("mxfp4_dequantize_f16_vector", true),
-    product("mxfp4_dequantize_bf16_vector", true),
+    dequantize_vector("mxfp4_dequantize_f32_vector", 4),
+    dequantize_vector("mxfp4_dequantize_f16_vector", 2),
+    dequantize_vector("mxfp4_dequantize_bf16_vector", 2),
     product("mxfp4_dequantize_f32_element", true),
     product("mxfp4_dequantize_f16_element", true),
     product("mxfp4_dequantize_bf16_element", true),

@@ -8,5 +8,5 @@ mod kernels;
 mod targets;
 
 pub use args::{BlockGrid, NO_POSITION, QuantizeOptions, REPORT_SLOTS, ReportSlot};
-pub use kernels::{BLOCKS_PER_WARP, F32_DEQUANTIZE_SPLIT, Kernel, LADDER_THREADS, THREADS, WARP, kernels};
+pub use kernels::{BLOCKS_PER_WARP, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, THREADS, WARP, kernels};
 pub use targets::{TARGETS, Target, target_for};

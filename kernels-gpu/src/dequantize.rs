@@ -2,7 +2,7 @@
 //! the lanes that need them by shuffles.
 
 use microscale_formats::E8m0;
-use microscale_kernels_abi::{BlockGrid, F32_DEQUANTIZE_SPLIT, WARP};
+use microscale_kernels_abi::{BlockGrid, DEQUANTIZE_CHUNKS, WARP};
 
 use crate::access::{self, Lane, Walk};
 use crate::dtype::{self, Bf16, Dtype, F16, F32};
@@ -19,7 +19,8 @@ unsafe fn dequantize<D: Dtype, const VECTOR: bool>(
     values: *mut u8,
     grid: BlockGrid,
 ) {
-    let split = if D::CHUNK == 4 && VECTOR { F32_DEQUANTIZE_SPLIT } else { 1 };
+    // Warps that share 32 blocks. Shifted stores need the chunk before each of theirs, so they keep to one.
+    let split = if VECTOR { D::LANES / DEQUANTIZE_CHUNKS } else { 1 };
     let lane = Lane::of::<D>(split);
     let steps = D::LANES / split;
     let first_step = warp::thread() / WARP % split * steps;
