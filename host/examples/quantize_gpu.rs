@@ -62,7 +62,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Values that stand for a layer's weights.
+/// Values that stand for a layer's weights: a sum of waves, no two layers the same.
 fn weights(count: usize, layer: usize) -> Vec<bf16> {
-    (0..count).map(|i| bf16::from_f32(((i * (layer + 1)) as f32 * 0.37).sin() * 0.05)).collect()
+    let wave = |i: usize, frequency: f32| ((i + 1000 * layer) as f32 * frequency).sin();
+    let value = |i| wave(i, 0.37) + wave(i, 0.71) + wave(i, 1.3);
+    (0..count).map(|i| bf16::from_f32(0.02 * value(i))).collect()
 }

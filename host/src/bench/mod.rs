@@ -167,6 +167,7 @@ struct Job {
 pub const ROTATION_BYTES: u64 = 1 << 30;
 
 /// Sets of buffers to rotate among.
+#[cfg(feature = "cuda")]
 fn sets(bytes: u64) -> usize {
     ROTATION_BYTES.div_ceil(bytes).clamp(2, 256) as usize
 }
