@@ -1,7 +1,8 @@
 //! Where a lane's chunks lie, and moving them.
 //!
-//! A warp handles 32 consecutive blocks, or shares them with other warps, step by step. In step j its lanes cover `32 / LANES` consecutive blocks, chunk by chunk, so
-//! that every access of a warp is contiguous; after `LANES` steps each lane has met one chunk of `LANES` blocks.
+//! A warp handles 32 consecutive blocks, or shares them with other warps, step by step. In step j its lanes cover
+//! `32 / LANES` consecutive blocks, chunk by chunk, so that every access of a warp is contiguous; after `LANES` steps each lane
+//! has met one chunk of `LANES` blocks.
 
 use microscale_kernels_abi::{BLOCKS_PER_WARP, BlockGrid, THREADS, WARP};
 
