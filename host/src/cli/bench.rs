@@ -3,30 +3,30 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::builder::PossibleValuesParser;
 use comfy_table::Table;
 use serde_json::json;
 
 use super::table::table;
+use super::words::words;
+use super::{device, print};
 use crate::bench::{Measurement, Op, Size, measure};
-use crate::device::{Device, DeviceChoice};
-use crate::{Dtype, Format, Recipe, Words};
+use crate::{Device, DeviceChoice, Dtype, Format, Recipe, Words};
 
 /// Measure operations against a copy of the same bytes in the same run.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Operations to measure [default: quantize and dequantize]
     #[arg(long, value_parser = words::<Op>())]
-    op: Vec<String>,
+    op: Vec<Op>,
     /// Formats
-    #[arg(long, value_parser = words::<Format>(), default_value = "mxfp4")]
-    format: Vec<String>,
+    #[arg(long, value_parser = words::<Format>(), default_value = Format::default().word())]
+    format: Vec<Format>,
     /// Matrices, rows by columns [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
     #[arg(long, value_name = "MxK")]
     shape: Vec<Size>,
     /// Dtypes of the unquantized values
     #[arg(long, value_parser = words::<Dtype>(), default_values = ["bf16", "f16", "f32"])]
-    dtype: Vec<String>,
+    dtype: Vec<Dtype>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -38,20 +38,12 @@ pub(super) struct Args {
     json: Option<PathBuf>,
 }
 
-fn words<W: Words>() -> PossibleValuesParser {
-    PossibleValuesParser::new(W::WORDS.iter().map(|(word, _)| *word))
-}
-
-/// The values for words that clap has checked.
-fn values<W: Words>(words: &[String]) -> Vec<W> {
-    words.iter().filter_map(|word| W::from_word(word)).collect()
-}
-
 /// Runs the subcommand.
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let device = Device::choose(args.device)?;
-    let mut ops: Vec<Op> = values(&args.op);
+    let device = device(args.device)?;
+    let mut ops = args.op;
     if args.ladder {
+        ops.retain(|op| !Op::LADDER.contains(op));
         ops.extend(Op::LADDER);
     } else if ops.is_empty() {
         ops = vec![Op::Quantize, Op::Dequantize];
@@ -61,19 +53,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         let on_cpu = matches!(device, Device::Cpu);
         shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 } });
     }
-    println!("{device}");
+    print(&device)?;
     let mut measurements = Vec::new();
-    for format in values(&args.format) {
+    for &format in &args.format {
         let recipe = Recipe { format, ..Recipe::default() };
         for &size in &shapes {
-            for dtype in values(&args.dtype) {
+            for &dtype in &args.dtype {
                 for &op in &ops {
                     measurements.push(measure(op, &recipe, dtype, size, &device)?);
                 }
             }
         }
     }
-    println!("{}", rows(&measurements).trim_fmt());
+    print(rows(&measurements).trim_fmt())?;
     if let Some(file) = args.json {
         let records: Vec<_> = measurements.iter().map(record).collect();
         let text = serde_json::to_string_pretty(&records)?;

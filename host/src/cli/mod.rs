@@ -19,6 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::cpu::Isa;
 use crate::{Device, DeviceChoice, Error};
 
 /// Quantize tensors and checkpoints to 4-bit microscaling formats, on CPUs and NVIDIA GPUs.
@@ -47,7 +48,12 @@ enum Command {
 
 /// The program.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(why) = Isa::asked() {
+        warn(format_args!("error: {why}"));
+        return ExitCode::from(2);
+    }
+    let result = match command {
         Command::Quantize(args) => quantize::run(args),
         Command::Dequantize(args) => dequantize::run(args),
         Command::Compare(args) => compare::run(args),

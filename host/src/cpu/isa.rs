@@ -92,15 +92,27 @@ stamp!(avx2, "avx2,bmi2,f16c,fma");
 stamp!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
 
 impl Isa {
-    /// The fastest one of this machine, or the one that the environment variable `MICROSCALE_CPU` names, if the machine
-    /// has it. Decided at the first call.
+    /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it. Decided at the
+    /// first call.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
-            let asked = std::env::var("MICROSCALE_CPU").ok().and_then(|word| Self::from_word(&word));
-            asked
-                .filter(|isa| isa.is_available())
-                .unwrap_or_else(|| Self::available().next_back().unwrap_or(Self::Portable))
+            let asked = Self::asked().ok().flatten();
+            asked.or_else(|| Self::available().next_back()).unwrap_or(Self::Portable)
+        })
+    }
+
+    /// The one that the environment variable `MICROSCALE_CPU` asks for, if it is set.
+    ///
+    /// # Errors
+    /// What is wrong with its value: no such word, or this machine lacks it. The program stops there; [`Self::best`] goes on
+    /// without it.
+    pub fn asked() -> Result<Option<Self>, String> {
+        let Some(word) = std::env::var_os("MICROSCALE_CPU") else { return Ok(None) };
+        let isa = word.to_str().and_then(Self::from_word).filter(|isa| isa.is_available());
+        isa.map(Some).ok_or_else(|| {
+            let words: Vec<_> = Self::available().map(Self::word).collect();
+            format!("MICROSCALE_CPU is {}; this machine has {}", word.display(), words.join(", "))
         })
     }
 

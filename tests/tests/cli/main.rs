@@ -1,5 +1,6 @@
 //! The program from outside.
 
+mod measuring;
 mod refusing;
 mod reporting;
 mod writing;

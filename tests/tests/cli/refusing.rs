@@ -108,6 +108,17 @@ fn wrong_command_lines_are_usage_errors() {
 }
 
 #[test]
+fn an_instruction_set_that_is_not_there_is_a_usage_error() {
+    for (word, code) in [("portable", 0), ("avx1024", 2), ("", 2)] {
+        let mut command = command(&[&"devices"]);
+        command.env("MICROSCALE_CPU", word);
+        let run = Run::new(command);
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        assert!(code == 0 || run.stderr.contains("portable"), "the choice is named: {run:#?}");
+    }
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_an_error_and_leaves_nothing() {
     let scratch = Scratch::new();
     let before = scratch.contents();

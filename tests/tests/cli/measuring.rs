@@ -1,0 +1,57 @@
+//! What `bench` prints and writes.
+
+use approx::assert_relative_eq;
+use microscale_tests::{Arg, Scratch, run};
+
+use super::read_json;
+
+#[test]
+fn bench_measures_against_a_copy_and_writes_it_down() {
+    let scratch = Scratch::new();
+    let json = scratch.path("bench.json");
+    let bench: [Arg<'_>; 9] =
+        [&"bench", &"--op", &"quantize", &"--device", &"cpu", &"--shape", &"64x100", &"--dtype", &"bf16"];
+    let printed = run(&[&bench[..], &[&"--json", &json]].concat()).ok();
+    assert!(printed.contains("64x100") && printed.contains("of copy"), "{printed}");
+    let records = read_json(json);
+    let [record] = &records.as_array().unwrap()[..] else { panic!("one measurement: {records}") };
+    let keys: Vec<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        keys,
+        [
+            "op",
+            "format",
+            "dtype",
+            "rows",
+            "cols",
+            "device",
+            "threads",
+            "bytes",
+            "median_seconds",
+            "bytes_per_second",
+            "copy_bytes_per_second",
+            "ratio"
+        ]
+    );
+    // 64 rows of 100 values, and of four blocks with 16 bytes of codes and a scale.
+    assert_eq!(record["bytes"], 64 * (100 * 2 + 4 * 17));
+    let figure = |key: &str| record[key].as_f64().unwrap();
+    assert!(figure("median_seconds") > 0.0);
+    assert_relative_eq!(
+        figure("bytes_per_second"),
+        figure("bytes") / figure("median_seconds"),
+        max_relative = 1e-9
+    );
+    assert_relative_eq!(
+        figure("ratio"),
+        figure("bytes_per_second") / figure("copy_bytes_per_second"),
+        max_relative = 1e-9
+    );
+}
+
+#[test]
+fn what_needs_a_gpu_is_not_measured_on_a_cpu() {
+    let run = run(&[&"bench", &"--ladder", &"--device", &"cpu", &"--shape", &"32x32", &"--dtype", &"f32"]);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("GPU"), "{run:#?}");
+}
