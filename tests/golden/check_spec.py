@@ -29,7 +29,7 @@ class Convention:
     """The choices in which libraries differ on purpose.
 
     rule: `floor`, `ceil`, `even` or `rceil`: how amax becomes the block scale.
-    ties: `even` or `toward-zero`.
+    ties: `even`, `toward-zero` or `away`.
     zero_sign: which zeros get code 8. `keep`: all that were negative. `keep-unless-exact`: negatives that round to zero,
         not an input of -0. `negative-if-exact`: inputs of +0 and -0, and negatives that round to zero. `drop`: none.
     """
@@ -58,7 +58,7 @@ def scale_exponent(rule: str, amax: float) -> int:
 def e2m1_magnitude(magnitude: float, ties: str) -> int:
     """The code 0..7 nearest to `magnitude`; beyond 6 saturates."""
     for code, tie in enumerate(E2M1_TIES):
-        tie_goes_down = ties == "toward-zero" or code % 2 == 0
+        tie_goes_down = ties == "toward-zero" or (ties == "even" and code % 2 == 0)
         if magnitude < tie or (magnitude == tie and tie_goes_down):
             return code
     return len(E2M1_VALUES) - 1

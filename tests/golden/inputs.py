@@ -276,12 +276,19 @@ class GoldenInput:
 
 
 def golden_input(type_name: str) -> GoldenInput:
-    """Builds all groups for one type; a group that does not fill its last row is padded with a normal block."""
+    """Builds all groups for one type."""
+    return build_groups(GROUPS, type_name, (SEED,))
+
+
+def build_groups(
+    makers: dict[str, Callable[[FloatType, np.random.Generator], Blocks]], type_name: str, seed: tuple[int, ...]
+) -> GoldenInput:
+    """Builds groups for one type; a group that does not fill its last row is padded with a normal block."""
     kind = FLOAT_TYPES[type_name]
     blocks: list[np.ndarray] = []
     groups = []
-    for index, (name, make) in enumerate(GROUPS.items()):
-        rng = np.random.default_rng((SEED, index, kind.mantissa_bits))
+    for index, (name, make) in enumerate(makers.items()):
+        rng = np.random.default_rng((*seed, index, kind.mantissa_bits))
         made = list(make(kind, rng))
         if not made:
             continue

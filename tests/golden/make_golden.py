@@ -1,9 +1,10 @@
 """Makes the golden vectors: the named libraries quantize the rows of inputs.py, and their bytes are written down.
 
-    python make_golden.py           # rewrites mxfp4/*.safetensors
+    python make_golden.py           # rewrites mxfp4/, mxfp8/, nvfp4/ and layout/
     python make_golden.py --check   # fails if any file differs from what the libraries give now
 
-README.md describes the files. Nothing here computes a scale or a code; check_spec.py does, to list the differences.
+README.md describes the files. Nothing here computes a scale or a code; the check_*.py do, to list the differences. The one
+exception is te_formula.py.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import json
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from collections.abc import Callable
 
 import gguf
 import ml_dtypes
 import numpy as np
+import qwantize
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import preset_name_to_scheme
@@ -29,10 +32,14 @@ from safetensors.torch import save
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_mx
 
-from check_spec import VECTORS, Convention, find_slips
-from inputs import BLOCK, golden_input
+from check_spec import Convention, find_slips
+from golden_common import File, Tensors, as_torch
+from golden_layout import layout_files
+from golden_mxfp8 import mxfp8_files
+from golden_nvfp4 import nvfp4_files
+from inputs import BLOCK, E2M1_VALUES, golden_input
 
-Tensors = dict[str, torch.Tensor]
+GOLDEN = Path(__file__).resolve().parent
 
 
 def quantize_torchao(rows: torch.Tensor, rule: str) -> Tensors:
@@ -67,6 +74,34 @@ def quantize_gguf(rows: torch.Tensor, rule: str) -> Tensors:
     }
 
 
+def codes_of_values(values: torch.Tensor) -> torch.Tensor:
+    """Packed codes of E2M1 values, -0 as code 8. NaN has no code and is written as 7."""
+    magnitudes = torch.searchsorted(torch.tensor(E2M1_VALUES), values.abs().contiguous()).clamp(max=7)
+    codes = (magnitudes | torch.signbit(values).to(torch.int64) << 3).to(torch.uint8)
+    return codes[:, 0::2] | codes[:, 1::2] << 4
+
+
+def quantize_qwantize(rows: torch.Tensor, rule: str) -> Tensors:
+    """It returns scales and signed E2M1 values as floats; the byte is the exponent field of the scale."""
+    scales, values = qwantize.mxfp4_naive(rows.reshape(len(rows), -1, BLOCK))
+    octets = (scales.view(torch.int32) >> 23).to(torch.uint8)
+    return {"codes": codes_of_values(values.reshape(len(rows), -1)), "scales": octets}
+
+
+def quantize_microxcaling(rows: torch.Tensor, rule: str) -> Tensors:
+    """It returns dequantized numbers; divided by the scale, a power of two, they are the E2M1 values again."""
+    from mx.formats import ElemFormat
+    from mx.mx_ops import _quantize_mx, _shared_exponents
+
+    element = ElemFormat.fp4
+    numbers = _quantize_mx(rows.clone(), 8, element, axes=[-1], block_size=BLOCK, round="nearest")
+    blocks = rows.reshape(len(rows), -1, BLOCK)
+    exponents = (_shared_exponents(blocks, axes=[-1]).squeeze(-1) - 2).clamp(min=-127)
+    values = numbers.to(torch.float64).reshape(blocks.shape) / torch.exp2(exponents.to(torch.float64)).unsqueeze(-1)
+    octets = torch.nan_to_num(exponents + 127, nan=255.0, posinf=255.0).to(torch.uint8)
+    return {"codes": codes_of_values(values.to(torch.float32).reshape(len(rows), -1)), "scales": octets}
+
+
 @dataclass(frozen=True)
 class Library:
     """A library, the function of it that is recorded, and the convention nearest to what it does."""
@@ -78,10 +113,15 @@ class Library:
     types: tuple[str, ...]
     ties: str = "even"
     zero_sign: str = "keep"
+    fixed_version: str | None = None
+
+    @property
+    def version(self) -> str:
+        return self.fixed_version or version(self.package)
 
     @property
     def file_stem(self) -> str:
-        return f"{self.package.removeprefix('nvidia-')}-{version(self.package)}"
+        return f"{self.package.removeprefix('nvidia-')}-{self.version}"
 
 
 LIBRARIES = (
@@ -118,17 +158,31 @@ LIBRARIES = (
         ties="toward-zero",
         zero_sign="drop",
     ),
+    Library(
+        "qwantize",
+        "qwantize.mxfp4_naive; codes from its signed values, bytes from its float32 scales",
+        quantize_qwantize,
+        ("floor",),
+        ("f32", "bf16"),
+        ties="toward-zero",
+        zero_sign="keep-unless-exact",
+    ),
+)
+
+# Not on PyPI: a checkout of github.com/microsoft/microxcaling at this commit, found through PYTHONPATH.
+MICROXCALING = Library(
+    "microxcaling",
+    "mx.mx_ops._quantize_mx, element fp4, block 32, round='nearest'; bytes from mx.mx_ops._shared_exponents",
+    quantize_microxcaling,
+    ("floor",),
+    ("f32",),
+    ties="away",
+    zero_sign="keep-unless-exact",
+    fixed_version="7bc4195",
 )
 
 
-def as_torch(rows: np.ndarray) -> torch.Tensor:
-    """A torch copy of rows of any of the input types."""
-    if rows.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(rows.copy())
-
-
-def library_file(library: Library, rule: str, type_name: str) -> tuple[Tensors, dict[str, str]]:
+def library_file(library: Library, rule: str, type_name: str) -> File:
     """Tensors and metadata of one library's file."""
     golden = golden_input(type_name)
     rows = as_torch(golden.rows)
@@ -137,7 +191,7 @@ def library_file(library: Library, rule: str, type_name: str) -> tuple[Tensors, 
     slips, nonfinite = find_slips(golden.rows, made["codes"].numpy(), made["scales"].numpy(), convention)
     metadata = {
         "library": library.package,
-        "version": version(library.package),
+        "version": library.version,
         "torch": torch.__version__.split("+")[0],
         "function": library.function,
         "rule": rule,
@@ -150,7 +204,7 @@ def library_file(library: Library, rule: str, type_name: str) -> tuple[Tensors, 
     return {"input": rows, **made}, metadata
 
 
-def ml_dtypes_file() -> tuple[Tensors, dict[str, str]]:
+def ml_dtypes_file() -> File:
     """What ml_dtypes makes of every 16-bit float, every E2M1 code and every E8M0 byte."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
@@ -169,15 +223,19 @@ def ml_dtypes_file() -> tuple[Tensors, dict[str, str]]:
     return {name: torch.from_numpy(table) for name, table in tables.items()}, metadata
 
 
-def golden_files() -> dict[str, tuple[Tensors, dict[str, str]]]:
-    """Every file's tensors and metadata, by file name."""
+def mxfp4_files() -> dict[str, File]:
+    """Every MXFP4 file's tensors and metadata, by file name."""
     files = {f"ml_dtypes-{version('ml_dtypes')}-tables.safetensors": ml_dtypes_file()}
-    for library in LIBRARIES:
+    microxcaling = (MICROXCALING,) if find_spec("mx") else ()
+    for library in LIBRARIES + microxcaling:
         for rule in library.rules:
             for type_name in library.types:
                 name = f"{library.file_stem}-{rule}-{type_name}.safetensors"
                 files[name] = library_file(library, rule, type_name)
     return files
+
+
+FOLDERS = {"mxfp4": mxfp4_files, "mxfp8": mxfp8_files, "nvfp4": nvfp4_files, "layout": layout_files}
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -202,18 +260,25 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the files, write nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    files = golden_files()
-    if arguments.check:
-        stale = [name for name, made in files.items() if not matches(VECTORS / name, *made)]
-        stale += [path.name for path in VECTORS.glob("*.safetensors") if path.name not in files]
-        for name in stale:
-            print(f"differs: {name}", file=sys.stderr)
-        return 1 if stale else 0
-    VECTORS.mkdir(exist_ok=True)
-    for name, (tensors, metadata) in files.items():
-        if not matches(VECTORS / name, tensors, metadata):
-            (VECTORS / name).write_bytes(save(tensors, metadata))
-    return 0
+    stale = []
+    for folder, make_files in FOLDERS.items():
+        files = make_files()
+        vectors = GOLDEN / folder
+        changed = [name for name, made in files.items() if not matches(vectors / name, *made)]
+        if arguments.check:
+            unknown = {path.name for path in vectors.glob("*.safetensors")} - set(files)
+            for name in [name for name in unknown if name.startswith("microxcaling-")]:
+                print(f"not checked, no module mx: {folder}/{name}", file=sys.stderr)
+                unknown.remove(name)
+            changed += sorted(unknown)
+            stale += [f"{folder}/{name}" for name in changed]
+        else:
+            vectors.mkdir(exist_ok=True)
+            for name in changed:
+                (vectors / name).write_bytes(save(*files[name]))
+    for name in stale:
+        print(f"differs: {name}", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":
