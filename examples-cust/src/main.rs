@@ -9,8 +9,10 @@ use std::mem::offset_of;
 use cust::memory::DeviceCopy;
 use cust::prelude::*;
 use half::bf16;
-use microscale::{NonFinite, Recipe, Shape, quantize};
-use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
+use microscale::formats::E2m1;
+use microscale::formats::mx::Arithmetic;
+use microscale::{NonFinite, Recipe, Scheme, Shape, quantize};
+use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
 
 /// For compute capability 9.0 and newer; `cargo xtask build-ptx` writes it.
 const PTX: &str = include_str!("../../host/ptx/microscale_sm_90.ptx");
@@ -24,6 +26,8 @@ struct Argument<T: Copy>(T);
 
 // SAFETY: integers in a `repr(C)` structure; no pointers.
 unsafe impl DeviceCopy for Argument<BlockGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceCopy for Argument<ScaleGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceCopy for Argument<QuantizeOptions> {}
 
@@ -49,16 +53,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fields = size_of::<ReportSlot>() / size_of::<u64>();
     let report = DeviceBuffer::<u64>::zeroed(REPORT_SLOTS * fields)?;
 
-    let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
+    let arithmetic = Arithmetic::default();
+    let scheme = Scheme::Mxfp4(arithmetic);
+    let recipe = Recipe { scheme, non_finite: NonFinite::Propagate, ..Recipe::default() };
     let grid = BlockGrid::new(rows as u64, cols as u64, cols as u64, BLOCK as u64);
     let grid = Argument(grid.ok_or("an empty matrix")?);
+    let scale_grid = Argument(ScaleGrid::linear((cols / BLOCK) as u64));
     let options = Argument(QuantizeOptions {
-        mantissa_addend: recipe.arithmetic.scale_rule.mantissa_addend(),
-        negative_zero: recipe.arithmetic.negative_zero as u32,
+        mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
+        negative_zero: arithmetic.negative_zero as u32,
         saturate_non_finite: 0,
     });
     let kernel = kernels().iter().find(|kernel| kernel.name == KERNEL).ok_or("no such kernel")?;
-    let thread_blocks = (blocks as u32).div_ceil(kernel.blocks);
+    let thread_blocks = ((rows * cols) as u32).div_ceil(kernel.elements);
 
     // SAFETY: the arguments are the kernel's, in order; `grid` describes the matrix at `input`, which starts on 16 bytes as
     // do its rows; codes, scales and report have the room that the kernel's contract asks for, and none overlap.
@@ -69,6 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             scales.as_device_ptr(),
             report.as_device_ptr(),
             grid,
+            scale_grid,
             options
         ))?;
     }

@@ -93,6 +93,8 @@ pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
 pub mod identity {
     /// One unit in the last place of f32 is 1 around it: 1.5 · 2²³.
     pub const BASE_F32: f32 = 12_582_912.0;
+    /// The same, for terms that are not negative: 2²³. Its bits end in more zeros.
+    pub const LOW_BASE_F32: f32 = 8_388_608.0;
     /// The same for f16 (2¹⁰), as bits in both halves of a word.
     pub const BASE_F16X2: u32 = 0x6400_6400;
     /// The same for bf16 (2⁷), as bits in both halves of a word.
@@ -144,6 +146,32 @@ impl E2m1x2 {
     #[inline(always)]
     pub const fn high(self) -> E2m1 {
         E2m1(self.0 >> 4)
+    }
+}
+
+/// Fills `packed` with the codes of `values`: two a byte for codes of 4 bits, the lower index in the low nibble, or one.
+#[inline(always)]
+pub(crate) fn pack(packed: &mut [u8], values: &[f32], bits: usize, code: impl Fn(f32) -> u8) {
+    if bits == 8 {
+        packed.iter_mut().zip(values).for_each(|(byte, value)| *byte = code(*value));
+        return;
+    }
+    for (byte, pair) in packed.iter_mut().zip(values.as_chunks::<2>().0) {
+        let [low, high] = pair.map(|value| E2m1::from_bits(code(value)));
+        *byte = E2m1x2::new(low, high).to_bits();
+    }
+}
+
+/// The way back of [`pack`].
+#[inline(always)]
+pub(crate) fn unpack(packed: &[u8], values: &mut [f32], bits: usize, value: impl Fn(u8) -> f32) {
+    if bits == 8 {
+        values.iter_mut().zip(packed).for_each(|(wide, byte)| *wide = value(*byte));
+        return;
+    }
+    for (pair, byte) in values.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+        let codes = E2m1x2::from_bits(*byte);
+        *pair = [value(codes.low().to_bits()), value(codes.high().to_bits())];
     }
 }
 

@@ -7,16 +7,28 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
+//! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
 //! | [`e8m0`] | the power-of-two block scale [`E8m0`] |
-//! | [`mxfp4`] | MXFP4 blocks: [`ScaleRule`], what becomes of −0 and of non-finite input, quantizing and dequantizing a block |
+//! | [`block`] | what all blocks have in common: amax, [`NegativeZero`], [`BlockEvents`] |
+//! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
+//! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
+//! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //!
-//! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; the scale rules name theirs.
+//! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
 #![no_std]
 
+pub mod block;
 pub mod e2m1;
 pub mod e8m0;
-pub mod mxfp4;
+pub mod fp8;
+pub mod layout;
+pub mod mx;
+pub mod nvfp4;
 
+pub use block::{BlockEvents, NegativeZero};
 pub use e2m1::{E2m1, E2m1x2, Ties};
 pub use e8m0::E8m0;
-pub use mxfp4::{NegativeZero, ScaleRule};
+pub use fp8::{E4m3, E5m2};
+pub use layout::ScaleLayout;
+pub use mx::ScaleRule;
+pub use nvfp4::GlobalScale;

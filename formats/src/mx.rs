@@ -1,41 +1,114 @@
-//! MXFP4: blocks of 32 [`E2m1`] elements along a row that share one [`E8m0`] scale (OCP MX v1.0).
+//! The MX formats: blocks of 32 elements along a row that share one [`E8m0`] scale (OCP MX v1.0). MXFP4 has [`E2m1`]
+//! elements, two a byte; MXFP8 has [`E4m3`] or [`E5m2`] ones, a byte each.
 
-use crate::e2m1::{self, E2m1, E2m1x2, Ties};
+use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
+use crate::e2m1::{self, E2m1, Ties};
 use crate::e8m0::E8m0;
+use crate::fp8::{E4m3, E5m2};
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 32;
-/// Bytes of packed codes in a block.
-pub const BLOCK_BYTES: usize = BLOCK / 2;
+
+/// The scale of a block that holds a NaN or an infinity.
+pub const NAN_SCALE: E8m0 = E8m0::NAN;
+
+/// An element format: the table of MX formats is its implementations.
+pub trait Element {
+    /// Bits of a code, the topmost of which is the sign: 4 or 8.
+    const BITS: usize;
+    /// The exponent of the largest value.
+    const LARGEST_EXPONENT: u32;
+    /// The largest value's mantissa, as the 23 bits of an f32.
+    const LARGEST_MANTISSA: u32;
+    /// Stored mantissa bits.
+    const MANTISSA_BITS: u32;
+
+    /// The nearest code, saturating at the largest value. Only E2M1 knows other ties than even.
+    fn encode(value: f32, ties: Ties) -> u8;
+
+    /// The value of a code.
+    fn decode(code: u8) -> f32;
+}
+
+impl Element for E2m1 {
+    const BITS: usize = 4;
+    const LARGEST_EXPONENT: u32 = 2;
+    const LARGEST_MANTISSA: u32 = 0x40_0000;
+    const MANTISSA_BITS: u32 = 1;
+
+    #[inline(always)]
+    fn encode(value: f32, ties: Ties) -> u8 {
+        Self::from_f32(value, ties).to_bits()
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        Self::from_bits(code).to_f32()
+    }
+}
+
+impl Element for E4m3 {
+    const BITS: usize = 8;
+    const LARGEST_EXPONENT: u32 = 8;
+    const LARGEST_MANTISSA: u32 = 0x60_0000;
+    const MANTISSA_BITS: u32 = 3;
+
+    #[inline(always)]
+    fn encode(value: f32, _: Ties) -> u8 {
+        Self::from_f32(value).to_bits()
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        Self::from_bits(code).to_f32()
+    }
+}
+
+impl Element for E5m2 {
+    const BITS: usize = 8;
+    const LARGEST_EXPONENT: u32 = 15;
+    const LARGEST_MANTISSA: u32 = 0x60_0000;
+    const MANTISSA_BITS: u32 = 2;
+
+    #[inline(always)]
+    fn encode(value: f32, _: Ties) -> u8 {
+        Self::from_f32(value).to_bits()
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        Self::from_bits(code).to_f32()
+    }
+}
 
 /// How a block's scale follows from its largest magnitude.
 ///
 /// All four are one formula on the bits of amax as f32: add a constant to the mantissa, keep the exponent field, subtract
-/// 2 (6 = 1.5 · 2²), clamp at 0. Being integer arithmetic they are exact everywhere, next to powers of two too, where
-/// implementations by `log2` slip.
+/// the exponent of the element's largest value, clamp at 0. Being integer arithmetic they are exact everywhere, next to
+/// powers of two too, where implementations by `log2` slip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleRule {
-    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above 6 scales are clipped.
+    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest element are clipped.
     #[default]
     Floor,
     /// The exponent of amax, rounded up unless amax is a power of two.
     Ceil,
-    /// The exponent of amax rounded half up at 1.75: compressed-tensors.
+    /// The exponent of amax after rounding its mantissa half up to the element's bits: compressed-tensors.
     Even,
-    /// The smallest power of two that is at least amax / 6, so that nothing is clipped: NVIDIA.
+    /// The smallest power of two that is at least amax over the largest element, so that nothing is clipped: NVIDIA.
     Rceil,
 }
 
 impl ScaleRule {
     /// What is added to the bits of amax before the mantissa is dropped.
     #[inline(always)]
-    pub const fn mantissa_addend(self) -> u32 {
+    pub const fn mantissa_addend<E: Element>(self) -> u32 {
         match self {
             Self::Floor => 0,
             Self::Ceil => 0x7F_FFFF,
-            Self::Even => 0x20_0000,
-            // amax ≤ 6 · 2^k = 1.5 · 2^(k+2): up by one exactly when the mantissa is above one half.
-            Self::Rceil => 0x3F_FFFF,
+            Self::Even => 1 << (22 - E::MANTISSA_BITS),
+            // amax ≤ m · 2^e · 2^k for the largest element m · 2^e: up by one exactly when the mantissa is above m's.
+            Self::Rceil => 0x7F_FFFF - E::LARGEST_MANTISSA,
         }
     }
 }
@@ -48,23 +121,8 @@ pub const fn rounded_exponent(amax_bits: u32, mantissa_addend: u32) -> u32 {
 
 /// The scale for a rounded exponent. What would lie below 2^−127 is clamped to it; 255 is out of reach.
 #[inline(always)]
-pub const fn scale_from_exponent(rounded_exponent: u32) -> E8m0 {
-    E8m0::from_bits(rounded_exponent.saturating_sub(2) as u8)
-}
-
-/// What becomes of the sign of a zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum NegativeZero {
-    /// −0 and negatives that round to zero become code 8: IEEE, OCP, torchao.
-    #[default]
-    Keep = 0,
-    /// Input −0 becomes code 0; negatives that round to zero become code 8: compressed-tensors.
-    DropInput = 1,
-    /// Code 8 is never written: ggml.
-    Drop = 2,
-    /// Input zeros of either sign become code 8, as do negatives that round to zero: ModelOpt.
-    Force = 3,
+pub const fn scale_from_exponent<E: Element>(rounded_exponent: u32) -> E8m0 {
+    E8m0::from_bits(rounded_exponent.saturating_sub(E::LARGEST_EXPONENT) as u8)
 }
 
 /// The arithmetic of a block: everything that decides its bytes, given finite values.
@@ -78,118 +136,93 @@ pub struct Arithmetic {
     pub negative_zero: NegativeZero,
 }
 
-/// What happened in one block, besides its bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockEvents {
-    /// amax is above 6 scales, so at least one element was clipped by more than rounding.
-    pub clipped: bool,
-    /// amax is not zero, and every code is.
-    pub flushed: bool,
-    /// The scale wanted to be smaller than 2^−127.
-    pub scale_saturated: bool,
-}
-
-impl BlockEvents {
-    /// The events of a block, given the bits of its finite amax and the exponent that its scale comes from.
-    #[inline(always)]
-    pub fn of(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> Self {
-        let scale = scale_from_exponent(rounded_exponent).to_bits() as u32;
-        // 6 scales are 1.5 · 2^(b + 2 − 127): for b = 253 the bits of a NaN, above every amax as 6 · 2^126 is.
-        let six_scales = (scale + 2) << 23 | 0x40_0000;
-        let scale_saturated = rounded_exponent < 2 && amax_bits != 0;
-        // Every rule's own scale puts amax at 2 or above; only the clamped one can leave it below the first midpoint.
-        let flushed = scale_saturated
-            && e2m1::magnitude_code(f32::from_bits(amax_bits) * E8m0::MIN.reciprocal(), ties) == 0;
-        Self { clipped: amax_bits > six_scales, flushed, scale_saturated }
-    }
-}
-
-/// The largest magnitude's bits. As integers they order like the magnitudes, and any NaN lies above infinity.
+/// The events of a block, given the bits of its finite amax and the exponent that its scale comes from.
 #[inline(always)]
-pub fn amax_bits(values: &[f32; BLOCK]) -> u32 {
-    let mut most = 0;
-    for value in values {
-        most = most.max(value.to_bits() & 0x7FFF_FFFF);
-    }
-    most
-}
-
-/// Whether the bits of an amax are those of an infinity or a NaN.
-#[inline(always)]
-pub const fn is_non_finite(amax_bits: u32) -> bool {
-    amax_bits >= 0x7F80_0000
+pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> BlockEvents {
+    let scale = scale_from_exponent::<E>(rounded_exponent).to_bits() as u32;
+    // The largest element times the scale. For E2M1 and the scale byte 253 that is 6 · 2^126, whose bits would be those of
+    // a NaN, above every amax as the product is.
+    let largest = (scale + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA;
+    let scale_saturated = rounded_exponent < E::LARGEST_EXPONENT && amax_bits != 0;
+    // Every rule's own scale keeps amax far from zero; only the clamped one can leave it below the first midpoint.
+    let flushed = scale_saturated && E::encode(f32::from_bits(amax_bits) * E8m0::MIN.reciprocal(), ties) == 0;
+    BlockEvents { clipped: amax_bits > largest, flushed, scale_saturated }
 }
 
 /// The code of one finite element, for a scale's reciprocal.
 #[inline(always)]
-pub fn encode(value: f32, reciprocal: f32, ties: Ties, negative_zero: NegativeZero) -> E2m1 {
-    let code = E2m1::from_f32(value * reciprocal, ties);
-    match negative_zero {
-        NegativeZero::DropInput if value == 0.0 => E2m1::from_bits(0),
-        NegativeZero::Drop if code.to_bits() == 8 => E2m1::from_bits(0),
-        NegativeZero::Force if value == 0.0 => E2m1::from_bits(8),
-        _ => code,
-    }
+pub fn encode<E: Element>(value: f32, reciprocal: f32, ties: Ties, negative_zero: NegativeZero) -> u8 {
+    with_zero_sign(E::encode(value * reciprocal, ties), 1 << (E::BITS - 1), value, negative_zero)
 }
 
-/// Quantizes a block: the definition. A block that holds a NaN or an infinity gets the NaN scale and codes 0; callers with
-/// another policy replace those values first.
-pub fn quantize_block(
+/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block that holds a NaN or
+/// an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
+pub fn quantize_block<E: Element>(
     values: &[f32; BLOCK],
     arithmetic: &Arithmetic,
-) -> (E8m0, [u8; BLOCK_BYTES], BlockEvents) {
-    let amax_bits = amax_bits(values);
-    if is_non_finite(amax_bits) {
-        return (E8m0::NAN, [0; BLOCK_BYTES], BlockEvents::default());
+    codes: &mut [u8],
+) -> (E8m0, BlockEvents) {
+    let amax_bits = block::amax_bits(values);
+    if block::is_non_finite(amax_bits) {
+        codes.fill(0);
+        return (NAN_SCALE, BlockEvents::default());
     }
-    let exponent = rounded_exponent(amax_bits, arithmetic.scale_rule.mantissa_addend());
-    let scale = scale_from_exponent(exponent);
-    let reciprocal = scale.reciprocal();
-    let mut codes = [0; BLOCK_BYTES];
-    for (byte, pair) in codes.iter_mut().zip(values.as_chunks::<2>().0) {
-        let [low, high] = pair.map(|v| encode(v, reciprocal, arithmetic.ties, arithmetic.negative_zero));
-        *byte = E2m1x2::new(low, high).to_bits();
-    }
-    (scale, codes, BlockEvents::of(amax_bits, exponent, arithmetic.ties))
+    let exponent = rounded_exponent(amax_bits, arithmetic.scale_rule.mantissa_addend::<E>());
+    let scale = scale_from_exponent::<E>(exponent);
+    let code = |value| encode::<E>(value, scale.reciprocal(), arithmetic.ties, arithmetic.negative_zero);
+    e2m1::pack(codes, values, E::BITS, code);
+    (scale, events::<E>(amax_bits, exponent, arithmetic.ties))
 }
 
 /// Dequantizes a block: each element times the scale in f32, which is exact but for overflow to infinity and
 /// underflow; the NaN scale gives 32 times the canonical NaN.
-pub fn dequantize_block(scale: E8m0, codes: &[u8; BLOCK_BYTES]) -> [f32; BLOCK] {
+pub fn dequantize_block<E: Element>(scale: E8m0, codes: &[u8]) -> [f32; BLOCK] {
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];
     if !scale.is_nan() {
-        for (pair, byte) in values.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-            let codes = E2m1x2::from_bits(*byte);
-            *pair = [codes.low().to_f32() * scale.to_f32(), codes.high().to_f32() * scale.to_f32()];
-        }
+        e2m1::unpack(codes, &mut values, E::BITS, |code| canonical_nan(E::decode(code) * scale.to_f32()));
     }
     values
+}
+
+/// The one NaN that is given out: devices propagate payloads differently.
+#[inline(always)]
+const fn canonical_nan(value: f32) -> f32 {
+    if value.is_nan() { f32::from_bits(0x7FC0_0000) } else { value }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn scale_of(amax: f32, rule: ScaleRule) -> i32 {
-        let exponent = rounded_exponent(amax.to_bits(), rule.mantissa_addend());
-        scale_from_exponent(exponent).to_bits() as i32 - 127
+    const RULES: [ScaleRule; 4] = [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil];
+
+    fn scale_of<E: Element>(amax: f32, rule: ScaleRule) -> i32 {
+        let exponent = rounded_exponent(amax.to_bits(), rule.mantissa_addend::<E>());
+        scale_from_exponent::<E>(exponent).to_bits() as i32 - 127
     }
 
     #[test]
     fn rules_at_their_boundaries() {
         let above = |x: f32| f32::from_bits(x.to_bits() + 1);
-        assert_eq!((scale_of(4.0, ScaleRule::Floor), scale_of(7.99, ScaleRule::Floor)), (0, 0));
-        assert_eq!((scale_of(4.0, ScaleRule::Ceil), scale_of(above(4.0), ScaleRule::Ceil)), (0, 1));
-        assert_eq!((scale_of(6.99, ScaleRule::Even), scale_of(7.0, ScaleRule::Even)), (0, 1));
-        assert_eq!((scale_of(6.0, ScaleRule::Rceil), scale_of(above(6.0), ScaleRule::Rceil)), (0, 1));
+        let e2m1 = scale_of::<E2m1>;
+        assert_eq!((e2m1(4.0, ScaleRule::Floor), e2m1(7.99, ScaleRule::Floor)), (0, 0));
+        assert_eq!((e2m1(4.0, ScaleRule::Ceil), e2m1(above(4.0), ScaleRule::Ceil)), (0, 1));
+        assert_eq!((e2m1(6.99, ScaleRule::Even), e2m1(7.0, ScaleRule::Even)), (0, 1));
+        assert_eq!((e2m1(6.0, ScaleRule::Rceil), e2m1(above(6.0), ScaleRule::Rceil)), (0, 1));
+        let e4m3 = scale_of::<E4m3>;
+        assert_eq!((e4m3(256.0, ScaleRule::Floor), e4m3(511.0, ScaleRule::Floor)), (0, 0));
+        assert_eq!((e4m3(448.0, ScaleRule::Rceil), e4m3(above(448.0), ScaleRule::Rceil)), (0, 1));
+        let e5m2 = scale_of::<E5m2>;
+        assert_eq!((e5m2(57344.0, ScaleRule::Rceil), e5m2(above(57344.0), ScaleRule::Rceil)), (0, 1));
+        assert_eq!((e5m2(61439.0, ScaleRule::Even), e5m2(61440.0, ScaleRule::Even)), (0, 1));
     }
 
     #[test]
     fn extremes_stay_in_range() {
-        for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
-            assert!(scale_of(f32::MAX, rule) <= 126);
-            assert_eq!(scale_of(0.0, rule), -127);
-            assert_eq!(scale_of(f32::from_bits(1), rule), -127);
+        for rule in RULES {
+            assert!(scale_of::<E2m1>(f32::MAX, rule) <= 126);
+            assert_eq!(scale_of::<E2m1>(0.0, rule), -127);
+            assert_eq!(scale_of::<E5m2>(f32::from_bits(1), rule), -127);
         }
     }
 
@@ -198,9 +231,10 @@ mod tests {
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [1.0; BLOCK];
             values[17] = poison;
-            let (scale, codes, events) = quantize_block(&values, &Arithmetic::default());
-            assert_eq!((scale, codes, events), (E8m0::NAN, [0; BLOCK_BYTES], BlockEvents::default()));
-            assert!(dequantize_block(scale, &codes).iter().all(|v| v.to_bits() == 0x7FC0_0000));
+            let mut codes = [0xFF; 16];
+            let found = quantize_block::<E2m1>(&values, &Arithmetic::default(), &mut codes);
+            assert_eq!((found, codes), ((E8m0::NAN, BlockEvents::default()), [0; 16]));
+            assert!(dequantize_block::<E2m1>(found.0, &codes).iter().all(|v| v.to_bits() == 0x7FC0_0000));
         }
     }
 
@@ -209,12 +243,23 @@ mod tests {
         let mut values = [0.0; BLOCK];
         (values[0], values[1], values[2]) = (4.0, -0.0, -0.1);
         let codes = |negative_zero| {
-            let (_, codes, _) = quantize_block(&values, &Arithmetic { negative_zero, ..Default::default() });
+            let mut codes = [0; 16];
+            quantize_block::<E2m1>(&values, &Arithmetic { negative_zero, ..Default::default() }, &mut codes);
             (codes[0] >> 4, codes[1] & 15, codes[1] >> 4)
         };
         assert_eq!(codes(NegativeZero::Keep), (8, 8, 0));
         assert_eq!(codes(NegativeZero::DropInput), (0, 8, 0));
         assert_eq!(codes(NegativeZero::Drop), (0, 0, 0));
         assert_eq!(codes(NegativeZero::Force), (8, 8, 8));
+    }
+
+    #[test]
+    fn mxfp8_keeps_what_it_can_hold() {
+        let mut values = [0.0; BLOCK];
+        (values[0], values[1], values[2]) = (448.0, -0.4375, 500.0);
+        let mut codes = [0; 32];
+        let (scale, events) = quantize_block::<E4m3>(&values, &Arithmetic::default(), &mut codes);
+        assert_eq!((scale.to_bits(), events.clipped), (127, true));
+        assert_eq!(dequantize_block::<E4m3>(scale, &codes)[..4], [448.0, -0.4375, 448.0, 0.0]);
     }
 }

@@ -5,27 +5,29 @@
 //! ```
 
 use half::bf16;
-use microscale::{Convention, Error, ErrorStats, Recipe, Shape, Words, cpu, dequantize, quantize};
+use microscale::{Convention, Error, ErrorStats, Format, Recipe, Shape, Words, cpu, dequantize, quantize};
 
 fn main() -> Result<(), Error> {
-    // K need not be a multiple of 32: the last block of a row is padded with zeros, and the shape remembers K.
+    // K need not be a multiple of the block: the last block of a row is padded with zeros, and the shape remembers K.
     let shape = Shape::new(1024, 1000);
     let weights = about_normal(shape.elements());
     let bytes_before = size_of_val(&weights[..]);
     println!("{} rows of {}, bf16, on {}", shape.rows, shape.cols, cpu::Isa::best().word());
 
-    for &(name, convention) in Convention::WORDS {
-        let quantized = quantize(&weights, shape, &Recipe::of(convention))?;
-        let back: Vec<f32> = dequantize(&quantized.tensor);
-        let loss = ErrorStats::between(&weights, &back);
-        println!(
-            "{name:18}  {bytes_before} bytes became {}, relative squared error {:.5}, {:.2} dB, {} of {} blocks clipped",
-            quantized.tensor.bytes(),
-            loss.relative_squared_error(),
-            loss.sqnr_db(),
-            quantized.report.clipped_blocks,
-            quantized.tensor.scales().len(),
-        );
+    for format in [Format::Mxfp4, Format::Nvfp4] {
+        for &(name, convention) in Convention::WORDS {
+            // Not every convention has every format.
+            let Ok(recipe) = Recipe::of(format, convention) else { continue };
+            let quantized = quantize(&weights, shape, &recipe)?;
+            let back: Vec<f32> = dequantize(&quantized.tensor);
+            let loss = ErrorStats::between(&weights, &back);
+            println!(
+                "{format} {name:18}  {bytes_before} bytes became {}, relative squared error {:.5}, {:.2} dB",
+                quantized.tensor.bytes(),
+                loss.relative_squared_error(),
+                loss.sqnr_db(),
+            );
+        }
     }
     Ok(())
 }

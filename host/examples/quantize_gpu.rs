@@ -9,7 +9,7 @@ use std::error::Error;
 
 use half::bf16;
 use microscale::gpu::{DeviceReport, DeviceTensor, Gpu};
-use microscale::{ErrorStats, NonFinite, Recipe, Shape, dequantize, quantize};
+use microscale::{ErrorStats, NonFinite, QuantizedShape, Recipe, Shape, dequantize, quantize};
 
 const LAYERS: usize = 4;
 
@@ -35,7 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut report = DeviceReport::zeros(&stream)?;
     let mut tensors = Vec::new();
     for _ in 0..LAYERS {
-        tensors.push(DeviceTensor::zeros(&stream, recipe.format, shape.rows, shape.cols)?);
+        let quantized = QuantizedShape::new(recipe.format(), shape.rows, shape.cols);
+        tensors.push(DeviceTensor::zeros(&stream, quantized)?);
     }
     let mut back = stream.alloc_zeros::<f32>(shape.elements())?;
 
@@ -46,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     gpu.dequantize_on(&stream, &tensors[0], &mut back, shape.cols)?;
 
     // Reading waits for the stream.
-    let report = report.read(&stream, shape)?;
+    let report = report.read(&stream, shape, recipe.format())?;
     println!(
         "{LAYERS} layers quantized: {} blocks clipped, {} NaN, {} infinite",
         report.clipped_blocks, report.nan, report.infinite

@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu};
 use crate::recipe::Words;
-use crate::{Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
 /// A device that was asked for: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -95,6 +95,18 @@ impl Device {
             Self::Cpu => cpu::quantize(values, shape, recipe),
             #[cfg(feature = "cuda")]
             Self::Gpu(gpu) => gpu.quantize(values, shape, recipe),
+        }
+    }
+
+    /// The largest magnitude of values in host memory. See [`cpu::amax`].
+    ///
+    /// # Errors
+    /// Those of [`cpu::amax`], and [`Error::Gpu`].
+    pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
+        match self {
+            Self::Cpu => cpu::amax(values, shape),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.amax(values, shape),
         }
     }
 

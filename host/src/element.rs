@@ -23,6 +23,17 @@ impl Dtype {
     }
 }
 
+impl Dtype {
+    /// A value rounded to the dtype and widened again.
+    pub fn narrow(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => <f16 as Element>::from_f32(value).to_f32(),
+            Self::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
+        }
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}

@@ -1,6 +1,11 @@
 //! What can go wrong with tensors. Checkpoint files have their own errors, in [`crate::checkpoint`].
 
+use microscale_formats::GlobalScale;
+use microscale_formats::nvfp4::Direction;
+
+use crate::recipe::{Convention, Format, Words};
 use crate::report::{Position, Report};
+use crate::tensor::QuantizedShape;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -52,20 +57,84 @@ pub enum Error {
     },
 
     /// Codes or scales of another length than the shape needs.
-    #[error("{what} has {found} bytes, but {rows} rows of {cols} in {format} need exactly {expected}")]
+    #[error(
+        "{what} have {found} bytes, but {} rows of {} in {} with {} scales need exactly {expected}",
+        .shape.rows, .shape.cols, .shape.format, .shape.scale_layout.word()
+    )]
     QuantizedLength {
         /// Codes or scales.
         what: &'static str,
-        /// The format.
-        format: crate::Format,
-        /// Rows of the shape.
-        rows: usize,
-        /// Columns of the shape.
-        cols: usize,
+        /// What they should be.
+        shape: QuantizedShape,
         /// Bytes needed.
         expected: usize,
         /// Bytes found.
         found: usize,
+    },
+
+    /// A tensor to write to has another shape, format or scale layout.
+    #[error(
+        "the output is {} rows of {} in {} with {} scales, but must be {} rows of {} in {} with {} scales",
+        .found.rows, .found.cols, .found.format, .found.scale_layout.word(),
+        .expected.rows, .expected.cols, .expected.format, .expected.scale_layout.word()
+    )]
+    QuantizedShape {
+        /// What is needed.
+        expected: QuantizedShape,
+        /// What the tensor is.
+        found: QuantizedShape,
+    },
+
+    /// A convention that a format does not have.
+    #[error("{format} has no convention {}; it has {}", .convention.word(), conventions(*.format))]
+    NoConvention {
+        /// The format.
+        format: Format,
+        /// The convention.
+        convention: Convention,
+    },
+
+    /// A global scale that does not go with a convention.
+    #[error(
+        "the global scale is a {} but the convention takes a {}; \
+         pass its inverse as that, or choose a convention of the other direction",
+        .given.direction().word(), .expected.word()
+    )]
+    GlobalScaleDirection {
+        /// The one that is given.
+        given: GlobalScale,
+        /// The direction of the convention.
+        expected: Direction,
+    },
+
+    /// A number that cannot be a global scale.
+    #[error(
+        "a global scale of {} as a {} is out of range; it must be positive and normal, and the largest block scale, 448, \
+         must stay finite under it",
+        .given.value(), .given.direction().word()
+    )]
+    GlobalScale {
+        /// The one that is given.
+        given: GlobalScale,
+    },
+
+    /// A global scale for a format that has none.
+    #[error("{format} has no global scale; only nvfp4 has one")]
+    NoGlobalScale {
+        /// The format.
+        format: Format,
+    },
+
+    /// An NVFP4 scale byte with its sign bit set.
+    #[error(
+        "scale byte {index} is {scale:#04x}: its sign bit is set, which NVFP4 does not know; \
+         the tensor is in another format (IF4 uses the bit as a flag) or damaged"
+    )]
+    SignedScale {
+        /// The byte's index.
+        index: usize,
+        /// The byte.
+        scale: u8,
     },
 
     /// The input holds NaN or infinities and the policy is to refuse them.
@@ -97,4 +166,12 @@ pub enum Error {
         /// The driver's word.
         message: String,
     },
+}
+
+/// The conventions that a format has, by name.
+fn conventions(format: Format) -> String {
+    let all = Convention::WORDS.iter();
+    let words: Vec<_> =
+        all.filter(|(_, convention)| convention.scheme(format).is_some()).map(|(word, _)| *word).collect();
+    words.join(", ")
 }

@@ -21,6 +21,7 @@
 //! | measure the loss | [`ErrorStats`] |
 //! | read and write checkpoints | [`checkpoint`] |
 
+mod amax;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod bench;
@@ -40,15 +41,17 @@ mod tensor;
 #[doc(hidden)]
 pub mod cli;
 
-pub use cpu::{dequantize, dequantize_into, quantize};
+pub use amax::Amax;
+pub use cpu::{amax, dequantize, dequantize_into, quantize};
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, Result};
 pub use microscale_formats as formats;
+pub use microscale_formats::{GlobalScale, ScaleLayout};
 pub use quality::ErrorStats;
-pub use recipe::{Convention, Format, NonFinite, Recipe, Words};
+pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
 pub use report::{Position, Report};
-pub use tensor::{Quantized, QuantizedTensor, Shape};
+pub use tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
 // The README's example is compiled and run like the others.
 #[cfg(doctest)]

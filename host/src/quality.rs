@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::cpu;
 use crate::element::Element;
 use crate::error::Result;
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// Sums over pairs of elements, original and approximation, from which the usual figures follow.
 ///
@@ -53,16 +53,18 @@ impl ErrorStats {
     /// Those of [`cpu::quantize`] about shapes.
     pub fn of_quantized<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor) -> Result<Self> {
         shape.check("the input", values.len())?;
-        tensor.check_shape(tensor.format(), shape)?;
+        tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
         if shape.is_empty() {
             return Ok(Self::default());
         }
         let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
         let row_blocks = tensor.blocks_per_row();
+        let decoder = cpu::Decoder::of(tensor);
+        let scales = tensor.linear_scales();
         let rows: Vec<Self> = values
             .par_chunks(shape.row_stride)
             .zip(tensor.codes().par_chunks(row_blocks * block_bytes))
-            .zip(tensor.scales().par_chunks(row_blocks))
+            .zip(scales.par_chunks(row_blocks))
             .map(|((values, codes), scales)| {
                 let mut sum = Self::default();
                 let mut buffer = [0.0f32; 1024];
@@ -72,7 +74,7 @@ impl ErrorStats {
                     parts.zip(codes.chunks(at_once * block_bytes)).zip(scales.chunks(at_once))
                 {
                     let back = &mut buffer[..values.len()];
-                    cpu::Isa::best().dequantize(codes, scales, back);
+                    cpu::Isa::best().dequantize(&decoder, codes, scales, back);
                     sum += Self::of_part(values, back);
                 }
                 sum

@@ -18,7 +18,8 @@ pub struct Report {
     pub nan: u64,
     /// Infinite elements in the input.
     pub infinite: u64,
-    /// Blocks whose largest magnitude is above 6 scales: clipped by more than rounding.
+    /// Blocks whose largest magnitude is above the largest element times the scale, for NVFP4 by more than rounding the scale
+    /// accounts for (above 6.5 scales): clipped.
     pub clipped_blocks: u64,
     /// Blocks that were not zero and became zeros.
     pub flushed_blocks: u64,
@@ -40,5 +41,13 @@ impl AddAssign for Report {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+    }
+}
+
+impl Report {
+    /// The sum of two.
+    pub(crate) fn plus(mut self, other: Self) -> Self {
+        self += other;
+        self
     }
 }

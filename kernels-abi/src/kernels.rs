@@ -4,13 +4,29 @@
 pub const WARP: u32 = 32;
 /// Threads in a thread block of the product kernels.
 pub const THREADS: u32 = 128;
-/// Quantization blocks that a warp handles: one a lane, so that a warp stores 32 scale bytes, one sector, at once.
-pub const BLOCKS_PER_WARP: u32 = 32;
+/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of one such block, or of
+/// two of 16, and a warp stores 32 scale bytes, one sector, at once.
+pub const WARP_ELEMENTS: u32 = 32 * WARP;
 /// Chunks of 16 bytes that a lane writes in the dequantizers' vector variants. The fewer a warp writes, the more of an H200's
 /// bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
 pub const DEQUANTIZE_CHUNKS: u32 = 2;
+/// Pieces of [`WARP_ELEMENTS`] that a warp of the amax kernels goes through.
+pub const AMAX_PIECES: u32 = 4;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
+
+/// The conversion that a kernel is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Converts {
+    /// None in hardware.
+    Nothing,
+    /// To or from E2M1.
+    E2m1,
+    /// To or from E4M3.
+    E4m3,
+    /// To or from E5M2.
+    E5m2,
+}
 
 /// A kernel that every PTX contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,73 +35,83 @@ pub struct Kernel {
     pub name: &'static str,
     /// Threads in a thread block.
     pub threads: u32,
-    /// Quantization blocks that a thread block handles; 0 for the empty kernel.
-    pub blocks: u32,
-    /// Must use a hardware e2m1x2 conversion where the target has one.
-    pub converts_fp4: bool,
+    /// Elements that a thread block handles, scale bytes in the layout kernels; 0 for the empty kernel.
+    pub elements: u32,
+    /// Must use the hardware's instruction for it where the target has one.
+    pub converts: Converts,
 }
 
 impl Kernel {
     /// Elements that a thread handles, as a fraction (numerator, denominator).
     pub const fn elements_per_thread(&self) -> (u32, u32) {
-        (self.blocks * 32, self.threads)
+        (self.elements, self.threads)
     }
 }
 
-const fn product(name: &'static str, converts_fp4: bool) -> Kernel {
-    Kernel { name, threads: THREADS, blocks: THREADS / WARP * BLOCKS_PER_WARP, converts_fp4 }
+/// How a kind of kernel is launched: threads in a thread block, and elements for each.
+type Launch = (u32, u32);
+
+const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS);
+const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES);
+const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4);
+const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
+const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);
+const WARP_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS);
+const SCALES: Launch = (THREADS, THREADS * 4);
+const EMPTY: Launch = (WARP, 0);
+const SINGLE: Launch = (WARP, WARP);
+
+/// The table: a row for each kind, `<prefix> <suffixes> launch converts`, of which there is one for f32, f16 and bf16 each.
+///
+/// Names are `<format>_<operation>_<dtype>[_<variant>]_<access>`. Variants of quantization are the ties of the MX formats, and for
+/// NVFP4 whether the global scale is given or planned on the device. Access is `vector` where every row starts on 16 bytes, so that a
+/// lane moves 16 at once, and `element` where it does not. The ladder's baselines end in what handles a block.
+macro_rules! kernels {
+    ($($prefix:literal $suffix:literal $f32:expr, $f16:expr, $converts:ident;)+) => {
+        &[
+            $(
+                Kernel { name: concat!($prefix, "_f32", $suffix), threads: $f32.0, elements: $f32.1, converts: Converts::$converts },
+                Kernel { name: concat!($prefix, "_f16", $suffix), threads: $f16.0, elements: $f16.1, converts: Converts::$converts },
+                Kernel { name: concat!($prefix, "_bf16", $suffix), threads: $f16.0, elements: $f16.1, converts: Converts::$converts },
+            )+
+            Kernel { name: "scales_to_swizzled", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
+            Kernel { name: "scales_to_linear", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
+            Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, converts: Converts::Nothing },
+        ]
+    };
 }
 
-const fn dequantize_vector(name: &'static str, value_bytes: u32) -> Kernel {
-    let elements = THREADS * DEQUANTIZE_CHUNKS * 16 / value_bytes;
-    Kernel { name, threads: THREADS, blocks: elements / 32, converts_fp4: true }
-}
-
-const fn thread_a_block(name: &'static str) -> Kernel {
-    Kernel { name, threads: LADDER_THREADS, blocks: LADDER_THREADS, converts_fp4: false }
-}
-
-const fn warp_a_block(name: &'static str) -> Kernel {
-    Kernel { name, threads: LADDER_THREADS, blocks: LADDER_THREADS / WARP, converts_fp4: false }
-}
-
-/// Names are `<format>_<operation>_<dtype>[_<ties>]_<access>`. Access is `vector` where every row starts on 16 bytes, so
-/// that a lane moves 16 at once, and `element` where it does not. The ladder's baselines end in what handles a block.
-const KERNELS: [Kernel; 31] = [
-    product("mxfp4_quantize_f32_even_vector", true),
-    product("mxfp4_quantize_f16_even_vector", true),
-    product("mxfp4_quantize_bf16_even_vector", true),
-    product("mxfp4_quantize_f32_even_element", true),
-    product("mxfp4_quantize_f16_even_element", true),
-    product("mxfp4_quantize_bf16_even_element", true),
-    product("mxfp4_quantize_f32_away_vector", false),
-    product("mxfp4_quantize_f16_away_vector", false),
-    product("mxfp4_quantize_bf16_away_vector", false),
-    product("mxfp4_quantize_f32_away_element", false),
-    product("mxfp4_quantize_f16_away_element", false),
-    product("mxfp4_quantize_bf16_away_element", false),
-    product("mxfp4_quantize_f32_zero_vector", false),
-    product("mxfp4_quantize_f16_zero_vector", false),
-    product("mxfp4_quantize_bf16_zero_vector", false),
-    product("mxfp4_quantize_f32_zero_element", false),
-    product("mxfp4_quantize_f16_zero_element", false),
-    product("mxfp4_quantize_bf16_zero_element", false),
-    dequantize_vector("mxfp4_dequantize_f32_vector", 4),
-    dequantize_vector("mxfp4_dequantize_f16_vector", 2),
-    dequantize_vector("mxfp4_dequantize_bf16_vector", 2),
-    product("mxfp4_dequantize_f32_element", true),
-    product("mxfp4_dequantize_f16_element", true),
-    product("mxfp4_dequantize_bf16_element", true),
-    thread_a_block("mxfp4_quantize_f32_thread_a_block"),
-    thread_a_block("mxfp4_quantize_f16_thread_a_block"),
-    thread_a_block("mxfp4_quantize_bf16_thread_a_block"),
-    warp_a_block("mxfp4_quantize_f32_warp_a_block"),
-    warp_a_block("mxfp4_quantize_f16_warp_a_block"),
-    warp_a_block("mxfp4_quantize_bf16_warp_a_block"),
-    Kernel { name: "empty", threads: 32, blocks: 0, converts_fp4: false },
-];
+const KERNELS: &[Kernel] = kernels! {
+    "mxfp4_quantize" "_even_vector" PRODUCT, PRODUCT, E2m1;
+    "mxfp4_quantize" "_even_element" PRODUCT, PRODUCT, E2m1;
+    "mxfp4_quantize" "_away_vector" PRODUCT, PRODUCT, Nothing;
+    "mxfp4_quantize" "_away_element" PRODUCT, PRODUCT, Nothing;
+    "mxfp4_quantize" "_zero_vector" PRODUCT, PRODUCT, Nothing;
+    "mxfp4_quantize" "_zero_element" PRODUCT, PRODUCT, Nothing;
+    "mxfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
+    "mxfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
+    "nvfp4_quantize" "_given_vector" PRODUCT, PRODUCT, E2m1;
+    "nvfp4_quantize" "_given_element" PRODUCT, PRODUCT, E2m1;
+    "nvfp4_quantize" "_planned_vector" PRODUCT, PRODUCT, E2m1;
+    "nvfp4_quantize" "_planned_element" PRODUCT, PRODUCT, E2m1;
+    "nvfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
+    "nvfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
+    "mxfp8_e4m3_quantize" "_even_vector" PRODUCT, PRODUCT, E4m3;
+    "mxfp8_e4m3_quantize" "_even_element" PRODUCT, PRODUCT, E4m3;
+    "mxfp8_e4m3_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E4m3;
+    "mxfp8_e4m3_dequantize" "_element" PRODUCT, PRODUCT, E4m3;
+    "mxfp8_e5m2_quantize" "_even_vector" PRODUCT, PRODUCT, E5m2;
+    "mxfp8_e5m2_quantize" "_even_element" PRODUCT, PRODUCT, E5m2;
+    "mxfp8_e5m2_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E5m2;
+    "mxfp8_e5m2_dequantize" "_element" PRODUCT, PRODUCT, E5m2;
+    "nvfp4_plan" "" SINGLE, SINGLE, Nothing;
+    "amax" "_vector" AMAX, AMAX, Nothing;
+    "amax" "_element" AMAX, AMAX, Nothing;
+    "mxfp4_quantize" "_thread_a_block" THREAD_A_BLOCK, THREAD_A_BLOCK, Nothing;
+    "mxfp4_quantize" "_warp_a_block" WARP_A_BLOCK, WARP_A_BLOCK, Nothing;
+};
 
 /// Every kernel, in no particular order.
 pub const fn kernels() -> &'static [Kernel] {
-    &KERNELS
+    KERNELS
 }

@@ -1,5 +1,5 @@
 //! What the two sides of a kernel launch agree on, in one place: the PTX targets, the kernels' names and launch shapes,
-//! and the structures passed to them. Plain data, `no_std`, no dependencies: the kernels, the launcher in the host crate
+//! and the structures passed to them. Plain data, `no_std`: the kernels, the launcher in the host crate
 //! and the build tool all read it from here.
 #![no_std]
 
@@ -7,6 +7,11 @@ mod args;
 mod kernels;
 mod targets;
 
-pub use args::{BlockGrid, NO_POSITION, QuantizeOptions, REPORT_SLOTS, ReportSlot};
-pub use kernels::{BLOCKS_PER_WARP, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, THREADS, WARP, kernels};
+pub use args::{
+    ApplyGlobal, BlockGrid, Divider, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions, NvStep,
+    QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
+};
+pub use kernels::{
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, THREADS, WARP, WARP_ELEMENTS, kernels,
+};
 pub use targets::{TARGETS, Target, target_for};

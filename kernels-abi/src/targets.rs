@@ -13,8 +13,9 @@ pub struct Target {
     pub family_only: bool,
     /// Has the e2m1x2 conversions: the kernels are built with `--cfg microscale_fp4`.
     pub hardware_fp4: bool,
-    /// Has packed 16-bit integer min and max: the kernels are built with `--cfg microscale_sm90`.
-    pub packed_integer_minmax: bool,
+    /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89). The kernels
+    /// are built with `--cfg microscale_sm90`.
+    pub since_sm90: bool,
     /// What NVIDIA's assembler must accept it for.
     pub assemble_for: &'static [&'static str],
 }
@@ -27,7 +28,7 @@ pub const TARGETS: [Target; 4] = [
         compute_capability: (8, 0),
         family_only: false,
         hardware_fp4: false,
-        packed_integer_minmax: false,
+        since_sm90: false,
         assemble_for: &["sm_80", "sm_86", "sm_89"],
     },
     Target {
@@ -36,7 +37,7 @@ pub const TARGETS: [Target; 4] = [
         compute_capability: (9, 0),
         family_only: false,
         hardware_fp4: false,
-        packed_integer_minmax: true,
+        since_sm90: true,
         assemble_for: &["sm_90", "sm_90a", "sm_110"],
     },
     Target {
@@ -45,7 +46,7 @@ pub const TARGETS: [Target; 4] = [
         compute_capability: (10, 0),
         family_only: true,
         hardware_fp4: true,
-        packed_integer_minmax: true,
+        since_sm90: true,
         assemble_for: &["sm_100f", "sm_100a", "sm_103a"],
     },
     Target {
@@ -54,7 +55,7 @@ pub const TARGETS: [Target; 4] = [
         compute_capability: (12, 0),
         family_only: true,
         hardware_fp4: true,
-        packed_integer_minmax: true,
+        since_sm90: true,
         assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
     },
 ];

@@ -1,19 +1,42 @@
 //! Where a lane's chunks lie, and moving them.
 //!
-//! A warp handles 32 consecutive blocks, or shares them with other warps, step by step. In step j its lanes cover
-//! `32 / LANES` consecutive blocks, chunk by chunk, so that every access of a warp is contiguous; after `LANES` steps each lane
-//! has met one chunk of `LANES` blocks.
+//! A warp handles 1024 elements in blocks that follow each other, or shares them with other warps, step by step. In step j its
+//! lanes cover 32 consecutive chunks, so that every access of a warp is contiguous. A block has as many lanes as chunks, so in so
+//! many steps each of its lanes can become the owner of one block's scale: lane `part` of step j = part, then of step
+//! j = part + lanes, and so on. Blocks of 32 make a lane the owner of one, blocks of 16 of two.
 
-use microscale_kernels_abi::{BLOCKS_PER_WARP, BlockGrid, THREADS, WARP};
+use microscale_kernels_abi::{BlockGrid, Divider, ScaleGrid, THREADS, WARP, WARP_ELEMENTS};
 
 use crate::dtype::{Chunk, Dtype};
+use crate::format::Blocks;
 use crate::{ptx, warp};
 
-/// A lane's share of a warp's 32 blocks.
+/// Lanes that share a block, a chunk each.
+#[inline(always)]
+pub(crate) const fn lanes<D: Dtype, F: Blocks>() -> u32 {
+    F::BLOCK / D::CHUNK
+}
+
+/// Blocks whose scales a lane owns.
+#[inline(always)]
+pub(crate) const fn owned<F: Blocks>() -> u32 {
+    WARP_ELEMENTS / WARP / F::BLOCK
+}
+
+/// The most that a lane owns.
+pub(crate) const MOST_OWNED: usize = 2;
+
+/// Blocks that a warp handles.
+#[inline(always)]
+pub(crate) const fn warp_blocks<F: Blocks>() -> u64 {
+    (WARP_ELEMENTS / F::BLOCK) as u64
+}
+
+/// A lane's share of a warp's blocks.
 pub(crate) struct Lane {
     /// The warp's first block.
     pub(crate) first_block: u64,
-    /// The lane's number within the lanes that share a block; also the step whose block's scale the lane owns.
+    /// The lane's number within the lanes that share a block.
     pub(crate) part: u32,
     /// The number of its block among those of a step.
     group: u32,
@@ -22,17 +45,23 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// This lane's share of 32 blocks that `split` warps share, each taking some of the steps.
+    /// This lane's share of blocks that `split` warps share, each taking some of the steps.
     #[inline(always)]
-    pub(crate) fn of<D: Dtype>(split: u32) -> Self {
+    pub(crate) fn of<D: Dtype, F: Blocks>(split: u32) -> Self {
         let warp =
             u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
-        let warp = warp / u64::from(split);
+        Self::of_piece::<D, F>(warp / u64::from(split))
+    }
+
+    /// This lane's share of the matrix' piece of 1024 elements of this number.
+    #[inline(always)]
+    pub(crate) fn of_piece<D: Dtype, F: Blocks>(piece: u64) -> Self {
+        let lanes = const { lanes::<D, F>() };
         Self {
-            first_block: warp * u64::from(BLOCKS_PER_WARP),
-            part: warp::lane() % D::LANES,
-            group: warp::lane() / D::LANES,
-            step: WARP / D::LANES,
+            first_block: piece * warp_blocks::<F>(),
+            part: warp::lane() % lanes,
+            group: warp::lane() / lanes,
+            step: WARP / lanes,
         }
     }
 
@@ -44,38 +73,79 @@ impl Lane {
 
     /// Where the warp's blocks lie. The same for all its lanes.
     #[inline(always)]
-    pub(crate) fn place(&self, grid: &BlockGrid) -> WarpPlace {
-        let last = self.first_block + u64::from(BLOCKS_PER_WARP);
-        // Matrices without gaps come as one row.
-        let one_row = grid.blocks_per_row == grid.blocks;
-        let (row, block_in_row) = if one_row { (0, self.first_block) } else { grid.locate(self.first_block) };
-        let last_col = (block_in_row + u64::from(BLOCKS_PER_WARP)) * 32;
+    pub(crate) fn place<F: Blocks>(&self, grid: &BlockGrid) -> WarpPlace {
+        let last = self.first_block + warp_blocks::<F>();
         let whole = last <= grid.blocks;
+        let block = u64::from(F::BLOCK);
+        // Matrices without gaps come as one row, and all but their last blocks are whole.
+        if grid.row_blocks.divisor == grid.blocks {
+            return WarpPlace {
+                whole,
+                contiguous: whole && last * block <= grid.cols,
+                index: self.first_block * block,
+                row: 0,
+                block_in_row: self.first_block,
+            };
+        }
+        let (row, block_in_row) = grid.row_blocks.divide(self.first_block);
+        let last_col = (block_in_row + warp_blocks::<F>()) * block;
         WarpPlace {
             whole,
             contiguous: whole && last_col <= grid.cols,
-            index: row * grid.row_stride + block_in_row * 32,
+            index: row * grid.row_stride + block_in_row * block,
             row,
             block_in_row,
         }
     }
 
-    /// The block whose scale the lane owns.
+    /// The block whose scale the lane owns as its k-th.
     #[inline(always)]
-    pub(crate) fn own_block(&self) -> u64 {
-        self.block(self.part)
+    pub(crate) fn own_block<D: Dtype, F: Blocks>(&self, k: u32) -> u64 {
+        self.block(k * lanes::<D, F>() + self.part)
     }
 
-    /// The lane that owns the scale of the block that this lane meets in step `j`.
+    /// The lane that owns the scale of the block that this lane meets in step `j`, as its `j / lanes`-th.
     #[inline(always)]
-    pub(crate) fn owner<D: Dtype>(&self, j: u32) -> u32 {
-        self.group * D::LANES + j
+    pub(crate) fn owner<D: Dtype, F: Blocks>(&self, j: u32) -> u32 {
+        self.group * lanes::<D, F>() + j % lanes::<D, F>()
+    }
+}
+
+/// Where the scale bytes of a warp's blocks lie.
+pub(crate) struct Scales {
+    grid: ScaleGrid,
+    first_block: u64,
+    row: u64,
+    block_in_row: u64,
+}
+
+impl Scales {
+    /// From the warp's first block on.
+    #[inline(always)]
+    pub(crate) fn new(grid: ScaleGrid, first_block: u64) -> Self {
+        let swizzled = grid.tiles_per_row != 0;
+        let (row, block_in_row) = if swizzled { grid.row_blocks.divide(first_block) } else { (0, 0) };
+        Self { grid, first_block, row, block_in_row }
+    }
+
+    /// The offset of a block's scale byte.
+    #[inline(always)]
+    pub(crate) fn offset(&self, block: u64) -> usize {
+        if self.grid.tiles_per_row == 0 {
+            return block as usize;
+        }
+        let Divider { divisor, .. } = self.grid.row_blocks;
+        let (mut row, mut block_in_row) = (self.row, self.block_in_row + (block - self.first_block));
+        if block_in_row >= divisor {
+            (row, block_in_row) = self.grid.row_blocks.divide(block);
+        }
+        self.grid.swizzled_offset(row, block_in_row) as usize
     }
 }
 
 /// Where a warp's blocks lie in the unquantized matrix.
 pub(crate) struct WarpPlace {
-    /// All 32 blocks exist.
+    /// All blocks exist.
     pub(crate) whole: bool,
     /// They are also whole and in one row, so that their elements lie behind each other.
     pub(crate) contiguous: bool,
@@ -117,14 +187,14 @@ impl<'a> Walk<'a> {
 
     /// The chunk of step `j`; to be called for each step in turn. Divides again only where a row ends.
     #[inline(always)]
-    pub(crate) fn place<D: Dtype>(&mut self, j: u32) -> Place {
+    pub(crate) fn place<D: Dtype, F: Blocks>(&mut self, j: u32) -> Place {
         if j > self.first {
             self.block_in_row += u64::from(self.lane.step);
         }
-        if self.block_in_row >= self.grid.blocks_per_row {
-            (self.row, self.block_in_row) = self.grid.locate(self.lane.block(j));
+        if self.block_in_row >= self.grid.row_blocks.divisor {
+            (self.row, self.block_in_row) = self.grid.row_blocks.divide(self.lane.block(j));
         }
-        let col = self.block_in_row * 32 + u64::from(self.lane.part * D::CHUNK);
+        let col = self.block_in_row * u64::from(F::BLOCK) + u64::from(self.lane.part * D::CHUNK);
         let rest = if self.lane.block(j) < self.grid.blocks { self.grid.cols.saturating_sub(col) } else { 0 };
         Place {
             index: self.row * self.grid.row_stride + col,
@@ -258,7 +328,7 @@ pub(crate) unsafe fn store_shifted<D: Dtype>(
     let past = (start.addr() % 16) as u32;
     let whole = place.count == D::CHUNK;
     let has_before = place.col > 0 && (lane > 0 || j > 0);
-    let has_after = whole && place.has_whole_after && (lane < WARP - 1 || j < D::LANES - 1);
+    let has_after = whole && place.has_whole_after && (lane < WARP - 1 || j < D::STEPS - 1);
     let shifted = whole && (past == 0 || has_before);
     if shifted {
         let words = if past == 0 { [*chunk, *chunk] } else { [before, *chunk] };
@@ -296,16 +366,21 @@ unsafe fn store_elements<D: Dtype>(start: *mut u8, chunk: &Chunk, from: u32, to:
     }
 }
 
-/// Loads the codes of a lane's chunk, the first in the lowest nibble.
+/// Loads the codes of a lane's chunk, the first in the lowest bits.
 ///
 /// # Safety
-/// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 4 bytes.
+/// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 8 bytes.
 #[inline(always)]
-pub(crate) unsafe fn load_codes<D: Dtype>(codes: *const u8, block: u64, part: u32) -> u32 {
-    // SAFETY: 16 bytes a block; the part's codes are CHUNK / 2 of them, at a multiple of that.
+pub(crate) unsafe fn load_codes<D: Dtype, F: Blocks>(codes: *const u8, block: u64, part: u32) -> u64 {
+    let bytes = const { D::CHUNK * F::BITS / 8 };
+    // SAFETY: F::BYTES a block; the part's codes are `bytes` of them, at a multiple of that.
     unsafe {
-        let start = codes.add((block * 16 + u64::from(part * D::CHUNK / 2)) as usize);
-        if D::CHUNK == 8 { *start.cast::<u32>() } else { u32::from(*start.cast::<u16>()) }
+        let start = codes.add((block * u64::from(F::BYTES) + u64::from(part * bytes)) as usize);
+        match bytes {
+            8 => *start.cast::<u64>(),
+            4 => u64::from(*start.cast::<u32>()),
+            _ => u64::from(*start.cast::<u16>()),
+        }
     }
 }
 
@@ -314,11 +389,16 @@ pub(crate) unsafe fn load_codes<D: Dtype>(codes: *const u8, block: u64, part: u3
 /// # Safety
 /// As for [`load_codes`], for writing; each byte is written by one thread.
 #[inline(always)]
-pub(crate) unsafe fn store_codes<D: Dtype>(codes: *mut u8, block: u64, part: u32, nibbles: u32) {
-    // SAFETY: 16 bytes a block; the part's codes are CHUNK / 2 of them, at a multiple of that.
+pub(crate) unsafe fn store_codes<D: Dtype, F: Blocks>(codes: *mut u8, block: u64, part: u32, packed: u64) {
+    let bytes = const { D::CHUNK * F::BITS / 8 };
+    // SAFETY: F::BYTES a block; the part's codes are `bytes` of them, at a multiple of that.
     unsafe {
-        let start = codes.add((block * 16 + u64::from(part * D::CHUNK / 2)) as usize);
-        if D::CHUNK == 8 { *start.cast::<u32>() = nibbles } else { *start.cast::<u16>() = nibbles as u16 }
+        let start = codes.add((block * u64::from(F::BYTES) + u64::from(part * bytes)) as usize);
+        match bytes {
+            8 => *start.cast::<u64>() = packed,
+            4 => *start.cast::<u32>() = packed as u32,
+            _ => *start.cast::<u16>() = packed as u16,
+        }
     }
 }
 
@@ -328,9 +408,14 @@ pub(crate) unsafe fn store_codes<D: Dtype>(codes: *mut u8, block: u64, part: u32
 /// `values` points to the grid's matrix in global memory, aligned to the dtype; nothing writes there during the kernel; the
 /// block exists.
 #[inline(always)]
-pub(crate) unsafe fn element<D: Dtype>(values: *const u8, grid: &BlockGrid, block: u64, i: u32) -> u32 {
-    let (row, block_in_row) = grid.locate(block);
-    let col = block_in_row * 32 + u64::from(i);
+pub(crate) unsafe fn element<D: Dtype, F: Blocks>(
+    values: *const u8,
+    grid: &BlockGrid,
+    block: u64,
+    i: u32,
+) -> u32 {
+    let (row, block_in_row) = grid.row_blocks.divide(block);
+    let col = block_in_row * u64::from(F::BLOCK) + u64::from(i);
     if col >= grid.cols {
         return 0;
     }

@@ -1,11 +1,12 @@
-//! MXFP4 dequantization: the way of [`crate::quantize`] backwards. Each lane loads one scale byte, and the scales travel to
-//! the lanes that need them by shuffles.
+//! Dequantization: the way of [`crate::quantize`] backwards. Each lane loads the scale bytes of the blocks that it owns, and the
+//! scales travel to the lanes that need them by shuffles.
 
-use microscale_formats::E8m0;
-use microscale_kernels_abi::{BlockGrid, DEQUANTIZE_CHUNKS, WARP};
+use microscale_formats::{E2m1, E4m3, E5m2};
+use microscale_kernels_abi::{ApplyGlobal, BlockGrid, DEQUANTIZE_CHUNKS, GlobalSlot, ScaleGrid, WARP};
 
-use crate::access::{self, Lane, Walk};
-use crate::dtype::{self, Bf16, Dtype, F16, F32};
+use crate::access::{self, Lane, MOST_OWNED, Scales, Walk};
+use crate::dtype::{Bf16, Dtype, F16, F32};
+use crate::format::{Decode, Mx, NvDecoder};
 use crate::warp;
 
 /// Dequantizes a warp's blocks.
@@ -13,79 +14,149 @@ use crate::warp;
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn dequantize<D: Dtype, const VECTOR: bool>(
+unsafe fn dequantize<D: Dtype, F: Decode, const VECTOR: bool>(
+    format: &F,
     codes: *const u8,
     scales: *const u8,
     values: *mut u8,
     grid: BlockGrid,
+    scale_grid: ScaleGrid,
 ) {
-    // Warps that share 32 blocks. Shifted stores need the chunk before each of theirs, so they keep to one.
-    let split = if VECTOR { D::LANES / DEQUANTIZE_CHUNKS } else { 1 };
-    let lane = Lane::of::<D>(split);
-    let steps = D::LANES / split;
+    // Warps that share 1024 elements. Shifted stores need the chunk before each of theirs, so they keep to one.
+    let split = if VECTOR { D::STEPS / DEQUANTIZE_CHUNKS } else { 1 };
+    let lane = Lane::of::<D, F>(split);
+    let steps = D::STEPS / split;
     let first_step = warp::thread() / WARP % split * steps;
     if lane.first_block >= grid.blocks {
         return; // The whole warp: what follows may shuffle.
     }
-    let place = lane.place(&grid);
-    let mut nibbles = [0; 8];
+    let lanes = const { access::lanes::<D, F>() };
+    let place = lane.place::<F>(&grid);
+    let mut packed = [0; 8];
     for i in 0..steps {
         let block = lane.block(first_step + i);
         if place.whole || block < grid.blocks {
             // SAFETY: the block exists.
-            nibbles[i as usize] = unsafe { access::load_codes::<D>(codes, block, lane.part) };
+            packed[i as usize] = unsafe { access::load_codes::<D, F>(codes, block, lane.part) };
         }
     }
-    let own_block = lane.own_block();
-    // SAFETY: one byte a block, read only if the block exists.
-    let scale =
-        if place.whole || own_block < grid.blocks { unsafe { *scales.add(own_block as usize) } } else { 0 };
-    let factor = E8m0::from_bits(scale).to_f32().to_bits();
+    // Of the scales that its lanes own, a warp with few steps needs those of one number only.
+    let first_owned = first_step / lanes;
+    let mut factors = [0; MOST_OWNED];
+    let scale_places = Scales::new(scale_grid, lane.first_block);
+    for k in 0..steps.div_ceil(lanes) {
+        let block = lane.own_block::<D, F>(first_owned + k);
+        let exists = place.whole || block < grid.blocks;
+        // SAFETY: one byte a block, read only if the block exists.
+        let scale = if exists { unsafe { *scales.add(scale_places.offset(block)) } } else { 0 };
+        factors[k as usize] = format.factor(scale).to_bits();
+    }
 
     let mut walk = Walk::new(&grid, &lane, &place, first_step);
     let mut last = [0; 4];
     for i in 0..steps {
         let j = first_step + i;
-        let factor = f32::from_bits(warp::shuffle(factor, lane.owner::<D>(j)));
-        let decoded = dtype::decode(nibbles[i as usize]).map(|value| value * factor);
-        let chunk = if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&decoded) };
+        let factor = f32::from_bits(warp::shuffle(factors[(i / lanes) as usize], lane.owner::<D, F>(j)));
+        let decoded = F::decode(packed[i as usize]).map(|value| value * factor);
+        let mut chunk = if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&decoded) };
+        if F::HAS_SPECIALS {
+            for i in 0..D::CHUNK {
+                if decoded[i as usize].is_nan() {
+                    D::replace(&mut chunk, i, D::NAN_WORD);
+                }
+            }
+        }
         // SAFETY: the caller's matrix is the grid's, and each element has one lane; where the place is contiguous, the warp's
         // blocks are whole and lie behind each other.
         unsafe {
             if VECTOR && place.contiguous {
                 access::store_contiguous::<D>(values, &place, j, &chunk);
             } else if VECTOR {
-                access::store::<D>(values, &walk.place::<D>(j), &chunk);
+                access::store::<D>(values, &walk.place::<D, F>(j), &chunk);
             } else {
-                access::store_shifted::<D>(values, &walk.place::<D>(j), j, &last, &chunk);
+                access::store_shifted::<D>(values, &walk.place::<D, F>(j), j, &last, &chunk);
             }
         }
         last = chunk;
     }
 }
 
-/// The entry points: `name<dtype, vector access>`.
-macro_rules! entries {
-    ($($name:ident<$dtype:ty, $vector:literal>)+) => {$(
+/// The MX formats' entry points: `name<dtype, element, vector access>`.
+macro_rules! mx_entries {
+    ($($name:ident<$dtype:ty, $element:ty, $vector:literal>)+) => {$(
         /// Dequantizes packed codes and scale bytes to the matrix at `values`.
         ///
         /// # Safety
         /// `grid` describes the matrix at `values`, which is aligned to its dtype, and in the vector variants starts on 16
-        /// bytes, as do its rows; `codes` (aligned to 4) and `scales` hold `grid.blocks` blocks and nothing writes them
-        /// meanwhile. All in global memory, and none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// bytes, as do its rows; `codes` (aligned to 8) holds `grid.blocks` blocks, `scales` their bytes where `scale_grid` puts
+        /// them, and nothing writes them meanwhile. All in global memory, and none overlap. The launch shape is the one that
+        /// `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(codes: *const u8, scales: *const u8, values: *mut u8, grid: BlockGrid) {
+        pub unsafe extern "ptx-kernel" fn $name(
+            codes: *const u8,
+            scales: *const u8,
+            values: *mut u8,
+            grid: BlockGrid,
+            scale_grid: ScaleGrid,
+        ) {
+            let format = Mx::<$element, 0>::decoder();
             // SAFETY: the same contract.
-            unsafe { dequantize::<$dtype, $vector>(codes, scales, values, grid) }
+            unsafe { dequantize::<$dtype, _, $vector>(&format, codes, scales, values, grid, scale_grid) }
         }
     )+};
 }
 
-entries! {
-    mxfp4_dequantize_f32_vector<F32, true>
-    mxfp4_dequantize_f16_vector<F16, true>
-    mxfp4_dequantize_bf16_vector<Bf16, true>
-    mxfp4_dequantize_f32_element<F32, false>
-    mxfp4_dequantize_f16_element<F16, false>
-    mxfp4_dequantize_bf16_element<Bf16, false>
+mx_entries! {
+    mxfp4_dequantize_f32_vector<F32, E2m1, true>
+    mxfp4_dequantize_f16_vector<F16, E2m1, true>
+    mxfp4_dequantize_bf16_vector<Bf16, E2m1, true>
+    mxfp4_dequantize_f32_element<F32, E2m1, false>
+    mxfp4_dequantize_f16_element<F16, E2m1, false>
+    mxfp4_dequantize_bf16_element<Bf16, E2m1, false>
+    mxfp8_e4m3_dequantize_f32_vector<F32, E4m3, true>
+    mxfp8_e4m3_dequantize_f16_vector<F16, E4m3, true>
+    mxfp8_e4m3_dequantize_bf16_vector<Bf16, E4m3, true>
+    mxfp8_e4m3_dequantize_f32_element<F32, E4m3, false>
+    mxfp8_e4m3_dequantize_f16_element<F16, E4m3, false>
+    mxfp8_e4m3_dequantize_bf16_element<Bf16, E4m3, false>
+    mxfp8_e5m2_dequantize_f32_vector<F32, E5m2, true>
+    mxfp8_e5m2_dequantize_f16_vector<F16, E5m2, true>
+    mxfp8_e5m2_dequantize_bf16_vector<Bf16, E5m2, true>
+    mxfp8_e5m2_dequantize_f32_element<F32, E5m2, false>
+    mxfp8_e5m2_dequantize_f16_element<F16, E5m2, false>
+    mxfp8_e5m2_dequantize_bf16_element<Bf16, E5m2, false>
+}
+
+/// NVFP4's entry points: `name<dtype, vector access>`.
+macro_rules! nv_entries {
+    ($($name:ident<$dtype:ty, $vector:literal>)+) => {$(
+        /// Dequantizes packed codes, scale bytes and the global scale to the matrix at `values`.
+        ///
+        /// # Safety
+        /// As for the MX formats; `global` points to a slot in global memory that nothing writes meanwhile.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            codes: *const u8,
+            scales: *const u8,
+            global: *const GlobalSlot,
+            values: *mut u8,
+            grid: BlockGrid,
+            scale_grid: ScaleGrid,
+            apply: ApplyGlobal,
+        ) {
+            // SAFETY: the same contract.
+            let format = NvDecoder { global: unsafe { (*global).scale }, apply };
+            // SAFETY: the same contract.
+            unsafe { dequantize::<$dtype, _, $vector>(&format, codes, scales, values, grid, scale_grid) }
+        }
+    )+};
+}
+
+nv_entries! {
+    nvfp4_dequantize_f32_vector<F32, true>
+    nvfp4_dequantize_f16_vector<F16, true>
+    nvfp4_dequantize_bf16_vector<Bf16, true>
+    nvfp4_dequantize_f32_element<F32, false>
+    nvfp4_dequantize_f16_element<F16, false>
+    nvfp4_dequantize_bf16_element<Bf16, false>
 }

@@ -2,7 +2,7 @@
 
 use microscale_formats::Ties;
 use microscale_formats::e2m1::{self, identity};
-use microscale_kernels_abi::WARP;
+use microscale_kernels_abi::{WARP, WARP_ELEMENTS};
 
 use crate::ptx;
 
@@ -18,12 +18,14 @@ pub(crate) trait Dtype {
     const BYTES: u32;
     /// Values in a chunk.
     const CHUNK: u32 = 16 / Self::BYTES;
-    /// Lanes that share a block of 32, a chunk each; also the chunks that a lane handles, so that a warp handles 32 blocks.
-    const LANES: u32 = WARP / Self::CHUNK;
+    /// Chunks that a lane handles, so that a warp handles as many blocks of 32 as it has lanes.
+    const STEPS: u32 = WARP_ELEMENTS / WARP / Self::CHUNK;
     /// The magnitude bits of infinity; NaN is above.
     const INFINITY: u32;
     /// The largest finite value.
     const MAX: f32;
+    /// The smallest normal number.
+    const MIN_POSITIVE: f32;
     /// The canonical NaN, repeated over a word.
     const NAN_WORD: u32;
 
@@ -56,6 +58,17 @@ pub(crate) trait Dtype {
         chunk[(i * Self::BYTES / 4) as usize] |= if Self::BYTES == 4 { bits } else { bits << (16 * (i & 1)) };
     }
 
+    /// Puts the value that `word` repeats in the place of value `i`.
+    #[inline(always)]
+    fn replace(chunk: &mut Chunk, i: u32, word: u32) {
+        let of_value = if Self::BYTES == 4 { u32::MAX } else { 0xFFFF << (16 * (i & 1)) };
+        let old = &mut chunk[(i * Self::BYTES / 4) as usize];
+        *old = (*old & !of_value) | (word & of_value);
+    }
+
+    /// A chunk with magnitudes of at most `limit`, rounded to the dtype.
+    fn limit(chunk: &Chunk, limit: f32) -> Chunk;
+
     /// Value `i`, widened.
     fn widen(chunk: &Chunk, i: u32) -> f32;
 
@@ -65,6 +78,15 @@ pub(crate) trait Dtype {
     fn non_zero_signs(word: u32) -> u32 {
         let each = Self::SIGNS >> (8 * Self::BYTES - 1);
         ((word & !Self::SIGNS) + (Self::SIGNS - each)) & Self::SIGNS
+    }
+
+    /// The smaller of each two values as signed integers, of which −0 is the least.
+    fn min_as_integers(a: u32, b: u32) -> u32;
+
+    /// Whether one of a word's values is −0.
+    #[inline(always)]
+    fn has_least_integer(word: u32) -> bool {
+        if Self::BYTES == 4 { word == Self::SIGNS } else { word << 16 == 0x8000_0000 || word >> 16 == 0x8000 }
     }
 
     /// A word with +0 for each −0.
@@ -82,6 +104,9 @@ pub(crate) trait Dtype {
     /// The chunk's codes, ties to even, for finite values and the scale byte b: value / 2^(b − 127), the first value in
     /// the lowest nibble.
     fn encode_even(chunk: &Chunk, scale: u32) -> u32;
+
+    /// A value rounded to the dtype and widened again.
+    fn round(value: f32) -> f32;
 
     /// Values rounded to the dtype; the first [`Dtype::CHUNK`] count.
     fn narrow(values: &[f32; 8]) -> Chunk;
@@ -103,9 +128,66 @@ pub(crate) fn encode<D: Dtype>(chunk: &Chunk, scale: u32, ties: Ties) -> u32 {
     codes
 }
 
+/// The codes of a chunk, ties to even, for values that `scale` brings to magnitudes below 7.
+#[cfg(not(microscale_fp4))]
+#[inline(always)]
+pub(crate) fn encode_scaled<D: Dtype>(chunk: &Chunk, scale: impl Fn(f32) -> f32) -> u32 {
+    // The identity without its last term. Below the base, the bits of the codes are zeros down to the lowest.
+    const BASE: f32 = identity::LOW_BASE_F32;
+    let code = |i| {
+        let scaled = scale(D::widen(chunk, i));
+        let halves = ptx::fma_magnitude_f32(scaled, 2.0, BASE).to_bits();
+        let ones = ptx::fma_magnitude_f32(scaled, 1.0, BASE + 2.0).to_bits();
+        let twos = ptx::fma_magnitude_f32(scaled, 0.5, BASE + 4.0).to_bits();
+        halves.min(ones).min(twos)
+    };
+    if D::CHUNK == 8 {
+        let codes = [0, 2, 4, 6].map(|i| ptx::multiply_add(code(i + 1), 1 << 16, code(i)));
+        pack_nibbles(&codes, chunk)
+    } else {
+        pack_f32([0, 1, 2, 3].map(code), chunk)
+    }
+}
+
+/// The codes of a chunk, ties to even, for values that `scale` brings to the range of E2M1.
+#[cfg(microscale_fp4)]
+#[inline(always)]
+pub(crate) fn encode_scaled<D: Dtype>(chunk: &Chunk, scale: impl Fn(f32) -> f32) -> u32 {
+    let [a, b, c, d] = [0, 1, 2, 3].map(|i| scale(D::widen(chunk, i)));
+    if D::CHUNK == 8 {
+        let [e, f, g, h] = [4, 5, 6, 7].map(|i| scale(D::widen(chunk, i)));
+        ptx::e2m1x8(a, b, c, d, e, f, g, h)
+    } else {
+        ptx::e2m1x4(a, b, c, d)
+    }
+}
+
+/// The [`identity`]: the code of a magnitude in the low half, above it bits of the base.
+#[cfg(not(microscale_fp4))]
+#[inline(always)]
+fn magnitude_code_even(a: f32) -> u32 {
+    use identity::BASE_F32 as BASE;
+    let halves = ptx::fma_f32(a, 2.0, BASE).to_bits();
+    let ones = (a + (BASE + 2.0)).to_bits();
+    let twos = ptx::fma_f32(a, 0.5, BASE + 4.0).to_bits();
+    halves.min(ones).min(twos.min((BASE + 7.0).to_bits()))
+}
+
+/// Packs four codes, each in the low half of a word, with the signs of four f32.
+#[cfg(not(microscale_fp4))]
+#[inline(always)]
+fn pack_f32(codes: [u32; 4], values: &Chunk) -> u32 {
+    // The codes' low 16 bits are theirs alone, so multiplying and adding packs them.
+    let packed = codes.iter().rev().fold(0u32, |packed, code| packed.wrapping_mul(16).wrapping_add(*code));
+    // Copies of the signs: of values 0 and 2 for bits 3 and 11, of 1 and 3 for bits 7 and 15.
+    let even = ptx::permute(values[0], values[2], 0x00FB);
+    let odd = ptx::permute(values[1], values[3], 0x00FB);
+    packed | ((even & 0x0808) | (odd & 0x8080))
+}
+
 /// 2^(127 − b), for b ≤ 253.
 #[inline(always)]
-fn reciprocal(scale: u32) -> f32 {
+pub(crate) fn reciprocal(scale: u32) -> f32 {
     f32::from_bits((254 - scale) << 23)
 }
 
@@ -166,12 +248,18 @@ impl Dtype for Bf16 {
     const BYTES: u32 = 2;
     const INFINITY: u32 = 0x7F80;
     const MAX: f32 = f32::from_bits(0x7F7F_0000);
+    const MIN_POSITIVE: f32 = f32::MIN_POSITIVE;
     const SIGNS: u32 = SIGNS_16;
     const NAN_WORD: u32 = 0x7FC0_7FC0;
 
     #[inline(always)]
     fn max_magnitudes(a: u32, b: u32) -> u32 {
         ptx::max_magnitude_bf16x2(a, b)
+    }
+
+    #[inline(always)]
+    fn min_as_integers(a: u32, b: u32) -> u32 {
+        ptx::min_signed_16x2(a, b)
     }
 
     #[inline(always)]
@@ -209,6 +297,17 @@ impl Dtype for Bf16 {
     }
 
     #[inline(always)]
+    fn limit(chunk: &Chunk, limit: f32) -> Chunk {
+        let limit = ptx::bf16x2(limit, limit);
+        chunk.map(|word| ptx::min_positive_bf16x2(word & !SIGNS_16, limit) | (word & SIGNS_16))
+    }
+
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        f32::from_bits(ptx::bf16x2(value, 0.0))
+    }
+
+    #[inline(always)]
     fn narrow(values: &[f32; 8]) -> Chunk {
         [0, 2, 4, 6].map(|i| ptx::bf16x2(values[i + 1], values[i]))
     }
@@ -221,12 +320,18 @@ impl Dtype for F16 {
     const BYTES: u32 = 2;
     const INFINITY: u32 = 0x7C00;
     const MAX: f32 = 65504.0;
+    const MIN_POSITIVE: f32 = 6.103_515_6e-5;
     const SIGNS: u32 = SIGNS_16;
     const NAN_WORD: u32 = 0x7E00_7E00;
 
     #[inline(always)]
     fn max_magnitudes(a: u32, b: u32) -> u32 {
         ptx::max_magnitude_f16x2(a, b)
+    }
+
+    #[inline(always)]
+    fn min_as_integers(a: u32, b: u32) -> u32 {
+        ptx::min_signed_16x2(a, b)
     }
 
     #[inline(always)]
@@ -273,6 +378,17 @@ impl Dtype for F16 {
     }
 
     #[inline(always)]
+    fn limit(chunk: &Chunk, limit: f32) -> Chunk {
+        let limit = ptx::f16x2(limit, limit);
+        chunk.map(|word| ptx::min_positive_f16x2(word & !SIGNS_16, limit) | (word & SIGNS_16))
+    }
+
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        ptx::f16_low_to_f32(ptx::f16x2(0.0, value))
+    }
+
+    #[inline(always)]
     fn narrow(values: &[f32; 8]) -> Chunk {
         [0, 2, 4, 6].map(|i| ptx::f16x2(values[i + 1], values[i]))
     }
@@ -285,12 +401,18 @@ impl Dtype for F32 {
     const BYTES: u32 = 4;
     const INFINITY: u32 = 0x7F80_0000;
     const MAX: f32 = f32::MAX;
+    const MIN_POSITIVE: f32 = f32::MIN_POSITIVE;
     const SIGNS: u32 = 0x8000_0000;
     const NAN_WORD: u32 = 0x7FC0_0000;
 
     #[inline(always)]
     fn max_magnitudes(a: u32, b: u32) -> u32 {
         ptx::max_magnitude_f32(f32::from_bits(a), f32::from_bits(b)).to_bits()
+    }
+
+    #[inline(always)]
+    fn min_as_integers(a: u32, b: u32) -> u32 {
+        (a as i32).min(b as i32) as u32
     }
 
     #[inline(always)]
@@ -306,22 +428,9 @@ impl Dtype for F32 {
     #[cfg(not(microscale_fp4))]
     #[inline(always)]
     fn encode_even(chunk: &Chunk, scale: u32) -> u32 {
-        use identity::BASE_F32 as BASE;
-        let most = (BASE + 7.0).to_bits();
-        let codes = chunk.map(|bits| {
-            let a = f32::from_bits(bits & 0x7FFF_FFFF) * reciprocal(scale);
-            let halves = ptx::fma_f32(a, 2.0, BASE).to_bits();
-            let ones = (a + (BASE + 2.0)).to_bits();
-            let twos = ptx::fma_f32(a, 0.5, BASE + 4.0).to_bits();
-            halves.min(ones).min(twos.min(most))
-        });
-        // The codes' low 16 bits are theirs alone, so multiplying and adding packs them.
-        let packed =
-            codes.iter().rev().fold(0u32, |packed, code| packed.wrapping_mul(16).wrapping_add(*code));
-        // Copies of the signs: of values 0 and 2 for bits 3 and 11, of 1 and 3 for bits 7 and 15.
-        let even = ptx::permute(chunk[0], chunk[2], 0x00FB);
-        let odd = ptx::permute(chunk[1], chunk[3], 0x00FB);
-        packed | ((even & 0x0808) | (odd & 0x8080))
+        let codes =
+            chunk.map(|bits| magnitude_code_even(f32::from_bits(bits & 0x7FFF_FFFF) * reciprocal(scale)));
+        pack_f32(codes, chunk)
     }
 
     #[cfg(microscale_fp4)]
@@ -329,6 +438,16 @@ impl Dtype for F32 {
     fn encode_even(chunk: &Chunk, scale: u32) -> u32 {
         let [a, b, c, d] = chunk.map(|word| f32::from_bits(word) * reciprocal(scale));
         ptx::e2m1x4(a, b, c, d)
+    }
+
+    #[inline(always)]
+    fn limit(chunk: &Chunk, limit: f32) -> Chunk {
+        chunk.map(|bits| (bits & !Self::SIGNS).min(limit.to_bits()) | (bits & Self::SIGNS))
+    }
+
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        value
     }
 
     #[inline(always)]

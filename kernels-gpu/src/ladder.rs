@@ -2,20 +2,26 @@
 //! `bench --ladder` runs beside the product. They use the definition of `microscale_formats` as it stands: ties to even,
 //! −0 kept, blocks with non-finite values become NaN; no report.
 
-use microscale_formats::mxfp4::{self, BLOCK, BLOCK_BYTES};
-use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties};
-use microscale_kernels_abi::{BlockGrid, LADDER_THREADS, QuantizeOptions, WARP};
+use microscale_formats::mx::{self, BLOCK};
+use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties, block};
+use microscale_kernels_abi::{BlockGrid, LADDER_THREADS, QuantizeOptions, ScaleGrid, WARP};
 
 use crate::dtype::{Bf16, Dtype, F16, F32};
+use crate::format::{Blocks, Mx};
+use crate::quantize::Target;
 use crate::{access, by_block, warp};
+
+/// What the ladder quantizes to.
+type Mxfp4 = Mx<E2m1, 0>;
+const BLOCK_BYTES: usize = Mxfp4::BYTES as usize;
 
 /// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as zeros.
 #[inline(always)]
 fn scale(amax_bits: u32, options: &QuantizeOptions) -> (E8m0, Option<f32>) {
-    if mxfp4::is_non_finite(amax_bits) {
+    if block::is_non_finite(amax_bits) {
         return (E8m0::NAN, None);
     }
-    let scale = mxfp4::scale_from_exponent(mxfp4::rounded_exponent(amax_bits, options.mantissa_addend));
+    let scale = mx::scale_from_exponent::<E2m1>(mx::rounded_exponent(amax_bits, options.mantissa_addend));
     (scale, Some(scale.reciprocal()))
 }
 
@@ -34,7 +40,7 @@ unsafe fn thread_a_block<D: Dtype>(
     let mut amax = 0;
     for i in 0..BLOCK as u32 {
         // SAFETY: the block exists.
-        amax = amax.max(unsafe { access::element::<D>(values, &grid, block, i) } & 0x7FFF_FFFF);
+        amax = amax.max(unsafe { access::element::<D, Mxfp4>(values, &grid, block, i) } & 0x7FFF_FFFF);
     }
     let (scale, factor) = scale(amax, &options);
     // SAFETY: one byte a block.
@@ -42,9 +48,9 @@ unsafe fn thread_a_block<D: Dtype>(
     for pair in 0..BLOCK_BYTES as u32 {
         let [low, high] = [2 * pair, 2 * pair + 1].map(|i| {
             // SAFETY: the block exists.
-            let value = f32::from_bits(unsafe { access::element::<D>(values, &grid, block, i) });
+            let value = f32::from_bits(unsafe { access::element::<D, Mxfp4>(values, &grid, block, i) });
             factor.map_or_else(E2m1::default, |factor| {
-                mxfp4::encode(value, factor, Ties::Even, NegativeZero::Keep)
+                E2m1::from_bits(mx::encode::<E2m1>(value, factor, Ties::Even, NegativeZero::Keep))
             })
         });
         // SAFETY: 16 bytes a block.
@@ -68,8 +74,10 @@ unsafe fn warp_a_block<D: Dtype>(
     if block < grid.blocks {
         let options =
             QuantizeOptions { negative_zero: NegativeZero::Keep as u32, saturate_non_finite: 0, ..options };
+        let target =
+            Target { codes, scales, scale_grid: ScaleGrid { row_blocks: grid.row_blocks, tiles_per_row: 0 } };
         // SAFETY: the same contract; the block exists, for the whole warp.
-        unsafe { by_block::quantize::<D>(values, codes, scales, None, &grid, &options, Ties::Even, block) };
+        unsafe { by_block::quantize::<D, _>(&Mxfp4::new(options), values, target, None, &grid, block) };
     }
 }
 

@@ -5,8 +5,9 @@
 //! | [`ptx`] | lane-local instructions: inline assembly |
 //! | [`warp`] | convergent operations: LLVM intrinsics, never inline assembly |
 //! | [`dtype`] | f32, f16 and bf16 as chunks of 16 bytes: magnitudes, encoding, decoding |
+//! | [`format`] | the formats: scales, encoding, decoding |
 //! | [`access`] | where a lane's chunks lie, and moving them |
-//! | [`quantize`], [`dequantize`] | the operations |
+//! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
@@ -17,10 +18,13 @@
 #![allow(internal_features, reason = "LLVM's intrinsics are the only way to convergent operations")]
 
 mod access;
+mod amax;
 mod by_block;
 mod dequantize;
 mod dtype;
+mod format;
 mod ladder;
+mod layout;
 mod ptx;
 mod quantize;
 mod warp;

@@ -50,6 +50,34 @@ pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]
     }
 }
 
+/// Reads a counter that other threads may be raising: some value that it had.
+///
+/// # Safety
+/// `address` points to a u32 in global memory, is a multiple of 4, and is only touched by atomic operations meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn read_counter(address: *const u32) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.relaxed.gpu.global.u32 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
+            options(nostack, preserves_flags, readonly));
+    }
+    value
+}
+
+/// Raises a counter of 32 bits to at least `value`, without an answer.
+///
+/// # Safety
+/// As for [`read_counter`], for writing.
+#[inline(always)]
+pub(crate) unsafe fn raise_counter_32(address: *mut u32, value: u32) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("red.global.max.u32 [{address}], {value};", address = in(reg64) address, value = in(reg32) value,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Adds to a counter, without an answer.
 ///
 /// # Safety
@@ -100,6 +128,12 @@ register_instructions! {
     /// The larger of |a| and |b|; NaN if either is.
     max_magnitude_f32(a: reg32 f32, b: reg32 f32) -> reg32 f32 =
         "{{ .reg .f32 x, y; abs.f32 x, {1}; abs.f32 y, {2}; max.NaN.f32 {0}, x, y; }}";
+    /// The same number, of which the compiler knows nothing.
+    opaque(number: reg32 u32) -> reg32 u32 = "mov.b32 {}, {};";
+    /// a · b + c, rounded once.
+    fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
+    /// 1 / b, off by about one unit in the last place; for normal b and 1 / b.
+    approximate_reciprocal(b: reg32 f32) -> reg32 f32 = "rcp.approx.ftz.f32 {}, {};";
     /// The f16 in the low half, widened.
     f16_low_to_f32(word: reg32 u32) -> reg32 f32 =
         "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {1}; cvt.f32.f16 {0}, low; }}";
@@ -114,8 +148,11 @@ register_instructions! {
 
 #[cfg(not(microscale_fp4))]
 register_instructions! {
-    /// a · b + c, rounded once.
-    fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
+    /// |a| · b + c, rounded once.
+    fma_magnitude_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 =
+        "{{ .reg .f32 x; abs.f32 x, {1}; fma.rn.f32 {0}, x, {2}, {3}; }}";
+    /// a · b + c, the low 32 bits.
+    multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; bf16.
     fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; f16.
@@ -132,7 +169,7 @@ register_instructions! {
     permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
 }
 
-#[cfg(all(microscale_sm90, not(microscale_fp4)))]
+#[cfg(microscale_sm90)]
 register_instructions! {
     /// The smaller of each half, for positive numbers: their bits order as they do.
     min_positive_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.u16x2 {}, {}, {};";
@@ -142,14 +179,36 @@ register_instructions! {
 
 #[cfg(microscale_sm90)]
 register_instructions! {
+    /// The smaller of each half as signed integers.
+    min_signed_16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "min.s16x2 {}, {}, {};";
     /// The larger of |a| and |b| in both halves, with some sign; NaN where either is; bf16.
     max_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "max.NaN.xorsign.abs.bf16x2 {}, {}, {};";
     /// The larger of |a| and |b| in both halves, with some sign; NaN where either is; f16.
     max_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "max.NaN.xorsign.abs.f16x2 {}, {}, {};";
 }
 
+#[cfg(microscale_sm90)]
+register_instructions! {
+    /// Two values rounded to E4M3, ties to even, saturating: the first argument goes to the high byte.
+    e4m3x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =
+        "{{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, {1}, {2}; cvt.u32.u16 {0}, pair; }}";
+    /// Two values rounded to E5M2, ties to even, saturating: the first argument goes to the high byte.
+    e5m2x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =
+        "{{ .reg .b16 pair; cvt.rn.satfinite.e5m2x2.f32 pair, {1}, {2}; cvt.u32.u16 {0}, pair; }}";
+    /// Two E4M3 numbers in the low half, widened to f16 exactly: the low byte goes to the low half.
+    e4m3x2_to_f16x2(codes: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b16 pair, rest; mov.b32 {{pair, rest}}, {1}; cvt.rn.f16x2.e4m3x2 {0}, pair; }}";
+    /// Two E5M2 numbers in the low half, widened to f16 exactly: the low byte goes to the low half.
+    e5m2x2_to_f16x2(codes: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b16 pair, rest; mov.b32 {{pair, rest}}, {1}; cvt.rn.f16x2.e5m2x2 {0}, pair; }}";
+}
+
 #[cfg(not(microscale_sm90))]
 register_instructions! {
+    /// The smaller of each half as signed integers.
+    min_signed_16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .s16 a0, a1, b0, b1; mov.b32 {{a0, a1}}, {1}; mov.b32 {{b0, b1}}, {2};
+        min.s16 a0, a0, b0; min.s16 a1, a1, b1; mov.b32 {0}, {{a0, a1}}; }}";
     /// The larger of |a| and |b| in both halves; NaN where either is; bf16.
     max_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 x, y; abs.bf16x2 x, {1}; abs.bf16x2 y, {2}; max.NaN.bf16x2 {0}, x, y; }}";

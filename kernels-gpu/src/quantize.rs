@@ -1,148 +1,221 @@
-//! MXFP4 quantization.
+//! Quantization.
 //!
-//! A warp takes 32 blocks. Each lane first gets all its loads under way, then the lanes find the 32 largest magnitudes in a
-//! transposing reduction that leaves one block's with each lane: that lane computes the scale, once, and stores it, so that
-//! a warp's scales leave as 32 consecutive bytes. The scales travel back by shuffles, and each lane encodes its chunks.
+//! A warp takes 1024 elements. Each lane first gets all its loads under way, then the lanes find the largest magnitudes of the
+//! blocks in a transposing reduction that leaves each block's with one lane: that lane computes the scale, once, and stores it, so
+//! that a warp's scales leave as 32 consecutive bytes. The scales travel back by shuffles, and each lane encodes its chunks.
 //!
-//! A warp that meets a NaN or an infinity leaves this way and does its blocks over again, one after another
-//! ([`crate::by_block`]): slowly, but without a register or an instruction's cost to the others.
+//! A warp that meets a NaN or an infinity, or a block that the fast encoding cannot do, leaves this way and does its blocks over
+//! again, one after another ([`crate::by_block`]): slowly, but without a register or an instruction's cost to the others.
 
 use core::hint::cold_path;
 
-use microscale_formats::mxfp4::{self, BlockEvents};
-use microscale_formats::{NegativeZero, Ties};
-use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero};
+use microscale_kernels_abi::{
+    BlockGrid, GlobalSlot, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+};
 
-use crate::access::{self, Lane, Walk};
+use crate::access::{self, Lane, MOST_OWNED, Scales, Walk};
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
+use crate::format::{Factor, Format, Mx, Nv};
 use crate::{ptx, warp};
 
 /// The most chunks that a lane handles, those of f32.
 const MOST_STEPS: usize = 8;
+
+/// Where a tensor goes to.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) codes: *mut u8,
+    pub(crate) scales: *mut u8,
+    pub(crate) scale_grid: ScaleGrid,
+}
 
 /// Quantizes a warp's blocks.
 ///
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn quantize<D: Dtype, const TIES: u32, const VECTOR: bool>(
+unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
+    format: impl FnOnce() -> F,
     values: *const u8,
-    codes: *mut u8,
-    scales: *mut u8,
+    target: Target,
     report: *mut ReportSlot,
     grid: BlockGrid,
-    options: QuantizeOptions,
 ) {
-    let ties = const {
-        if TIES == 0 {
-            Ties::Even
-        } else if TIES == 1 {
-            Ties::Away
-        } else {
-            Ties::Zero
-        }
-    };
-    let lane = Lane::of::<D>(1);
+    let lane = Lane::of::<D, F>(1);
     if lane.first_block >= grid.blocks {
         return; // The whole warp: what follows may shuffle.
     }
+    let lanes = const { access::lanes::<D, F>() };
+    let owned = const { access::owned::<F>() };
     let mut chunks = [[0; 4]; MOST_STEPS];
-    let place = lane.place(&grid);
+    let place = lane.place::<F>(&grid);
     if VECTOR && place.contiguous {
-        for j in 0..D::LANES {
+        for j in 0..D::STEPS {
             // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
             chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, &place, j) };
         }
     } else {
         cold_path();
         let mut walk = Walk::new(&grid, &lane, &place, 0);
-        for j in 0..D::LANES {
-            let place = walk.place::<D>(j);
+        for j in 0..D::STEPS {
+            let place = walk.place::<D, F>(j);
             // SAFETY: the caller's matrix is the grid's.
             chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, &grid, &place) };
         }
     }
 
+    // After the loads are under way: it may have to be loaded too.
+    let format = &format();
     // SAFETY: slots are REPORT_SLOTS in number.
-    let report = unsafe { report.add(lane.first_block as usize / 32 % REPORT_SLOTS) };
-    let amax = reduce_transposed::<D>(&chunks);
-    if warp::ballot(amax >= D::INFINITY) != 0 {
+    let report =
+        unsafe { report.add((lane.first_block / access::warp_blocks::<F>()) as usize % REPORT_SLOTS) };
+    let amax = reduce_transposed::<D, F>(&chunks);
+    // The scales of the lane's own blocks.
+    let mut factors: [Factor; MOST_OWNED] = [[0; 3]; MOST_OWNED];
+    let mut bytes = [0; MOST_OWNED];
+    let mut events = [BlockEvents::default(); MOST_OWNED];
+    let (mut usual, mut eventful) = (true, false);
+    for k in 0..owned as usize {
+        usual &= amax[k] < D::INFINITY;
+        let scaled = format.scale::<D>(D::magnitude_to_f32_bits(amax[k]));
+        usual &= scaled.in_range;
+        eventful |= scaled.events.clipped | scaled.events.scale_saturated;
+        (bytes[k], factors[k], events[k]) = (scaled.byte, scaled.factor, scaled.events);
+    }
+    if warp::ballot(!usual) != 0 {
         cold_path();
-        let blocks = (grid.blocks - lane.first_block).min(32) as u32;
+        let blocks = (grid.blocks - lane.first_block).min(access::warp_blocks::<F>()) as u32;
         for block in 0..blocks {
             let block = lane.first_block + u64::from(block);
             // SAFETY: the same contract; the block exists.
-            unsafe {
-                by_block::quantize::<D>(values, codes, scales, Some(report), &grid, &options, ties, block)
-            };
+            unsafe { by_block::quantize::<D, F>(format, values, target, Some(report), &grid, block) };
         }
         return;
     }
-
-    // The lane's own block's scale.
-    let own_block = lane.own_block();
-    let amax_bits = D::magnitude_to_f32_bits(amax);
-    let exponent = mxfp4::rounded_exponent(amax_bits, options.mantissa_addend);
-    let scale = mxfp4::scale_from_exponent(exponent);
-    if place.whole || own_block < grid.blocks {
-        // SAFETY: one byte a block; each block has one owner.
-        unsafe { *scales.add(own_block as usize) = scale.to_bits() };
+    if place.whole && target.scale_grid.tiles_per_row == 0 {
+        for k in 0..owned {
+            // SAFETY: one byte a block; each block has one owner.
+            unsafe { *target.scales.add(lane.own_block::<D, F>(k) as usize) = bytes[k as usize] };
+        }
+    } else {
+        let scales = Scales::new(target.scale_grid, lane.first_block);
+        for k in 0..owned {
+            let block = lane.own_block::<D, F>(k);
+            if place.whole || block < grid.blocks {
+                // SAFETY: as above, where the grid has it.
+                unsafe { *target.scales.add(scales.offset(block)) = bytes[k as usize] };
+            }
+        }
     }
-    // SAFETY: the report slot is the caller's promise.
-    unsafe { count_events(BlockEvents::of(amax_bits, exponent, ties), report) };
+    // The factor of the block that the lane meets in step `j`.
+    let factor = |j: u32| {
+        let own = factors[(j / lanes) as usize];
+        let mut factor = [0; 3];
+        for word in 0..F::words::<D>() {
+            factor[word] = warp::shuffle(own[word], lane.owner::<D, F>(j));
+        }
+        factor
+    };
+    if !F::LIMITS {
+        for k in 0..owned {
+            // SAFETY: the report slot is the caller's promise.
+            unsafe { count_events(events[k as usize], report) };
+        }
+    } else if warp::ballot(eventful) != 0 {
+        cold_path();
+        for k in 0..owned {
+            // SAFETY: as above.
+            unsafe { count_events(events[k as usize], report) };
+        }
+        for j in 0..D::STEPS {
+            chunks[j as usize] = F::limit::<D>(&chunks[j as usize], factor(j));
+        }
+    }
 
-    let zeros = options.negative_zero;
-    if zeros == NegativeZero::DropInput as u32 {
+    let zeros = format.negative_zero();
+    if zeros == NegativeZero::DropInput as u32 && warp::ballot(may_have_negative_zero::<D>(&chunks)) != 0 {
         cold_path();
         chunks.iter_mut().for_each(|chunk| *chunk = chunk.map(D::drop_negative_zeros));
     } else if zeros == NegativeZero::Force as u32 {
         cold_path();
         chunks.iter_mut().for_each(|chunk| *chunk = chunk.map(D::force_negative_zeros));
     }
-    let mut nibbles = [0; MOST_STEPS];
-    for j in 0..D::LANES {
-        let scale = warp::shuffle(u32::from(scale.to_bits()), lane.owner::<D>(j));
-        nibbles[j as usize] = dtype::encode::<D>(&chunks[j as usize], scale, ties);
+    let mut codes = [0; MOST_STEPS];
+    for j in 0..D::STEPS {
+        codes[j as usize] = format.encode::<D>(&chunks[j as usize], factor(j));
     }
-    if zeros == NegativeZero::Drop as u32 {
+    if F::BITS == 4 && zeros == NegativeZero::Drop as u32 {
         cold_path();
-        nibbles = nibbles.map(dtype::drop_negative_zero_codes);
+        codes = codes.map(|codes| u64::from(dtype::drop_negative_zero_codes(codes as u32)));
     }
-    for j in 0..D::LANES {
-        if place.whole || lane.block(j) < grid.blocks {
+    if place.whole {
+        for j in 0..D::STEPS {
             // SAFETY: the block exists; each part of it has one lane.
-            unsafe { access::store_codes::<D>(codes, lane.block(j), lane.part, nibbles[j as usize]) };
+            unsafe { access::store_codes::<D, F>(target.codes, lane.block(j), lane.part, codes[j as usize]) };
+        }
+    } else {
+        cold_path();
+        for j in 0..D::STEPS {
+            if lane.block(j) < grid.blocks {
+                // SAFETY: as above.
+                unsafe {
+                    access::store_codes::<D, F>(target.codes, lane.block(j), lane.part, codes[j as usize])
+                };
+            }
         }
     }
 }
 
-/// The largest magnitude of the block that the lane owns.
-///
-/// Every lane holds a part of `LANES` blocks, and `LANES` lanes hold the parts of the same ones. In each round a lane keeps
-/// half of its blocks, gives its part of the others to the lane across, and gets that lane's part of its own.
+/// Whether there may be a −0 among the values.
 #[inline(always)]
-fn reduce_transposed<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
+fn may_have_negative_zero<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> bool {
+    let mut least = chunks[0][0];
+    for j in 0..D::STEPS as usize {
+        let [a, b, c, d] = chunks[j];
+        least =
+            D::min_as_integers(least, D::min_as_integers(D::min_as_integers(a, b), D::min_as_integers(c, d)));
+    }
+    D::has_least_integer(least)
+}
+
+/// The largest magnitudes of the blocks that the lane owns.
+///
+/// Every lane holds a part of as many blocks as steps, and the lanes of a block hold the parts of the same ones. In each round a
+/// lane keeps half of its blocks, gives its part of the others to the lane across, and gets that lane's part of its own.
+#[inline(always)]
+fn reduce_transposed<D: Dtype, F: Format>(chunks: &[Chunk; MOST_STEPS]) -> [u32; MOST_OWNED] {
+    let lanes = const { access::lanes::<D, F>() as usize };
     let mut most = [0; MOST_STEPS];
-    for j in 0..D::LANES as usize {
+    for j in 0..D::STEPS as usize {
         let [a, b, c, d] = chunks[j];
         most[j] = D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d));
     }
     let lane = warp::lane();
     let mut round = |distance: u32| {
         let upper = lane & distance != 0;
-        for i in 0..distance as usize {
-            let (low, high) = (most[i], most[i + distance as usize]);
-            let (kept, given) = if upper { (high, low) } else { (low, high) };
-            most[i] = D::max_magnitudes(kept, warp::shuffle_xor(given, distance));
+        for k in 0..access::owned::<F>() as usize {
+            for i in 0..distance as usize {
+                let i = k * lanes + i;
+                let (low, high) = (most[i], most[i + distance as usize]);
+                let (kept, given) = if upper { (high, low) } else { (low, high) };
+                most[i] = D::max_magnitudes(kept, warp::shuffle_xor(given, distance));
+            }
         }
     };
-    if D::LANES == 8 {
+    if lanes == 8 {
         round(4);
     }
-    round(2);
+    if lanes >= 4 {
+        round(2);
+    }
     round(1);
-    D::largest(most[0])
+    let mut owned = [0; MOST_OWNED];
+    for k in 0..access::owned::<F>() as usize {
+        owned[k] = D::largest(most[k * lanes]);
+    }
+    owned
 }
 
 /// Adds the events of the blocks that the lanes own. Entered by the whole warp; blocks past the end are zero and have none.
@@ -165,16 +238,16 @@ unsafe fn count_events(events: BlockEvents, report: *mut ReportSlot) {
     }
 }
 
-/// The entry points: `name<dtype, ties, vector access>`.
-macro_rules! entries {
-    ($($name:ident<$dtype:ty, $ties:literal, $vector:literal>)+) => {$(
+/// The MX formats' entry points: `name<dtype, element, ties, vector access>`.
+macro_rules! mx_entries {
+    ($($name:ident<$dtype:ty, $element:ty, $ties:literal, $vector:literal>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report.
         ///
         /// # Safety
         /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, and in
-        /// the vector variants starts on 16 bytes, as do its rows; `codes` (aligned to 4) and `scales` have room for
-        /// `grid.blocks` blocks; `report` points to `REPORT_SLOTS` slots. All in global memory, and none overlap. The launch
-        /// shape is the one that `microscale_kernels_abi` gives.
+        /// the vector variants starts on 16 bytes, as do its rows; `codes` (aligned to 8) has room for `grid.blocks` blocks, and
+        /// `scales` for their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots. All in global memory, and
+        /// none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,
@@ -182,31 +255,128 @@ macro_rules! entries {
             scales: *mut u8,
             report: *mut ReportSlot,
             grid: BlockGrid,
+            scale_grid: ScaleGrid,
             options: QuantizeOptions,
         ) {
+            let format = || Mx::<$element, $ties>::new(options);
+            let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
-            unsafe { quantize::<$dtype, $ties, $vector>(values, codes, scales, report, grid, options) }
+            unsafe { quantize::<$dtype, _, $vector>(format, values, target, report, grid) }
         }
     )+};
 }
 
-entries! {
-    mxfp4_quantize_f32_even_vector<F32, 0, true>
-    mxfp4_quantize_f16_even_vector<F16, 0, true>
-    mxfp4_quantize_bf16_even_vector<Bf16, 0, true>
-    mxfp4_quantize_f32_even_element<F32, 0, false>
-    mxfp4_quantize_f16_even_element<F16, 0, false>
-    mxfp4_quantize_bf16_even_element<Bf16, 0, false>
-    mxfp4_quantize_f32_away_vector<F32, 1, true>
-    mxfp4_quantize_f16_away_vector<F16, 1, true>
-    mxfp4_quantize_bf16_away_vector<Bf16, 1, true>
-    mxfp4_quantize_f32_away_element<F32, 1, false>
-    mxfp4_quantize_f16_away_element<F16, 1, false>
-    mxfp4_quantize_bf16_away_element<Bf16, 1, false>
-    mxfp4_quantize_f32_zero_vector<F32, 2, true>
-    mxfp4_quantize_f16_zero_vector<F16, 2, true>
-    mxfp4_quantize_bf16_zero_vector<Bf16, 2, true>
-    mxfp4_quantize_f32_zero_element<F32, 2, false>
-    mxfp4_quantize_f16_zero_element<F16, 2, false>
-    mxfp4_quantize_bf16_zero_element<Bf16, 2, false>
+mx_entries! {
+    mxfp4_quantize_f32_even_vector<F32, E2m1, 0, true>
+    mxfp4_quantize_f16_even_vector<F16, E2m1, 0, true>
+    mxfp4_quantize_bf16_even_vector<Bf16, E2m1, 0, true>
+    mxfp4_quantize_f32_away_vector<F32, E2m1, 1, true>
+    mxfp4_quantize_f16_away_vector<F16, E2m1, 1, true>
+    mxfp4_quantize_bf16_away_vector<Bf16, E2m1, 1, true>
+    mxfp4_quantize_f32_zero_vector<F32, E2m1, 2, true>
+    mxfp4_quantize_f16_zero_vector<F16, E2m1, 2, true>
+    mxfp4_quantize_bf16_zero_vector<Bf16, E2m1, 2, true>
+    mxfp8_e4m3_quantize_f32_even_vector<F32, E4m3, 0, true>
+    mxfp8_e4m3_quantize_f16_even_vector<F16, E4m3, 0, true>
+    mxfp8_e4m3_quantize_bf16_even_vector<Bf16, E4m3, 0, true>
+    mxfp8_e5m2_quantize_f32_even_vector<F32, E5m2, 0, true>
+    mxfp8_e5m2_quantize_f16_even_vector<F16, E5m2, 0, true>
+    mxfp8_e5m2_quantize_bf16_even_vector<Bf16, E5m2, 0, true>
+    mxfp4_quantize_f32_even_element<F32, E2m1, 0, false>
+    mxfp4_quantize_f16_even_element<F16, E2m1, 0, false>
+    mxfp4_quantize_bf16_even_element<Bf16, E2m1, 0, false>
+    mxfp4_quantize_f32_away_element<F32, E2m1, 1, false>
+    mxfp4_quantize_f16_away_element<F16, E2m1, 1, false>
+    mxfp4_quantize_bf16_away_element<Bf16, E2m1, 1, false>
+    mxfp4_quantize_f32_zero_element<F32, E2m1, 2, false>
+    mxfp4_quantize_f16_zero_element<F16, E2m1, 2, false>
+    mxfp4_quantize_bf16_zero_element<Bf16, E2m1, 2, false>
+    mxfp8_e4m3_quantize_f32_even_element<F32, E4m3, 0, false>
+    mxfp8_e4m3_quantize_f16_even_element<F16, E4m3, 0, false>
+    mxfp8_e4m3_quantize_bf16_even_element<Bf16, E4m3, 0, false>
+    mxfp8_e5m2_quantize_f32_even_element<F32, E5m2, 0, false>
+    mxfp8_e5m2_quantize_f16_even_element<F16, E5m2, 0, false>
+    mxfp8_e5m2_quantize_bf16_even_element<Bf16, E5m2, 0, false>
+}
+
+/// NVFP4's entry points: `name<dtype, plan from the slot, vector access>`.
+macro_rules! nv_entries {
+    ($($name:ident<$dtype:ty, $from_slot:literal, $vector:literal>)+) => {$(
+        /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report. The global scale is the one of the
+        /// options or, in the `planned` variants, of the plan in the slot at `global`; it is written there.
+        ///
+        /// # Safety
+        /// As for the MX formats; `global` points to a slot in global memory, whose scale only this kernel writes and whose other
+        /// fields nothing writes meanwhile.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            values: *const u8,
+            codes: *mut u8,
+            scales: *mut u8,
+            global: *mut GlobalSlot,
+            report: *mut ReportSlot,
+            grid: BlockGrid,
+            scale_grid: ScaleGrid,
+            options: NvQuantizeOptions,
+        ) {
+            let format = || {
+                // SAFETY: nothing writes the plan during the kernel, and one thread the scale.
+                unsafe {
+                    let plan = if $from_slot { (*global).plan } else { options.plan };
+                    if warp::thread_block() == 0 && warp::thread() == 0 {
+                        (*global).scale = plan.global_scale;
+                    }
+                    Nv::new(plan, options.saturate_non_finite)
+                }
+            };
+            let target = Target { codes, scales, scale_grid };
+            // SAFETY: the same contract.
+            unsafe { quantize::<$dtype, _, $vector>(format, values, target, report, grid) }
+        }
+    )+};
+}
+
+nv_entries! {
+    nvfp4_quantize_f32_given_vector<F32, false, true>
+    nvfp4_quantize_f16_given_vector<F16, false, true>
+    nvfp4_quantize_bf16_given_vector<Bf16, false, true>
+    nvfp4_quantize_f32_given_element<F32, false, false>
+    nvfp4_quantize_f16_given_element<F16, false, false>
+    nvfp4_quantize_bf16_given_element<Bf16, false, false>
+    nvfp4_quantize_f32_planned_vector<F32, true, true>
+    nvfp4_quantize_f16_planned_vector<F16, true, true>
+    nvfp4_quantize_bf16_planned_vector<Bf16, true, true>
+    nvfp4_quantize_f32_planned_element<F32, true, false>
+    nvfp4_quantize_f16_planned_element<F16, true, false>
+    nvfp4_quantize_bf16_planned_element<Bf16, true, false>
+}
+
+/// The plans' entry points: `name<dtype>`.
+macro_rules! plan_entries {
+    ($($name:ident<$dtype:ty>)+) => {$(
+        /// Works out the plan of a tensor whose amax is in the slot.
+        ///
+        /// # Safety
+        /// `global` points to a slot in global memory that nothing else touches meanwhile.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvQuantizeOptions) {
+            if warp::thread() != 0 || warp::thread_block() != 0 {
+                return;
+            }
+            let arithmetic = *options.plan.quantizer.arithmetic();
+            // SAFETY: this thread alone touches the slot.
+            unsafe {
+                let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
+                let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
+                let scale = arithmetic.global_scale(amax, <$dtype>::round).value();
+                (*global).plan = NvPlan::new(arithmetic, scale);
+            }
+        }
+    )+};
+}
+
+plan_entries! {
+    nvfp4_plan_f32<F32>
+    nvfp4_plan_f16<F16>
+    nvfp4_plan_bf16<Bf16>
 }

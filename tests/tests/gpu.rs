@@ -2,8 +2,10 @@
 //! `MICROSCALE_REQUIRE_GPU=1` that is a failure instead.
 
 mod gpu_tests {
+    pub(crate) mod amax;
     pub(crate) mod dequantize;
     pub(crate) mod device_buffers;
+    pub(crate) mod layout;
     pub(crate) mod quantize;
     pub(crate) mod support;
 }
@@ -11,7 +13,7 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{dequantize, device_buffers, quantize};
+use gpu_tests::{amax, dequantize, device_buffers, layout, quantize};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -27,11 +29,29 @@ const TESTS: &[Test] = &[
         quantize::equals_the_cpu_on_every_f32_exponent_and_tie,
     ),
     ("quantize_equals_the_cpu_on_golden_inputs", quantize::equals_the_cpu_on_golden_inputs),
+    ("quantize_equals_the_cpu_on_ties_of_quotients", quantize::equals_the_cpu_on_ties_of_quotients),
+    (
+        "quantize_equals_the_cpu_on_random_magnitudes_and_global_scales",
+        quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
+    ),
+    ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),
+    (
+        "quantize_refuses_global_scales_that_the_cpu_refuses",
+        quantize::refuses_global_scales_that_the_cpu_refuses,
+    ),
     ("quantize_refuses_what_the_cpu_refuses", quantize::refuses_what_the_cpu_refuses),
     ("quantize_handles_empty_matrices", quantize::handles_empty_matrices),
     ("baselines_equal_the_product", quantize::baselines_equal_the_product),
     ("dequantize_equals_the_cpu_on_every_code_and_scale", dequantize::equals_the_cpu_on_every_code_and_scale),
     ("dequantize_equals_the_cpu_on_every_shape", dequantize::equals_the_cpu_on_every_shape),
+    ("amax_equals_the_cpu", amax::equals_the_cpu),
+    ("amax_of_nothing_is_zero", amax::of_nothing_is_zero),
+    ("amax_adds_up_and_clears", amax::adds_up_and_clears),
+    ("amax_may_start_anywhere", amax::may_start_anywhere),
+    ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
+    ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
+    ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),
+    ("device_buffers_used_tensors_keep_nothing", device_buffers::used_tensors_keep_nothing),
     ("device_buffers_may_start_anywhere", device_buffers::may_start_anywhere),
     ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),
     ("device_buffers_that_are_too_short_are_refused", device_buffers::that_are_too_short_are_refused),

@@ -243,11 +243,17 @@ fn packed_tensors_that_do_not_fit() {
             vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::U8, &[4, 2])],
             "shape [4, 16] and scales of shape [4, 2]",
         ),
-        (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::U8, &[4])], "are not MXFP4"),
-        (vec![packed(Dtype::U8, &[4, 17]), scale(Dtype::U8, &[4, 1])], "are not MXFP4"),
-        (vec![packed(Dtype::U8, &[]), scale(Dtype::U8, &[])], "are not MXFP4"),
+        (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::U8, &[4])], "are not mxfp4"),
+        (vec![packed(Dtype::U8, &[4, 17]), scale(Dtype::U8, &[4, 1])], "are not mxfp4"),
+        (vec![packed(Dtype::U8, &[]), scale(Dtype::U8, &[])], "are not mxfp4"),
         (vec![packed(Dtype::I32, &[4, 4]), scale(Dtype::BF16, &[4, 1])], "I32 with scales of BF16"),
-        (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::F8_E4M3, &[4, 2])], "U8 with scales of F8_E4M3"),
+        (
+            vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::F8_E4M3, &[4, 2])],
+            "its global scale, a.weight_global_scale, is missing",
+        ),
+        (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::F8_E4M3, &[4, 1])], "are not nvfp4 blocks of 16"),
+        (vec![packed(Dtype::U8, &[4, 12]), scale(Dtype::F8_E4M3, &[4, 1])], "are not nvfp4 blocks of 16"),
+        (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::F8_E5M2, &[4, 2])], "U8 with scales of F8_E5M2"),
     ] {
         let scratch = Scratch::new();
         let input = scratch.write_tensors("x.safetensors", &tensors);
@@ -256,7 +262,8 @@ fn packed_tensors_that_do_not_fit() {
         run(&[&"dequantize", &input, &"--out", &out]).fails_with(&parts);
         run(&[&"compare", &input, &input]).fails_with(&parts);
         // To look at it is still possible: that is how one finds out.
-        assert!(run(&[&"inspect", &input]).ok().contains("a.weight_packed"));
+        let text = run(&[&"inspect", &input]).ok();
+        assert!(text.contains("cannot be read") && text.contains(part), "{text}");
         assert!(!out.exists());
     }
 }
@@ -401,11 +408,19 @@ proptest! {
         what in 0..3,
     ) {
         let scratch = Scratch::new();
-        let packed = |name, cols| (name, Dtype::U8, vec![4, cols], vec![3; 4 * cols]);
-        let floats = ("b.weight", Dtype::F32, vec![4, 32], vec![0; 512]);
-        let file = scratch.write_tensors("in/x.safetensors", &[packed("a_packed", 16), packed("a_scale", 1), floats]);
-        let shard = "x.safetensors";
-        let index = scratch.write_index("in", &[("a_packed", shard), ("a_scale", shard), ("b.weight", shard)]);
+        let bytes = |name, dtype, cols| (name, dtype, vec![4, cols], vec![3; 4 * cols]);
+        let tensors = [
+            bytes("a_packed", Dtype::U8, 16),
+            bytes("a_scale", Dtype::U8, 1),
+            ("b.weight", Dtype::F32, vec![4, 32], vec![0; 512]),
+            bytes("c_packed", Dtype::U8, 8),
+            bytes("c_scale", Dtype::F8_E4M3, 1),
+            ("c_global_scale", Dtype::F32, vec![1], vec![0, 0, 0, 0x40]),
+            bytes("d", Dtype::F8_E4M3, 32),
+            bytes("d_scale", Dtype::U8, 1),
+        ];
+        let file = scratch.write_tensors("in/x.safetensors", &tensors);
+        let index = scratch.write_index("in", &tensors.map(|(name, ..)| (name, "x.safetensors")));
         let damaged = if what == 0 { index } else { file.clone() };
         let mut bytes = std::fs::read(&damaged).unwrap();
         if what == 1 {

@@ -1,10 +1,12 @@
 //! What holds for any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by law.
 
 mod property_tests {
+    mod amax;
     mod dequantize;
     mod errors;
     mod inputs;
     mod large;
+    mod layout;
     mod quality;
     mod quantize;
     mod round_trip;

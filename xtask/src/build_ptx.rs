@@ -112,7 +112,7 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
     if target.hardware_fp4 {
         flags.push("--cfg=microscale_fp4".to_owned());
     }
-    if target.packed_integer_minmax {
+    if target.since_sm90 {
         flags.push("--cfg=microscale_sm90".to_owned());
     }
     flags
@@ -175,7 +175,7 @@ mod tests {
         for target in &TARGETS {
             let flags = rustflags(target, Path::new("/somewhere"));
             assert_eq!(flags.contains(&"--cfg=microscale_fp4".to_owned()), target.hardware_fp4);
-            assert_eq!(flags.contains(&"--cfg=microscale_sm90".to_owned()), target.packed_integer_minmax);
+            assert_eq!(flags.contains(&"--cfg=microscale_sm90".to_owned()), target.since_sm90);
         }
     }
 }

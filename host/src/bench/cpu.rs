@@ -8,7 +8,7 @@ use super::{Job, Op, median, random, require_equal};
 use crate::cpu::{self, Isa};
 use crate::element::Element;
 use crate::error::Result;
-use crate::tensor::QuantizedTensor;
+use crate::tensor::{QuantizedShape, QuantizedTensor};
 
 /// Each is repeated this long, and at least [`FEWEST`] times.
 const TIME: Duration = Duration::from_millis(1500);
@@ -18,18 +18,22 @@ const FEWEST: usize = 7;
 pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
     let shape = job.shape;
     let values = random::<T>(shape.elements(), 1);
-    let mut tensor = QuantizedTensor::zeros(job.recipe.format, shape.rows, shape.cols)?;
-    cpu::quantize_into(&values, shape, &job.recipe, &mut tensor)?;
+    let recipe = job.recipe(&values)?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
+    cpu::quantize_into(&values, shape, &recipe, &mut tensor)?;
     let mut back = vec![T::default(); if job.op == Op::Dequantize { shape.elements() } else { 0 }];
     let source = vec![1u8; job.bytes as usize / 2];
     let mut target = vec![2u8; source.len()];
 
+    let mut amax = cpu::amax_with(Isa::Reference, &values, shape)?;
+    let expected_amax = amax;
     let (mut times, mut copy_times) = (Vec::new(), Vec::new());
     let start = Instant::now();
     while times.len() <= FEWEST || start.elapsed() < 2 * TIME {
         times.push(timed(|| match job.op {
             Op::Dequantize => cpu::dequantize_into(&tensor, &mut back, shape.cols),
-            _ => cpu::quantize_into(&values, shape, &job.recipe, &mut tensor).map(|_| ()),
+            Op::Amax => cpu::amax(&values, shape).map(|found| amax = found),
+            _ => cpu::quantize_into(&values, shape, &recipe, &mut tensor).map(|_| ()),
         })?);
         copy_times.push(timed(|| {
             copy(&source, &mut target);
@@ -39,8 +43,9 @@ pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
     // The first of each warmed up.
     let medians = (median(times.split_off(1)), Some(median(copy_times.split_off(1))));
 
-    let mut expected = QuantizedTensor::zeros(job.recipe.format, shape.rows, shape.cols)?;
-    cpu::quantize_with(Isa::Reference, &values, shape, &job.recipe, &mut expected)?;
+    require_equal("amax", &[amax], &[expected_amax])?;
+    let mut expected = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
+    cpu::quantize_with(Isa::Reference, &values, shape, &recipe, &mut expected)?;
     require_equal("quantize", tensor.codes(), expected.codes())?;
     require_equal("quantize", tensor.scales(), expected.scales())?;
     if job.op == Op::Dequantize {

@@ -9,7 +9,8 @@ use super::{Job, Op, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::gpu::{Baseline, DeviceReport, DeviceTensor, Gpu};
+use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
+use crate::tensor::QuantizedShape;
 
 /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
 const GRAPH_BYTES: u64 = 8 << 30;
@@ -25,6 +26,7 @@ const WARM_UP: usize = 3;
 struct Set<T: Element> {
     values: CudaSlice<T>,
     tensor: DeviceTensor,
+    amax: DeviceAmax,
 }
 
 /// The median times of the operation and of the copy.
@@ -36,6 +38,7 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f
         return Ok((time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?, None));
     }
     let host = random::<T>(job.shape.elements(), 1);
+    let job = &Job { recipe: job.recipe(&host)?, ..*job };
     let mut sets = (0..sets(job.bytes)).map(|_| Set::new(gpu, &host, job)).collect::<Result<Vec<_>>>()?;
     let mut report = DeviceReport::zeros(stream)?;
     let launches = GRAPH_BYTES.div_ceil(job.bytes).clamp(sets.len() as u64, MOST_LAUNCHES as u64) as usize;
@@ -66,23 +69,27 @@ impl<T: Element> Set<T> {
     fn new(gpu: &Gpu, host: &[T], job: &Job) -> Result<Self> {
         let stream = gpu.stream();
         let mut values = stream.clone_htod(host).map_err(failed("copying the input"))?;
-        let mut tensor = DeviceTensor::zeros(stream, job.recipe.format, job.shape.rows, job.shape.cols)?;
+        let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(&job.recipe, job.shape))?;
         if job.op == Op::Dequantize {
             let mut report = DeviceReport::zeros(stream)?;
             gpu.quantize_on(stream, &values, job.shape, &job.recipe, &mut tensor, &mut report)?;
             stream.memset_zeros(&mut values).map_err(failed("clearing the output"))?;
         }
-        Ok(Self { values, tensor })
+        Ok(Self { values, tensor, amax: DeviceAmax::zeros(stream)? })
     }
 
     fn run(&mut self, gpu: &Gpu, job: &Job, report: &mut DeviceReport) -> Result<()> {
-        let Self { values, tensor } = self;
+        let Self { values, tensor, amax } = self;
         let (stream, shape, recipe) = (gpu.stream(), job.shape, &job.recipe);
         let baseline = match job.op {
             Op::Dequantize => return gpu.dequantize_on(stream, tensor, values, shape.cols),
             Op::QuantizeThreadABlock => Baseline::ThreadABlock,
             Op::QuantizeWarpABlock => Baseline::WarpABlock,
-            Op::Quantize | Op::Empty => {
+            Op::Amax => {
+                amax.clear(stream)?;
+                return gpu.amax_on(stream, values, shape, amax);
+            }
+            Op::Quantize | Op::AmaxQuantize | Op::Empty => {
                 return gpu.quantize_on(stream, values, shape, recipe, tensor, report);
             }
         };
@@ -91,10 +98,15 @@ impl<T: Element> Set<T> {
 
     /// Compares what the timed launches left with what the CPU gives.
     fn verify(&self, gpu: &Gpu, job: &Job, host: &[T]) -> Result<()> {
+        if job.op == Op::Amax {
+            let (found, expected) = (self.amax.read(gpu.stream())?, cpu::amax(host, job.shape)?);
+            return require_equal("amax on the GPU", &[found], &[expected]);
+        }
         let expected = cpu::quantize(host, job.shape, &job.recipe)?.tensor;
         let found = self.tensor.to_host(gpu.stream())?;
         require_equal("quantize on the GPU", found.codes(), expected.codes())?;
         require_equal("quantize on the GPU", found.scales(), expected.scales())?;
+        require_equal("quantize on the GPU", &[found.global_scale()], &[expected.global_scale()])?;
         if job.op == Op::Dequantize {
             let expected: Vec<T> = cpu::dequantize(&expected);
             let found = gpu.stream().clone_dtoh(&self.values).map_err(failed("copying the output back"))?;

@@ -14,14 +14,18 @@ use rayon::prelude::*;
 use crate::device::Device;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::recipe::{Recipe, Words};
-use crate::tensor::Shape;
+use crate::recipe::{Global, Recipe, Scheme, Words};
+use crate::tensor::{QuantizedShape, Shape};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Unquantized values to codes and scales.
+    /// Unquantized values to codes and scales; NVFP4's global scale is given.
     Quantize,
+    /// Unquantized values to codes and scales, after the pass that NVFP4's global scale is computed from: two reads.
+    AmaxQuantize,
+    /// The largest magnitude: one read.
+    Amax,
     /// Codes and scales to unquantized values.
     Dequantize,
     /// The ladder's first step (GPU only): a thread handles a block.
@@ -35,6 +39,8 @@ pub enum Op {
 impl Words for Op {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("quantize", Self::Quantize),
+        ("amax-quantize", Self::AmaxQuantize),
+        ("amax", Self::Amax),
         ("dequantize", Self::Dequantize),
         ("quantize-thread-a-block", Self::QuantizeThreadABlock),
         ("quantize-warp-a-block", Self::QuantizeWarpABlock),
@@ -129,10 +135,14 @@ pub fn measure(op: Op, recipe: &Recipe, dtype: Dtype, size: Size, device: &Devic
 fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<Measurement> {
     let shape = Shape::new(size.rows, size.cols);
     shape.span()?;
-    let blocks = size.rows * size.cols.div_ceil(recipe.format.block());
-    let packed = blocks * (recipe.format.block_bytes() + 1);
-    let job =
-        Job { op, recipe: *recipe, shape, bytes: (shape.elements() * T::DTYPE.bytes() + packed) as u64 };
+    let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
+    let values = shape.elements() * T::DTYPE.bytes();
+    let bytes = match op {
+        Op::Amax => values,
+        Op::AmaxQuantize => 2 * values + codes + scales,
+        _ => values + codes + scales,
+    };
+    let job = Job { op, recipe: *recipe, shape, bytes: bytes as u64 };
     let (median_seconds, copy_seconds) = match device {
         Device::Cpu if op.needs_gpu() => {
             return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
@@ -160,6 +170,19 @@ struct Job {
     recipe: Recipe,
     shape: Shape,
     bytes: u64,
+}
+
+impl Job {
+    /// The recipe for these values: unless its computation is part of the operation, the global scale is given.
+    fn recipe<T: Element>(&self, values: &[T]) -> Result<Recipe> {
+        let Scheme::Nvfp4(arithmetic, Global::FromAmax) = self.recipe.scheme else { return Ok(self.recipe) };
+        if self.op == Op::AmaxQuantize {
+            return Ok(self.recipe);
+        }
+        let amax = crate::cpu::amax(values, self.shape)?;
+        let given = amax.global_scale::<T>(&arithmetic, self.recipe.non_finite);
+        Ok(self.recipe.with_global(Global::Given(given)))
+    }
 }
 
 /// Buffers are rotated until the bytes between two uses of one exceed this: several times any cache, an H200's second

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use super::compressed_tensors::{self, Logical};
 use super::error::{Error, Result};
+use super::packed::{Logical, logical};
 use super::read::Checkpoint;
 use super::rewrite::{OnProgress, Progress};
 use super::values::Values;
@@ -58,7 +58,7 @@ pub fn compare(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
-    let (a, b) = (compressed_tensors::logical(first)?, compressed_tensors::logical(second)?);
+    let (a, b) = (logical(first)?, logical(second)?);
     let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.name(), tensor)).collect();
     let total = a.iter().map(|tensor| tensor.stored().data.len() as u64).sum();
     let mut done = 0;
@@ -105,7 +105,7 @@ fn difference(a: &Logical<'_>, b: &Logical<'_>, device: &Device) -> Result<Diffe
 fn values<'a>(tensor: &Logical<'a>, device: &Device) -> Result<Option<Values<'a>>> {
     Ok(match tensor {
         Logical::Plain(tensor) => tensor.values(),
-        Logical::Mxfp4(packed) => {
+        Logical::Packed(packed) => {
             let values = device.dequantize(&packed.read()?).map_err(|source| packed.error(source))?;
             Some(Values::F32(Cow::Owned(values)))
         }

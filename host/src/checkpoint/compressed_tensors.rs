@@ -1,7 +1,17 @@
-//! The compressed-tensors convention (0.20.0), which vLLM and transformers load: names, dtypes and config of MXFP4.
+//! The compressed-tensors convention of files (0.20.0), which vLLM and transformers load: names, dtypes and config.
 //!
-//! `X.weight` [N, K] becomes `X.weight_packed` U8 [N, K/2] and `X.weight_scale` U8 [N, K/32]; K must be a multiple of 32.
-//! Other names get the same suffixes. More than two dimensions keep the leading ones.
+//! A tensor X (`fc.weight`, say) of sizes [N, K] becomes, where K is a multiple of the block:
+//!
+//! | format | codes | block scales | global scale |
+//! |---|---|---|---|
+//! | mxfp4 | `X_packed` U8 [N, K/2] | `X_scale` U8 [N, K/32] | |
+//! | nvfp4 | `X_packed` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_global_scale` F32 \[1\], a divisor |
+//! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | `X_scale` U8 [N, K/32] | |
+//!
+//! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order.
+//!
+//! This is about files and not about arithmetic: codes and scales of any [`Convention`](crate::Convention) are stored so, to
+//! the byte. Only a global scale may change, by a rounding: [`stored_global_scale`].
 
 use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value, json};
@@ -9,193 +19,171 @@ use serde_json::{Map, Value, json};
 use super::error::{Error, Result};
 use super::read::{Checkpoint, Tensor};
 use super::selection::{Kept, Reason, kept};
-use crate::{Format, QuantizedTensor};
+use super::write::Outline;
+use crate::formats::ScaleLayout;
+use crate::{Format, GlobalScale, Recipe};
 
-const PACKED: &str = "_packed";
-const SCALE: &str = "_scale";
-const FORMAT: &str = "mxfp4-pack-quantized";
+pub(super) const PACKED: &str = "_packed";
+pub(super) const SCALE: &str = "_scale";
+pub(super) const GLOBAL_SCALE: &str = "_global_scale";
 const VERSION: &str = "0.20.0";
 const CONFIG: &str = "quantization_config";
 
-/// The names of a quantized tensor's codes and scales.
-pub fn names(tensor: &str) -> [String; 2] {
-    [format!("{tensor}{PACKED}"), format!("{tensor}{SCALE}")]
+/// How a format is stored.
+#[derive(Debug)]
+pub(super) struct Storage {
+    format: Format,
+    /// What the config calls it.
+    name: &'static str,
+    /// What follows the tensor's name.
+    codes_suffix: &'static str,
+    codes: FileDtype,
+    scales: FileDtype,
+    has_global_scale: bool,
+    strategy: &'static str,
+    scale_dtype: &'static str,
 }
 
-/// The shapes of a quantized tensor's codes and scales.
-pub fn shapes(shape: &[usize], format: Format) -> [Vec<usize>; 2] {
-    let with_last = |f: fn(usize, Format) -> usize| {
-        let mut shape = shape.to_vec();
-        if let Some(last) = shape.last_mut() {
-            *last = f(*last, format);
-        }
-        shape
-    };
-    [
-        with_last(|cols, format| cols / format.block() * format.block_bytes()),
-        with_last(|cols, format| cols / format.block()),
-    ]
+/// The formats that the convention has.
+const STORED: &[Storage] = &[
+    Storage {
+        format: Format::Mxfp4,
+        name: "mxfp4-pack-quantized",
+        codes_suffix: PACKED,
+        codes: FileDtype::U8,
+        scales: FileDtype::U8,
+        has_global_scale: false,
+        strategy: "group",
+        scale_dtype: "torch.uint8",
+    },
+    Storage {
+        format: Format::Nvfp4,
+        name: "nvfp4-pack-quantized",
+        codes_suffix: PACKED,
+        codes: FileDtype::U8,
+        scales: FileDtype::F8_E4M3,
+        has_global_scale: true,
+        strategy: "tensor_group",
+        scale_dtype: "torch.float8_e4m3fn",
+    },
+    Storage {
+        format: Format::Mxfp8E4m3,
+        name: "mxfp8-quantized",
+        codes_suffix: "",
+        codes: FileDtype::F8_E4M3,
+        scales: FileDtype::U8,
+        has_global_scale: false,
+        strategy: "group",
+        scale_dtype: "torch.uint8",
+    },
+];
+
+/// Makes sure that files can hold what a recipe gives.
+///
+/// # Errors
+/// [`Error::NotStored`] for a format that the convention lacks, [`Error::ScaleLayout`] for scales that are not linear.
+pub fn check(recipe: &Recipe) -> Result<()> {
+    Storage::of(recipe).map(|_| ())
+}
+
+/// What a file holds for a global scale: a divisor, always.
+///
+/// The inverse of a multiplier is rounded to f32, so the values that loaders make of the file may differ from those of the
+/// multiplier in the last place. A tensor without a global scale gets 1, because loaders want one, and that changes nothing.
+pub fn stored_global_scale(global_scale: Option<GlobalScale>) -> GlobalScale {
+    GlobalScale::Divisor(match global_scale {
+        None => 1.0,
+        Some(GlobalScale::Divisor(divisor)) => divisor,
+        Some(GlobalScale::Multiplier(multiplier)) => 1.0 / multiplier,
+    })
+}
+
+/// The shape of a tensor's codes in a file.
+pub(super) fn codes_shape(shape: &[usize], format: Format) -> Vec<usize> {
+    with_last(shape, |cols| cols / format.block() * (format.block() * format.bits() / 8))
+}
+
+/// The shape of a tensor's block scales in a file.
+pub(super) fn scales_shape(shape: &[usize], format: Format) -> Vec<usize> {
+    with_last(shape, |cols| cols / format.block())
+}
+
+fn with_last(shape: &[usize], f: impl Fn(usize) -> usize) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = f(*last);
+    }
+    shape
 }
 
 /// Why the convention cannot hold a tensor of this shape.
-pub(super) fn cannot_hold(shape: &[usize]) -> Option<Reason> {
-    let (cols, block) = (shape.last().copied().unwrap_or(1), Format::Mxfp4.block());
+pub(super) fn cannot_hold(shape: &[usize], format: Format) -> Option<Reason> {
+    let (cols, block) = (shape.last().copied().unwrap_or(1), format.block());
     (cols % block != 0).then_some(Reason::Columns { cols, block })
 }
 
-/// A tensor by the name that the model knows it by.
-#[derive(Clone, Debug)]
-pub enum Logical<'a> {
-    /// Stored as it is.
-    Plain(Tensor<'a>),
-    /// Stored as codes and scales.
-    Mxfp4(Packed<'a>),
-}
-
-/// A quantized tensor in a file.
-#[derive(Clone, Debug)]
-pub struct Packed<'a> {
-    /// The name without suffix.
-    pub name: &'a str,
-    /// The sizes before packing.
-    pub shape: Vec<usize>,
-    /// The codes, two a byte.
-    pub codes: Tensor<'a>,
-    /// The block scales.
-    pub scales: Tensor<'a>,
-}
-
-impl<'a> Logical<'a> {
-    /// The name that the model knows.
-    pub fn name(&self) -> &'a str {
-        match self {
-            Self::Plain(tensor) => tensor.name,
-            Self::Mxfp4(packed) => packed.name,
-        }
-    }
-
-    /// The sizes before packing.
-    pub fn shape(&self) -> &[usize] {
-        match self {
-            Self::Plain(tensor) => tensor.shape,
-            Self::Mxfp4(packed) => &packed.shape,
-        }
-    }
-
-    /// The tensor whose file and place stand for it: itself, or the codes.
-    pub fn stored(&self) -> &Tensor<'a> {
-        match self {
-            Self::Plain(tensor) => tensor,
-            Self::Mxfp4(packed) => &packed.codes,
-        }
-    }
-}
-
-impl Packed<'_> {
-    /// Reads codes and scales.
+impl Storage {
+    /// How the result of a recipe is stored.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if their sizes are beyond what can be addressed.
-    pub fn read(&self) -> Result<QuantizedTensor> {
-        let (rows, cols) = Tensor { shape: &self.shape, ..self.codes }.matrix();
-        let (codes, scales) = (self.codes.data.to_vec(), self.scales.data.to_vec());
-        QuantizedTensor::from_parts(Format::Mxfp4, rows, cols, codes, scales)
-            .map_err(|source| self.error(source))
-    }
-
-    /// Gives an error this tensor's name.
-    pub fn error(&self, source: crate::Error) -> Error {
-        Error::tensor(self.codes.file, self.name, source)
-    }
-}
-
-/// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
-///
-/// # Errors
-/// [`Error::Packed`] for codes without scales, for shapes that do not fit, and for other formats than MXFP4.
-pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
-    checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
-}
-
-/// What a stored tensor stands for; `None` for scales, which their codes stand for.
-pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Result<Option<Logical<'a>>> {
-    if let Some(name) = tensor.name.strip_suffix(PACKED) {
-        let scales = checkpoint.tensor(&names(name)[1]);
-        if scales.is_some() || tensor.dtype == FileDtype::U8 {
-            return packed(name, tensor, scales).map(|packed| Some(Logical::Mxfp4(packed)));
+    /// Those of [`check`].
+    pub(super) fn of(recipe: &Recipe) -> Result<&'static Self> {
+        if recipe.scale_layout != ScaleLayout::Linear {
+            return Err(Error::ScaleLayout { layout: recipe.scale_layout });
         }
+        let format = recipe.format();
+        STORED.iter().find(|stored| stored.format == format).ok_or(Error::NotStored { format })
     }
-    if let Some(name) = tensor.name.strip_suffix(SCALE)
-        && let Some(codes) = checkpoint.tensor(&names(name)[0])
-        && packed(name, codes, Some(tensor)).is_ok()
-    {
-        return Ok(None);
+
+    /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale.
+    pub(super) fn outlines(&self, name: &str, shape: &[usize]) -> Vec<Outline> {
+        let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
+        let mut outlines = vec![
+            outline(self.codes_suffix, self.codes, codes_shape(shape, self.format)),
+            outline(SCALE, self.scales, scales_shape(shape, self.format)),
+        ];
+        if self.has_global_scale {
+            outlines.push(outline(GLOBAL_SCALE, FileDtype::F32, vec![1]));
+        }
+        outlines
     }
-    Ok(Some(Logical::Plain(tensor)))
+
+    /// The config.json of the quantized checkpoint. `ignore` names the linear layers that were not quantized.
+    pub(super) fn add_config(&self, config: &mut Map<String, Value>, ignore: &[String]) {
+        let weights = json!({
+            "dynamic": false,
+            "group_size": self.format.block(),
+            "num_bits": self.format.bits(),
+            "scale_dtype": self.scale_dtype,
+            "strategy": self.strategy,
+            "symmetric": true,
+            "type": "float",
+        });
+        let group = json!({
+            "format": self.name,
+            "input_activations": null,
+            "output_activations": null,
+            "targets": ["Linear"],
+            "weights": weights,
+        });
+        let quantization = json!({
+            "config_groups": { "group_0": group },
+            "format": self.name,
+            "global_compression_ratio": null,
+            "ignore": ignore,
+            "kv_cache_scheme": null,
+            "moe_sparsity_config": null,
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "sparsity_config": {},
+            "transform_config": {},
+            "version": VERSION,
+        });
+        config.insert(CONFIG.into(), quantization);
+    }
 }
 
-/// Checks that codes and scales are MXFP4.
-fn packed<'a>(name: &'a str, codes: Tensor<'a>, scales: Option<Tensor<'a>>) -> Result<Packed<'a>> {
-    let error = |why| Error::Packed { file: codes.file.into(), tensor: codes.name.into(), why };
-    let Some(scales) = scales else {
-        return Err(error(format!("its scales, {name}{SCALE}, are missing; complete the checkpoint")));
-    };
-    if codes.dtype != FileDtype::U8 || !matches!(scales.dtype, FileDtype::U8 | FileDtype::F8_E8M0) {
-        let (codes, scales) = (codes.dtype, scales.dtype);
-        return Err(error(format!(
-            "{codes} with scales of {scales} is not MXFP4, the only format that can be read yet"
-        )));
-    }
-    let mut shape = codes.shape.to_vec();
-    let cols = shape.last_mut().map(|last| {
-        *last = last.saturating_mul(2);
-        *last
-    });
-    let [_, expected] = shapes(&shape, Format::Mxfp4);
-    if cols.is_none_or(|cols| cols % Format::Mxfp4.block() != 0) || expected != scales.shape {
-        let (codes, scales) = (codes.shape, scales.shape);
-        return Err(error(format!(
-            "codes of shape {codes:?} and scales of shape {scales:?} are not MXFP4 blocks of 32"
-        )));
-    }
-    Ok(Packed { name, shape, codes, scales })
-}
-
-/// The config.json of the quantized checkpoint. `ignore` names the linear layers that were not quantized.
-pub(super) fn add_config(config: &mut Map<String, Value>, ignore: &[String]) {
-    let weights = json!({
-        "dynamic": false,
-        "group_size": Format::Mxfp4.block(),
-        "num_bits": 4,
-        "scale_dtype": "torch.uint8",
-        "strategy": "group",
-        "symmetric": true,
-        "type": "float",
-    });
-    let group = json!({
-        "format": FORMAT,
-        "input_activations": null,
-        "output_activations": null,
-        "targets": ["Linear"],
-        "weights": weights,
-    });
-    let quantization = json!({
-        "config_groups": { "group_0": group },
-        "format": FORMAT,
-        "global_compression_ratio": null,
-        "ignore": ignore,
-        "kv_cache_scheme": null,
-        "moe_sparsity_config": null,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": VERSION,
-    });
-    config.insert(CONFIG.into(), quantization);
-}
-
-/// Undoes [`add_config`].
+/// Undoes [`Storage::add_config`].
 pub(super) fn remove_config(config: &mut Map<String, Value>) {
     config.shift_remove(CONFIG);
 }
@@ -229,15 +217,60 @@ pub(super) fn tied_head(config: &Map<String, Value>, checkpoint: &Checkpoint) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Convention;
+
+    fn storage(format: Format) -> &'static Storage {
+        Storage::of(&Recipe::of(format, Convention::default_for(format)).unwrap()).unwrap()
+    }
 
     #[test]
-    fn names_and_shapes_of_the_convention() {
-        assert_eq!(names("a.weight"), ["a.weight_packed", "a.weight_scale"]);
-        assert_eq!(names("experts.down"), ["experts.down_packed", "experts.down_scale"]);
-        assert_eq!(shapes(&[8, 96], Format::Mxfp4), [vec![8, 48], vec![8, 3]]);
-        assert_eq!(shapes(&[2, 8, 32], Format::Mxfp4), [vec![2, 8, 16], vec![2, 8, 1]]);
-        assert_eq!(cannot_hold(&[8, 96]), None);
-        assert_eq!(cannot_hold(&[32, 8]), Some(Reason::Columns { cols: 8, block: 32 }));
+    fn names_dtypes_and_shapes_of_the_convention() {
+        let stored = |format, name, shape: &[usize]| -> Vec<_> {
+            let outlines = storage(format).outlines(name, shape).into_iter();
+            outlines.map(|outline| (outline.name, outline.dtype, outline.shape)).collect()
+        };
+        let (u8, e4m3) = (FileDtype::U8, FileDtype::F8_E4M3);
+        assert_eq!(
+            stored(Format::Mxfp4, "a.weight", &[8, 96]),
+            [("a.weight_packed".into(), u8, vec![8, 48]), ("a.weight_scale".into(), u8, vec![8, 3])]
+        );
+        assert_eq!(
+            stored(Format::Nvfp4, "experts.down", &[2, 8, 48]),
+            [
+                ("experts.down_packed".into(), u8, vec![2, 8, 24]),
+                ("experts.down_scale".into(), e4m3, vec![2, 8, 3]),
+                ("experts.down_global_scale".into(), FileDtype::F32, vec![1]),
+            ]
+        );
+        assert_eq!(
+            stored(Format::Mxfp8E4m3, "a.weight", &[8, 96]),
+            [("a.weight".into(), e4m3, vec![8, 96]), ("a.weight_scale".into(), u8, vec![8, 3])]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_said() {
+        assert_eq!(cannot_hold(&[8, 96], Format::Mxfp4), None);
+        assert_eq!(cannot_hold(&[8, 48], Format::Nvfp4), None);
+        assert_eq!(cannot_hold(&[8, 48], Format::Mxfp4), Some(Reason::Columns { cols: 48, block: 32 }));
+        let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
+        assert!(matches!(check(&e5m2), Err(Error::NotStored { format: Format::Mxfp8E5m2 })));
+        let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
+        assert!(matches!(check(&swizzled), Err(Error::ScaleLayout { .. })));
+    }
+
+    #[test]
+    fn every_global_scale_can_be_stored() {
+        assert_eq!(stored_global_scale(None), GlobalScale::Divisor(1.0));
+        assert_eq!(stored_global_scale(Some(GlobalScale::Divisor(3.0))), GlobalScale::Divisor(3.0));
+        assert_eq!(stored_global_scale(Some(GlobalScale::Multiplier(0.25))), GlobalScale::Divisor(4.0));
+        for multiplier in [f32::MIN_POSITIVE, f32::MAX / 448.0] {
+            let multiplier = GlobalScale::Multiplier(multiplier);
+            assert!(
+                multiplier.in_range() && stored_global_scale(Some(multiplier)).in_range(),
+                "{multiplier:?}"
+            );
+        }
     }
 
     #[test]
@@ -245,7 +278,7 @@ mod tests {
         let original = json!({ "a": 1, "z": { "b": [1.5e-6] } });
         let Value::Object(mut config) = original.clone() else { unreachable!("it is an object") };
         assert_eq!(configured_method(&config), None);
-        add_config(&mut config, &["lm_head".into()]);
+        storage(Format::Nvfp4).add_config(&mut config, &["lm_head".into()]);
         assert_eq!(configured_method(&config).as_deref(), Some("compressed-tensors"));
         assert_eq!(config[CONFIG]["ignore"], json!(["lm_head"]));
         remove_config(&mut config);

@@ -6,16 +6,17 @@ use std::time::Instant;
 
 use serde_json::{Map, Value};
 
-use super::compressed_tensors::{self, Logical, Packed};
+use super::compressed_tensors;
 use super::error::{Error, Result};
 use super::others::Skipped;
+use super::packed::{Logical, Packed, logical};
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::summary::Sums;
 use super::values::file_dtype;
 use super::write::{Outline, Writer};
 use crate::device::Device;
-use crate::{Dtype, Element, formats::E8m0};
+use crate::{Dtype, Element};
 
 /// What happened to a checkpoint that was dequantized.
 #[derive(Clone, Debug)]
@@ -28,7 +29,7 @@ pub struct Dequantized {
     pub dequantized: Sums,
     /// Sums over the tensors that were copied.
     pub copied: Sums,
-    /// Blocks whose scale is NaN: 32 NaN values each.
+    /// Blocks whose scale is NaN, and so all their values.
     pub nan_scales: u64,
     /// What else was in the directory and not copied.
     pub skipped: Vec<Skipped>,
@@ -54,11 +55,13 @@ pub fn dequantize(
     progress: &mut OnProgress<'_>,
 ) -> Result<Dequantized> {
     let start = Instant::now();
-    let logical = compressed_tensors::logical(checkpoint)?;
+    let logical = logical(checkpoint)?;
     let mut packed = HashMap::new();
     for tensor in &logical {
-        if let Logical::Mxfp4(tensor) = tensor {
-            if let Some(taken) = checkpoint.tensor(tensor.name) {
+        if let Logical::Packed(tensor) = tensor {
+            if let Some(taken) =
+                checkpoint.tensor(tensor.name).filter(|taken| taken.name != tensor.codes.name)
+            {
                 let (codes, name) = (tensor.codes, taken.name.into());
                 return Err(Error::NameTaken { file: codes.file.into(), tensor: codes.name.into(), name });
             }
@@ -68,7 +71,8 @@ pub fn dequantize(
     if packed.is_empty() {
         return Err(Error::NothingToDequantize { path: checkpoint.path.clone() });
     }
-    let scales = packed.values().map(|packed| packed.scales.name).collect();
+    let scales =
+        packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
     let done = Dequantized {
         dtype,
@@ -101,7 +105,7 @@ struct Dequantizer<'a> {
     device: &'a Device,
     /// By the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
-    /// The names of the scales.
+    /// The names of the scales, block scales and global ones.
     scales: HashSet<&'a str>,
     done: Dequantized,
 }
@@ -114,7 +118,7 @@ impl Dequantizer<'_> {
         let values: Vec<T> = self.device.dequantize(&tensor).map_err(|source| packed.error(source))?;
         self.done.compute_seconds += start.elapsed().as_secs_f64();
         self.done.nan_scales +=
-            tensor.scales().iter().filter(|scale| E8m0::from_bits(**scale).is_nan()).count() as u64;
+            tensor.scales().iter().filter(|scale| tensor.format().is_nan_scale(**scale)).count() as u64;
         let bytes: &[u8] = bytemuck::cast_slice(&values);
         self.done.dequantized.add(values.len() as u64, tensor.bytes() as u64, bytes.len() as u64);
         writer.write(packed.name, bytes)

@@ -3,6 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::recipe::Words;
+use crate::{Format, ScaleLayout};
+
 /// The result of the library's checkpoint operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -162,7 +165,7 @@ pub enum Error {
         name: String,
     },
 
-    /// Packed codes without their scales, or of a format that is not known.
+    /// Packed codes without their scales, parts that do not fit each other, or a format that is not known.
     #[error("{}: tensor {tensor}: {why}", .file.display())]
     Packed {
         /// The file.
@@ -171,6 +174,47 @@ pub enum Error {
         tensor: String,
         /// What is wrong.
         why: String,
+    },
+
+    /// A format that checkpoint files have no convention for.
+    #[error(
+        "compressed-tensors, the convention of checkpoint files, has no {format}; choose mxfp4, nvfp4 or mxfp8-e4m3 \
+         (the library quantizes single tensors to {format} too)"
+    )]
+    NotStored {
+        /// The format.
+        format: Format,
+    },
+
+    /// Scales in another order than checkpoint files have.
+    #[error("checkpoint files hold block scales in linear order, not {}; leave the recipe's scale layout linear",
+        .layout.word())]
+    ScaleLayout {
+        /// The order asked for.
+        layout: ScaleLayout,
+    },
+
+    /// A file of global scales that lacks one.
+    #[error("{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \
+         {tensor}_scale_2 (a multiplier), or leave {tensor} out with --exclude", .file.display())]
+    NoGlobalScale {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+
+    /// A file with two global scales for one tensor.
+    #[error("{} has two global scales for tensor {tensor}, {first} and {second}; remove one", .file.display())]
+    GlobalScaleTwice {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of one.
+        first: String,
+        /// The name of the other.
+        second: String,
     },
 
     /// Two checkpoints whose tensors of one name have different shapes.
@@ -209,7 +253,8 @@ pub enum Error {
     },
 
     /// Nothing is quantized.
-    #[error("{} has no MXFP4 tensor under compressed-tensors' names (X_packed and X_scale); there is nothing to dequantize",
+    #[error("{} has no quantized tensor under compressed-tensors' names (X_packed or X, with X_scale); \
+         there is nothing to dequantize",
         .path.display())]
     NothingToDequantize {
         /// The input.

@@ -7,7 +7,9 @@
 //! |---|---|
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
 //! | `selection` | which tensors are quantized, and why the others are not |
-//! | `compressed_tensors` | the one output convention so far: names, dtypes, config |
+//! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
+//! | `compressed_tensors` | the one convention of files so far: names, dtypes, config |
+//! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
 //! | `quantize`, `dequantize`, `compare`, `inspect`, `summary` | the operations and what they report |
 //!
@@ -20,12 +22,15 @@ mod compare;
 pub mod compressed_tensors;
 mod dequantize;
 mod error;
+mod fused;
+mod global_scale;
 mod header;
 mod index;
 mod inspect;
 mod json;
 mod others;
 mod output;
+mod packed;
 mod quantize;
 mod read;
 mod rewrite;
@@ -37,8 +42,10 @@ mod write;
 pub use compare::{Compared, Comparison, Difference, compare};
 pub use dequantize::{Dequantized, dequantize};
 pub use error::{Error, Result};
+pub use global_scale::GlobalScales;
 pub use inspect::{Histogram, Inspected, inspect};
 pub use others::Skipped;
+pub use packed::{Logical, Packed, logical};
 pub use quantize::{Plan, Planned, quantize};
 pub use read::{Checkpoint, Tensor};
 pub use rewrite::{OnProgress, Progress};

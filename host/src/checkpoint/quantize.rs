@@ -4,25 +4,28 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value, json};
 
-use super::compressed_tensors;
+use super::compressed_tensors::{self, Storage};
 use super::error::{Error, Result};
+use super::global_scale::{Chooser, GlobalScales};
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::{Reason, Selection};
-use super::summary::{Outcome, Summary, TensorSummary};
-use super::values::with_values;
+use super::summary::{Outcome, Summary, TensorSummary, facts_to_json};
+use super::values::{selected, with_values};
 use super::write::{Outline, Writer};
 use crate::device::Device;
-use crate::recipe::Words;
-use crate::{ErrorStats, Quantized, Recipe, Shape};
+use crate::formats::nvfp4::Direction;
+use crate::recipe::{Global, Scheme};
+use crate::{Element, ErrorStats, Format, QuantizedTensor, Recipe, Shape};
 
 /// What is to become of each tensor of a checkpoint.
 pub struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     recipe: Recipe,
+    storage: &'static Storage,
+    global_scales: Option<GlobalScales>,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<Planned<'a>>,
 }
@@ -42,8 +45,9 @@ impl<'a> Plan<'a> {
     /// Decides about every tensor and makes sure that the output's names are free.
     ///
     /// # Errors
-    /// [`Error::AlreadyQuantized`], [`Error::NameTaken`].
+    /// [`Error::AlreadyQuantized`], [`Error::NameTaken`], and those of [`compressed_tensors::check`].
     pub fn new(checkpoint: &'a Checkpoint, selection: &Selection, recipe: Recipe) -> Result<Self> {
+        let storage = Storage::of(&recipe)?;
         if let Some(config) = &checkpoint.config
             && let Some(method) = compressed_tensors::configured_method(&config.json)
         {
@@ -51,13 +55,46 @@ impl<'a> Plan<'a> {
         }
         let mut tensors = Vec::new();
         for tensor in checkpoint.tensors() {
-            let reason = selection.reason_to_copy(&tensor);
-            let bytes_after = outlines(&tensor, reason.is_none(), &recipe).iter().map(Outline::bytes).sum();
+            let reason = selection.reason_to_copy(&tensor, recipe.format());
+            let outlines = match reason {
+                None => storage.outlines(tensor.name, tensor.shape),
+                Some(_) => vec![unchanged(&tensor)],
+            };
+            let bytes_after = outlines.iter().map(Outline::bytes).sum();
             tensors.push(Planned { tensor, reason, bytes_after });
         }
-        let plan = Self { checkpoint, recipe, tensors };
+        let plan = Self { checkpoint, recipe, storage, global_scales: None, tensors };
         plan.check_names()?;
         Ok(plan)
+    }
+
+    /// Takes the global scales from a file instead of computing them. Formats that have none use none of the file.
+    ///
+    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or X, like its tensor (the direction of the
+    /// recipe's convention), and is one F32. One of the other direction is inverted, which rounds it.
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`], [`Error::Tensor`].
+    pub fn take_global_scales(&mut self, file: &Checkpoint) -> Result<&GlobalScales> {
+        let (names, direction) = match self.recipe.scheme {
+            Scheme::Nvfp4(arithmetic, _) => (self.to_quantize().collect(), arithmetic.direction),
+            _ => (Vec::new(), Direction::Divisor),
+        };
+        let names: Vec<_> = names.iter().map(|tensor: &Tensor<'_>| tensor.name).collect();
+        let found = GlobalScales::find(file, &names, direction)?;
+        self.recipe = self.recipe.with_global(Global::FromAmax);
+        Ok(self.global_scales.insert(found))
+    }
+
+    /// Everything that decides the bytes, name by name.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = self.recipe.facts();
+        for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
+            if let Some(scales) = &self.global_scales {
+                *fact = format!("from {}", scales.path.display());
+            }
+        }
+        facts
     }
 
     /// How tensors are to be quantized.
@@ -67,7 +104,11 @@ impl<'a> Plan<'a> {
 
     /// How many tensors are to be quantized.
     pub fn quantized(&self) -> usize {
-        self.tensors.iter().filter(|planned| planned.reason.is_none()).count()
+        self.to_quantize().count()
+    }
+
+    fn to_quantize(&self) -> impl Iterator<Item = Tensor<'a>> {
+        self.tensors.iter().filter(|planned| planned.reason.is_none()).map(|planned| planned.tensor)
     }
 
     /// What is to become of each tensor, as JSON.
@@ -84,20 +125,19 @@ impl<'a> Plan<'a> {
                 "copied": reason.as_ref().map(Reason::to_string),
             })
         });
-        json!({ "format": self.recipe.format.word(), "tensors": tensors.collect::<Vec<_>>() })
+        let mut json = facts_to_json(&self.facts());
+        json.insert("tensors".into(), tensors.collect());
+        json.into()
     }
 
     fn check_names(&self) -> Result<()> {
         let mut taken: HashSet<_> =
             self.tensors.iter().map(|planned| planned.tensor.name.to_string()).collect();
-        for Planned { tensor, .. } in self.tensors.iter().filter(|planned| planned.reason.is_none()) {
-            for name in compressed_tensors::names(tensor.name) {
-                if !taken.insert(name.clone()) {
-                    return Err(Error::NameTaken {
-                        file: tensor.file.into(),
-                        tensor: tensor.name.into(),
-                        name,
-                    });
+        for tensor in self.to_quantize() {
+            for Outline { name, .. } in self.storage.outlines(tensor.name, tensor.shape) {
+                if name != tensor.name && !taken.insert(name.clone()) {
+                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                    return Err(Error::NameTaken { file, tensor, name });
                 }
             }
         }
@@ -118,7 +158,7 @@ impl<'a> Plan<'a> {
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
 ///
-/// One tensor is in memory at a time. Output is written under a temporary name next to `out` and renamed at the end, so
+/// One tensor is in memory at a time. Tensors that share an NVFP4 global scale are read twice, once for their amax. Output is written under a temporary name next to `out` and renamed at the end, so
 /// that a failure or an interruption leaves nothing behind. The same bytes come from every device.
 ///
 /// # Errors
@@ -135,26 +175,18 @@ pub fn quantize(
         return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
     }
     let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-    let mut work = Quantizer { plan, planned, device, done: Vec::new() };
+    let chooser = Chooser::new(plan.recipe, plan.global_scales.as_ref(), plan.to_quantize());
+    let mut work = Quantizer { plan, planned, chooser, device, done: Vec::new() };
     let skipped = rewrite(plan.checkpoint, out, &mut work, progress)?;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(Summary { recipe: plan.recipe, device: device.to_string(), tensors: work.done, skipped, seconds })
-}
-
-/// What takes a tensor's place.
-fn outlines(tensor: &Tensor<'_>, quantized: bool, recipe: &Recipe) -> Vec<Outline> {
-    if !quantized {
-        return vec![unchanged(tensor)];
-    }
-    let names = compressed_tensors::names(tensor.name);
-    let shapes = compressed_tensors::shapes(tensor.shape, recipe.format);
-    let outline = |(name, shape)| Outline { name, dtype: FileDtype::U8, shape };
-    names.into_iter().zip(shapes).map(outline).collect()
+    let (recipe, facts, device) = (plan.recipe, plan.facts(), device.to_string());
+    Ok(Summary { recipe, facts, device, tensors: work.done, skipped, seconds })
 }
 
 struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     planned: HashMap<&'a str, &'a Planned<'a>>,
+    chooser: Chooser<'a>,
     device: &'a Device,
     done: Vec<TensorSummary>,
 }
@@ -164,43 +196,60 @@ impl Quantizer<'_> {
         self.planned.get(tensor.name).and_then(|planned| planned.reason.as_ref())
     }
 
-    /// Quantizes a tensor and measures the loss.
-    fn quantize(&self, tensor: &Tensor<'_>) -> Result<(Quantized, Outcome)> {
-        let error = |source| Error::tensor(tensor.file, tensor.name, source);
-        let (rows, cols) = tensor.matrix();
-        let shape = Shape::new(rows, cols);
-        // Only tensors of these dtypes are selected.
-        let values = tensor.values().ok_or_else(|| Error::Packed {
-            file: tensor.file.into(),
-            tensor: tensor.name.into(),
-            why: format!("{} cannot be quantized", tensor.dtype),
-        })?;
-        with_values!(&values, slice => {
-            let start = Instant::now();
-            let quantized = self.device.quantize(slice, shape, &self.plan.recipe).map_err(error)?;
-            let seconds = start.elapsed().as_secs_f64();
-            let errors = ErrorStats::of_quantized(slice, shape, &quantized.tensor).map_err(error)?;
-            let outcome = Outcome::Quantized { report: quantized.report, errors, seconds };
-            Ok((quantized, outcome))
-        })
+    /// Quantizes a tensor to what a file holds, and measures the loss of that.
+    fn quantize(&mut self, tensor: &Tensor<'_>) -> Result<(QuantizedTensor, Outcome)> {
+        let start = Instant::now();
+        let recipe = self.chooser.recipe_for(tensor, self.device)?;
+        let values = selected(tensor)?;
+        let quantized =
+            with_values!(&values, slice => quantize_values(slice, tensor, &recipe, self.device, start));
+        quantized.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
     }
+}
+
+fn quantize_values<T: Element>(
+    values: &[T],
+    tensor: &Tensor<'_>,
+    recipe: &Recipe,
+    device: &Device,
+    start: Instant,
+) -> crate::Result<(QuantizedTensor, Outcome)> {
+    let (rows, cols) = tensor.matrix();
+    let shape = Shape::new(rows, cols);
+    let quantized = device.quantize(values, shape, recipe)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let global_scale = quantized.tensor.global_scale();
+    let stored = match recipe.format() {
+        Format::Nvfp4 => {
+            quantized.tensor.with_global_scale(compressed_tensors::stored_global_scale(global_scale))?
+        }
+        _ => quantized.tensor,
+    };
+    let errors = ErrorStats::of_quantized(values, shape, &stored)?;
+    Ok((stored, Outcome::Quantized { report: quantized.report, errors, global_scale, seconds }))
 }
 
 impl Rewrite for Quantizer<'_> {
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        outlines(tensor, self.reason(tensor).is_none(), &self.plan.recipe)
+        match self.reason(tensor) {
+            None => self.plan.storage.outlines(tensor.name, tensor.shape),
+            Some(_) => vec![unchanged(tensor)],
+        }
     }
 
     fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
-        let (bytes_after, outcome) = if let Some(reason) = self.reason(tensor) {
+        let (bytes_after, outcome) = if let Some(reason) = self.reason(tensor).cloned() {
             writer.write(tensor.name, tensor.data)?;
-            (tensor.data.len(), Outcome::Copied(reason.clone()))
+            (tensor.data.len(), Outcome::Copied(reason))
         } else {
             let (quantized, outcome) = self.quantize(tensor)?;
-            let [codes, scales] = compressed_tensors::names(tensor.name);
-            writer.write(&codes, quantized.tensor.codes())?;
-            writer.write(&scales, quantized.tensor.scales())?;
-            (quantized.tensor.bytes(), outcome)
+            let global_scale = quantized.global_scale().map(|scale| scale.value().to_le_bytes());
+            let parts = [quantized.codes(), quantized.scales()].into_iter();
+            let parts = parts.chain(global_scale.as_ref().map(<[u8; 4]>::as_slice));
+            for (outline, data) in self.outlines(tensor).iter().zip(parts) {
+                writer.write(&outline.name, data)?;
+            }
+            (quantized.bytes(), outcome)
         };
         self.done.push(TensorSummary::new(tensor, bytes_after as u64, outcome));
         Ok(())
@@ -208,6 +257,6 @@ impl Rewrite for Quantizer<'_> {
 
     fn config(&self, config: &mut Map<String, Value>) {
         let ignored = self.plan.ignored(config);
-        compressed_tensors::add_config(config, &ignored);
+        self.plan.storage.add_config(config, &ignored);
     }
 }

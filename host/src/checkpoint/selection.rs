@@ -9,6 +9,7 @@ use super::compressed_tensors;
 use super::error::{Error, Result};
 use super::read::Tensor;
 use super::values::float_dtype;
+use crate::Format;
 
 /// Kinds of weights that are left alone by default, told by a part of the name: **the table of exceptions**.
 ///
@@ -99,8 +100,8 @@ impl Selection {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// Why a tensor is not quantized; `None` if it is.
-    pub fn reason_to_copy(&self, tensor: &Tensor<'_>) -> Option<Reason> {
+    /// Why a tensor is not quantized to a format; `None` if it is.
+    pub fn reason_to_copy(&self, tensor: &Tensor<'_>, format: Format) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
         }
@@ -120,7 +121,7 @@ impl Selection {
         if tensor.elements() == 0 {
             return Some(Reason::Empty);
         }
-        compressed_tensors::cannot_hold(tensor.shape)
+        compressed_tensors::cannot_hold(tensor.shape, format)
     }
 
     /// The patterns that match none of the names: likely misspelt.
@@ -152,7 +153,7 @@ mod tests {
 
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
-        selection.reason_to_copy(&tensor).map(|reason| reason.to_string())
+        selection.reason_to_copy(&tensor, Format::Mxfp4).map(|reason| reason.to_string())
     }
 
     #[test]

@@ -3,19 +3,20 @@
 use std::path::PathBuf;
 
 use safetensors::Dtype as FileDtype;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::others::Skipped;
 use super::read::Tensor;
 use super::selection::Reason;
-use crate::recipe::Words;
-use crate::{ErrorStats, Recipe, Report};
+use crate::{ErrorStats, GlobalScale, Recipe, Report};
 
 /// What happened to a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// How it was quantized.
     pub recipe: Recipe,
+    /// Everything that decided the bytes, name by name.
+    pub facts: Vec<(&'static str, String)>,
     /// On what.
     pub device: String,
     /// Every tensor, in the order of the files.
@@ -58,7 +59,10 @@ pub enum Outcome {
         report: Report,
         /// The loss.
         errors: ErrorStats,
-        /// Time to quantize, from the mapped file to codes and scales.
+        /// NVFP4's global scale in the convention's direction; `None` if there is none.
+        global_scale: Option<GlobalScale>,
+        /// Time to quantize, from the mapped file to codes and scales. Of tensors that share a global scale, the first
+        /// one's includes the search for the amax of all.
         seconds: f64,
     },
 }
@@ -156,7 +160,7 @@ impl Summary {
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { report, errors, seconds } => {
+                Outcome::Quantized { report, errors, seconds, .. } => {
                     totals.report += *report;
                     totals.errors += *errors;
                     totals.seconds += seconds;
@@ -171,13 +175,8 @@ impl Summary {
     /// All of it as JSON. Figures that are not finite (the SQNR of a perfect copy, say) are null.
     pub fn to_json(&self) -> Value {
         let totals = self.totals();
-        let arithmetic = self.recipe.arithmetic;
-        json!({
-            "format": self.recipe.format.word(),
-            "scale_rule": arithmetic.scale_rule.word(),
-            "ties": arithmetic.ties.word(),
-            "negative_zero": arithmetic.negative_zero.word(),
-            "non_finite": self.recipe.non_finite.word(),
+        let mut json = facts_to_json(&self.facts);
+        let figures = json!({
             "device": self.device,
             "seconds": self.seconds,
             "quantize_seconds": totals.seconds,
@@ -190,7 +189,11 @@ impl Summary {
             "skipped": self.skipped.iter().map(|skipped| {
                 json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
             }).collect::<Vec<_>>(),
-        })
+        });
+        if let Value::Object(figures) = figures {
+            json.extend(figures);
+        }
+        json.into()
     }
 }
 
@@ -207,14 +210,22 @@ impl TensorSummary {
         });
         match &self.outcome {
             Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
-            Outcome::Quantized { report, errors, seconds } => {
+            Outcome::Quantized { report, errors, global_scale, seconds } => {
                 json["copied"] = Value::Null;
+                if let Some(scale) = global_scale {
+                    json["global_scale"] = scale.value().into();
+                }
                 json["seconds"] = (*seconds).into();
                 json["loss"] = loss_to_json(report, errors);
             }
         }
         json
     }
+}
+
+/// Facts about a recipe as the first entries of a JSON object.
+pub(super) fn facts_to_json(facts: &[(&'static str, String)]) -> Map<String, Value> {
+    facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()
 }
 
 fn loss_to_json(report: &Report, errors: &ErrorStats) -> Value {

@@ -10,7 +10,7 @@ use super::table::table;
 use super::words::words;
 use super::{device, print};
 use crate::bench::{Measurement, Op, Size, measure};
-use crate::{Device, DeviceChoice, Dtype, Format, Recipe, Words};
+use crate::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Words};
 
 /// Measure operations against a copy of the same bytes in the same run.
 #[derive(clap::Args)]
@@ -21,6 +21,12 @@ pub(super) struct Args {
     /// Formats
     #[arg(long, value_parser = words::<Format>(), default_value = Format::default().word())]
     format: Vec<Format>,
+    /// Conventions [default: each format's default]
+    #[arg(long, value_parser = words::<Convention>())]
+    convention: Vec<Convention>,
+    /// Layouts of the scales
+    #[arg(long, value_parser = words::<ScaleLayout>(), default_value = ScaleLayout::default().word())]
+    scale_layout: Vec<ScaleLayout>,
     /// Matrices, rows by columns [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
     #[arg(long, value_name = "MxK")]
     shape: Vec<Size>,
@@ -55,8 +61,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     }
     print(&device)?;
     let mut measurements = Vec::new();
-    for &format in &args.format {
-        let recipe = Recipe { format, ..Recipe::default() };
+    for recipe in recipes(&args.format, &args.convention, &args.scale_layout)? {
         for &size in &shapes {
             for &dtype in &args.dtype {
                 for &op in &ops {
@@ -74,8 +79,39 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Every recipe that is asked for.
+fn recipes(
+    formats: &[Format],
+    conventions: &[Convention],
+    layouts: &[ScaleLayout],
+) -> anyhow::Result<Vec<Recipe>> {
+    let mut recipes = Vec::new();
+    for &format in formats {
+        let default = [Convention::default_for(format)];
+        let conventions = if conventions.is_empty() { &default } else { conventions };
+        for &convention in conventions {
+            for &scale_layout in layouts {
+                recipes.push(Recipe { scale_layout, ..Recipe::of(format, convention)? });
+            }
+        }
+    }
+    Ok(recipes)
+}
+
 fn rows(measurements: &[Measurement]) -> Table {
-    let header = ["op", "format", "dtype", "shape", ">µs", ">Gelem/s", ">GB/s", ">copy GB/s", ">of copy"];
+    let header = [
+        "op",
+        "format",
+        "convention",
+        "scales",
+        "dtype",
+        "shape",
+        ">µs",
+        ">Gelem/s",
+        ">GB/s",
+        ">copy GB/s",
+        ">of copy",
+    ];
     let mut table = table(&header);
     for m in measurements {
         let moved = m.bytes > 0;
@@ -83,7 +119,9 @@ fn rows(measurements: &[Measurement]) -> Table {
         let elements = (m.size.rows * m.size.cols) as f64;
         table.add_row([
             m.op.word().to_owned(),
-            figure(m.recipe.format.to_string()),
+            figure(m.recipe.format().to_string()),
+            figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
+            figure(m.recipe.scale_layout.word().to_owned()),
             figure(m.dtype.word().to_owned()),
             figure(format!("{}x{}", m.size.rows, m.size.cols)),
             format!("{:.2}", m.median_seconds * 1e6),
@@ -100,7 +138,9 @@ fn rows(measurements: &[Measurement]) -> Table {
 fn record(m: &Measurement) -> serde_json::Value {
     json!({
         "op": m.op.word(),
-        "format": m.recipe.format.word(),
+        "format": m.recipe.format().word(),
+        "convention": m.recipe.scheme.convention().map(Convention::word),
+        "scale_layout": m.recipe.scale_layout.word(),
         "dtype": m.dtype.word(),
         "rows": m.size.rows,
         "cols": m.size.cols,

@@ -10,6 +10,7 @@ mod devices;
 mod inspect;
 mod progress;
 mod quantize;
+mod recipe;
 mod table;
 mod words;
 
@@ -22,7 +23,7 @@ use clap::{Parser, Subcommand};
 use crate::cpu::Isa;
 use crate::{Device, DeviceChoice, Error};
 
-/// Quantize tensors and checkpoints to 4-bit microscaling formats, on CPUs and NVIDIA GPUs.
+/// Quantize tensors and checkpoints to microscaling formats of 4 and 8 bits, on CPUs and NVIDIA GPUs.
 #[derive(Parser)]
 #[command(name = "microscale", version, about, max_term_width = 100)]
 struct Cli {
@@ -32,7 +33,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Quantize a checkpoint to MXFP4, under compressed-tensors' names.
+    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8, under compressed-tensors' names.
     Quantize(quantize::Args),
     /// Turn a quantized checkpoint back into floats.
     Dequantize(dequantize::Args),
@@ -66,7 +67,7 @@ pub fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             warn(format_args!("error: {error:#}"));
-            ExitCode::FAILURE
+            if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -93,6 +94,17 @@ fn print(text: impl Display) -> anyhow::Result<()> {
 /// Writes a line to stderr, if anybody is there to read it.
 fn warn(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A command line whose options do not go together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; see --help")]
+struct Usage(String);
+
+impl Usage {
+    fn new(why: impl Display) -> Self {
+        Self(why.to_string())
+    }
 }
 
 /// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough is none.

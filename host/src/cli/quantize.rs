@@ -10,15 +10,14 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 
 use super::progress::Bar;
+use super::recipe::{RecipeArgs, recipe_text};
 use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
-use super::words::{pattern, words};
+use super::words::pattern;
 use super::{device, print, warn};
+use crate::DeviceChoice;
 use crate::checkpoint::{self, Checkpoint, Outcome, Plan, Planned, Selection, Summary, Sums};
-use crate::formats::{ScaleRule, Ties};
-use crate::recipe::Words;
-use crate::{Convention, DeviceChoice, Format, NonFinite, Recipe};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -27,21 +26,8 @@ pub(super) struct Args {
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
     #[arg(long, required_unless_present = "dry_run")]
     out: Option<PathBuf>,
-    /// The format
-    #[arg(long, default_value = "mxfp4", value_parser = words::<Format>())]
-    format: Format,
-    /// Scale rule, ties and treatment of -0 of a library, taken together
-    #[arg(long, default_value = "ocp", value_parser = words::<Convention>())]
-    convention: Convention,
-    /// How block scales follow from the largest magnitude, instead of the convention's way
-    #[arg(long, value_parser = words::<ScaleRule>())]
-    scale_rule: Option<ScaleRule>,
-    /// Where values halfway between two codes go, instead of the convention's way
-    #[arg(long, value_parser = words::<Ties>())]
-    ties: Option<Ties>,
-    /// What to do about NaN and infinities
-    #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
-    non_finite: NonFinite,
+    #[command(flatten)]
+    recipe: RecipeArgs,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
@@ -60,13 +46,17 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
+    let recipe = args.recipe.recipe()?;
     let checkpoint = Checkpoint::open(&args.input)?;
     let selection = Selection::new(&args.include, &args.exclude)?;
     let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     for pattern in selection.unmatched(&names) {
         warn(format_args!("warning: no tensor is called {pattern:?}"));
     }
-    let plan = Plan::new(&checkpoint, &selection, args.recipe())?;
+    let mut plan = Plan::new(&checkpoint, &selection, recipe)?;
+    if let Some(path) = args.recipe.global_scales() {
+        take_global_scales(&mut plan, path)?;
+    }
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let facts = match &args.out {
         Some(out) if !args.dry_run => {
@@ -84,14 +74,29 @@ pub(super) fn run(args: Args) -> Result<()> {
     print(facts.1)
 }
 
-impl Args {
-    fn recipe(&self) -> Recipe {
-        let mut recipe =
-            Recipe { format: self.format, non_finite: self.non_finite, ..Recipe::of(self.convention) };
-        recipe.arithmetic.scale_rule = self.scale_rule.unwrap_or(recipe.arithmetic.scale_rule);
-        recipe.arithmetic.ties = self.ties.unwrap_or(recipe.arithmetic.ties);
-        recipe
+/// Takes global scales from a file, and says what is odd about it.
+fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
+    let context = || format!("cannot take global scales from {}", path.display());
+    let file = Checkpoint::open(path).with_context(context)?;
+    let found = plan.take_global_scales(&file)?;
+    let notes = [
+        (&found.unused, "no tensor to quantize is called so"),
+        (&found.inverted, "inverted, which rounds, because the convention takes the other direction"),
+        (&found.unequal, "not the global scale of the layers that serving engines fuse this with"),
+    ];
+    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
+        let (path, names) = (path.display(), some_of(names));
+        warn(format_args!("warning: {path}: {names}: {what}"));
     }
+    Ok(())
+}
+
+/// The first few names of many.
+fn some_of(names: &[String]) -> String {
+    let (shown, more) = names.split_at(names.len().min(5));
+    let more =
+        if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
+    format!("{}{more}", shown.join(", "))
 }
 
 /// A JSON file that appears when it is complete. Created first, so that hours of work do not end in a typing error.
@@ -126,7 +131,7 @@ impl JsonFile {
 fn summary_text(summary: &Summary, out: &Path) -> String {
     let totals = summary.totals();
     let (report, errors) = (totals.report, totals.errors);
-    let blocks = totals.quantized.elements / summary.recipe.format.block() as u64;
+    let blocks = totals.quantized.elements / summary.recipe.format().block() as u64;
     let of_blocks = |n: u64| format!("{} of {} blocks", count(n), count(blocks));
     let mut facts = table(&["loss", "", "counts", ""]);
     for row in [
@@ -144,7 +149,7 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
             copied.push((reason.to_string(), tensor.name.as_str()));
         }
     }
-    let (device, recipe) = (&summary.device, recipe_text(&summary.recipe));
+    let (device, recipe) = (&summary.device, recipe_text(&summary.facts));
     let compute = format!("{} ({})", seconds(totals.seconds), rate(totals.bytes_per_second()));
     let moved = totals.quantized.with(totals.copied);
     let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
@@ -167,14 +172,14 @@ fn plan_text(plan: &Plan<'_>) -> String {
     for Planned { tensor, reason, bytes_after } in tensors {
         let before = tensor.data.len() as u64;
         let (sums, becomes) = match reason {
-            None => (&mut quantized, plan.recipe().format.to_string()),
+            None => (&mut quantized, plan.recipe().format().to_string()),
             Some(reason) => (&mut copied, format!("copy: {reason}")),
         };
         sums.add(tensor.elements(), before, *bytes_after);
         let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
         rows.add_row([tensor.name, &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
     }
-    let (recipe, rows) = (recipe_text(plan.recipe()), rows.trim_fmt());
+    let (recipe, rows) = (recipe_text(&plan.facts()), rows.trim_fmt());
     format!("{rows}\n\n{}\n\nformat  {recipe}\nnothing was written", sums_table(quantized, copied))
 }
 
@@ -204,13 +209,4 @@ fn reasons_table(copied: &[(String, &str)]) -> String {
         rows.add_row([reason, &count(names.len() as u64), names[0]]);
     }
     format!("\n{}\n", rows.trim_fmt())
-}
-
-/// `mxfp4, convention ocp: scale rule floor, ties even, -0 keep`.
-fn recipe_text(recipe: &Recipe) -> String {
-    let arithmetic = recipe.arithmetic;
-    let convention = Convention::WORDS.iter().find(|(_, convention)| convention.mxfp4() == arithmetic);
-    let name = convention.map_or(String::new(), |(word, _)| format!(", convention {word}"));
-    let (rule, ties) = (arithmetic.scale_rule.word(), arithmetic.ties.word());
-    format!("{}{name}: scale rule {rule}, ties {ties}, -0 {}", recipe.format, arithmetic.negative_zero.word())
 }

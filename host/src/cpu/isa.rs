@@ -3,16 +3,14 @@
 use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
-use microscale_formats::mxfp4::BLOCK;
-
-#[cfg(target_arch = "x86_64")]
 use super::lanes::Widen;
 use super::policy::Tally;
+use super::rule::{Decoder, Rule};
 use super::{lanes, reference};
 #[cfg(target_arch = "x86_64")]
 use crate::element::Dtype;
 use crate::element::Element;
-use crate::recipe::{Recipe, Words};
+use crate::recipe::Words;
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,16 +44,21 @@ macro_rules! stamp {
             #[target_feature(enable = $features)]
             pub(super) fn quantize<T: Element>(
                 v: &[T],
-                recipe: &Recipe,
+                rule: &Rule,
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                lanes::quantize::<T, F16c>(v, recipe, codes, scales)
+                lanes::quantize::<T, F16c>(v, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
-            pub(super) fn dequantize<T: Element>(codes: &[u8], scales: &[u8], values: &mut [T]) {
-                lanes::dequantize(codes, scales, values);
+            pub(super) fn dequantize<T: Element>(d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+                lanes::dequantize(d, codes, scales, values);
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
+                lanes::amax_bits::<T, F16c>(v)
             }
         }
     };
@@ -68,12 +71,12 @@ struct F16c;
 #[cfg(target_arch = "x86_64")]
 impl Widen for F16c {
     #[inline(always)]
-    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK] {
+    fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
-        if T::DTYPE != Dtype::F16 {
+        if T::DTYPE != Dtype::F16 || !N.is_multiple_of(8) {
             return lanes::ByElement::widen(block);
         }
-        let mut wide = [0.0; BLOCK];
+        let mut wide = [0.0; N];
         for (wide, values) in wide.as_chunks_mut::<8>().0.iter_mut().zip(block.as_chunks::<8>().0) {
             // SAFETY: only the stamps use this type, and they are entered after F16C was detected; eight f16 are the 16
             // bytes that are read, and eight f32 the 32 bytes that are written, both without a demand on alignment.
@@ -147,40 +150,64 @@ impl Isa {
     pub(super) fn quantize<T: Element>(
         self,
         v: &[T],
-        recipe: &Recipe,
+        rule: &Rule,
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
         match self {
-            Self::Reference => reference::quantize(v, recipe, codes, scales),
+            Self::Reference => reference::quantize(v, rule, codes, scales),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::quantize(v, recipe, codes, scales) }
+                unsafe { avx2::quantize(v, rule, codes, scales) }
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::quantize(v, recipe, codes, scales) }
+                unsafe { avx512::quantize(v, rule, codes, scales) }
             }
-            _ => lanes::quantize::<T, lanes::ByElement>(v, recipe, codes, scales),
+            _ => lanes::quantize::<T, lanes::ByElement>(v, rule, codes, scales),
         }
     }
 
-    pub(crate) fn dequantize<T: Element>(self, codes: &[u8], scales: &[u8], values: &mut [T]) {
+    pub(crate) fn dequantize<T: Element>(
+        self,
+        decoder: &Decoder,
+        codes: &[u8],
+        scales: &[u8],
+        values: &mut [T],
+    ) {
         match self {
-            Self::Reference => reference::dequantize(codes, scales, values),
+            Self::Reference => reference::dequantize(decoder, codes, scales, values),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::dequantize(codes, scales, values) }
+                unsafe { avx2::dequantize(decoder, codes, scales, values) }
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::dequantize(codes, scales, values) }
+                unsafe { avx512::dequantize(decoder, codes, scales, values) }
             }
-            _ => lanes::dequantize(codes, scales, values),
+            _ => lanes::dequantize(decoder, codes, scales, values),
+        }
+    }
+
+    /// The largest magnitude's bits.
+    pub(super) fn amax_bits<T: Element>(self, v: &[T]) -> u32 {
+        match self {
+            Self::Reference => reference::amax_bits(v),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx2::amax_bits(v) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx512::amax_bits(v) }
+            }
+            _ => lanes::amax_bits::<T, lanes::ByElement>(v),
         }
     }
 }

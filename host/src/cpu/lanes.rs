@@ -1,17 +1,18 @@
-//! The block arithmetic over all 32 lanes at once, without branches on the data, so that the compiler turns each loop
+//! The block arithmetic over all lanes of a block at once, without branches on the data, so that the compiler turns each loop
 //! into a few vector instructions of whatever instruction set the caller was stamped for.
 
-use microscale_formats::mxfp4::{self, BLOCK, BLOCK_BYTES, BlockEvents};
-use microscale_formats::{E8m0, NegativeZero, Ties, e2m1};
+use microscale_formats::nvfp4::{self, Quantizer, Scaling};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero, Ties, block, e2m1, mx};
 
 use super::policy::{self, Tally, block_at};
+use super::rule::{Blocks, Decoder, Kind, Mx, Rule};
 use crate::element::Element;
-use crate::recipe::Recipe;
+use crate::recipe::{Format, NonFinite};
 
 /// How blocks of an instruction set are widened to f32.
 pub(super) trait Widen {
     /// The exact f32 of each element.
-    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK];
+    fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N];
 }
 
 /// Element by element, which the compiler vectorises.
@@ -19,8 +20,8 @@ pub(super) struct ByElement;
 
 impl Widen for ByElement {
     #[inline(always)]
-    fn widen<T: Element>(block: &[T; BLOCK]) -> [f32; BLOCK] {
-        let mut wide = [0.0; BLOCK];
+    fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
+        let mut wide = [0.0; N];
         for (wide, value) in wide.iter_mut().zip(block) {
             *wide = value.to_f32();
         }
@@ -28,22 +29,57 @@ impl Widen for ByElement {
     }
 }
 
-/// Quantizes a piece. The usual case of −0 gets a loop of its own.
+/// A format's blocks, as vector code does them: the scale first, then all codes.
+trait Vectorised<const N: usize>: Blocks<N> {
+    /// What elements are multiplied with or divided by.
+    type Scaling: Copy;
+
+    /// A block's scale byte for the bits of its finite amax.
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
+
+    /// Encodes and packs a block of finite values.
+    fn encode(&self, wide: &[f32; N], scaling: Self::Scaling, codes: &mut [u8]);
+}
+
+/// Quantizes a piece. What the loops must not ask for each element is a type here.
 #[inline(always)]
 pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
-    recipe: &Recipe,
+    rule: &Rule,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    let keep = recipe.arithmetic.negative_zero == NegativeZero::Keep;
-    match (recipe.arithmetic.ties, keep) {
-        (Ties::Even, true) => quantize_as::<T, W, EVEN, true>(values, recipe, codes, scales),
-        (Ties::Even, false) => quantize_as::<T, W, EVEN, false>(values, recipe, codes, scales),
-        (Ties::Away, true) => quantize_as::<T, W, AWAY, true>(values, recipe, codes, scales),
-        (Ties::Away, false) => quantize_as::<T, W, AWAY, false>(values, recipe, codes, scales),
-        (Ties::Zero, true) => quantize_as::<T, W, ZERO, true>(values, recipe, codes, scales),
-        (Ties::Zero, false) => quantize_as::<T, W, ZERO, false>(values, recipe, codes, scales),
+    let policy = rule.non_finite;
+    match rule.kind {
+        Kind::Mxfp4(mx) => {
+            let keep = mx.arithmetic.negative_zero == NegativeZero::Keep;
+            match (mx.arithmetic.ties, keep) {
+                (Ties::Even, true) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<EVEN, true>(mx), policy, codes, scales)
+                }
+                (Ties::Even, false) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<EVEN, false>(mx), policy, codes, scales)
+                }
+                (Ties::Away, true) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<AWAY, true>(mx), policy, codes, scales)
+                }
+                (Ties::Away, false) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<AWAY, false>(mx), policy, codes, scales)
+                }
+                (Ties::Zero, true) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<ZERO, true>(mx), policy, codes, scales)
+                }
+                (Ties::Zero, false) => {
+                    blocks::<T, W, _, _>(values, &Mxfp4::<ZERO, false>(mx), policy, codes, scales)
+                }
+            }
+        }
+        Kind::Mxfp8E4m3(mx) => blocks::<T, W, _, _>(values, &mx, policy, codes, scales),
+        Kind::Mxfp8E5m2(mx) => blocks::<T, W, _, _>(values, &mx, policy, codes, scales),
+        Kind::Nvfp4(quantizer) => match quantizer.negative_zero() == NegativeZero::Keep {
+            true => blocks::<T, W, _, _>(values, &Nvfp4::<true>(quantizer), policy, codes, scales),
+            false => blocks::<T, W, _, _>(values, &Nvfp4::<false>(quantizer), policy, codes, scales),
+        },
     }
 }
 
@@ -52,58 +88,127 @@ const AWAY: u8 = 1;
 const ZERO: u8 = 2;
 
 #[inline(always)]
-fn quantize_as<T: Element, W: Widen, const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
+fn blocks<T: Element, W: Widen, V: Vectorised<N>, const N: usize>(
     values: &[T],
-    recipe: &Recipe,
+    format: &V,
+    policy: NonFinite,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    let addend = recipe.arithmetic.scale_rule.mantissa_addend();
     let mut tally = Tally::default();
-    for (i, (codes, scale)) in codes.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().zip(scales).enumerate() {
-        let mut padded = [T::default(); BLOCK];
+    let block_bytes = codes.len() / scales.len();
+    for (i, (codes, scale)) in codes.chunks_exact_mut(block_bytes).zip(scales).enumerate() {
+        let mut padded = [T::default(); N];
         let block = block_at(values, i, &mut padded);
         let wide = W::widen(block);
-        let amax = mxfp4::amax_bits(&wide);
-        if mxfp4::is_non_finite(amax) {
-            *scale = policy::quantize_block(block, i * BLOCK, recipe, codes, &mut tally);
+        let amax = block::amax_bits(&wide);
+        if block::is_non_finite(amax) {
+            *scale = policy::quantize_block(block, i * N, format, policy, codes, &mut tally);
             continue;
         }
-        let exponent = mxfp4::rounded_exponent(amax, addend);
-        let block_scale = mxfp4::scale_from_exponent(exponent);
-        tally.add(BlockEvents::of(amax, exponent, recipe.arithmetic.ties));
-        let negative_zero = recipe.arithmetic.negative_zero;
-        encode::<TIES, KEEP_NEGATIVE_ZERO>(&wide, block_scale.reciprocal(), negative_zero, codes);
-        *scale = block_scale.to_bits();
+        let (byte, scaling, events) = format.scale::<T>(amax);
+        tally.add(events);
+        format.encode(&wide, scaling, codes);
+        *scale = byte;
     }
     tally
 }
 
-/// Encodes and packs a block of finite values.
-#[inline(always)]
-fn encode<const TIES: u8, const KEEP_NEGATIVE_ZERO: bool>(
-    wide: &[f32; BLOCK],
-    reciprocal: f32,
-    negative_zero: NegativeZero,
-    codes: &mut [u8; BLOCK_BYTES],
-) {
-    let mut nibbles = [0u8; BLOCK];
-    for (nibble, value) in nibbles.iter_mut().zip(wide) {
-        let bits = value.to_bits();
-        let magnitude = bits & 0x7FFF_FFFF;
-        let code = magnitude_code::<TIES>(f32::from_bits(magnitude) * reciprocal);
-        let mut sign = bits >> 28 & 8;
-        if !KEEP_NEGATIVE_ZERO {
-            let zero = if negative_zero == NegativeZero::Drop { code } else { magnitude };
-            let sign_of_zero = if negative_zero == NegativeZero::Force { 8 } else { 0 };
-            sign = if zero == 0 { sign_of_zero } else { sign };
-        }
-        *nibble = (code | sign) as u8;
+/// MXFP4 with a rule of ties, and with −0 kept or not.
+struct Mxfp4<const TIES: u8, const KEEP: bool>(Mx<E2m1>);
+
+impl<const TIES: u8, const KEEP: bool> Blocks<{ mx::BLOCK }> for Mxfp4<TIES, KEEP> {
+    fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
+        Blocks::quantize_block::<T>(&self.0, values, codes)
     }
-    for (byte, pair) in codes.iter_mut().zip(nibbles.as_chunks::<2>().0) {
-        // Both nibbles in one 16-bit word: the shift brings the upper one down beside the lower.
-        let pair = u16::from_le_bytes(*pair);
-        *byte = (pair | pair >> 4) as u8;
+}
+
+impl<const TIES: u8, const KEEP: bool> Vectorised<{ mx::BLOCK }> for Mxfp4<TIES, KEEP> {
+    type Scaling = f32;
+
+    #[inline(always)]
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, f32, BlockEvents) {
+        Vectorised::scale::<T>(&self.0, amax_bits)
+    }
+
+    #[inline(always)]
+    fn encode(&self, wide: &[f32; mx::BLOCK], reciprocal: f32, codes: &mut [u8]) {
+        let negative_zero = self.0.arithmetic.negative_zero;
+        let mut nibbles = [0u8; mx::BLOCK];
+        for (nibble, value) in nibbles.iter_mut().zip(wide) {
+            let magnitude = f32::from_bits(value.to_bits() & 0x7FFF_FFFF);
+            let code = magnitude_code::<TIES>(magnitude * reciprocal);
+            *nibble = with_sign::<KEEP>(code, *value, negative_zero);
+        }
+        pack(&nibbles, codes);
+    }
+}
+
+/// The MX formats in general; MXFP8 as it stands.
+impl<E: mx::Element> Vectorised<{ mx::BLOCK }> for Mx<E> {
+    type Scaling = f32;
+
+    #[inline(always)]
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, f32, BlockEvents) {
+        let addend = self.arithmetic.scale_rule.mantissa_addend::<E>();
+        let exponent = mx::rounded_exponent(amax_bits, addend);
+        let scale = mx::scale_from_exponent::<E>(exponent);
+        let events = mx::events::<E>(amax_bits, exponent, self.arithmetic.ties);
+        (scale.to_bits(), scale.reciprocal(), events)
+    }
+
+    #[inline(always)]
+    fn encode(&self, wide: &[f32; mx::BLOCK], reciprocal: f32, codes: &mut [u8]) {
+        for (code, value) in codes.iter_mut().zip(wide) {
+            *code = E::encode(value * reciprocal, Ties::Even);
+        }
+    }
+}
+
+/// NVFP4, with −0 kept or not.
+struct Nvfp4<const KEEP: bool>(Quantizer);
+
+impl<const KEEP: bool> Blocks<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
+    fn quantize_block<T: Element>(
+        &self,
+        values: &[f32; nvfp4::BLOCK],
+        codes: &mut [u8],
+    ) -> (u8, BlockEvents) {
+        Blocks::quantize_block::<T>(&self.0, values, codes)
+    }
+}
+
+impl<const KEEP: bool> Vectorised<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
+    type Scaling = Scaling;
+
+    #[inline(always)]
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Scaling, BlockEvents) {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.0.wanted_scale(amax, |x| T::from_f32(x).to_f32());
+        let scale = self.0.rounded_scale(wanted);
+        let scaling = self.0.scaling(scale);
+        (scale.to_bits(), scaling, self.0.events(amax, wanted, scale, scaling))
+    }
+
+    #[inline(always)]
+    fn encode(&self, wide: &[f32; nvfp4::BLOCK], scaling: Scaling, codes: &mut [u8]) {
+        let mut scaled = [0.0; nvfp4::BLOCK];
+        match scaling {
+            Scaling::Multiply(factor) => {
+                scaled.iter_mut().zip(wide).for_each(|(scaled, value)| *scaled = value * factor);
+            }
+            Scaling::Divide(divisor) => {
+                scaled.iter_mut().zip(wide).for_each(|(scaled, value)| *scaled = value / divisor);
+            }
+        }
+        let mut nibbles = [0u8; nvfp4::BLOCK];
+        for ((nibble, value), scaled) in nibbles.iter_mut().zip(wide).zip(scaled) {
+            // A global scale that is given may leave elements far above 6; the identity needs them below 2^20.
+            let magnitude = f32::from_bits(scaled.to_bits() & 0x7FFF_FFFF);
+            let code = magnitude_code::<EVEN>(if magnitude < 8.0 { magnitude } else { 8.0 });
+            *nibble = with_sign::<KEEP>(code, *value, self.0.negative_zero());
+        }
+        pack(&nibbles, codes);
     }
 }
 
@@ -117,33 +222,82 @@ fn magnitude_code<const TIES: u8>(a: f32) -> u32 {
     }
 }
 
+/// A magnitude's code with the sign of its value, zeros as wanted.
+#[inline(always)]
+fn with_sign<const KEEP: bool>(code: u32, value: f32, negative_zero: NegativeZero) -> u8 {
+    let mut sign = value.to_bits() >> 28 & 8;
+    if !KEEP {
+        let magnitude = value.to_bits() & 0x7FFF_FFFF;
+        let zero = if negative_zero == NegativeZero::Drop { code } else { magnitude };
+        let sign_of_zero = if negative_zero == NegativeZero::Force { 8 } else { 0 };
+        sign = if zero == 0 { sign_of_zero } else { sign };
+    }
+    (code | sign) as u8
+}
+
+/// Packs codes, two a byte.
+#[inline(always)]
+fn pack<const N: usize>(nibbles: &[u8; N], codes: &mut [u8]) {
+    for (byte, pair) in codes.iter_mut().zip(nibbles.as_chunks::<2>().0) {
+        // Both nibbles in one 16-bit word: the shift brings the upper one down beside the lower.
+        let pair = u16::from_le_bytes(*pair);
+        *byte = (pair | pair >> 4) as u8;
+    }
+}
+
 /// Dequantizes a piece.
 #[inline(always)]
-pub(super) fn dequantize<T: Element>(codes: &[u8], scales: &[u8], values: &mut [T]) {
-    let blocks = codes.as_chunks::<BLOCK_BYTES>().0.iter().zip(scales);
-    for ((codes, scale), values) in blocks.zip(values.chunks_mut(BLOCK)) {
-        let scale = E8m0::from_bits(*scale);
-        match values.first_chunk_mut::<BLOCK>() {
-            _ if scale.is_nan() => values.fill(T::from_f32(f32::NAN)),
-            Some(whole) => decode(codes, scale.to_f32(), whole),
-            None => {
-                let mut padded = [T::default(); BLOCK];
-                decode(codes, scale.to_f32(), &mut padded);
+pub(super) fn dequantize<T: Element>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+    const MX: usize = mx::BLOCK;
+    const NV: usize = nvfp4::BLOCK;
+    match decoder.format {
+        Format::Mxfp4 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_e2m1),
+        Format::Nvfp4 => decode_blocks::<T, NV>(decoder, codes, scales, values, decode_e2m1),
+        Format::Mxfp8E4m3 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E4m3>),
+        Format::Mxfp8E5m2 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E5m2>),
+    }
+}
+
+#[inline(always)]
+fn decode_blocks<T: Element, const N: usize>(
+    decoder: &Decoder,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [T],
+    decode: impl Fn(&[u8], f32, &mut [T; N]),
+) {
+    let blocks = codes.chunks_exact(decoder.format.block_bytes()).zip(scales);
+    for ((codes, scale), values) in blocks.zip(values.chunks_mut(N)) {
+        match (decoder.factor(*scale), values.first_chunk_mut::<N>()) {
+            (None, _) => values.fill(T::from_f32(f32::NAN)),
+            (Some(factor), Some(whole)) => decode(codes, factor, whole),
+            (Some(factor), None) => {
+                let mut padded = [T::default(); N];
+                decode(codes, factor, &mut padded);
                 values.copy_from_slice(&padded[..values.len()]);
             }
         }
     }
 }
 
-/// Unpacks and decodes a block.
+/// Unpacks and decodes a block of E2M1 elements.
 #[inline(always)]
-fn decode<T: Element>(codes: &[u8; BLOCK_BYTES], factor: f32, values: &mut [T; BLOCK]) {
-    let mut nibbles = [0u8; BLOCK];
+fn decode_e2m1<T: Element, const N: usize>(codes: &[u8], factor: f32, values: &mut [T; N]) {
+    let mut nibbles = [0u8; N];
     for (pair, byte) in nibbles.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
         *pair = (u16::from(*byte) & 0xF | u16::from(*byte) << 4 & 0xF00).to_le_bytes();
     }
     for (value, nibble) in values.iter_mut().zip(&nibbles) {
         *value = T::from_f32(element(u32::from(*nibble)) * factor);
+    }
+}
+
+/// Decodes a block of 8-bit elements.
+#[inline(always)]
+fn decode_bytes<T: Element, E: mx::Element>(codes: &[u8], factor: f32, values: &mut [T; mx::BLOCK]) {
+    for (value, code) in values.iter_mut().zip(codes) {
+        let product = E::decode(*code) * factor;
+        *value = T::from_f32(if product.is_nan() { f32::NAN } else { product });
     }
 }
 
@@ -155,4 +309,19 @@ fn element(nibble: u32) -> f32 {
     let rebased = f32::from_bits((magnitude + 2 * 126) << 22);
     let value = if magnitude < 2 { rebased + rebased - 1.0 } else { rebased };
     f32::from_bits(value.to_bits() | (nibble & 8) << 28)
+}
+
+/// The largest magnitude's bits. The maxima run side by side, one a lane.
+#[inline(always)]
+pub(super) fn amax_bits<T: Element, W: Widen>(values: &[T]) -> u32 {
+    const LANES: usize = 64;
+    let (wholes, tail) = values.as_chunks::<LANES>();
+    let mut most = [0u32; LANES];
+    for block in wholes {
+        for (most, value) in most.iter_mut().zip(W::widen(block)) {
+            *most = (*most).max(value.to_bits() & 0x7FFF_FFFF);
+        }
+    }
+    let tail = tail.iter().map(|value| value.to_f32().to_bits() & 0x7FFF_FFFF);
+    most.into_iter().chain(tail).max().unwrap_or(0)
 }

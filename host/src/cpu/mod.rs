@@ -4,20 +4,29 @@
 //! written over whole blocks so that the compiler vectorises it, stamped once for each instruction set in `isa`; it is
 //! tested bit for bit against the reference. This file cuts matrices into pieces and spreads them over rayon's threads.
 
+mod amax;
 mod isa;
 mod lanes;
+mod layout;
 mod policy;
 mod reference;
+mod rule;
 
 use rayon::prelude::*;
 
+pub use amax::{amax, amax_with};
 pub use isa::Isa;
+pub(crate) use layout::{swizzle, unswizzle};
+use microscale_formats::ScaleLayout;
+use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
+pub(crate) use rule::Decoder;
+use rule::Rule;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::recipe::{NonFinite, Recipe};
 use crate::report::{Position, Report};
-use crate::tensor::{Quantized, QuantizedTensor, Shape};
+use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
 /// Blocks that one task handles: about 128 KiB of 16-bit input, which a core's second-level cache holds.
 const TASK_BLOCKS: usize = 2048;
@@ -25,20 +34,21 @@ const TASK_BLOCKS: usize = 2048;
 /// Quantizes the matrix that `shape` describes in `values`, on the CPU.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] if the shape does not fit, and [`Error::NonFinite`] if the
-/// recipe refuses what the input holds.
+/// [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] if the shape does not fit, [`Error::NonFinite`] if the
+/// recipe refuses what the input holds, and [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if its global scale cannot
+/// be one.
 pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
     // Before the output is allocated: a shape that the slice does not hold may be one that memory does not hold either.
     shape.check("the input", values.len())?;
-    let mut tensor = QuantizedTensor::zeros(recipe.format, shape.rows, shape.cols)?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, shape))?;
     let report = quantize_into(values, shape, recipe, &mut tensor)?;
     Ok(Quantized { tensor, report })
 }
 
-/// [`quantize`] into a tensor that exists, of the same format and shape; allocates nothing.
+/// [`quantize`] into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize`], and [`Error::QuantizedLength`] if `out` is a tensor of another shape.
+/// Those of [`quantize`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or scale layout.
 pub fn quantize_into<T: Element>(
     values: &[T],
     shape: Shape,
@@ -60,34 +70,85 @@ pub fn quantize_with<T: Element>(
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
     shape.check("the input", values.len())?;
-    out.check_shape(recipe.format, shape)?;
-    let pieces = Pieces::of(shape, recipe.format.block());
-    let block_bytes = recipe.format.block_bytes();
+    out.shape().require(QuantizedShape::of(recipe, shape))?;
+    recipe.check()?;
+    let (rule, global_scale) = Rule::new(recipe, |arithmetic| {
+        amax_with(isa, values, shape).map(|amax| amax.global_scale::<T>(arithmetic, recipe.non_finite))
+    })?;
+    out.set_global_scale(if shape.is_empty() { None } else { global_scale });
+    let job = Job { isa, values, shape, rule };
+    let quantized = out.shape();
     let (codes, scales) = out.parts_mut();
-    let one = |(task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
-        let mut report = Report::default();
-        let mut done = 0;
-        for piece in pieces.in_blocks(task * TASK_BLOCKS, scales.len()) {
-            let codes = &mut codes[done * block_bytes..][..piece.blocks * block_bytes];
-            let scales = &mut scales[done..][..piece.blocks];
-            let tally = isa.quantize(&values[piece.start..][..piece.len], recipe, codes, scales);
-            report += tally.placed(|offset| shape.position(piece.start + offset));
-            done += piece.blocks;
-        }
-        report
-    };
-    let report = if scales.len() <= TASK_BLOCKS {
-        one((0, (codes, scales)))
-    } else {
-        let tasks = codes.par_chunks_mut(TASK_BLOCKS * block_bytes).zip(scales.par_chunks_mut(TASK_BLOCKS));
-        tasks.enumerate().map(one).reduce(Report::default, |mut sum, part| {
-            sum += part;
-            sum
-        })
+    let report = match recipe.scale_layout {
+        _ if shape.is_empty() => Report::default(),
+        ScaleLayout::Linear => job.linear(quantized, codes, scales),
+        ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
     };
     match report.first_non_finite {
         Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
         _ => Ok(report),
+    }
+}
+
+/// A matrix to quantize, and how.
+struct Job<'a, T> {
+    isa: Isa,
+    values: &'a [T],
+    shape: Shape,
+    rule: Rule,
+}
+
+impl<T: Element> Job<'_, T> {
+    /// Quantizes with linear scales, in tasks of [`TASK_BLOCKS`].
+    fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
+        let pieces = Pieces::of(self.shape, quantized.format.block());
+        let block_bytes = quantized.format.block_bytes();
+        let one = |(task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
+            self.blocks(&pieces, task * TASK_BLOCKS, codes, scales)
+        };
+        if scales.len() <= TASK_BLOCKS {
+            return one((0, (codes, scales)));
+        }
+        let tasks = codes.par_chunks_mut(TASK_BLOCKS * block_bytes).zip(scales.par_chunks_mut(TASK_BLOCKS));
+        tasks.enumerate().map(one).reduce(Report::default, Report::plus)
+    }
+
+    /// Quantizes with swizzled scales, in tasks of the 128 rows whose scales lie together. Each row's scales are put into their
+    /// places while they are in the cache. Padding is written too.
+    fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
+        let row_blocks = quantized.blocks_per_row();
+        let row_bytes = row_blocks * quantized.format.block_bytes();
+        let pieces = Pieces::by_row(self.shape, quantized.format.block());
+        let tasks = scales.par_chunks_mut(row_blocks.div_ceil(TILE_COLS) * TILE_BYTES);
+        let tasks = tasks.zip(codes.par_chunks_mut(TILE_ROWS * row_bytes)).enumerate();
+        let reports = tasks.map(|(task, (tiles, codes))| {
+            tiles.fill(0);
+            let mut report = Report::default();
+            let mut linear = vec![0; row_blocks];
+            for (row, codes) in codes.chunks_mut(row_bytes).enumerate() {
+                let first = (task * TILE_ROWS + row) * row_blocks;
+                report += self.blocks(&pieces, first, codes, &mut linear);
+                layout::scatter_row(&linear, row, tiles);
+            }
+            report
+        });
+        reports.reduce(Report::default, Report::plus)
+    }
+
+    /// Quantizes the blocks that `scales` has room for, from block `first` on.
+    fn blocks(&self, pieces: &Pieces, first: usize, codes: &mut [u8], scales: &mut [u8]) -> Report {
+        let block_bytes = codes.len() / scales.len();
+        let mut report = Report::default();
+        let mut done = 0;
+        for piece in pieces.in_blocks(first, scales.len()) {
+            let codes = &mut codes[done * block_bytes..][..piece.blocks * block_bytes];
+            let scales = &mut scales[done..][..piece.blocks];
+            let values = &self.values[piece.start..][..piece.len];
+            let tally = self.isa.quantize(values, &self.rule, codes, scales);
+            report += tally.placed(|offset| self.shape.position(piece.start + offset));
+            done += piece.blocks;
+        }
+        report
     }
 }
 
@@ -131,6 +192,8 @@ fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row
         return;
     }
     let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
+    let decoder = Decoder::of(tensor);
+    let scales = tensor.linear_scales();
     // Without gaps and padding the matrix is one long row; otherwise tasks are whole rows.
     let flat = row_stride == tensor.cols() && tensor.cols().is_multiple_of(block);
     let (cols, row_stride) = if flat {
@@ -144,14 +207,14 @@ fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row
     let tasks = out
         .par_chunks_mut(row_stride.saturating_mul(rows_a_task))
         .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_a_task))
-        .zip(tensor.scales().par_chunks(row_blocks * rows_a_task));
+        .zip(scales.par_chunks(row_blocks * rows_a_task));
     tasks.for_each(|((out, codes), scales)| {
         let rows = out.chunks_mut(row_stride);
         for ((row, codes), scales) in
             rows.zip(codes.chunks(row_blocks * block_bytes)).zip(scales.chunks(row_blocks))
         {
             let len = row.len().min(cols);
-            isa.dequantize(codes, scales, &mut row[..len]);
+            isa.dequantize(&decoder, codes, scales, &mut row[..len]);
         }
     });
 }
@@ -176,8 +239,17 @@ struct Piece {
 impl Pieces {
     fn of(shape: Shape, block: usize) -> Self {
         let flat = shape.row_stride == shape.cols && shape.cols.is_multiple_of(block);
-        let shape = if flat { Shape::new(1, shape.elements()) } else { shape };
+        Self::by_row(if flat { Shape::new(1, shape.elements()) } else { shape }, block)
+    }
+
+    /// The same, in pieces that never reach over a row's end.
+    fn by_row(shape: Shape, block: usize) -> Self {
         Self { shape, block, blocks_per_row: shape.cols.div_ceil(block) }
+    }
+
+    /// All blocks.
+    fn blocks(&self) -> usize {
+        self.shape.rows * self.blocks_per_row
     }
 
     /// The pieces of blocks `first .. first + count`.

@@ -1,9 +1,10 @@
 //! What the CPU paths count, and what they do about blocks that hold NaN or infinities.
 
-use microscale_formats::mxfp4::{self, BLOCK, BLOCK_BYTES, BlockEvents};
+use microscale_formats::{BlockEvents, block};
 
+use super::rule::Blocks;
 use crate::element::Element;
-use crate::recipe::{NonFinite, Recipe};
+use crate::recipe::NonFinite;
 use crate::report::{Position, Report};
 
 /// Counts of one contiguous piece; like [`Report`], but its position is an offset in the piece.
@@ -28,7 +29,7 @@ impl Tally {
     }
 
     /// Counts the NaN and infinite values of a block that starts at `offset`.
-    fn count_non_finite(&mut self, values: &[f32; BLOCK], offset: usize) {
+    fn count_non_finite(&mut self, values: &[f32], offset: usize) {
         self.counts.nan += values.iter().filter(|v| v.is_nan()).count() as u64;
         self.counts.infinite += values.iter().filter(|v| v.is_infinite()).count() as u64;
         if self.first_non_finite.is_none() {
@@ -37,36 +38,36 @@ impl Tally {
     }
 }
 
-/// Quantizes one MXFP4 block by the definition, after the policy for non-finite values. Returns the scale byte.
+/// Quantizes one block by the definition, after the policy for non-finite values. Returns the scale byte.
 #[inline(never)]
-pub(super) fn quantize_block<T: Element>(
-    block: &[T; BLOCK],
+pub(super) fn quantize_block<T: Element, const N: usize>(
+    block: &[T; N],
     offset: usize,
-    recipe: &Recipe,
-    codes: &mut [u8; BLOCK_BYTES],
+    blocks: &impl Blocks<N>,
+    non_finite: NonFinite,
+    codes: &mut [u8],
     tally: &mut Tally,
 ) -> u8 {
     let mut values = block.map(T::to_f32);
-    if mxfp4::is_non_finite(mxfp4::amax_bits(&values)) {
+    if block::is_non_finite(block::amax_bits(&values)) {
         tally.count_non_finite(&values, offset);
-        if recipe.non_finite == NonFinite::Saturate {
+        if non_finite == NonFinite::Saturate {
             values = values.map(|v| if v.is_nan() { 0.0 } else { v.clamp(-T::MAX, T::MAX) });
         }
     }
-    let (scale, block_codes, events) = mxfp4::quantize_block(&values, &recipe.arithmetic);
-    *codes = block_codes;
+    let (scale, events) = blocks.quantize_block::<T>(&values, codes);
     tally.add(events);
-    scale.to_bits()
+    scale
 }
 
 /// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which holds zeros.
 #[inline(always)]
-pub(super) fn block_at<'a, T: Element>(
+pub(super) fn block_at<'a, T: Element, const N: usize>(
     values: &'a [T],
     i: usize,
-    padded: &'a mut [T; BLOCK],
-) -> &'a [T; BLOCK] {
-    let rest = &values[i * BLOCK..];
+    padded: &'a mut [T; N],
+) -> &'a [T; N] {
+    let rest = &values[i * N..];
     match rest.first_chunk() {
         Some(whole) => whole,
         None => {

@@ -1,31 +1,59 @@
 //! The reference: the block definition of `microscale_formats`, a block after another.
 
-use microscale_formats::E8m0;
-use microscale_formats::mxfp4::{self, BLOCK, BLOCK_BYTES};
+use microscale_formats::{mx, nvfp4};
 
 use super::policy::{Tally, block_at, quantize_block};
+use super::rule::{Blocks, Decoder, Kind, Rule};
 use crate::element::Element;
-use crate::recipe::Recipe;
+use crate::recipe::{Format, NonFinite};
 
-pub(super) fn quantize<T: Element>(
+pub(super) fn quantize<T: Element>(values: &[T], rule: &Rule, codes: &mut [u8], scales: &mut [u8]) -> Tally {
+    match &rule.kind {
+        Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
+        Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
+        Kind::Mxfp8E5m2(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
+        Kind::Nvfp4(quantizer) => quantize_blocks(values, quantizer, rule.non_finite, codes, scales),
+    }
+}
+
+fn quantize_blocks<T: Element, const N: usize>(
     values: &[T],
-    recipe: &Recipe,
+    blocks: &impl Blocks<N>,
+    non_finite: NonFinite,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
     let mut tally = Tally::default();
-    for (i, (codes, scale)) in codes.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().zip(scales).enumerate() {
-        let mut padded = [T::default(); BLOCK];
+    let block_bytes = codes.len() / scales.len();
+    for (i, (codes, scale)) in codes.chunks_mut(block_bytes).zip(scales).enumerate() {
+        let mut padded = [T::default(); N];
         let block = block_at(values, i, &mut padded);
-        *scale = quantize_block(block, i * BLOCK, recipe, codes, &mut tally);
+        *scale = quantize_block(block, i * N, blocks, non_finite, codes, &mut tally);
     }
     tally
 }
 
-pub(super) fn dequantize<T: Element>(codes: &[u8], scales: &[u8], values: &mut [T]) {
-    let blocks = codes.as_chunks::<BLOCK_BYTES>().0.iter().zip(scales);
-    for ((codes, scale), values) in blocks.zip(values.chunks_mut(BLOCK)) {
-        let block = mxfp4::dequantize_block(E8m0::from_bits(*scale), codes);
+pub(super) fn dequantize<T: Element>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+    match decoder.format {
+        Format::Nvfp4 => dequantize_blocks::<T, { nvfp4::BLOCK }>(decoder, codes, scales, values),
+        _ => dequantize_blocks::<T, { mx::BLOCK }>(decoder, codes, scales, values),
+    }
+}
+
+fn dequantize_blocks<T: Element, const N: usize>(
+    decoder: &Decoder,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [T],
+) {
+    let blocks = codes.chunks(decoder.format.block_bytes()).zip(scales);
+    for ((codes, scale), values) in blocks.zip(values.chunks_mut(N)) {
+        let block = decoder.block::<N>(*scale, codes);
         values.iter_mut().zip(block).for_each(|(value, wide)| *value = T::from_f32(wide));
     }
+}
+
+/// The largest magnitude's bits, element by element.
+pub(super) fn amax_bits<T: Element>(values: &[T]) -> u32 {
+    values.iter().map(|value| value.to_f32().to_bits() & 0x7FFF_FFFF).max().unwrap_or(0)
 }

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr};
+use microscale_formats::ScaleLayout;
 
 use super::{DeviceTensor, Gpu, launch};
 use crate::element::Element;
 use crate::error::Result;
-use crate::recipe::{Format, Recipe, Words};
-use crate::tensor::Shape;
+use crate::recipe::{Recipe, Words};
+use crate::tensor::{QuantizedShape, Shape};
 
-/// A quantizer that is kept as a baseline. It ignores the recipe's ties, −0 and non-finite policy.
+/// A quantizer to MXFP4 that is kept as a baseline. It ignores the recipe's ties, −0 and non-finite policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
     /// A thread handles a block by itself.
@@ -39,18 +40,9 @@ impl Gpu {
         out: &mut DeviceTensor,
     ) -> Result<()> {
         shape.check("the input", values.len())?;
-        out.check_shape(recipe.format, shape)?;
-        match recipe.format {
-            Format::Mxfp4 => launch::mxfp4_quantize_baseline(
-                &self.module,
-                stream,
-                baseline.word(),
-                values,
-                shape,
-                recipe,
-                out,
-            ),
-        }
+        let linear = Recipe { scale_layout: ScaleLayout::Linear, ..*recipe };
+        out.shape().require(QuantizedShape::of(&linear, shape))?;
+        launch::quantize_baseline(&self.module, stream, baseline.word(), values, shape, recipe, out)
     }
 
     /// Enqueues a kernel that does nothing: what a launch costs.

@@ -1,33 +1,89 @@
-//! One typed function a kernel: nothing else launches.
+//! One typed function a kind of kernel: nothing else launches.
 //!
 //! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds.
 
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
+    CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
 };
-use microscale_kernels_abi::{BlockGrid, Kernel, QuantizeOptions};
+use microscale_formats::nvfp4::Direction;
+use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, mx};
+use microscale_kernels_abi::{
+    ApplyGlobal, BlockGrid, Divider, Kernel, NvPlan, NvQuantizeOptions, QuantizeOptions, ScaleGrid,
+};
 
 use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::recipe::{NonFinite, Recipe, Words};
-use crate::tensor::Shape;
+use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme, Words};
+use crate::tensor::{QuantizedShape, Shape};
 
 /// A structure of `microscale_kernels_abi`, passed by value.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Argument<T>(T);
 
-// SAFETY: a `repr(C)` structure of integers, without pointers and, but for its end, without padding.
+// SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<BlockGrid> {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for Argument<ScaleGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<Divider> {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for Argument<QuantizeOptions> {}
+// SAFETY: as above; its enumerations are of 32 bits, and the kernel knows the same values.
+unsafe impl DeviceRepr for Argument<NvQuantizeOptions> {}
+// SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
+unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
 
-/// Enqueues MXFP4 quantization. The caller has checked that `values` holds `shape` and that `out` has the shape.
-pub(super) fn mxfp4_quantize<T: Element>(
+/// The word for a format in the kernels' names.
+fn kernel_word(format: Format) -> &'static str {
+    match format {
+        Format::Mxfp4 => "mxfp4",
+        Format::Nvfp4 => "nvfp4",
+        Format::Mxfp8E4m3 => "mxfp8_e4m3",
+        Format::Mxfp8E5m2 => "mxfp8_e5m2",
+    }
+}
+
+/// What a scheme tells its kernel: the options of the MX formats or of NVFP4, and the variant in the kernel's name.
+enum Options {
+    Mx(Argument<QuantizeOptions>, &'static str),
+    Nv(Argument<NvQuantizeOptions>, &'static str),
+}
+
+impl Options {
+    fn of(recipe: &Recipe) -> Self {
+        let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
+        let mx = |arithmetic: mx::Arithmetic, mantissa_addend| {
+            let negative_zero = arithmetic.negative_zero as u32;
+            let options = QuantizeOptions { mantissa_addend, negative_zero, saturate_non_finite };
+            Self::Mx(Argument(options), arithmetic.ties.word())
+        };
+        let with_rule = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
+        match recipe.scheme {
+            Scheme::Mxfp4(arithmetic) => mx(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
+            Scheme::Mxfp8E4m3(rule) => mx(with_rule(rule), rule.mantissa_addend::<E4m3>()),
+            Scheme::Mxfp8E5m2(rule) => mx(with_rule(rule), rule.mantissa_addend::<E5m2>()),
+            Scheme::Nvfp4(arithmetic, global) => {
+                let global_scale = match global {
+                    Global::Given(given) => given.value(),
+                    // The plan's kernel puts in another.
+                    Global::FromAmax | Global::Absent => 1.0,
+                };
+                let plan = NvPlan::new(arithmetic, global_scale);
+                let variant = if global == Global::FromAmax { "planned" } else { "given" };
+                Self::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }), variant)
+            }
+        }
+    }
+}
+
+/// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of it, and that the
+/// amax in `out`'s slot is the input's if the recipe asks for it.
+pub(super) fn quantize<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
     values: &impl DevicePtr<T>,
@@ -41,22 +97,33 @@ pub(super) fn mxfp4_quantize<T: Element>(
     }
     let (values, _read) = values.device_ptr(stream);
     let access = access::<T>(values, shape);
-    let name = format!("mxfp4_quantize_{}_{}_{access}", T::DTYPE.word(), recipe.arithmetic.ties.word());
+    let options = Options::of(recipe);
+    let (Options::Mx(_, variant) | Options::Nv(_, variant)) = options;
+    let name = format!("{}_quantize_{}_{variant}_{access}", kernel_word(recipe.format()), T::DTYPE.word());
     let (kernel, function) = module.kernel(&name)?;
-    let grid = grid(shape)?;
-    let options = options(recipe);
-    let (codes, scales) = out.parts_mut();
+    let grid = grid(shape, recipe.format().block())?;
+    let scale_grid = scale_grid(out.shape());
+    let (codes, scales, global) = out.parts_mut();
     let mut launch = stream.launch_builder(function);
-    launch.arg(&values).arg(codes).arg(scales).arg(report.slots_mut()).arg(&grid).arg(&options);
+    launch.arg(&values).arg(codes).arg(scales);
+    if let Options::Nv(..) = options {
+        launch.arg(global);
+    }
+    launch.arg(report.slots_mut()).arg(&grid).arg(&scale_grid);
+    match &options {
+        Options::Mx(options, _) => launch.arg(options),
+        Options::Nv(options, _) => launch.arg(options),
+    };
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
-    // checked; codes and scales have room for its blocks because `out` has the shape; the report has all its slots; the
-    // `vector` variant is chosen only where rows start on 16 bytes. The borrows keep the buffers from overlapping.
-    unsafe { launch.launch(config(kernel, &grid.0)?) }.map_err(doing("launching a quantize kernel"))?;
+    // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale have their
+    // slots; the `vector` variant is chosen only where rows start on 16 bytes. The borrows keep the buffers from overlapping.
+    unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, recipe.format()))?) }
+        .map_err(doing("launching a quantize kernel"))?;
     Ok(())
 }
 
-/// Enqueues one of the ladder's quantizers: ties to even, −0 kept, non-finite blocks become NaN, no report.
-pub(super) fn mxfp4_quantize_baseline<T: Element>(
+/// Enqueues one of the ladder's MXFP4 quantizers: ties to even, −0 kept, non-finite blocks become NaN, linear scales, no report.
+pub(super) fn quantize_baseline<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
     variant: &str,
@@ -65,23 +132,30 @@ pub(super) fn mxfp4_quantize_baseline<T: Element>(
     recipe: &Recipe,
     out: &mut DeviceTensor,
 ) -> Result<()> {
+    let Options::Mx(options, _) = Options::of(recipe) else {
+        return Err(Error::Gpu {
+            doing: "choosing a baseline",
+            message: "there is none for this format".into(),
+        });
+    };
     if shape.is_empty() {
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let (kernel, function) = module.kernel(&format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word()))?;
-    let grid = grid(shape)?;
-    let options = options(recipe);
-    let (codes, scales) = out.parts_mut();
+    let name = format!("{}_quantize_{}_{variant}", kernel_word(recipe.format()), T::DTYPE.word());
+    let (kernel, function) = module.kernel(&name)?;
+    let grid = grid(shape, recipe.format().block())?;
+    let (codes, scales, _) = out.parts_mut();
     let mut launch = stream.launch_builder(function);
     launch.arg(&values).arg(codes).arg(scales).arg(&grid).arg(&options);
-    // SAFETY: as for `mxfp4_quantize`; these kernels access single elements.
-    unsafe { launch.launch(config(kernel, &grid.0)?) }.map_err(doing("launching a baseline kernel"))?;
+    // SAFETY: as for `quantize`; these kernels access single elements.
+    unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, recipe.format()))?) }
+        .map_err(doing("launching a baseline kernel"))?;
     Ok(())
 }
 
-/// Enqueues MXFP4 dequantization. The caller has checked that `out` holds `shape`.
-pub(super) fn mxfp4_dequantize<T: Element>(
+/// Enqueues dequantization. The caller has checked that `out` holds `shape`.
+pub(super) fn dequantize<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
     tensor: &DeviceTensor,
@@ -93,14 +167,103 @@ pub(super) fn mxfp4_dequantize<T: Element>(
     }
     let (out, _written) = out.device_ptr_mut(stream);
     let access = access::<T>(out, shape);
-    let (kernel, function) = module.kernel(&format!("mxfp4_dequantize_{}_{access}", T::DTYPE.word()))?;
-    let grid = grid(shape)?;
+    let name = format!("{}_dequantize_{}_{access}", kernel_word(tensor.format()), T::DTYPE.word());
+    let (kernel, function) = module.kernel(&name)?;
+    let grid = grid(shape, tensor.format().block())?;
+    let scale_grid = scale_grid(tensor.shape());
+    let apply = Argument(match tensor.direction() {
+        Some(Direction::Divisor) => ApplyGlobal::Divisor,
+        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+        None => ApplyGlobal::Absent,
+    });
     let mut launch = stream.launch_builder(function);
-    launch.arg(tensor.codes()).arg(tensor.scales()).arg(&out).arg(&grid);
+    launch.arg(tensor.codes()).arg(tensor.scales());
+    if tensor.format() == Format::Nvfp4 {
+        launch.arg(tensor.global_slot());
+    }
+    launch.arg(&out).arg(&grid).arg(&scale_grid);
+    if tensor.format() == Format::Nvfp4 {
+        launch.arg(&apply);
+    }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `out`, whose length the caller
     // checked; codes and scales hold its blocks because `tensor` has the shape; the `vector` variant is chosen only where
     // rows start on 16 bytes. The borrows keep the buffers from overlapping.
-    unsafe { launch.launch(config(kernel, &grid.0)?) }.map_err(doing("launching a dequantize kernel"))?;
+    unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, tensor.format()))?) }
+        .map_err(doing("launching a dequantize kernel"))?;
+    Ok(())
+}
+
+/// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in too. The caller
+/// has checked that `values` holds `shape`.
+pub(super) fn amax<T: Element>(
+    module: &Module,
+    stream: &Arc<CudaStream>,
+    values: &impl DevicePtr<T>,
+    shape: Shape,
+    slot: &mut CudaSlice<u32>,
+) -> Result<()> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let (values, _read) = values.device_ptr(stream);
+    let access = access::<T>(values, shape);
+    let (kernel, function) = module.kernel(&format!("amax_{}_{access}", T::DTYPE.word()))?;
+    let grid = grid(shape, AMAX_BLOCK)?;
+    let mut launch = stream.launch_builder(function);
+    launch.arg(&values).arg(slot).arg(&grid);
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller checked;
+    // the slot is whole; the `vector` variant is chosen only where rows start on 16 bytes.
+    unsafe { launch.launch(config(kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
+        .map_err(doing("launching an amax kernel"))?;
+    Ok(())
+}
+
+/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot.
+pub(super) fn plan<T: Element>(
+    module: &Module,
+    stream: &Arc<CudaStream>,
+    recipe: &Recipe,
+    slot: &mut CudaSlice<u32>,
+) -> Result<()> {
+    let Options::Nv(options, _) = Options::of(recipe) else { return Ok(()) };
+    let (kernel, function) = module.kernel(&format!("nvfp4_plan_{}", T::DTYPE.word()))?;
+    let mut launch = stream.launch_builder(function);
+    launch.arg(slot).arg(&options);
+    // SAFETY: the arguments are the kernel's, in order; the slot is whole.
+    unsafe { launch.launch(config(kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
+    Ok(())
+}
+
+/// The blocks that the amax kernels count in.
+const AMAX_BLOCK: usize = mx::BLOCK;
+
+/// Enqueues the conversion of scales to the other layout. `swizzled` is the shape of the side that is swizzled.
+pub(super) fn convert_scales(
+    module: &Module,
+    stream: &Arc<CudaStream>,
+    source: &CudaSlice<u8>,
+    target: &mut CudaSlice<u8>,
+    to: ScaleLayout,
+    shape: QuantizedShape,
+) -> Result<()> {
+    if shape.rows == 0 || shape.cols == 0 {
+        return Ok(());
+    }
+    let (_, bytes) = shape.with_scale_layout(ScaleLayout::Swizzled).bytes()?;
+    let name = match to {
+        ScaleLayout::Swizzled => "scales_to_swizzled",
+        ScaleLayout::Linear => "scales_to_linear",
+    };
+    let (kernel, function) = module.kernel(name)?;
+    let rows = shape.rows as u64;
+    let grid = ScaleGrid::swizzled(shape.blocks_per_row() as u64);
+    let tiles = Argument(Divider::new(grid.tiles_per_row));
+    let grid = Argument(grid);
+    let mut launch = stream.launch_builder(function);
+    launch.arg(source).arg(target).arg(&rows).arg(&grid).arg(&tiles);
+    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their layouts, and there is a
+    // thread for each four bytes of the swizzled side.
+    unsafe { launch.launch(config(kernel, bytes as u64)?) }.map_err(doing("launching a layout kernel"))?;
     Ok(())
 }
 
@@ -122,30 +285,34 @@ fn access<T: Element>(address: u64, shape: Shape) -> &'static str {
 
 /// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row, which
 /// spares the kernel its divisions.
-fn grid(shape: Shape) -> Result<Argument<BlockGrid>> {
+fn grid(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
     let Shape { rows, cols, row_stride } = shape;
-    let flat = row_stride == cols && cols.is_multiple_of(32);
+    let flat = row_stride == cols && cols.is_multiple_of(block);
     let (r, c, s) = if flat { (1, rows * cols, rows * cols) } else { (rows, cols, row_stride) };
-    let grid = BlockGrid::new(r as u64, c as u64, s as u64, 32);
+    let grid = BlockGrid::new(r as u64, c as u64, s as u64, block as u64);
     grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
 }
 
-fn options(recipe: &Recipe) -> Argument<QuantizeOptions> {
-    Argument(QuantizeOptions {
-        mantissa_addend: recipe.arithmetic.scale_rule.mantissa_addend(),
-        negative_zero: recipe.arithmetic.negative_zero as u32,
-        saturate_non_finite: u32::from(recipe.non_finite == NonFinite::Saturate),
+/// Where the scale bytes of a tensor that is not empty lie.
+fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
+    let blocks = shape.blocks_per_row() as u64;
+    Argument(match shape.scale_layout {
+        ScaleLayout::Linear => ScaleGrid::linear(blocks),
+        ScaleLayout::Swizzled => ScaleGrid::swizzled(blocks),
     })
 }
 
-fn config(kernel: &Kernel, grid: &BlockGrid) -> Result<LaunchConfig> {
-    let thread_blocks = grid.blocks.div_ceil(u64::from(kernel.blocks));
+/// The elements of a grid's blocks, padding included.
+fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> u64 {
+    grid.0.blocks * format.block() as u64
+}
+
+/// The launch that covers so many elements.
+fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
+    let thread_blocks = elements.div_ceil(u64::from(kernel.elements));
     let grid_dim = i32::try_from(thread_blocks).map_err(|_| Error::Gpu {
         doing: "launching a kernel",
-        message: format!(
-            "{} blocks are more than one launch can cover; split the matrix by rows",
-            grid.blocks
-        ),
+        message: format!("{elements} elements are more than one launch can cover; split the matrix by rows"),
     })?;
     Ok(LaunchConfig {
         grid_dim: (grid_dim as u32, 1, 1),

@@ -18,16 +18,18 @@ mod tensor;
 pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
-pub use tensor::{DeviceReport, DeviceTensor};
+pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
 
+use crate::amax::Amax;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::recipe::{Format, NonFinite, Recipe};
-use crate::tensor::{Quantized, QuantizedTensor, Shape};
+use crate::recipe::{Global, NonFinite, Recipe, Scheme};
+use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+use microscale_formats::ScaleLayout;
 use module::Module;
 
 /// One GPU, ready to work: its context, a stream and the kernels.
@@ -74,17 +76,17 @@ impl Gpu {
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
         shape.check("the input", values.len())?;
         let span = shape.span()?;
-        let mut tensor = DeviceTensor::zeros(&self.stream, recipe.format, shape.rows, shape.cols)?;
+        let mut tensor = DeviceTensor::zeros(&self.stream, QuantizedShape::of(recipe, shape))?;
         let mut report = DeviceReport::zeros(&self.stream)?;
         if shape.is_empty() {
             return Ok(Quantized {
                 tensor: tensor.to_host(&self.stream)?,
-                report: report.read(&self.stream, shape)?,
+                report: report.read(&self.stream, shape, recipe.format())?,
             });
         }
         let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
         self.quantize_on(&self.stream, &input, shape, recipe, &mut tensor, &mut report)?;
-        let report = report.read(&self.stream, shape)?;
+        let report = report.read(&self.stream, shape, recipe.format())?;
         match report.first_non_finite {
             Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
             _ => Ok(Quantized { tensor: tensor.to_host(&self.stream)?, report }),
@@ -106,7 +108,9 @@ impl Gpu {
         self.stream.clone_dtoh(&out).map_err(doing("copying the output back"))
     }
 
-    /// Quantizes a matrix in device memory: enqueues one kernel and returns. Allocates nothing and does not wait.
+    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be computed or swizzled scales
+    /// have padding, and returns.
+    /// Allocates nothing and does not wait.
     ///
     /// Counts are added to `report`. Under [`NonFinite::Error`] the kernel cannot refuse: blocks with non-finite values
     /// become NaN, and the caller finds them in the report when it reads it.
@@ -123,10 +127,89 @@ impl Gpu {
         report: &mut DeviceReport,
     ) -> Result<()> {
         shape.check("the input", values.len())?;
-        out.check_shape(recipe.format, shape)?;
-        match recipe.format {
-            Format::Mxfp4 => launch::mxfp4_quantize(&self.module, stream, values, shape, recipe, out, report),
+        out.shape().require(QuantizedShape::of(recipe, shape))?;
+        recipe.check()?;
+        if out.has_padded_scales() {
+            let (_, scales, _) = out.parts_mut();
+            stream.memset_zeros(scales).map_err(doing("clearing padding"))?;
         }
+        if let Scheme::Nvfp4(arithmetic, global) = recipe.scheme {
+            let absent = global == Global::Absent || shape.is_empty();
+            out.set_direction((!absent).then_some(arithmetic.direction));
+            if global == Global::FromAmax {
+                let (_, _, slot) = out.parts_mut();
+                stream.memset_zeros(slot).map_err(doing("clearing an amax"))?;
+                launch::amax(&self.module, stream, values, shape, slot)?;
+                launch::plan::<T>(&self.module, stream, recipe, slot)?;
+            }
+        }
+        launch::quantize(&self.module, stream, values, shape, recipe, out, report)
+    }
+
+    /// The largest magnitude of host memory, as [`crate::amax`] gives it.
+    ///
+    /// # Errors
+    /// Those of [`crate::amax`], and [`Error::Gpu`].
+    pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
+        shape.check("the input", values.len())?;
+        let span = shape.span()?;
+        let mut amax = DeviceAmax::zeros(&self.stream)?;
+        if !shape.is_empty() {
+            let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
+            self.amax_on(&self.stream, &input, shape, &mut amax)?;
+        }
+        amax.read(&self.stream)
+    }
+
+    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates nothing and
+    /// does not wait.
+    ///
+    /// # Errors
+    /// Those of [`crate::amax`], and [`Error::Gpu`].
+    pub fn amax_on<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        values: &impl DevicePtr<T>,
+        shape: Shape,
+        amax: &mut DeviceAmax,
+    ) -> Result<()> {
+        shape.check("the input", values.len())?;
+        launch::amax(&self.module, stream, values, shape, amax.slot_mut())
+    }
+
+    /// The same tensor with its scales in another layout, as [`QuantizedTensor::convert_layout`] gives it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn convert_layout(&self, tensor: &QuantizedTensor, layout: ScaleLayout) -> Result<QuantizedTensor> {
+        let source = DeviceTensor::from_host(&self.stream, tensor)?;
+        let mut target = DeviceTensor::zeros(&self.stream, tensor.shape().with_scale_layout(layout))?;
+        self.convert_layout_on(&self.stream, &source, &mut target)?;
+        target.to_host(&self.stream)
+    }
+
+    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues and returns. Allocates
+    /// nothing and does not wait.
+    ///
+    /// # Errors
+    /// [`Error::QuantizedShape`] if more than the scale layout differs, and [`Error::Gpu`].
+    pub fn convert_layout_on(
+        &self,
+        stream: &Arc<CudaStream>,
+        source: &DeviceTensor,
+        target: &mut DeviceTensor,
+    ) -> Result<()> {
+        let (from, to) = (source.shape().scale_layout, target.shape().scale_layout);
+        target.shape().require(source.shape().with_scale_layout(to))?;
+        let copying = doing("copying a quantized tensor");
+        target.set_direction(source.direction());
+        let (codes, scales, global) = target.parts_mut();
+        stream.memcpy_dtod(source.codes(), codes).map_err(&copying)?;
+        stream.memcpy_dtod(source.global_slot(), global).map_err(&copying)?;
+        if from == to {
+            return stream.memcpy_dtod(source.scales(), scales).map_err(&copying);
+        }
+        launch::convert_scales(&self.module, stream, source.scales(), scales, to, source.shape())
     }
 
     /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and returns.
@@ -143,9 +226,7 @@ impl Gpu {
     ) -> Result<()> {
         let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
         shape.check("the output", out.len())?;
-        match tensor.format() {
-            Format::Mxfp4 => launch::mxfp4_dequantize(&self.module, stream, tensor, out, shape),
-        }
+        launch::dequantize(&self.module, stream, tensor, out, shape)
     }
 }
 

@@ -1,35 +1,44 @@
 //! Quantized tensors and reports in device memory.
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use microscale_kernels_abi::{NO_POSITION, REPORT_SLOTS, ReportSlot};
+use microscale_formats::ScaleLayout;
+use microscale_formats::nvfp4::{Direction, GlobalScale};
+use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::sync::Arc;
 
 use super::doing;
+use crate::amax::Amax;
 use crate::error::Result;
 use crate::recipe::Format;
 use crate::report::{Position, Report};
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// A [`QuantizedTensor`] in device memory, laid out the same.
 pub struct DeviceTensor {
-    format: Format,
-    rows: usize,
-    cols: usize,
+    shape: QuantizedShape,
     codes: CudaSlice<u8>,
     scales: CudaSlice<u8>,
+    /// A [`GlobalSlot`]: the global scale, and the amax that it may be computed from.
+    global: CudaSlice<u32>,
+    /// How the global scale is to be read, if there is one.
+    direction: Option<Direction>,
 }
+
+/// Words of a slot.
+const GLOBAL_WORDS: usize = size_of::<GlobalSlot>() / size_of::<u32>();
 
 impl DeviceTensor {
     /// Room for a matrix, filled with zeros on the stream.
     ///
     /// # Errors
     /// [`crate::Error::TooLarge`], and [`crate::Error::Gpu`] when memory is short.
-    pub fn zeros(stream: &Arc<CudaStream>, format: Format, rows: usize, cols: usize) -> Result<Self> {
-        Shape::new(rows, cols).span()?;
+    pub fn zeros(stream: &Arc<CudaStream>, shape: QuantizedShape) -> Result<Self> {
+        let (codes, scales) = shape.bytes()?;
+        let allocating = doing("allocating a quantized tensor");
         // cudarc allocates no empty buffers: an empty tensor keeps a byte that is never used.
-        let blocks = rows * cols.div_ceil(format.block());
-        let bytes = |n: usize| stream.alloc_zeros(n.max(1)).map_err(doing("allocating a quantized tensor"));
-        Ok(Self { format, rows, cols, codes: bytes(blocks * format.block_bytes())?, scales: bytes(blocks)? })
+        let bytes = |n: usize| stream.alloc_zeros(n.max(1)).map_err(&allocating);
+        let global = stream.alloc_zeros(GLOBAL_WORDS).map_err(&allocating)?;
+        Ok(Self { shape, codes: bytes(codes)?, scales: bytes(scales)?, global, direction: None })
     }
 
     /// A copy of a tensor in host memory, made on the stream.
@@ -37,11 +46,19 @@ impl DeviceTensor {
     /// # Errors
     /// [`crate::Error::Gpu`].
     pub fn from_host(stream: &Arc<CudaStream>, tensor: &QuantizedTensor) -> Result<Self> {
-        let mut device = Self::zeros(stream, tensor.format(), tensor.rows(), tensor.cols())?;
+        let mut device = Self::zeros(stream, tensor.shape())?;
         if !tensor.scales().is_empty() {
             let copying = doing("copying a quantized tensor to it");
             stream.memcpy_htod(tensor.codes(), &mut device.codes).map_err(&copying)?;
             stream.memcpy_htod(tensor.scales(), &mut device.scales).map_err(&copying)?;
+        }
+        if let Some(global) = tensor.global_scale() {
+            let copying = doing("copying a global scale to it");
+            device.direction = Some(global.direction());
+            let word = [global.value().to_bits()];
+            stream.memcpy_htod(&word, &mut device.global.slice_mut(..1)).map_err(&copying)?;
+            // The word is on the stack.
+            stream.synchronize().map_err(&copying)?;
         }
         Ok(device)
     }
@@ -51,30 +68,39 @@ impl DeviceTensor {
     /// # Errors
     /// [`crate::Error::Gpu`].
     pub fn to_host(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
-        let mut host = QuantizedTensor::zeros(self.format, self.rows, self.cols)?;
+        let mut host = QuantizedTensor::zeros(self.shape)?;
         let (codes, scales) = host.parts_mut();
+        let copying = doing("copying a quantized tensor back");
         if !scales.is_empty() {
-            let copying = doing("copying a quantized tensor back");
             stream.memcpy_dtoh(&self.codes, codes).map_err(&copying)?;
             stream.memcpy_dtoh(&self.scales, scales).map_err(&copying)?;
-            stream.synchronize().map_err(&copying)?;
         }
+        let mut global = [0; GLOBAL_WORDS];
+        stream.memcpy_dtoh(&self.global, &mut global).map_err(&copying)?;
+        stream.synchronize().map_err(&copying)?;
+        let value = f32::from_bits(global[0]);
+        host.set_global_scale(self.direction.and_then(|direction| GlobalScale::new(direction, value)));
         Ok(host)
     }
 
     /// The format.
     pub fn format(&self) -> Format {
-        self.format
+        self.shape.format
+    }
+
+    /// Format, rows, columns and scale layout.
+    pub fn shape(&self) -> QuantizedShape {
+        self.shape
     }
 
     /// Rows.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.shape.rows
     }
 
     /// Elements in a row, padding not counted.
     pub fn cols(&self) -> usize {
-        self.cols
+        self.shape.cols
     }
 
     /// The packed codes.
@@ -82,18 +108,76 @@ impl DeviceTensor {
         &self.codes
     }
 
-    /// The block scales.
+    /// The block scales, in the order of the scale layout.
     pub fn scales(&self) -> &CudaSlice<u8> {
         &self.scales
     }
 
-    pub(super) fn parts_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>) {
-        (&mut self.codes, &mut self.scales)
+    /// How NVFP4's global scale is written down; none if the tensor has no global scale. The number itself is in device memory:
+    /// the first word of [`Self::global_slot`], as the bits of an f32.
+    pub fn direction(&self) -> Option<Direction> {
+        self.direction
     }
 
-    /// Checks that this is a tensor of a format and shape.
-    pub(super) fn check_shape(&self, format: Format, shape: Shape) -> Result<()> {
-        QuantizedTensor::require_shape((self.format, self.rows, self.cols), self.codes.len(), format, shape)
+    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN and infinity if the
+    /// input had one; what follows are the kernels' own notes.
+    pub fn global_slot(&self) -> &CudaSlice<u32> {
+        &self.global
+    }
+
+    pub(super) fn parts_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>, &mut CudaSlice<u32>) {
+        (&mut self.codes, &mut self.scales, &mut self.global)
+    }
+
+    /// Whether there are scale bytes that belong to no block.
+    pub(super) fn has_padded_scales(&self) -> bool {
+        self.shape.scale_layout == ScaleLayout::Swizzled
+            && self.scales.len() > self.shape.rows * self.shape.blocks_per_row()
+    }
+
+    pub(super) fn set_direction(&mut self, direction: Option<Direction>) {
+        self.direction = direction;
+    }
+}
+
+/// The largest magnitude of matrices in device memory, to which [`super::Gpu::amax_on`] adds.
+pub struct DeviceAmax {
+    slot: CudaSlice<u32>,
+}
+
+impl DeviceAmax {
+    /// Of nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`].
+    pub fn zeros(stream: &Arc<CudaStream>) -> Result<Self> {
+        let slot = stream.alloc_zeros(GLOBAL_WORDS).map_err(doing("allocating an amax"))?;
+        Ok(Self { slot })
+    }
+
+    /// Makes it that of nothing again, on the stream.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`].
+    pub fn clear(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        stream.memset_zeros(&mut self.slot).map_err(doing("clearing an amax"))
+    }
+
+    /// The amax of what was added on the stream so far, which it waits for.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`].
+    pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Amax> {
+        let reading = doing("reading an amax");
+        let mut words = [0; GLOBAL_WORDS];
+        stream.memcpy_dtoh(&self.slot, &mut words).map_err(&reading)?;
+        stream.synchronize().map_err(&reading)?;
+        let [_, amax, nan, infinite, ..] = words;
+        Ok(Amax { finite: f32::from_bits(amax), nan: nan != 0, infinite: infinite != 0 })
+    }
+
+    pub(super) fn slot_mut(&mut self) -> &mut CudaSlice<u32> {
+        &mut self.slot
     }
 }
 
@@ -124,11 +208,11 @@ impl DeviceReport {
     }
 
     /// The report of what was quantized on the stream so far, which it waits for. The position of the first non-finite
-    /// element means something if that was one matrix, of this shape.
+    /// element means something if that was one matrix, of this shape, to this format.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
-    pub fn read(&self, stream: &Arc<CudaStream>, shape: Shape) -> Result<Report> {
+    pub fn read(&self, stream: &Arc<CudaStream>, shape: Shape, format: Format) -> Result<Report> {
         let reading = doing("reading a report");
         let mut words = [0u64; REPORT_SLOTS * FIELDS];
         stream.memcpy_dtoh(&self.slots, &mut words).map_err(&reading)?;
@@ -144,7 +228,7 @@ impl DeviceReport {
             report.saturated_scales += saturated;
             first = first.max(position);
         }
-        report.first_non_finite = (first != NO_POSITION).then(|| position(!first, shape));
+        report.first_non_finite = (first != NO_POSITION).then(|| position(!first, shape, format));
         Ok(report)
     }
 
@@ -153,9 +237,9 @@ impl DeviceReport {
     }
 }
 
-/// Where element 32 · block + index stands.
-fn position(index: u64, shape: Shape) -> Position {
-    let row_elements = shape.cols.div_ceil(32) as u64 * 32;
+/// Where element B · block + index stands, in a format with blocks of B.
+fn position(index: u64, shape: Shape, format: Format) -> Position {
+    let row_elements = shape.cols.next_multiple_of(format.block()) as u64;
     Position { row: (index / row_elements) as usize, col: (index % row_elements) as usize }
 }
 
@@ -167,4 +251,9 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, flushed) == 24);
     assert!(std::mem::offset_of!(ReportSlot, scale_saturated) == 32);
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
+    // As do `to_host` and `DeviceAmax::read`.
+    assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
+    assert!(std::mem::offset_of!(GlobalSlot, amax_bits) == 4);
+    assert!(std::mem::offset_of!(GlobalSlot, nan) == 8);
+    assert!(std::mem::offset_of!(GlobalSlot, infinite) == 12);
 };

@@ -1,6 +1,10 @@
 //! The program from outside.
 
+mod global_scale;
 mod measuring;
+mod mxfp8;
+mod nvfp4;
+mod packed;
 mod refusing;
 mod reporting;
 mod writing;

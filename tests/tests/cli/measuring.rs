@@ -21,6 +21,8 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
         [
             "op",
             "format",
+            "convention",
+            "scale_layout",
             "dtype",
             "rows",
             "cols",

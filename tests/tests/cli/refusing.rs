@@ -102,9 +102,43 @@ fn wrong_command_lines_are_usage_errors() {
     }
     // The words come from the library's own lists.
     let help = run(&[&"quantize", &"--help"]).ok();
-    for word in ["mxfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
+    for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
         assert!(help.contains(word), "{help}");
     }
+}
+
+#[test]
+fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
+    let scratch = Scratch::new();
+    let before = scratch.contents();
+    for (args, parts) in [
+        (
+            "--format nvfp4 --convention ocp",
+            &["nvfp4 has no convention ocp", "compressed-tensors", "torchao"][..],
+        ),
+        ("--format nvfp4 --convention ggml", &["nvfp4 has no convention ggml"]),
+        ("--format mxfp4 --convention transformer-engine", &["mxfp4 has no convention transformer-engine"]),
+        ("--format mxfp8-e4m3 --convention modelopt", &["mxfp8-e4m3 has no convention modelopt", "ocp"]),
+        ("--format mxfp8-e5m2", &["has no mxfp8-e5m2", "mxfp8-e4m3"]),
+        ("--format nvfp4 --scale-rule floor", &["--scale-rule", "nvfp4"]),
+        ("--format nvfp4 --ties away", &["--ties is for mxfp4", "nvfp4"]),
+        ("--format mxfp8-e4m3 --ties away", &["--ties is for mxfp4", "mxfp8-e4m3"]),
+        ("--format mxfp4 --global-scale 3", &["mxfp4 has no global scale"]),
+        ("--format mxfp8-e4m3 --global-scale none", &["mxfp8-e4m3 has no global scale"]),
+        ("--global-scale x.safetensors", &["mxfp4 has no global scale"]),
+        ("--format nvfp4 --global-scale 0", &["global scale of 0 as a divisor", "out of range"]),
+        ("--format nvfp4 --global-scale=-1", &["global scale of -1 as a divisor"]),
+        ("--format nvfp4 --global-scale nan", &["global scale of NaN"]),
+        ("--format nvfp4 --global-scale 1e39", &["global scale of inf"]),
+        ("--format nvfp4 --global-scale 1e-37", &["out of range"]),
+        ("--format nvfp4 --convention torchao --global-scale 1e37", &["as a multiplier", "out of range"]),
+    ] {
+        let run = quantize(&scratch, &sample(), "OUT", &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        let line = run.stderr.lines().last().unwrap_or_default();
+        assert!(line.starts_with("error: ") && parts.iter().all(|part| line.contains(part)), "{run:#?}");
+    }
+    assert_eq!(before, scratch.contents());
 }
 
 #[test]

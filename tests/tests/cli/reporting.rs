@@ -2,7 +2,7 @@
 
 use approx::assert_relative_eq;
 use half::bf16;
-use microscale::{ErrorStats, QuantizedTensor, Recipe, Shape};
+use microscale::{ErrorStats, Format, QuantizedShape, QuantizedTensor, Recipe, Shape};
 use microscale_tests::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
@@ -23,8 +23,8 @@ fn there_and_back_again() {
         let expected = if quantizable(name) {
             let parts = ["packed", "scale"].map(|part| quantized[&format!("{name}_{part}")].2.clone());
             let [codes, scales] = parts;
-            let format = microscale::Format::Mxfp4;
-            let tensor = QuantizedTensor::from_parts(format, shape[0], shape[1], codes, scales).unwrap();
+            let quantized_shape = QuantizedShape::new(Format::Mxfp4, shape[0], shape[1]);
+            let tensor = QuantizedTensor::from_parts(quantized_shape, codes, scales).unwrap();
             &microscale::dequantize::<bf16>(&tensor).iter().flat_map(|value| value.to_le_bytes()).collect()
         } else {
             original

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use microscale::{Convention, Recipe, Shape};
+use microscale::{Convention, Format, Recipe, Scheme, Shape};
 use microscale_tests::{Run, Scratch, command, raw_file, run, sample};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -111,16 +111,19 @@ fn conventions_decide_the_bytes_and_rules_override_them() {
     };
     let conventions = [
         ("ocp", Convention::Ocp),
+        ("torchao", Convention::Torchao),
         ("compressed-tensors", Convention::CompressedTensors),
         ("modelopt", Convention::Modelopt),
         ("ggml", Convention::Ggml),
     ];
     for (word, convention) in conventions {
-        assert_eq!(codes(word, &["--convention", word]), expected(Recipe::of(convention)), "{word}");
+        let recipe = Recipe::of(Format::Mxfp4, convention).unwrap();
+        assert_eq!(codes(word, &["--convention", word]), expected(recipe), "{word}");
     }
-    let mut mixed = Recipe::of(Convention::Ggml);
-    mixed.arithmetic.scale_rule = microscale::formats::ScaleRule::Ceil;
-    mixed.arithmetic.ties = microscale::formats::Ties::Away;
+    let mut arithmetic = Convention::Ggml.mxfp4().unwrap();
+    arithmetic.scale_rule = microscale::formats::ScaleRule::Ceil;
+    arithmetic.ties = microscale::formats::Ties::Away;
+    let mixed = Recipe { scheme: Scheme::Mxfp4(arithmetic), ..Recipe::default() };
     let more = ["--convention", "ggml", "--scale-rule", "ceil", "--ties", "away"];
     assert_eq!(codes("mixed", &more), expected(mixed));
 }

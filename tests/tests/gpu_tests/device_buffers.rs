@@ -1,130 +1,212 @@
 //! Operations on buffers that are on the GPU already.
 
 use half::bf16;
+use microscale::gpu::cudarc::driver::CudaView;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceReport, DeviceTensor, Gpu};
-use microscale::{Error, Format, NonFinite, Quantized, Recipe, Shape, quantize};
-
-use super::support::{assert_is_cpus, patterns};
-
-const PROPAGATE: Recipe = Recipe {
-    format: Format::Mxfp4,
-    arithmetic: microscale::Convention::Ocp.mxfp4(),
-    non_finite: NonFinite::Propagate,
+use microscale::gpu::{DeviceAmax, DeviceReport, DeviceTensor, Gpu};
+use microscale::{
+    Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Shape,
+    amax, quantize,
 };
+use microscale_tests::cases::quantized_shape;
 
-fn tensor(gpu: &Gpu, shape: Shape) -> DeviceTensor {
-    DeviceTensor::zeros(gpu.stream(), Format::Mxfp4, shape.rows, shape.cols).unwrap()
+use super::support::{assert_is_cpus, default_recipes, patterns};
+
+/// OCP's MXFP4.
+fn mxfp4() -> Recipe {
+    let ocp = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    Recipe { non_finite: NonFinite::Propagate, ..ocp }
+}
+
+fn tensor(gpu: &Gpu, shape: Shape, recipe: &Recipe) -> DeviceTensor {
+    DeviceTensor::zeros(gpu.stream(), quantized_shape(shape, recipe)).unwrap()
+}
+
+/// Quantizes on the GPU's stream and brings back what came of it.
+fn quantize_view<T: Element>(gpu: &Gpu, view: &CudaView<'_, T>, shape: Shape, recipe: &Recipe) -> Quantized {
+    let (mut out, mut report) = (tensor(gpu, shape, recipe), DeviceReport::zeros(gpu.stream()).unwrap());
+    gpu.quantize_on(gpu.stream(), view, shape, recipe, &mut out, &mut report).unwrap();
+    let tensor = out.to_host(gpu.stream()).unwrap();
+    Quantized { tensor, report: report.read(gpu.stream(), shape, recipe.format()).unwrap() }
 }
 
 pub(crate) fn may_start_anywhere(gpu: &Gpu) {
     let shape = Shape::new(9, 160);
     let values = patterns::<bf16>(shape.elements() + 16, true, 1);
     let whole = gpu.stream().clone_htod(&values).unwrap();
-    for start in 0..16 {
-        let view = whole.slice(start..start + shape.elements());
-        let (mut out, mut report) = (tensor(gpu, shape), DeviceReport::zeros(gpu.stream()).unwrap());
-        gpu.quantize_on(gpu.stream(), &view, shape, &PROPAGATE, &mut out, &mut report).unwrap();
-        let tensor = out.to_host(gpu.stream()).unwrap();
-        let report = report.read(gpu.stream(), shape).unwrap();
-        assert_is_cpus(&Quantized { tensor, report }, &values[start..], shape, &PROPAGATE);
+    for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+        for recipe in default_recipes(scale_layout) {
+            for start in 0..16 {
+                let view = whole.slice(start..start + shape.elements());
+                let found = quantize_view(gpu, &view, shape, &recipe);
+                assert_is_cpus(&found, &values[start..], shape, &recipe);
+            }
+        }
     }
 }
 
 pub(crate) fn keep_what_lies_between_rows(gpu: &Gpu) {
     let shape = Shape::new(50, 70).with_row_stride(88);
     let values = patterns::<f32>(shape.span().unwrap(), false, 2);
-    let quantized = quantize(&values, shape, &PROPAGATE).unwrap().tensor;
-    let device = DeviceTensor::from_host(gpu.stream(), &quantized).unwrap();
-    let mut out = gpu.stream().clone_htod(&vec![-1.5f32; 50 * 88]).unwrap();
-    gpu.dequantize_on(gpu.stream(), &device, &mut out, 88).unwrap();
-    let found = gpu.stream().clone_dtoh(&out).unwrap();
-    assert!(found.chunks(88).all(|row| row[70..].iter().all(|v| *v == -1.5)));
+    for recipe in default_recipes(ScaleLayout::Linear) {
+        let quantized = quantize(&values, shape, &recipe).unwrap().tensor;
+        let device = DeviceTensor::from_host(gpu.stream(), &quantized).unwrap();
+        let mut out = gpu.stream().clone_htod(&vec![-1.5f32; 50 * 88]).unwrap();
+        gpu.dequantize_on(gpu.stream(), &device, &mut out, 88).unwrap();
+        let found = gpu.stream().clone_dtoh(&out).unwrap();
+        assert!(found.chunks(88).all(|row| row[70..].iter().all(|v| *v == -1.5)), "{recipe:?}");
+    }
+}
+
+/// A tensor that held another matrix, its padding included, holds nothing of it afterwards.
+pub(crate) fn used_tensors_keep_nothing(gpu: &Gpu) {
+    let (stream, shape) = (gpu.stream(), Shape::new(130, 100));
+    for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+        for recipe in default_recipes(scale_layout) {
+            let used = microscale_tests::cases::used_tensor(quantized_shape(shape, &recipe));
+            let mut out = DeviceTensor::from_host(stream, &used).unwrap();
+            for seed in 0..3 {
+                let values = patterns::<f32>(shape.elements(), false, seed);
+                let input = stream.clone_htod(&values).unwrap();
+                let mut report = DeviceReport::zeros(stream).unwrap();
+                gpu.quantize_on(stream, &input, shape, &recipe, &mut out, &mut report).unwrap();
+                let tensor = out.to_host(stream).unwrap();
+                let report = report.read(stream, shape, recipe.format()).unwrap();
+                assert_is_cpus(&Quantized { tensor, report }, &values, shape, &recipe);
+            }
+        }
+    }
 }
 
 pub(crate) fn that_are_too_short_are_refused(gpu: &Gpu) {
     let shape = Shape::new(8, 64);
     let short = gpu.stream().alloc_zeros::<f32>(8 * 64 - 1).unwrap();
-    let (mut out, mut report) = (tensor(gpu, shape), DeviceReport::zeros(gpu.stream()).unwrap());
-    let refused = gpu.quantize_on(gpu.stream(), &short, shape, &PROPAGATE, &mut out, &mut report);
-    assert!(matches!(refused, Err(Error::Length { expected: 512, found: 511, .. })), "{refused:?}");
     let enough = gpu.stream().alloc_zeros::<f32>(8 * 64).unwrap();
-    let mut smaller = tensor(gpu, Shape::new(8, 32));
-    let refused = gpu.quantize_on(gpu.stream(), &enough, shape, &PROPAGATE, &mut smaller, &mut report);
-    assert!(matches!(refused, Err(Error::QuantizedLength { .. })), "{refused:?}");
-    let mut output = gpu.stream().alloc_zeros::<f32>(8 * 64 - 1).unwrap();
-    let refused = gpu.dequantize_on(gpu.stream(), &out, &mut output, 64);
-    assert!(matches!(refused, Err(Error::Length { .. })), "{refused:?}");
+    let mut report = DeviceReport::zeros(gpu.stream()).unwrap();
+    for recipe in default_recipes(ScaleLayout::Linear) {
+        let mut out = tensor(gpu, shape, &recipe);
+        let refused = gpu.quantize_on(gpu.stream(), &short, shape, &recipe, &mut out, &mut report);
+        assert!(matches!(refused, Err(Error::Length { expected: 512, found: 511, .. })), "{refused:?}");
+        let right = quantized_shape(shape, &recipe);
+        let other_format = if recipe.format() == Format::Mxfp4 { Format::Mxfp8E4m3 } else { Format::Mxfp4 };
+        for other in [
+            QuantizedShape { cols: 32, ..right },
+            QuantizedShape { rows: 7, ..right },
+            QuantizedShape { format: other_format, ..right },
+            right.with_scale_layout(ScaleLayout::Swizzled),
+        ] {
+            let mut wrong = DeviceTensor::zeros(gpu.stream(), other).unwrap();
+            let refused = gpu.quantize_on(gpu.stream(), &enough, shape, &recipe, &mut wrong, &mut report);
+            let Err(Error::QuantizedShape { expected, found }) = refused else {
+                panic!("{other:?} was accepted for {right:?}")
+            };
+            assert_eq!((expected, found), (right, other));
+        }
+        let mut output = gpu.stream().alloc_zeros::<f32>(8 * 64 - 1).unwrap();
+        let refused = gpu.dequantize_on(gpu.stream(), &out, &mut output, 64);
+        assert!(matches!(refused, Err(Error::Length { .. })), "{refused:?}");
+    }
+    let mut sum = DeviceAmax::zeros(gpu.stream()).unwrap();
+    let refused = gpu.amax_on(gpu.stream(), &short, shape, &mut sum);
+    assert!(matches!(refused, Err(Error::Length { expected: 512, found: 511, .. })), "{refused:?}");
 }
 
 pub(crate) fn reports_add_up_and_clear(gpu: &Gpu) {
     let shape = Shape::new(40, 320);
     let values = patterns::<f32>(shape.elements(), true, 3);
-    let once = quantize(&values, shape, &PROPAGATE).unwrap().report;
-    assert!(once.nan > 0 && once.infinite > 0 && once.clipped_blocks > 0 && once.saturated_scales > 0);
     let input = gpu.stream().clone_htod(&values).unwrap();
-    let (mut out, mut report) = (tensor(gpu, shape), DeviceReport::zeros(gpu.stream()).unwrap());
-    for _ in 0..3 {
-        gpu.quantize_on(gpu.stream(), &input, shape, &PROPAGATE, &mut out, &mut report).unwrap();
+    for recipe in default_recipes(ScaleLayout::Linear) {
+        let once = quantize(&values, shape, &recipe).unwrap().report;
+        assert!(once.nan > 0 && once.infinite > 0, "{recipe:?}");
+        if recipe.format() == Format::Mxfp4 {
+            assert!(once.clipped_blocks > 0 && once.saturated_scales > 0, "{once:?}");
+        }
+        let mut out = tensor(gpu, shape, &recipe);
+        let mut report = DeviceReport::zeros(gpu.stream()).unwrap();
+        for _ in 0..3 {
+            gpu.quantize_on(gpu.stream(), &input, shape, &recipe, &mut out, &mut report).unwrap();
+        }
+        let thrice = report.read(gpu.stream(), shape, recipe.format()).unwrap();
+        assert_eq!((thrice.nan, thrice.infinite), (3 * once.nan, 3 * once.infinite), "{recipe:?}");
+        assert_eq!(thrice.clipped_blocks, 3 * once.clipped_blocks, "{recipe:?}");
+        assert_eq!(thrice.flushed_blocks, 3 * once.flushed_blocks, "{recipe:?}");
+        assert_eq!(thrice.saturated_scales, 3 * once.saturated_scales, "{recipe:?}");
+        assert_eq!(thrice.first_non_finite, once.first_non_finite, "{recipe:?}");
+        report.clear(gpu.stream()).unwrap();
+        let cleared = report.read(gpu.stream(), shape, recipe.format()).unwrap();
+        assert_eq!(cleared, microscale::Report::default(), "{recipe:?}");
     }
-    let thrice = report.read(gpu.stream(), shape).unwrap();
-    assert_eq!((thrice.nan, thrice.infinite), (3 * once.nan, 3 * once.infinite));
-    assert_eq!(thrice.clipped_blocks, 3 * once.clipped_blocks);
-    assert_eq!(thrice.flushed_blocks, 3 * once.flushed_blocks);
-    assert_eq!(thrice.saturated_scales, 3 * once.saturated_scales);
-    assert_eq!(thrice.first_non_finite, once.first_non_finite);
-    report.clear(gpu.stream()).unwrap();
-    assert_eq!(report.read(gpu.stream(), shape).unwrap(), microscale::Report::default());
 }
 
 pub(crate) fn streams_overlap(gpu: &Gpu) {
     // cudarc's events order the uses of each buffer: what one stream writes another may read.
     let shape = Shape::new(300, 1024);
-    let streams = [gpu.context().new_stream().unwrap(), gpu.context().new_stream().unwrap()];
-    let values = [patterns::<f32>(shape.elements(), false, 4), patterns::<f32>(shape.elements(), false, 5)];
-    let mut results = Vec::new();
-    for (stream, values) in streams.iter().zip(&values) {
-        let input = stream.clone_htod(values).unwrap();
-        let mut out = DeviceTensor::zeros(stream, Format::Mxfp4, shape.rows, shape.cols).unwrap();
-        let mut report = DeviceReport::zeros(stream).unwrap();
-        gpu.quantize_on(stream, &input, shape, &PROPAGATE, &mut out, &mut report).unwrap();
-        results.push((out, report));
-    }
-    for ((out, report), values) in results.iter().zip(&values) {
-        let tensor = out.to_host(gpu.stream()).unwrap();
-        let report = report.read(gpu.stream(), shape).unwrap();
-        assert_is_cpus(&Quantized { tensor, report }, values, shape, &PROPAGATE);
+    for recipe in default_recipes(ScaleLayout::Swizzled) {
+        let streams = [gpu.context().new_stream().unwrap(), gpu.context().new_stream().unwrap()];
+        let values =
+            [patterns::<f32>(shape.elements(), false, 4), patterns::<f32>(shape.elements(), false, 5)];
+        let mut results = Vec::new();
+        for (stream, values) in streams.iter().zip(&values) {
+            let input = stream.clone_htod(values).unwrap();
+            let mut out = DeviceTensor::zeros(stream, quantized_shape(shape, &recipe)).unwrap();
+            let mut report = DeviceReport::zeros(stream).unwrap();
+            gpu.quantize_on(stream, &input, shape, &recipe, &mut out, &mut report).unwrap();
+            results.push((out, report));
+        }
+        for ((out, report), values) in results.iter().zip(&values) {
+            let tensor = out.to_host(gpu.stream()).unwrap();
+            let report = report.read(gpu.stream(), shape, recipe.format()).unwrap();
+            assert_is_cpus(&Quantized { tensor, report }, values, shape, &recipe);
+        }
     }
 }
 
+/// Quantizing with a global scale that is computed, its amax, another layout, and back: all in one graph, which does its work
+/// anew for each input.
 pub(crate) fn graphs_capture_and_replay(_: &Gpu) {
     // Its own context state: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
     // SAFETY: everything below is on one stream.
     unsafe { gpu.context().disable_event_tracking() };
+    for recipe in default_recipes(ScaleLayout::Linear) {
+        replay(&gpu, &recipe);
+    }
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
+
+fn replay(gpu: &Gpu, recipe: &Recipe) {
     let (stream, shape) = (gpu.stream().clone(), Shape::new(64, 512));
-    let (first, second) =
-        (patterns::<f32>(shape.elements(), true, 6), patterns::<f32>(shape.elements(), true, 7));
-    let mut input = stream.clone_htod(&first).unwrap();
-    let (mut out, mut report) = (tensor(&gpu, shape), DeviceReport::zeros(&stream).unwrap());
+    let inputs = [6, 7].map(|seed| patterns::<f32>(shape.elements(), true, seed));
+    // Finite ones too, of another size, for another global scale.
+    let small: Vec<f32> = (0..shape.elements()).map(|i| (i as f32).sin() * 1e-3).collect();
+    let mut input = stream.clone_htod(&inputs[0]).unwrap();
+    let (mut out, mut report) = (tensor(gpu, shape, recipe), DeviceReport::zeros(&stream).unwrap());
+    let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..*recipe };
+    let (mut other, mut sum) = (tensor(gpu, shape, &swizzled), DeviceAmax::zeros(&stream).unwrap());
     let mut back = stream.alloc_zeros::<f32>(shape.elements()).unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     report.clear(&stream).unwrap();
-    gpu.quantize_on(&stream, &input, shape, &PROPAGATE, &mut out, &mut report).unwrap();
-    gpu.dequantize_on(&stream, &out, &mut back, shape.cols).unwrap();
+    sum.clear(&stream).unwrap();
+    gpu.amax_on(&stream, &input, shape, &mut sum).unwrap();
+    gpu.quantize_on(&stream, &input, shape, recipe, &mut out, &mut report).unwrap();
+    gpu.convert_layout_on(&stream, &out, &mut other).unwrap();
+    gpu.dequantize_on(&stream, &other, &mut back, shape.cols).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-    for values in [&first, &second, &first] {
+    for values in [&inputs[0], &inputs[1], &small, &inputs[0]] {
         stream.memcpy_htod(values, &mut input).unwrap();
         graph.launch().unwrap();
         let tensor = out.to_host(&stream).unwrap();
         let expected: Vec<f32> = microscale::dequantize(&tensor);
         let found = stream.clone_dtoh(&back).unwrap();
-        assert_eq!(bytemuck::cast_slice::<f32, u32>(&found), bytemuck::cast_slice::<f32, u32>(&expected));
-        let report = report.read(&stream, shape).unwrap();
-        assert_is_cpus(&Quantized { tensor, report }, values, shape, &PROPAGATE);
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&found), bits(&expected), "{recipe:?}");
+        assert_eq!(sum.read(&stream).unwrap(), amax(values, shape).unwrap(), "{recipe:?}");
+        let converted = other.to_host(&stream).unwrap();
+        assert_eq!(converted, tensor.convert_layout(ScaleLayout::Swizzled), "{recipe:?}");
+        let report = report.read(&stream, shape, recipe.format()).unwrap();
+        assert_is_cpus(&Quantized { tensor, report }, values, shape, recipe);
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
-    unsafe { gpu.context().enable_event_tracking() };
 }
 
 pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
@@ -136,32 +218,34 @@ pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
         println!("skipped: {needed} bytes of GPU memory are needed and {free} are free");
         return;
     }
-    // Every row is the same part, so that the CPU need only quantize one.
-    let shape = Shape::new(PARTS, PART);
+    // Every row is the same part, so that the CPU need only quantize one; its amax is that of all.
     let values = patterns::<bf16>(PART, true, 8);
     let part = gpu.stream().clone_htod(&values).unwrap();
     let mut input = gpu.stream().alloc_zeros::<bf16>(PART * PARTS).unwrap();
-    for i in 0..PARTS {
-        gpu.stream().memcpy_dtod(&part, &mut input.slice_mut(i * PART..(i + 1) * PART)).unwrap();
+    let nvfp4 = Recipe::of(Format::Nvfp4, Convention::Torchao).unwrap();
+    for recipe in [mxfp4(), Recipe { non_finite: NonFinite::Propagate, ..nvfp4 }] {
+        for i in 0..PARTS {
+            gpu.stream().memcpy_dtod(&part, &mut input.slice_mut(i * PART..(i + 1) * PART)).unwrap();
+        }
+        let shape = Shape::new(PARTS, PART);
+        let (mut out, mut report) = (tensor(gpu, shape, &recipe), DeviceReport::zeros(gpu.stream()).unwrap());
+        gpu.quantize_on(gpu.stream(), &input, shape, &recipe, &mut out, &mut report).unwrap();
+        let expected = quantize(&values, Shape::new(1, PART), &recipe).unwrap();
+        let found = out.to_host(gpu.stream()).unwrap();
+        assert_eq!(found.global_scale(), expected.tensor.global_scale(), "{recipe:?}");
+        let (codes, scales) = (expected.tensor.codes().len(), expected.tensor.scales().len());
+        for i in 0..PARTS {
+            let same = found.codes()[i * codes..][..codes] == *expected.tensor.codes();
+            assert!(same, "codes of row {i}: {recipe:?}");
+            let same = found.scales()[i * scales..][..scales] == *expected.tensor.scales();
+            assert!(same, "scales of row {i}: {recipe:?}");
+        }
+        let report = report.read(gpu.stream(), shape, recipe.format()).unwrap();
+        assert_eq!(report.nan, expected.report.nan * PARTS as u64, "{recipe:?}");
+        gpu.dequantize_on(gpu.stream(), &out, &mut input, PART).unwrap();
+        let last = gpu.stream().clone_dtoh(&input.slice((PARTS - 1) * PART..)).unwrap();
+        let expected: Vec<bf16> = microscale::dequantize(&expected.tensor);
+        let same = bytemuck::cast_slice::<bf16, u16>(&last) == bytemuck::cast_slice::<bf16, u16>(&expected);
+        assert!(same, "{recipe:?}");
     }
-    let (mut out, mut report) = (tensor(gpu, shape), DeviceReport::zeros(gpu.stream()).unwrap());
-    gpu.quantize_on(gpu.stream(), &input, shape, &PROPAGATE, &mut out, &mut report).unwrap();
-    let expected = quantize(&values, Shape::new(1, PART), &PROPAGATE).unwrap();
-    let found = out.to_host(gpu.stream()).unwrap();
-    for i in 0..PARTS {
-        assert!(
-            found.codes()[i * PART / 2..(i + 1) * PART / 2] == *expected.tensor.codes(),
-            "codes of row {i}"
-        );
-        assert!(
-            found.scales()[i * PART / 32..(i + 1) * PART / 32] == *expected.tensor.scales(),
-            "scales of row {i}"
-        );
-    }
-    let report = report.read(gpu.stream(), shape).unwrap();
-    assert_eq!(report.nan, expected.report.nan * PARTS as u64);
-    gpu.dequantize_on(gpu.stream(), &out, &mut input, PART).unwrap();
-    let last = gpu.stream().clone_dtoh(&input.slice((PARTS - 1) * PART..)).unwrap();
-    let expected: Vec<bf16> = microscale::dequantize(&expected.tensor);
-    assert!(bytemuck::cast_slice::<bf16, u16>(&last) == bytemuck::cast_slice::<bf16, u16>(&expected));
 }

@@ -1,18 +1,27 @@
 //! Quantization from host memory.
 
 use half::{bf16, f16};
+use microscale::formats::NegativeZero;
 use microscale::gpu::{Baseline, DeviceTensor, Gpu};
-use microscale::{Element, Error, NonFinite, Recipe, Shape, Words, cpu, quantize};
-use microscale_tests::data_dir;
+use microscale::{
+    Element, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, Recipe, ScaleLayout, Shape,
+    Words, cpu, quantize,
+};
+use microscale_tests::cases::{NVFP4_CONVENTIONS, block_of_ties, given_for, nvfp4_arithmetic};
+use microscale_tests::golden::{Golden, Input, Nvfp4, files};
+use microscale_tests::oracle::Exact;
+use microscale_tests::oracle::nvfp4::Rule;
 
-use super::support::{SHAPES, assert_is_cpus, check, patterns, recipes};
+use super::support::{SHAPES, assert_is_cpus, check, default_recipes, patterns, recipes};
 
 pub(crate) fn equals_the_cpu_for_every_option(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         for (i, shape) in SHAPES.into_iter().enumerate() {
             let values = patterns::<T>(shape.span().unwrap(), true, i as u64);
-            for recipe in recipes() {
-                check(gpu, &values, shape, &recipe);
+            for &(_, scale_layout) in ScaleLayout::WORDS {
+                for recipe in recipes(&[1e-6, 7.0], scale_layout) {
+                    check(gpu, &values, shape, &recipe);
+                }
             }
         }
     }
@@ -32,7 +41,7 @@ pub(crate) fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
             values.extend(shuffled.into_iter().map(&from_bits));
         }
         let shape = Shape::new(1024, 1024);
-        for recipe in recipes() {
+        for recipe in recipes(&[1e-3, 100.0], ScaleLayout::Linear) {
             check(gpu, &values, shape, &recipe);
         }
     }
@@ -70,61 +79,178 @@ pub(crate) fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
         }
     }
     let shape = Shape::new(values.len() / 32, 32);
-    for recipe in recipes() {
+    for recipe in recipes(&[1e-20, 1.0, 1e20], ScaleLayout::Linear) {
         check(gpu, &values, shape, &recipe);
     }
 }
 
 pub(crate) fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
-    let folder = data_dir().join("tests/golden/mxfp4");
-    let mut files = 0;
-    for entry in std::fs::read_dir(&folder).expect("the golden vectors are there") {
-        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let Ok(input) = file.tensor("input") else { continue };
-        let shape = Shape::new(input.shape()[0], input.shape()[1]);
-        for recipe in recipes() {
-            match input.dtype() {
-                safetensors::Dtype::F32 => {
-                    check::<f32>(gpu, &bytemuck::pod_collect_to_vec(input.data()), shape, &recipe)
-                }
-                safetensors::Dtype::F16 => {
-                    check::<f16>(gpu, &bytemuck::pod_collect_to_vec(input.data()), shape, &recipe)
-                }
-                safetensors::Dtype::BF16 => {
-                    check::<bf16>(gpu, &bytemuck::pod_collect_to_vec(input.data()), shape, &recipe)
-                }
-                other => panic!("golden input of dtype {other:?}"),
+    fn run(gpu: &Gpu, input: &Input, shape: Shape, recipes: &[Recipe]) {
+        for recipe in recipes {
+            match input {
+                Input::F32(values) => check(gpu, values, shape, recipe),
+                Input::F16(values) => check(gpu, values, shape, recipe),
+                Input::Bf16(values) => check(gpu, values, shape, recipe),
             }
         }
-        files += 1;
     }
-    assert!(files >= 10, "only {files} golden files in {}", folder.display());
+    let all = recipes(&[1.7], ScaleLayout::Linear);
+    let mut seen = 0;
+    for folder in ["mxfp4", "mxfp8"] {
+        for name in files(folder).iter().filter(|name| !name.contains("tables")) {
+            let golden = Golden::read(folder, name);
+            run(gpu, &golden.input, Shape::new(golden.rows, golden.cols), &all);
+            seen += 1;
+        }
+    }
+    for name in files("nvfp4").iter().filter(|name| !name.contains("tables")) {
+        let file = Nvfp4::read(name);
+        for case in &file.cases {
+            let mut globals = vec![Global::FromAmax, Global::Absent];
+            globals.extend(case.global_scale.filter(|scale| scale.in_range()).map(Global::Given));
+            let named = Recipe::of(Format::Nvfp4, file.convention).unwrap();
+            let of = |non_finite| {
+                globals.iter().map(move |global| Recipe { non_finite, ..named.with_global(*global) })
+            };
+            let recipes: Vec<_> = of(NonFinite::Propagate).chain(of(NonFinite::Saturate)).collect();
+            run(gpu, &case.input, Shape::new(case.rows, 64), &recipes);
+        }
+        seen += 1;
+    }
+    assert!(seen >= 45, "only {seen} golden files");
+}
+
+/// Global scales of every size, at the ends of their range, and the ones that suit `amax`, more or less.
+fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) -> Vec<GlobalScale> {
+    let direction = nvfp4_arithmetic(convention).direction;
+    let ends = [f32::from_bits(1), 1e-38, 1e-36, 1e-30, 1e30, 1e38, f32::MAX];
+    let any = std::iter::repeat_with(|| f32::from_bits(rng.u32(1..0x7F80_0000))).take(25);
+    let near = [1.0, 2688.0, 3.1, 0.37, 1.7];
+    ends.into_iter().chain(any).chain(near).map(|amax| given_for(direction, amax)).collect()
+}
+
+/// Elements whose quotients are exactly ties and one float beside them, under every block scale: where a division that is not
+/// correctly rounded shows.
+pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
+    fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
+        for convention in NVFP4_CONVENTIONS {
+            for given in global_scales(rng, convention) {
+                let rule = Rule { convention, global: given.value(), negative_zero: NegativeZero::Keep };
+                let mut values: Vec<T> = Vec::new();
+                for scale in (1..=0x7E).cycle().take(126 * 8) {
+                    values.extend(block_of_ties::<T>(rule, scale, rng));
+                }
+                let shape = Shape::new(values.len() / 64, 64);
+                let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+                check(gpu, &values, shape, &named.with_global(Global::Given(given)));
+                check(gpu, &values, shape, &named);
+            }
+        }
+    }
+    let mut rng = fastrand::Rng::with_seed(50);
+    run::<f32>(gpu, &mut rng);
+    run::<f16>(gpu, &mut rng);
+    run::<bf16>(gpu, &mut rng);
+}
+
+/// Volume: mantissas and magnitudes at random, under global scales of every size.
+pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
+    fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
+        let shape = Shape::new(1 << 10, 1 << 9);
+        for convention in NVFP4_CONVENTIONS {
+            for given in global_scales(rng, convention) {
+                // About as large as the global scale takes, some powers of two up and down.
+                let center = match given {
+                    GlobalScale::Divisor(divisor) => 2688.0 / f64::from(divisor),
+                    GlobalScale::Multiplier(multiplier) => 2688.0 * f64::from(multiplier),
+                };
+                let one = |_| {
+                    let magnitude = center * 2f64.powi(rng.i32(-14..3)) * rng.f64();
+                    let magnitude = magnitude.min(T::LARGEST);
+                    T::round_f64(if rng.bool() { magnitude } else { -magnitude })
+                };
+                let values: Vec<T> = (0..shape.elements()).map(one).collect();
+                let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+                check(gpu, &values, shape, &named.with_global(Global::Given(given)));
+                check(gpu, &values, shape, &named);
+            }
+        }
+    }
+    let mut rng = fastrand::Rng::with_seed(51);
+    run::<f32>(gpu, &mut rng);
+    run::<f16>(gpu, &mut rng);
+    run::<bf16>(gpu, &mut rng);
+}
+
+/// Tensors of zeros, of one element, and with every kind of extreme as the only amax.
+pub(crate) fn equals_the_cpu_on_degenerate_tensors(gpu: &Gpu) {
+    fn run<T: Exact>(gpu: &Gpu) {
+        let smallest = T::of_bits(1);
+        let leads = [0.0, -0.0, smallest.to_f64(), 1e-39, 1e-36, 1.0, T::LARGEST, f64::INFINITY, f64::NAN];
+        for lead in leads {
+            for rest in [0.0, -0.0, smallest.to_f64(), -1.0] {
+                let mut values = vec![T::round_f64(rest); 5 * 70];
+                values[3 * 70 + 11] = T::round_f64(lead);
+                for &(_, scale_layout) in ScaleLayout::WORDS {
+                    for recipe in recipes(&[1e-38, 1.0, 1e38], scale_layout) {
+                        check(gpu, &values, Shape::new(5, 70), &recipe);
+                    }
+                }
+            }
+        }
+    }
+    run::<f32>(gpu);
+    run::<f16>(gpu);
+    run::<bf16>(gpu);
 }
 
 pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
     for shape in [Shape::new(100, 1000), Shape::new(100, 999).with_row_stride(1003)] {
-        let mut values = patterns::<f32>(shape.span().unwrap(), false, 5);
-        assert!(gpu.quantize(&values, shape, &Recipe::default()).is_ok());
-        values[77 * shape.row_stride + 123] = f32::NEG_INFINITY;
-        values[91 * shape.row_stride + 5] = f32::NAN;
-        let by_gpu = gpu.quantize(&values, shape, &Recipe::default());
-        let Err(Error::NonFinite { first, report }) = by_gpu else { panic!("not refused: {by_gpu:?}") };
-        let Err(Error::NonFinite { first: cpus, report: cpus_report }) =
-            quantize(&values, shape, &Recipe::default())
-        else {
-            panic!("the CPU does not refuse")
-        };
-        assert_eq!((first.row, first.col), (77, 123));
-        assert_eq!((first, report), (cpus, cpus_report));
+        for propagating in default_recipes(ScaleLayout::Swizzled) {
+            let recipe = Recipe { non_finite: NonFinite::Error, ..propagating };
+            let mut values = patterns::<f32>(shape.span().unwrap(), false, 5);
+            assert!(gpu.quantize(&values, shape, &recipe).is_ok(), "{recipe:?}");
+            values[77 * shape.row_stride + 123] = f32::NEG_INFINITY;
+            values[91 * shape.row_stride + 5] = f32::NAN;
+            let by_gpu = gpu.quantize(&values, shape, &recipe);
+            let Err(Error::NonFinite { first, report }) = by_gpu else { panic!("{recipe:?}: not refused") };
+            let by_cpu = quantize(&values, shape, &recipe);
+            let Err(Error::NonFinite { first: cpus, report: cpus_report }) = by_cpu else {
+                panic!("{recipe:?}: the CPU does not refuse")
+            };
+            assert_eq!((first.row, first.col), (77, 123), "{recipe:?}");
+            assert_eq!((first, report), (cpus, cpus_report), "{recipe:?}");
+        }
+    }
+}
+
+pub(crate) fn refuses_global_scales_that_the_cpu_refuses(gpu: &Gpu) {
+    let values = [1.0f32; 64];
+    for convention in NVFP4_CONVENTIONS {
+        let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+        for value in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::from_bits(1), 1e-37, 1e38, f32::MAX, 1.0] {
+            for given in [GlobalScale::Divisor(value), GlobalScale::Multiplier(value)] {
+                let recipe = named.with_global(Global::Given(given));
+                let by_gpu = gpu.quantize(&values, Shape::new(1, 64), &recipe).map_err(|why| why.to_string());
+                let by_cpu = quantize(&values, Shape::new(1, 64), &recipe).map_err(|why| why.to_string());
+                assert_eq!(by_gpu, by_cpu, "{convention:?}, {given:?}");
+            }
+        }
     }
 }
 
 pub(crate) fn handles_empty_matrices(gpu: &Gpu) {
     for shape in [Shape::new(0, 32), Shape::new(5, 0), Shape::new(0, 0)] {
-        let quantized = gpu.quantize::<f32>(&[], shape, &Recipe::default()).unwrap();
-        assert_eq!(quantized, quantize::<f32>(&[], shape, &Recipe::default()).unwrap());
-        assert!(gpu.dequantize::<f32>(&quantized.tensor).unwrap().is_empty());
+        for &(_, scale_layout) in ScaleLayout::WORDS {
+            for recipe in recipes(&[1.0], scale_layout) {
+                let quantized = gpu.quantize::<f32>(&[], shape, &recipe).unwrap();
+                assert_eq!(quantized, quantize::<f32>(&[], shape, &recipe).unwrap(), "{shape:?}, {recipe:?}");
+                assert!(
+                    gpu.dequantize::<f32>(&quantized.tensor).unwrap().is_empty(),
+                    "{shape:?}, {recipe:?}"
+                );
+            }
+        }
     }
 }
 
@@ -135,8 +261,8 @@ pub(crate) fn baselines_equal_the_product(gpu: &Gpu) {
             let values = patterns::<T>(shape.span().unwrap(), true, 100 + i as u64);
             let input = gpu.stream().clone_htod(&values).unwrap();
             for (_, baseline) in Baseline::WORDS {
-                let mut out =
-                    DeviceTensor::zeros(gpu.stream(), recipe.format, shape.rows, shape.cols).unwrap();
+                let out_shape = QuantizedShape::new(recipe.format(), shape.rows, shape.cols);
+                let mut out = DeviceTensor::zeros(gpu.stream(), out_shape).unwrap();
                 gpu.quantize_baseline_on(*baseline, gpu.stream(), &input, shape, &recipe, &mut out).unwrap();
                 let found = out.to_host(gpu.stream()).unwrap();
                 let report = cpu::quantize(&values, shape, &recipe).unwrap().report;

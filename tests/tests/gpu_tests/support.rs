@@ -1,9 +1,10 @@
 //! Inputs and comparisons.
 
-use microscale::formats::mxfp4::Arithmetic;
-use microscale::formats::{NegativeZero, ScaleRule, Ties};
 use microscale::gpu::Gpu;
-use microscale::{Element, Format, NonFinite, Quantized, Recipe, Shape, Words, quantize};
+use microscale::{
+    Convention, Element, Format, NonFinite, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
+};
+use microscale_tests::cases::every_recipe;
 
 /// Random bit patterns in which a few rows of every magnitude, zeros, subnormals and non-finite values all occur.
 pub(crate) fn patterns<T: Element>(elements: usize, non_finite: bool, seed: u64) -> Vec<T> {
@@ -36,35 +37,42 @@ fn one<T: Element>(rng: &mut fastrand::Rng, exponent: i32, kind: u32, non_finite
     if non_finite || value.to_f32().is_finite() { value } else { T::from_f32(1.0) }
 }
 
-/// Every recipe that cannot refuse.
-pub(crate) fn recipes() -> Vec<Recipe> {
-    let mut recipes = Vec::new();
-    for (_, scale_rule) in ScaleRule::WORDS {
-        for (_, ties) in Ties::WORDS {
-            for (_, negative_zero) in NegativeZero::WORDS {
-                for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
-                    let arithmetic =
-                        Arithmetic { scale_rule: *scale_rule, ties: *ties, negative_zero: *negative_zero };
-                    recipes.push(Recipe { format: Format::Mxfp4, arithmetic, non_finite });
-                }
-            }
-        }
-    }
-    recipes
+/// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and given for these amaxes.
+pub(crate) fn recipes(amaxes: &[f32], scale_layout: ScaleLayout) -> Vec<Recipe> {
+    let accepting = every_recipe(amaxes).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
+    accepting.map(|recipe| Recipe { scale_layout, ..recipe }).collect()
+}
+
+/// Each format's default convention, in one layout, with non-finite values propagated.
+pub(crate) fn default_recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
+    let of = |format: Format| Recipe::of(format, Convention::default_for(format)).expect("the default");
+    let recipes = Format::WORDS.iter().map(|(_, format)| of(*format));
+    recipes.map(|recipe| Recipe { scale_layout, non_finite: NonFinite::Propagate, ..recipe }).collect()
 }
 
 /// Asserts that a result is the CPU's, naming the first block that is not.
 pub(crate) fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape: Shape, recipe: &Recipe) {
     let expected = quantize(values, shape, recipe).expect("the CPU quantizes");
+    if *found == expected {
+        return;
+    }
     let what = format!("{} {shape:?} {recipe:?}", T::DTYPE.word());
-    for (block, (ours, cpus)) in found.tensor.scales().iter().zip(expected.tensor.scales()).enumerate() {
-        assert_eq!(ours, cpus, "scale of block {block}: {what}");
+    let (ours, cpus) = (&found.tensor, &expected.tensor);
+    assert_eq!(ours.shape(), cpus.shape(), "{what}");
+    assert_eq!(ours.global_scale(), cpus.global_scale(), "{what}");
+    let in_row = cpus.blocks_per_row();
+    let linear = [ours, cpus].map(|tensor| tensor.convert_layout(ScaleLayout::Linear));
+    for (block, (ours, cpus)) in linear[0].scales().iter().zip(linear[1].scales()).enumerate() {
+        assert_eq!(ours, cpus, "scale of row {}, block {}: {what}", block / in_row, block % in_row);
     }
-    let blocks = found.tensor.codes().chunks(16).zip(expected.tensor.codes().chunks(16));
+    assert_eq!(ours.scales(), cpus.scales(), "padding of the scales: {what}");
+    let block_bytes = cpus.format().block_bytes();
+    let blocks = ours.codes().chunks(block_bytes).zip(cpus.codes().chunks(block_bytes));
     for (block, (ours, cpus)) in blocks.enumerate() {
-        assert_eq!(ours, cpus, "codes of block {block}: {what}");
+        assert_eq!(ours, cpus, "codes of row {}, block {}: {what}", block / in_row, block % in_row);
     }
-    assert_eq!(found, &expected, "{what}");
+    assert_eq!(found.report, expected.report, "{what}");
+    panic!("the GPU's result is not the CPU's: {what}");
 }
 
 /// Quantizes on the GPU from host memory and compares.
@@ -74,7 +82,7 @@ pub(crate) fn check<T: Element>(gpu: &Gpu, values: &[T], shape: Shape, recipe: &
 }
 
 /// Shapes with whole and cut blocks, aligned and odd rows, gaps, and more than a thread block's worth.
-pub(crate) const SHAPES: [Shape; 14] = [
+pub(crate) const SHAPES: [Shape; 20] = [
     Shape::new(1, 1),
     Shape::new(1, 31),
     Shape::new(3, 32),
@@ -89,4 +97,11 @@ pub(crate) const SHAPES: [Shape; 14] = [
     Shape::new(3, 4096),
     Shape::new(2, 4097),
     Shape::new(17, 1056),
+    // For blocks of 16 and for tiles of 128 rows by 4 blocks.
+    Shape::new(2, 15),
+    Shape::new(3, 17),
+    Shape::new(128, 64),
+    Shape::new(127, 80),
+    Shape::new(130, 144).with_row_stride(152),
+    Shape::new(260, 132),
 ];

@@ -2,49 +2,108 @@
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};
-use microscale::{Format, QuantizedTensor, Words, dequantize, dequantize_into};
-use microscale_tests::oracle::{self, BLOCK, Exact, unpack};
+use microscale::formats::GlobalScale;
+use microscale::{Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, dequantize, dequantize_into};
+use microscale_tests::oracle::{self, Exact};
 use proptest::prelude::*;
 
-use super::inputs::runs;
+use super::inputs::{any_tensor_of_any_format, runs};
 
 /// Asserts that every element is right and everything else as before, on every instruction set.
 fn check<T: Exact>(tensor: &QuantizedTensor, row_stride: usize, behind: usize) {
     let (rows, cols) = (tensor.rows(), tensor.cols());
-    let codes = unpack(tensor.codes());
     let untouched = T::of_bits(0xA5A5);
-    let in_row = tensor.blocks_per_row();
+    let exact = oracle::dequantize(tensor);
     for isa in Isa::available() {
         let mut out = vec![untouched; rows * row_stride + behind];
         dequantize_with(isa, tensor, &mut out, row_stride).expect("room for all");
         for (index, found) in out.iter().enumerate() {
             let (row, col) = (index / row_stride.max(1), index % row_stride.max(1));
-            let what = || format!("{isa:?}, {}, {rows}x{cols}/{row_stride}, {row}, {col}", T::DTYPE.word());
+            let what = || {
+                let (shape, global) = (tensor.shape(), tensor.global_scale());
+                format!("{isa:?}, {}, {shape:?}/{row_stride}, {global:?}, {row}, {col}", T::DTYPE.word())
+            };
             if row >= rows || col >= cols {
                 assert_eq!(found.bits(), untouched.bits(), "written: {}", what());
                 continue;
             }
-            let block = row * in_row + col / BLOCK;
-            let exact = oracle::value(codes[block * BLOCK + col % BLOCK], tensor.scales()[block]);
+            let exact = exact[row * cols + col];
             assert_eq!(found.bits(), T::round_f64(exact).bits(), "{exact:e}: {}", what());
         }
     }
 }
 
-fn tensor(rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<u8>) -> QuantizedTensor {
-    QuantizedTensor::from_parts(Format::Mxfp4, rows, cols, codes, scales).expect("parts of the right length")
+/// [`check`] for every type, in rows without gaps.
+fn check_every_type(tensor: &QuantizedTensor) {
+    check::<f32>(tensor, tensor.cols(), 0);
+    check::<f16>(tensor, tensor.cols(), 0);
+    check::<bf16>(tensor, tensor.cols(), 0);
 }
 
-/// A row a scale byte, with every pair of codes in it; in whole blocks and with the last one cut.
+fn tensor(format: Format, rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<u8>) -> QuantizedTensor {
+    let shape = QuantizedShape::new(format, rows, cols);
+    QuantizedTensor::from_parts(shape, codes, scales).expect("parts of the right length")
+}
+
+/// A row a scale byte, with every pair of codes in it, or every code of 8 bits; in whole blocks and with the last one cut.
 #[test]
 fn every_code_at_every_scale_is_exact() {
-    let codes: Vec<u8> = (0..256 * 256).map(|index| (index % 256) as u8).collect();
-    let scales: Vec<u8> = (0..256 * 16).map(|index| (index / 16) as u8).collect();
-    for cols in [512, 511, 500, 481] {
-        let tensor = tensor(256, cols, codes.clone(), scales.clone());
-        check::<f32>(&tensor, cols, 0);
-        check::<f16>(&tensor, cols, 0);
-        check::<bf16>(&tensor, cols, 0);
+    for format in [Format::Mxfp4, Format::Mxfp8E4m3, Format::Mxfp8E5m2] {
+        let in_row = 256 / format.block_bytes();
+        let codes: Vec<u8> = (0..256 * 256).map(|index| (index % 256) as u8).collect();
+        let scales: Vec<u8> = (0..256 * in_row).map(|index| (index / in_row) as u8).collect();
+        let whole = in_row * format.block();
+        for cols in [whole, whole - 1, whole - 12, whole - 31] {
+            check_every_type(&tensor(format, 256, cols, codes.clone(), scales.clone()));
+        }
+    }
+}
+
+/// The same for NVFP4, under global scales of both directions, of every size and at the ends of their range; 448 times the
+/// largest multiplier is finite.
+#[test]
+fn every_nvfp4_code_at_every_scale_is_rounded_as_specified() {
+    let codes: Vec<u8> = (0..128 * 256).map(|index| (index % 256) as u8).collect();
+    let scales: Vec<u8> = (0..128 * 32).map(|index| (index / 32) as u8).collect();
+    let mut globals = vec![None];
+    let mut rng = fastrand::Rng::with_seed(33);
+    let ends = [1.0, f32::MIN_POSITIVE, f32::MAX, f32::MAX / 448.0, 448.0 / f32::MAX];
+    let near = ends.into_iter().flat_map(|end: f32| [end.next_down(), end, end.next_up()]);
+    let any = std::iter::repeat_with(|| f32::from_bits(rng.u32(0x0080_0000..0x7F80_0000))).take(60);
+    for value in near.chain([2.0, 2688.0, 1581.1765, 0.000_632_440_44]).chain(any) {
+        for global in [GlobalScale::Divisor(value), GlobalScale::Multiplier(value)] {
+            globals.extend(global.in_range().then_some(Some(global)));
+        }
+    }
+    assert!(globals.len() > 60, "only {} global scales are in range", globals.len());
+    for (index, global) in globals.into_iter().enumerate() {
+        let cols = [512, 511, 497][index % 3];
+        let tensor = tensor(Format::Nvfp4, 128, cols, codes.clone(), scales.clone());
+        let tensor = match global {
+            Some(global) => tensor.with_global_scale(global).expect("in range"),
+            None => tensor,
+        };
+        check_every_type(&tensor);
+        check_every_type(&tensor.convert_layout(ScaleLayout::Swizzled));
+    }
+}
+
+/// Zero elements stay zeros of their sign under every scale but NaN, whatever the global scale.
+#[test]
+fn zero_elements_stay_zero() {
+    let codes: Vec<u8> = [0x80u8; 127 * 8].to_vec();
+    let zeros = tensor(Format::Nvfp4, 127, 16, codes, (0..127).collect());
+    for global in [
+        GlobalScale::Multiplier((f32::MAX / 448.0).next_down()),
+        GlobalScale::Multiplier(f32::MIN_POSITIVE),
+        GlobalScale::Divisor((448.0 / f32::MAX).next_up()),
+        GlobalScale::Divisor(f32::MAX),
+    ] {
+        let tensor = zeros.clone().with_global_scale(global).expect("in range");
+        for (index, value) in dequantize::<f32>(&tensor).iter().enumerate() {
+            let right = if index % 2 == 0 { 0 } else { 0x8000_0000 };
+            assert_eq!(value.to_bits(), right, "{global:?}, scale byte {}", index / 16);
+        }
     }
 }
 
@@ -53,26 +112,30 @@ fn every_code_at_every_scale_is_exact() {
 #[test]
 fn the_oracle_rounds_to_nearest_even() {
     fn check<T: Exact>() {
-        for byte in 0..255 {
-            for code in 1..8 {
-                let exact = oracle::value(code, byte);
-                let rounded = T::round_f64(exact);
-                let infinity = T::round_f64(f64::INFINITY).bits();
-                if rounded.bits() == infinity {
-                    // Half a step beyond the largest value.
-                    let below = T::of_bits(infinity - 2).to_f64();
-                    assert!(exact >= T::LARGEST + (T::LARGEST - below) / 2.0);
-                    continue;
-                }
-                let distance = (rounded.to_f64() - exact).abs();
-                for neighbour in [rounded.bits().wrapping_sub(1), rounded.bits() + 1] {
-                    if neighbour < infinity {
-                        let other = (T::of_bits(neighbour).to_f64() - exact).abs();
-                        assert!(
-                            distance < other || (distance == other && rounded.bits() % 2 == 0),
-                            "{exact:e}"
-                        );
-                    }
+        let every_mxfp4 = (0..255).flat_map(|byte| (1..8).map(move |code| (code, byte)));
+        let mut rng = fastrand::Rng::with_seed(38);
+        let any = std::iter::repeat_with(|| f64::from(f32::from_bits(rng.u32(..0x7F80_0000)))).take(100_000);
+        let near_ties = (0..0x7F80).flat_map(|half| [0x7FFFu32, 0x8000, 0x8001].map(|low| half << 16 | low));
+        let near_f16_ties = (0x3300..0x4780).flat_map(|half| {
+            (0..8u32).flat_map(move |part| [0xFFF, 0x1000, 0x1001].map(|low| half << 16 | part << 13 | low))
+        });
+        let near = near_ties.chain(near_f16_ties).map(|bits| f64::from(f32::from_bits(bits)));
+        let exact = every_mxfp4.map(|(code, byte)| oracle::value(Format::Mxfp4, code, byte, None));
+        for exact in exact.chain(any).chain(near) {
+            let rounded = T::round_f64(exact);
+            let infinity = T::round_f64(f64::INFINITY).bits();
+            if rounded.bits() == infinity {
+                // Half a step beyond the largest value.
+                let below = T::of_bits(infinity - 2).to_f64();
+                assert!(exact >= T::LARGEST + (T::LARGEST - below) / 2.0);
+                continue;
+            }
+            let distance = (rounded.to_f64() - exact).abs();
+            for neighbour in [rounded.bits().wrapping_sub(1), rounded.bits() + 1] {
+                if neighbour < infinity {
+                    let other = (T::of_bits(neighbour).to_f64() - exact).abs();
+                    let even = rounded.bits() % 2 == 0;
+                    assert!(distance < other || (distance == other && even), "{exact:e}");
                 }
             }
         }
@@ -82,28 +145,37 @@ fn the_oracle_rounds_to_nearest_even() {
     check::<bf16>();
 }
 
+/// NaN scales give NaN whatever the codes; so do the NaN codes of MXFP8, of either sign, and E5M2 has infinities.
 #[test]
 fn nan_is_canonical() {
-    let tensor = tensor(1, BLOCK, (0..16).map(|i| i * 16 + 8).collect(), vec![255]);
-    assert!(dequantize::<f32>(&tensor).iter().all(|v| v.to_bits() == 0x7FC0_0000));
-    assert!(dequantize::<f16>(&tensor).iter().all(|v| v.to_bits() == 0x7E00));
-    assert!(dequantize::<bf16>(&tensor).iter().all(|v| v.to_bits() == 0x7FC0));
-}
-
-fn any_tensor() -> impl Strategy<Value = QuantizedTensor> {
-    (0..=9usize, 0..=200usize).prop_flat_map(|(rows, cols)| {
-        let blocks = rows * cols.div_ceil(BLOCK);
-        let codes = prop::collection::vec(any::<u8>(), blocks * BLOCK / 2);
-        let scales = prop::collection::vec(prop_oneof![any::<u8>(), 100..140u8], blocks);
-        (codes, scales).prop_map(move |(codes, scales)| tensor(rows, cols, codes, scales))
-    })
+    fn assert_nan(tensor: &QuantizedTensor) {
+        let what = tensor.format();
+        assert!(dequantize::<f32>(tensor).iter().all(|v| v.to_bits() == 0x7FC0_0000), "{what}, f32");
+        assert!(dequantize::<f16>(tensor).iter().all(|v| v.to_bits() == 0x7E00), "{what}, f16");
+        assert!(dequantize::<bf16>(tensor).iter().all(|v| v.to_bits() == 0x7FC0), "{what}, bf16");
+    }
+    for &(_, format) in Format::WORDS {
+        let codes = (0..format.block_bytes()).map(|i| (i * 16 + 8) as u8).collect();
+        let nan = tensor(format, 1, format.block(), codes, vec![oracle::nan_scale(format)]);
+        assert!(format.is_nan_scale(oracle::nan_scale(format)), "{format}");
+        assert_nan(&nan);
+        if format == Format::Nvfp4 {
+            assert_nan(&nan.with_global_scale(GlobalScale::Divisor(3.0)).expect("in range"));
+        }
+    }
+    let repeated = |codes: &[u8]| codes.iter().copied().cycle().take(32).collect::<Vec<u8>>();
+    assert_nan(&tensor(Format::Mxfp8E4m3, 1, 32, repeated(&[0x7F, 0xFF]), vec![127]));
+    assert_nan(&tensor(Format::Mxfp8E5m2, 1, 32, repeated(&[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]), vec![127]));
+    let infinite = tensor(Format::Mxfp8E5m2, 1, 32, repeated(&[0x7C, 0xFC]), vec![0]);
+    let right = [f32::INFINITY, f32::NEG_INFINITY].repeat(16);
+    assert_eq!(dequantize::<f32>(&infinite), right);
 }
 
 proptest! {
     #![proptest_config(runs(1000))]
 
     #[test]
-    fn any_tensor_is_exact_and_gaps_are_left_alone(tensor in any_tensor(), gap in 0..40usize, behind in 0..3usize) {
+    fn any_tensor_is_exact_and_gaps_are_left_alone(tensor in any_tensor_of_any_format(), gap in 0..40usize, behind in 0..3usize) {
         let row_stride = tensor.cols() + gap;
         check::<f32>(&tensor, row_stride, behind);
         check::<f16>(&tensor, row_stride, behind);
@@ -111,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn the_short_forms_are_the_same(tensor in any_tensor(), gap in 0..40usize) {
+    fn the_short_forms_are_the_same(tensor in any_tensor_of_any_format(), gap in 0..40usize) {
         let mut dense = vec![0.0f32; tensor.rows() * tensor.cols()];
         dequantize_with(Isa::Reference, &tensor, &mut dense, tensor.cols()).expect("room for all");
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

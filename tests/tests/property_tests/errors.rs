@@ -1,13 +1,17 @@
 //! Shapes that do not fit are refused with the documented error, and shapes without elements are fine.
 
+use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with, quantize_into, quantize_with};
 use microscale::{
-    Error, ErrorStats, Format, NonFinite, Position, QuantizedTensor, Recipe, Report, Result, Shape,
-    dequantize, dequantize_into, quantize,
+    Convention, Error, ErrorStats, Format, Global, GlobalScale, NonFinite, Position, QuantizedShape,
+    QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize, dequantize_into,
+    quantize,
 };
+use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
+use microscale_tests::oracle::{self, Exact};
 use proptest::prelude::*;
 
-use super::inputs::runs;
+use super::inputs::{any_of, runs};
 
 /// What a shape's documentation promises about a slice of `len` elements, in arithmetic that cannot overflow.
 #[derive(Debug, PartialEq)]
@@ -80,10 +84,11 @@ proptest! {
     fn dequantize_refuses_rows_that_do_not_fit(
         rows in 0..9usize,
         cols in 0..70usize,
+        format in any_of::<Format>(),
         row_stride in prop_oneof![0..140usize, size()],
         len in 0..400usize,
     ) {
-        let tensor = QuantizedTensor::zeros(Format::Mxfp4, rows, cols).expect("a small tensor");
+        let tensor = QuantizedTensor::zeros(QuantizedShape::new(format, rows, cols)).expect("a small tensor");
         let shape = Shape { rows, cols, row_stride };
         let mut out = vec![1.0f32; len];
         let found = dequantize_into(&tensor, &mut out, row_stride);
@@ -144,39 +149,240 @@ fn a_large_shape_of_a_short_slice_is_refused() {
 
 #[test]
 fn tensors_of_another_shape_are_refused() {
-    let values = [1.0f32; 64];
-    for (rows, cols) in [(1, 64), (2, 31), (3, 32), (0, 0), (64, 1)] {
-        let mut other = QuantizedTensor::zeros(Format::Mxfp4, rows, cols).expect("a small tensor");
-        let before = other.clone();
-        for isa in Isa::available() {
-            let found = quantize_with(isa, &values, Shape::new(2, 32), &Recipe::default(), &mut other);
-            assert!(matches!(found, Err(Error::QuantizedLength { .. })), "{rows}x{cols}: {found:?}");
+    let (values, shape) = ([1.0f32; 64], Shape::new(2, 32));
+    for &(_, format) in Format::WORDS {
+        let recipe = Recipe::of(format, Convention::default_for(format)).expect("the default");
+        let right = quantized_shape(shape, &recipe);
+        let sizes = [(1, 64), (2, 31), (3, 32), (0, 0), (64, 1)];
+        let of_size = |(rows, cols): (usize, usize)| QuantizedShape { rows, cols, ..right };
+        let mut others: Vec<_> = sizes.into_iter().map(of_size).collect();
+        others.push(right.with_scale_layout(ScaleLayout::Swizzled));
+        others.extend(Format::WORDS.iter().map(|(_, format)| QuantizedShape { format: *format, ..right }));
+        others.retain(|other| *other != right);
+        assert_eq!(others.len(), 5 + 1 + 3);
+        for other in others {
+            let mut tensor = QuantizedTensor::zeros(other).expect("a small tensor");
+            let before = tensor.clone();
+            for isa in Isa::available() {
+                let refused = quantize_with(isa, &values, shape, &recipe, &mut tensor);
+                let Err(Error::QuantizedShape { expected, found }) = refused else {
+                    panic!("{other:?}: {refused:?}")
+                };
+                assert_eq!((expected, found), (right, other));
+            }
+            let refused = quantize_into(&values, shape, &recipe, &mut tensor);
+            assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{other:?}: {refused:?}");
+            assert_eq!(tensor, before, "a refused call has written");
+            if (other.rows, other.cols) != (2, 32) {
+                let refused = ErrorStats::of_quantized(&values, shape, &tensor);
+                assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{other:?}: {refused:?}");
+            }
         }
-        let found = quantize_into(&values, Shape::new(2, 32), &Recipe::default(), &mut other);
-        assert!(matches!(found, Err(Error::QuantizedLength { .. })), "{rows}x{cols}: {found:?}");
-        assert_eq!(other, before, "a refused call has written");
-        let found = ErrorStats::of_quantized(&values, Shape::new(2, 32), &other);
-        assert!(matches!(found, Err(Error::QuantizedLength { .. })), "{rows}x{cols}: {found:?}");
     }
 }
 
 #[test]
 fn parts_of_another_length_are_refused() {
-    let made =
-        |codes, scales| QuantizedTensor::from_parts(Format::Mxfp4, 2, 33, vec![0; codes], vec![0; scales]);
-    assert!(made(64, 4).is_ok());
-    for (codes, scales) in [(63, 4), (65, 4), (64, 3), (64, 5), (34, 4), (0, 0)] {
-        let found = made(codes, scales);
-        assert!(matches!(found, Err(Error::QuantizedLength { rows: 2, cols: 33, .. })), "{codes}, {scales}");
+    // Blocks a row, bytes a block; the swizzled scales of 2 rows are a tile of 512 bytes for every 4 blocks.
+    let sizes = [
+        (Format::Mxfp4, 2, 16, 512),
+        (Format::Nvfp4, 3, 8, 512),
+        (Format::Mxfp8E4m3, 2, 32, 512),
+        (Format::Mxfp8E5m2, 2, 32, 512),
+    ];
+    for (format, in_row, block_bytes, tiles) in sizes {
+        for (scale_layout, scales) in [(ScaleLayout::Linear, 2 * in_row), (ScaleLayout::Swizzled, tiles)] {
+            let shape = QuantizedShape::new(format, 2, 33).with_scale_layout(scale_layout);
+            let right = (2 * in_row * block_bytes, scales);
+            assert_eq!(shape.bytes().expect("a small shape"), right, "{shape:?}");
+            let made = |codes, scales| QuantizedTensor::from_parts(shape, vec![0; codes], vec![0; scales]);
+            assert!(made(right.0, right.1).is_ok(), "{shape:?}");
+            for (codes, scales) in [
+                (right.0 - 1, right.1),
+                (right.0 + 1, right.1),
+                (right.0, right.1 - 1),
+                (right.0, right.1 + 1),
+                (33, right.1),
+                (0, 0),
+            ] {
+                let refused = made(codes, scales);
+                let Err(Error::QuantizedLength { what, shape: of, expected, found }) = refused else {
+                    panic!("{codes} and {scales} bytes: {refused:?}")
+                };
+                let wrong =
+                    if codes == right.0 { ("scales", right.1, scales) } else { ("codes", right.0, codes) };
+                assert_eq!(((what, expected, found), of), (wrong, shape));
+            }
+        }
     }
-    for (rows, cols) in [(usize::MAX, usize::MAX), (usize::MAX, 1), (1, usize::MAX), (1 << 40, 1 << 40)] {
-        let found = QuantizedTensor::from_parts(Format::Mxfp4, rows, cols, vec![], vec![]);
-        assert!(
-            matches!(found, Err(Error::TooLarge { .. } | Error::QuantizedLength { .. })),
-            "{rows}x{cols}"
-        );
-        let found = QuantizedTensor::zeros(Format::Mxfp4, usize::MAX, cols);
-        assert!(matches!(found, Err(Error::TooLarge { .. })), "{rows}x{cols}");
+}
+
+#[test]
+fn shapes_beyond_memory_are_refused() {
+    for &(_, format) in Format::WORDS {
+        for &(_, scale_layout) in ScaleLayout::WORDS {
+            let huge = [(usize::MAX, usize::MAX), (usize::MAX, 1), (1, usize::MAX), (1 << 40, 1 << 40)];
+            for (rows, cols) in huge {
+                let shape = QuantizedShape::new(format, rows, cols).with_scale_layout(scale_layout);
+                let found = QuantizedTensor::from_parts(shape, vec![], vec![]);
+                let refused = matches!(found, Err(Error::TooLarge { .. } | Error::QuantizedLength { .. }));
+                assert!(refused, "{shape:?}");
+                let shape = QuantizedShape { rows: usize::MAX, ..shape };
+                let found = QuantizedTensor::zeros(shape);
+                assert!(matches!(found, Err(Error::TooLarge { .. })), "{shape:?}");
+            }
+        }
+    }
+}
+
+/// A sign bit on an NVFP4 scale means something else; the MX formats use all eight bits.
+#[test]
+fn signed_scales_are_refused() {
+    for &(_, format) in Format::WORDS {
+        for &(_, scale_layout) in ScaleLayout::WORDS {
+            let shape = QuantizedShape::new(format, 2, 40).with_scale_layout(scale_layout);
+            let (codes, scales) = shape.bytes().expect("a small shape");
+            for byte in 0..=255u8 {
+                let index = usize::from(byte) % scales;
+                let mut with_byte = vec![0x38; scales];
+                with_byte[index] = byte;
+                let found = QuantizedTensor::from_parts(shape, vec![0; codes], with_byte);
+                match found {
+                    Ok(_) => {
+                        assert!(format != Format::Nvfp4 || byte < 128, "{byte:#04x} was accepted in {format}")
+                    }
+                    Err(Error::SignedScale { index: at, scale }) => {
+                        assert_eq!((format, at, scale, byte >= 128), (Format::Nvfp4, index, byte, true));
+                    }
+                    Err(why) => panic!("{format}, {byte:#04x}: {why}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn formats_have_the_conventions_that_they_have() {
+    use Convention::{CompressedTensors, Ggml, Modelopt, Ocp, Torchao, TransformerEngine};
+    let table: [(Format, &[Convention]); 4] = [
+        (Format::Mxfp4, &[Ocp, Torchao, CompressedTensors, Modelopt, Ggml]),
+        (Format::Nvfp4, &[Torchao, CompressedTensors, Modelopt, TransformerEngine]),
+        (Format::Mxfp8E4m3, &[Ocp, Torchao]),
+        (Format::Mxfp8E5m2, &[Ocp, Torchao]),
+    ];
+    for (format, conventions) in table {
+        for &(_, convention) in Convention::WORDS {
+            match Recipe::of(format, convention) {
+                Ok(recipe) => {
+                    assert!(conventions.contains(&convention), "{format} has {convention:?}");
+                    assert_eq!((recipe.format(), recipe.non_finite), (format, NonFinite::Error));
+                    assert_eq!(recipe.scale_layout, ScaleLayout::Linear);
+                }
+                Err(Error::NoConvention { format: named, convention: missing }) => {
+                    assert!(!conventions.contains(&convention), "{format} has no {convention:?}");
+                    assert_eq!((named, missing), (format, convention));
+                }
+                Err(why) => panic!("{format}, {convention:?}: {why}"),
+            }
+        }
+        assert!(conventions.contains(&Convention::default_for(format)), "the default of {format}");
+    }
+}
+
+/// What a global scale may be: positive, normal, and such that the largest block scale stays finite under it.
+fn is_in_range(given: GlobalScale) -> bool {
+    let value = given.value();
+    let largest = match given {
+        GlobalScale::Divisor(_) => 448.0 / f64::from(value),
+        GlobalScale::Multiplier(_) => 448.0 * f64::from(value),
+    };
+    // Half a step beyond the largest number is where rounding to nearest gives infinity.
+    let overflows = f64::from(f32::MAX) * (1.0 + f64::from(f32::EPSILON) / 4.0);
+    value.is_normal() && value > 0.0 && largest < overflows
+}
+
+fn assert_global_scale(value: f32) {
+    for convention in NVFP4_CONVENTIONS {
+        let expected = nvfp4_arithmetic(convention).direction;
+        for given in [GlobalScale::Divisor(value), GlobalScale::Multiplier(value)] {
+            let recipe = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+            let recipe = recipe.with_global(Global::Given(given));
+            let what = format!("{convention:?} with {given:?}");
+            assert_eq!(given.in_range(), is_in_range(given), "{what}");
+            assert_eq!(GlobalScale::new(given.direction(), value).is_some(), is_in_range(given), "{what}");
+            match quantize(&[1.0f32; 16], Shape::new(1, 16), &recipe) {
+                Err(Error::GlobalScaleDirection { given: found, expected: wanted }) => {
+                    assert_ne!(given.direction(), expected, "{what}");
+                    let bits = |scale: GlobalScale| scale.value().to_bits();
+                    assert_eq!((found.direction(), bits(found)), (given.direction(), bits(given)), "{what}");
+                    assert_eq!(wanted, expected, "{what}");
+                }
+                Err(Error::GlobalScale { .. }) => {
+                    assert!(given.direction() == expected && !is_in_range(given), "{what}");
+                }
+                Err(why) => panic!("{what}: {why}"),
+                Ok(quantized) => {
+                    assert!(given.direction() == expected && is_in_range(given), "{what}");
+                    assert_eq!(quantized.tensor.global_scale(), Some(given), "{what}");
+                }
+            }
+            let tensor = QuantizedTensor::zeros(QuantizedShape::new(Format::Nvfp4, 1, 16)).expect("a block");
+            match tensor.with_global_scale(given) {
+                Ok(tensor) => assert!(is_in_range(given) && tensor.global_scale() == Some(given), "{what}"),
+                Err(Error::GlobalScale { .. }) => assert!(!is_in_range(given), "{what}"),
+                Err(why) => panic!("{what}: {why}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn global_scales_that_cannot_be_are_refused() {
+    let ends = [f32::MIN_POSITIVE, f32::MAX, f32::MAX / 448.0, 448.0 / f32::MAX, 1.0, f32::from_bits(1)];
+    for end in ends {
+        for value in
+            [end.next_down().next_down(), end.next_down(), end, end.next_up(), end.next_up().next_up()]
+        {
+            assert_global_scale(value);
+            assert_global_scale(-value);
+        }
+    }
+    for value in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        assert_global_scale(value);
+    }
+}
+
+/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for every amax.
+#[test]
+fn every_amax_has_a_global_scale_in_range() {
+    fn check<T: Exact>(amax: T) {
+        let amax = amax.to_f64() as f32;
+        for convention in NVFP4_CONVENTIONS {
+            let arithmetic = nvfp4_arithmetic(convention);
+            let found = arithmetic.global_scale(amax, |x| T::from_f32(x).to_f32());
+            let right = oracle::nvfp4::global_scale::<T>(convention, amax);
+            let what = || format!("{convention:?}, {} {amax:e}: {found:?}", T::DTYPE.word());
+            assert_eq!(found, right, "{}", what());
+            assert!(is_in_range(found) && found.direction() == arithmetic.direction, "{}", what());
+        }
+    }
+    let mut rng = fastrand::Rng::with_seed(34);
+    let every_exponent =
+        (0..255u32).flat_map(|exponent| [0u32, 1, 0x28_0000, 0x7F_FFFF].map(|m| exponent << 23 | m));
+    let random = std::iter::repeat_with(|| rng.u32(..0x7F80_0000)).take(1 << 20);
+    every_exponent.chain(random).for_each(|bits| check(f32::from_bits(bits)));
+    (0..0x7C00).for_each(|bits| check(f16::from_bits(bits)));
+    (0..0x7F80).for_each(|bits| check(bf16::from_bits(bits)));
+}
+
+#[test]
+fn global_scales_are_for_nvfp4_only() {
+    for format in [Format::Mxfp4, Format::Mxfp8E4m3, Format::Mxfp8E5m2] {
+        let tensor = QuantizedTensor::zeros(QuantizedShape::new(format, 1, 32)).expect("a block");
+        let refused = tensor.with_global_scale(GlobalScale::Divisor(1.0));
+        assert!(matches!(refused, Err(Error::NoGlobalScale { format: of }) if of == format), "{refused:?}");
+        let recipe = Recipe::of(format, Convention::Ocp).expect("OCP's");
+        assert_eq!(recipe.with_global(Global::Given(GlobalScale::Divisor(2.0))), recipe);
     }
 }
 
@@ -185,6 +391,14 @@ fn shapes_without_elements_are_fine() {
     for (rows, cols) in [(0, 0), (0, 7), (7, 0), (0, usize::MAX), (usize::MAX, 0)] {
         for row_stride in [0, cols, usize::MAX] {
             let shape = Shape::new(rows, cols).with_row_stride(row_stride);
+            for recipe in every_recipe(&[3.0]) {
+                let quantized = quantize::<f32>(&[], shape, &recipe).expect("nothing to do");
+                assert_eq!(quantized.report, Report::default(), "{recipe:?}");
+                assert_eq!((quantized.tensor.rows(), quantized.tensor.cols()), (rows, cols), "{recipe:?}");
+                let empty = ([].as_slice(), [].as_slice());
+                assert_eq!((quantized.tensor.codes(), quantized.tensor.scales()), empty, "{recipe:?}");
+                assert!(dequantize::<f32>(&quantized.tensor).is_empty(), "{recipe:?}");
+            }
             let recipe = Recipe { non_finite: NonFinite::Error, ..Recipe::default() };
             let quantized = quantize::<f32>(&[], shape, &recipe).expect("nothing to do");
             assert_eq!(quantized.report, Report::default());
@@ -194,7 +408,7 @@ fn shapes_without_elements_are_fine() {
             for isa in Isa::available() {
                 let mut out = [5.0f32; 3];
                 dequantize_with(isa, &quantized.tensor, &mut out, row_stride).expect("nothing to do");
-                assert_eq!(out, [5.0; 3]);
+                assert_eq!(out, [5.0; 3], "{isa:?}, {shape:?}");
             }
             let stats =
                 ErrorStats::of_quantized::<f32>(&[], shape, &quantized.tensor).expect("nothing to do");

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-use microscale::formats::mxfp4::Arithmetic;
-use microscale::formats::{NegativeZero, ScaleRule, Ties};
-use microscale::{Format, NonFinite, Recipe, Shape, Words};
-use microscale_tests::oracle::{Exact, power_of_two};
+use microscale::formats::nvfp4::Arithmetic;
+use microscale::formats::{NegativeZero, ScaleLayout, ScaleRule, Ties, mx};
+use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, Words};
+use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_tests::oracle::nvfp4::tensor_amax;
+use microscale_tests::oracle::{self, Exact, power_of_two};
 use proptest::prelude::*;
 
 /// A matrix and its place in memory.
@@ -28,25 +30,117 @@ pub(crate) fn runs(cases: u32) -> ProptestConfig {
 }
 
 /// Any value of a type that names its values.
-pub(crate) fn any_of<W: Words + fmt::Debug>() -> impl Strategy<Value = W> {
+pub(crate) fn any_of<W: Words + fmt::Debug>() -> impl Strategy<Value = W> + Clone {
     (0..W::WORDS.len()).prop_map(|index| W::WORDS[index].1)
 }
 
-/// Any recipe.
-pub(crate) fn recipe() -> impl Strategy<Value = Recipe> {
-    (any_of::<ScaleRule>(), any_of::<Ties>(), any_of::<NegativeZero>(), any_of::<NonFinite>()).prop_map(
-        |(scale_rule, ties, negative_zero, non_finite)| {
-            let arithmetic = Arithmetic { scale_rule, ties, negative_zero };
-            Recipe { format: Format::Mxfp4, arithmetic, non_finite }
+/// Any MXFP4 recipe, with linear scales.
+pub(crate) fn mxfp4_recipe() -> impl Strategy<Value = Recipe> {
+    let arithmetic = (any_of::<ScaleRule>(), any_of::<Ties>(), any_of::<NegativeZero>())
+        .prop_map(|(scale_rule, ties, negative_zero)| mx::Arithmetic { scale_rule, ties, negative_zero });
+    (arithmetic, any_of::<NonFinite>()).prop_map(|(arithmetic, non_finite)| Recipe {
+        scheme: Scheme::Mxfp4(arithmetic),
+        non_finite,
+        ..Recipe::default()
+    })
+}
+
+/// Any recipe but for a global scale that is given.
+fn recipe() -> impl Strategy<Value = Recipe> {
+    let nvfp4 = (0..4usize, any_of::<NegativeZero>(), any::<bool>(), any::<bool>()).prop_map(
+        |(convention, negative_zero, its_own, absent)| {
+            let named = nvfp4_arithmetic(NVFP4_CONVENTIONS[convention]);
+            let arithmetic = if its_own { named } else { Arithmetic { negative_zero, ..named } };
+            Scheme::Nvfp4(arithmetic, if absent { Global::Absent } else { Global::FromAmax })
+        },
+    );
+    let scheme = prop_oneof![
+        2 => mxfp4_recipe().prop_map(|recipe| recipe.scheme),
+        1 => any_of::<ScaleRule>().prop_map(Scheme::Mxfp8E4m3),
+        1 => any_of::<ScaleRule>().prop_map(Scheme::Mxfp8E5m2),
+        4 => nvfp4,
+    ];
+    (scheme, any_of::<NonFinite>(), any_of::<ScaleLayout>())
+        .prop_map(|(scheme, non_finite, scale_layout)| Recipe { scheme, non_finite, scale_layout })
+}
+
+/// A matrix and a recipe for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Case<T: Exact> {
+    pub(crate) matrix: Matrix<T>,
+    pub(crate) recipe: Recipe,
+}
+
+/// Any matrix and recipe. Where NVFP4's global scale is given, it mostly suits the matrix, more or less, and sometimes is any.
+pub(crate) fn case<T: Exact>() -> impl Strategy<Value = Case<T>> {
+    let near = (1.0..2.0f32, prop_oneof![3 => Just(0), 2 => -12..12i32]);
+    let suits = near.prop_map(|(mantissa, exponent)| mantissa * power_of_two(exponent) as f32);
+    let any_amax = (1..0x7F80_0000u32).prop_map(f32::from_bits);
+    let given = prop_oneof![
+        6 => Just(None),
+        6 => suits.prop_map(|factor| Some((true, factor))),
+        1 => any_amax.prop_map(|amax| Some((false, amax))),
+    ];
+    (matrix::<T>(), recipe(), given).prop_map(|(matrix, recipe, given)| {
+        let Scheme::Nvfp4(arithmetic, _) = recipe.scheme else { return Case { matrix, recipe } };
+        let Some((relative, amax)) = given else { return Case { matrix, recipe } };
+        let amax = if relative { amax * matrix.amax() } else { amax };
+        // A zero's quotient is no number.
+        let given = Global::Given(given_for(arithmetic.direction, amax.clamp(f32::MIN_POSITIVE, f32::MAX)));
+        Case { matrix, recipe: recipe.with_global(given) }
+    })
+}
+
+impl<T: Exact> Matrix<T> {
+    /// The largest finite magnitude.
+    pub(crate) fn amax(&self) -> f32 {
+        let elements = oracle::elements(&self.values, self.shape).map(|(_, value)| value);
+        tensor_amax(elements, NonFinite::Propagate)
+    }
+}
+
+/// Any tensor of a format: any codes, scales that a loader accepts, any global scale in range or none, either layout.
+pub(crate) fn any_tensor(format: Format) -> impl Strategy<Value = QuantizedTensor> {
+    let common = if format == Format::Nvfp4 { 1..127u8 } else { 100..140u8 };
+    let any_scale = any::<u8>().prop_map(move |byte| if format == Format::Nvfp4 { byte % 128 } else { byte });
+    let scale = prop_oneof![any_scale, common];
+    let amax = prop_oneof![Just(1.0f32), 0.01..100.0f32, (1..0x7F80_0000u32).prop_map(f32::from_bits)];
+    let global = prop_oneof![Just(None), (any_of(), amax).prop_map(Some)];
+    (0..=9usize, 0..=200usize, any_of::<ScaleLayout>(), global).prop_flat_map(
+        move |(rows, cols, layout, global)| {
+            let blocks = rows * cols.div_ceil(format.block());
+            let codes = prop::collection::vec(any::<u8>(), blocks * format.block_bytes());
+            let scales = prop::collection::vec(scale.clone(), blocks);
+            (codes, scales).prop_map(move |(codes, scales)| {
+                let shape = QuantizedShape::new(format, rows, cols);
+                let scales = match layout {
+                    ScaleLayout::Linear => scales,
+                    ScaleLayout::Swizzled => oracle::layout::swizzle(&scales, rows, shape.blocks_per_row()),
+                };
+                let tensor = QuantizedTensor::from_parts(shape.with_scale_layout(layout), codes, scales);
+                match global {
+                    Some((direction, amax)) if format == Format::Nvfp4 => {
+                        tensor.and_then(|tensor| tensor.with_global_scale(given_for(direction, amax)))
+                    }
+                    _ => tensor,
+                }
+                .expect("parts of the right length")
+            })
         },
     )
+}
+
+/// Every format's [`any_tensor`].
+pub(crate) fn any_tensor_of_any_format() -> impl Strategy<Value = QuantizedTensor> {
+    any_of::<Format>().prop_flat_map(any_tensor)
 }
 
 /// One element, given the exponent around which the matrix lies: near it, at a tie of it, a zero, or anything.
 fn element<T: Exact>(exponent: i32) -> impl Strategy<Value = T> {
     let near = (any::<bool>(), 0..256u32, -6..3i32)
         .prop_map(|(negative, mantissa, below)| (negative, 1.0 + f64::from(mantissa) / 256.0, below));
-    let ties = prop::sample::select(vec![0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 4.0, 5.0, 6.0, 7.0]);
+    let ties =
+        prop::sample::select(vec![0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 4.0, 5.0, 6.0, 7.0, 1.0625, 2.75, 464.0]);
     let tie = (any::<bool>(), ties).prop_map(|(negative, tie)| (negative, tie, 0));
     let scaled = prop_oneof![near, tie].prop_map(move |(negative, multiple, below)| {
         let magnitude = (multiple * power_of_two(exponent + below)).min(T::LARGEST);

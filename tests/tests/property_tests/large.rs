@@ -1,10 +1,14 @@
 //! Matrices that are cut into pieces and spread over threads give what their rows give alone.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, dequantize_with, quantize_with};
-use microscale::{ErrorStats, NonFinite, Position, QuantizedTensor, Recipe, Report, Shape, quantize};
-use microscale_tests::cases::{assert_same_blocks, spread};
-use microscale_tests::oracle::{self, BLOCK, Exact, Expected};
+use microscale::cpu::{Isa, amax_with, dequantize_with, quantize_with};
+use microscale::{
+    Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe,
+    Report, ScaleLayout, Shape, Words, quantize,
+};
+use microscale_tests::cases::{assert_same_blocks, quantized_shape, spread};
+use microscale_tests::oracle::mx::BLOCK;
+use microscale_tests::oracle::{self, Exact, Expected};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Where work may be cut: around multiples of 65 536 elements, in one row or many, whole blocks or not.
@@ -48,21 +52,42 @@ fn values<T: Exact>(rows: usize, cols: usize, rng: &mut fastrand::Rng) -> Vec<T>
     (0..rows * cols).map(one).map(T::round_f64).collect()
 }
 
-/// The rows one by one, quantized by the reference alone, and the sum of their reports.
-fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expected {
-    let mut sum = Expected::default();
+/// The rows one by one, quantized by the reference alone under the global scale of all, and the sum of their reports.
+fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Expected) -> Expected {
+    let global = whole.global_scale.map_or(Global::Absent, Global::Given);
+    let alone = Recipe { scale_layout: ScaleLayout::Linear, ..recipe.with_global(global) };
+    let mut sum = Expected { global_scale: whole.global_scale, ..Expected::default() };
     for row in 0..shape.rows {
-        let mut alone = QuantizedTensor::zeros(recipe.format, 1, shape.cols).expect("a row");
+        let mut tensor =
+            QuantizedTensor::zeros(QuantizedShape::new(recipe.format(), 1, shape.cols)).expect("a row");
         let row_values = &values[row * shape.row_stride..][..shape.cols];
+        let row_shape = Shape::new(1, shape.cols);
         let mut report =
-            quantize_with(Isa::Reference, row_values, Shape::new(1, shape.cols), recipe, &mut alone)
-                .expect("a row");
+            quantize_with(Isa::Reference, row_values, row_shape, &alone, &mut tensor).expect("a row");
         report.first_non_finite = report.first_non_finite.map(|at| Position { row, ..at });
         sum.report += report;
-        sum.codes.extend(alone.codes());
-        sum.scales.extend(alone.scales());
+        sum.codes.extend(tensor.codes());
+        sum.scales.extend(tensor.scales());
+    }
+    if recipe.scale_layout == ScaleLayout::Swizzled {
+        let in_row = shape.cols.div_ceil(recipe.format().block());
+        sum.scales = oracle::layout::swizzle(&sum.scales, shape.rows, in_row);
     }
     sum
+}
+
+/// A recipe of each format, in both layouts, under both policies that refuse nothing.
+fn recipes() -> Vec<Recipe> {
+    let mut recipes = Vec::new();
+    for &(_, format) in Format::WORDS {
+        for &(_, scale_layout) in ScaleLayout::WORDS {
+            for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
+                let named = Recipe::of(format, Convention::default_for(format)).expect("the default");
+                recipes.push(Recipe { scale_layout, non_finite, ..named });
+            }
+        }
+    }
+    recipes
 }
 
 fn check<T: Exact>(pools: &[ThreadPool], seed: u64) {
@@ -73,19 +98,22 @@ fn check<T: Exact>(pools: &[ThreadPool], seed: u64) {
         for (values, shape) in
             [(values.clone(), Shape::new(rows, cols)), spread(&values, Shape::new(rows, cols), cols + gap)]
         {
-            for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
-                let recipe = Recipe { non_finite, ..Recipe::default() };
-                let right = row_by_row(&values, shape, &recipe);
-                assert_eq!(right, oracle::quantize(&values, shape, &recipe), "the oracle: {shape:?}");
+            for recipe in recipes() {
+                let whole = oracle::quantize(&values, shape, &recipe);
+                let right = row_by_row(&values, shape, &recipe, &whole);
+                assert_eq!(right, whole, "the oracle: {shape:?}, {recipe:?}");
                 for isa in Isa::available() {
                     for pool in pools {
-                        let what = format!("{isa:?}, {shape:?}, {} threads", pool.current_num_threads());
-                        let mut found = QuantizedTensor::zeros(recipe.format, rows, cols).expect("a tensor");
+                        let what = || {
+                            format!("{isa:?}, {shape:?}, {recipe:?}, {} threads", pool.current_num_threads())
+                        };
+                        let mut found =
+                            QuantizedTensor::zeros(quantized_shape(shape, &recipe)).expect("a tensor");
                         let report = pool
                             .install(|| quantize_with(isa, &values, shape, &recipe, &mut found))
-                            .expect(&what);
-                        assert_same_blocks(&found, &right, &what);
-                        assert_eq!(report, right.report, "{what}");
+                            .unwrap_or_else(|why| panic!("{}: {why}", what()));
+                        assert_same_blocks(&found, &right, what);
+                        assert_eq!(report, right.report, "{}", what());
                     }
                 }
             }
@@ -136,30 +164,67 @@ fn the_first_non_finite_element_is_the_first_in_row_major_order() {
 fn dequantizing_is_row_by_row_and_leaves_gaps_alone() {
     let mut rng = fastrand::Rng::with_seed(8);
     for (rows, cols) in SHAPES {
-        let blocks = rows * cols.div_ceil(BLOCK);
-        let codes: Vec<u8> = (0..blocks * BLOCK / 2).map(|_| rng.u8(..)).collect();
-        let scales: Vec<u8> = (0..blocks).map(|_| rng.u8(..)).collect();
-        let in_row = cols.div_ceil(BLOCK);
-        let row_stride = cols + rng.usize(..9);
-        let untouched = 12345.0f32;
-        let mut right = vec![untouched; rows * row_stride];
-        for row in 0..rows {
-            let codes = codes[row * in_row * BLOCK / 2..][..in_row * BLOCK / 2].to_vec();
-            let scales = scales[row * in_row..][..in_row].to_vec();
-            let alone =
-                QuantizedTensor::from_parts(Recipe::default().format, 1, cols, codes, scales).expect("a row");
-            dequantize_with(Isa::Reference, &alone, &mut right[row * row_stride..][..cols], cols)
-                .expect("a row");
+        for &(_, format) in Format::WORDS {
+            dequantize_row_by_row(format, rows, cols, &mut rng);
         }
-        let tensor = QuantizedTensor::from_parts(Recipe::default().format, rows, cols, codes, scales)
-            .expect("a tensor");
+    }
+}
+
+fn dequantize_row_by_row(format: Format, rows: usize, cols: usize, rng: &mut fastrand::Rng) {
+    let shape = QuantizedShape::new(format, rows, cols);
+    let (in_row, block_bytes) = (shape.blocks_per_row(), format.block_bytes());
+    let codes: Vec<u8> = (0..rows * in_row * block_bytes).map(|_| rng.u8(..)).collect();
+    let largest = if format == Format::Nvfp4 { 0x7F } else { 0xFF };
+    let scales: Vec<u8> = (0..rows * in_row).map(|_| rng.u8(..=largest)).collect();
+    let row_stride = cols + rng.usize(..9);
+    let untouched = 12345.0f32;
+    let mut right = vec![untouched; rows * row_stride];
+    for row in 0..rows {
+        let codes = codes[row * in_row * block_bytes..][..in_row * block_bytes].to_vec();
+        let scales = scales[row * in_row..][..in_row].to_vec();
+        let alone =
+            QuantizedTensor::from_parts(QuantizedShape::new(format, 1, cols), codes, scales).expect("a row");
+        let out = &mut right[row * row_stride..][..cols];
+        dequantize_with(Isa::Reference, &alone, out, cols).expect("a row");
+    }
+    let linear = QuantizedTensor::from_parts(shape, codes, scales).expect("a tensor");
+    for tensor in [linear.convert_layout(ScaleLayout::Swizzled), linear] {
         for isa in Isa::available() {
             for pool in pools() {
                 let mut found = vec![untouched; rows * row_stride];
                 pool.install(|| dequantize_with(isa, &tensor, &mut found, row_stride)).expect("room for all");
-                let same = found.iter().zip(&right).position(|(a, b)| a.to_bits() != b.to_bits());
-                assert_eq!(same, None, "{isa:?}, {rows}x{cols}/{row_stride}");
+                let different = found.iter().zip(&right).position(|(a, b)| a.to_bits() != b.to_bits());
+                assert_eq!(different, None, "{isa:?}, {:?}/{row_stride}", tensor.shape());
             }
+        }
+    }
+}
+
+/// The largest magnitude is found wherever it stands, and what is not finite is told apart, whichever thread meets it.
+#[test]
+fn the_amax_of_large_matrices_is_found() {
+    let mut rng = fastrand::Rng::with_seed(13);
+    for pool in pools() {
+        for (rows, cols) in SHAPES {
+            let shape = Shape::new(rows, cols).with_row_stride(cols + rng.usize(..3));
+            let mut values = vec![f32::NAN; rows * shape.row_stride];
+            let place = |rng: &mut fastrand::Rng| rng.usize(..rows) * shape.row_stride + rng.usize(..cols);
+            for row in 0..rows {
+                values[row * shape.row_stride..][..cols].fill_with(|| rng.f32() - 0.5);
+            }
+            let check = |values: &[f32]| {
+                for isa in Isa::available() {
+                    let found = pool.install(|| amax_with(isa, values, shape)).expect("the shape fits");
+                    assert_eq!(found, oracle::amax(values, shape), "{isa:?}, {shape:?}");
+                }
+            };
+            check(&values);
+            values[place(&mut rng)] = -7.5;
+            check(&values);
+            values[place(&mut rng)] = f32::NEG_INFINITY;
+            check(&values);
+            values[place(&mut rng)] = f32::NAN;
+            check(&values);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use approx::assert_relative_eq;
 use microscale::formats::ScaleRule;
-use microscale::{ErrorStats, Recipe, Shape, dequantize, quantize};
+use microscale::formats::mx::Arithmetic;
+use microscale::{ErrorStats, Recipe, Scheme, Shape, dequantize, quantize};
 
 /// N(0, 1) by Box and Muller.
 fn normal(count: usize, seed: u64) -> Vec<f32> {
@@ -24,8 +25,8 @@ fn each_scale_rule_loses_on_normal_data_what_it_is_known_to_lose() {
         (ScaleRule::Even, 0.01250),
         (ScaleRule::Ceil, 0.02067),
     ] {
-        let mut recipe = Recipe::default();
-        recipe.arithmetic.scale_rule = scale_rule;
+        let arithmetic = Arithmetic { scale_rule, ..Arithmetic::default() };
+        let recipe = Recipe { scheme: Scheme::Mxfp4(arithmetic), ..Recipe::default() };
         let tensor = quantize(&values, shape, &recipe).expect("finite").tensor;
         let stats = ErrorStats::of_quantized(&values, shape, &tensor).expect("the tensor is of the shape");
         assert_relative_eq!(stats.relative_squared_error(), known, max_relative = 0.02);

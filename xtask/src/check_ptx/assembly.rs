@@ -135,7 +135,7 @@ pub(super) fn contains(code: &Code, (name, modifier): (&str, &str)) -> bool {
 mod tests {
     use super::super::sass::tests::listing;
     use super::*;
-    use microscale_kernels_abi::TARGETS;
+    use microscale_kernels_abi::{Converts, TARGETS};
 
     fn assembled(name: &str, resources: Resources, code: &str) -> Assembly {
         let target = TARGETS.iter().find(|target| target.hardware_fp4).unwrap();
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_lost_conversion_is_found() {
-        let name = kernels().iter().find(|kernel| kernel.converts_fp4).unwrap().name;
+        let name = kernels().iter().find(|kernel| kernel.converts == Converts::E2m1).unwrap().name;
         let kept = "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R0, R5, RZ\nEXIT";
         assert_eq!(messages(assembled(name, Resources::default(), kept)), [""; 0]);
         let lost = "F2FP.BF16.F32.PACK_AB R0, R0, R5\nEXIT";

@@ -101,9 +101,9 @@ mod tests {
     use super::super::resources::Resources;
     use super::super::sass::tests::listing;
     use super::*;
-    use microscale_kernels_abi::{Kernel, TARGETS};
+    use microscale_kernels_abi::{Converts, Kernel, TARGETS};
 
-    const KERNEL: Kernel = Kernel { name: "k", threads: 32, blocks: 2, converts_fp4: true };
+    const KERNEL: Kernel = Kernel { name: "k", threads: 32, elements: 64, converts: Converts::E2m1 };
 
     #[test]
     fn a_row_says_what_one_thread_does_for_one_element() {

@@ -1,6 +1,6 @@
 //! Instructions that a kernel must contain: the table to extend when a target gains a useful instruction.
 
-use microscale_kernels_abi::{Kernel, Target};
+use microscale_kernels_abi::{Converts, Kernel, Target};
 
 /// Kernels of one kind must contain an instruction, on some targets.
 pub(super) struct Requirement {
@@ -15,20 +15,52 @@ pub(super) struct Requirement {
 }
 
 /// Every requirement.
-pub(super) const REQUIREMENTS: [Requirement; 2] = [
+pub(super) const REQUIREMENTS: [Requirement; 6] = [
     Requirement {
         target: |target| target.hardware_fp4,
-        kernel: |kernel| kernel.converts_fp4 && kernel.name.contains("_quantize_"),
+        kernel: |kernel| quantizes(kernel, Converts::E2m1),
         ptx: "cvt.rn.satfinite.e2m1x2.f32",
         sass: ("F2FP", "E2M1"),
     },
     Requirement {
         target: |target| target.hardware_fp4,
-        kernel: |kernel| kernel.converts_fp4 && kernel.name.contains("_dequantize_"),
+        kernel: |kernel| dequantizes(kernel, Converts::E2m1),
         ptx: "cvt.rn.f16x2.e2m1x2",
         sass: ("F2FP", "E2M1"),
     },
+    Requirement {
+        target: |target| target.since_sm90,
+        kernel: |kernel| quantizes(kernel, Converts::E4m3),
+        ptx: "cvt.rn.satfinite.e4m3x2.f32",
+        sass: ("F2FP", "E4M3"),
+    },
+    Requirement {
+        target: |target| target.since_sm90,
+        kernel: |kernel| dequantizes(kernel, Converts::E4m3),
+        ptx: "cvt.rn.f16x2.e4m3x2",
+        sass: ("F2FP", "E4M3"),
+    },
+    Requirement {
+        target: |target| target.since_sm90,
+        kernel: |kernel| quantizes(kernel, Converts::E5m2),
+        ptx: "cvt.rn.satfinite.e5m2x2.f32",
+        sass: ("F2FP", "E5M2"),
+    },
+    Requirement {
+        target: |target| target.since_sm90,
+        kernel: |kernel| dequantizes(kernel, Converts::E5m2),
+        ptx: "cvt.rn.f16x2.e5m2x2",
+        sass: ("F2FP", "E5M2"),
+    },
 ];
+
+fn quantizes(kernel: &Kernel, to: Converts) -> bool {
+    kernel.converts == to && kernel.name.contains("_quantize_")
+}
+
+fn dequantizes(kernel: &Kernel, from: Converts) -> bool {
+    kernel.converts == from && kernel.name.contains("_dequantize_")
+}
 
 /// The requirements on a kernel compiled for a target.
 pub(super) fn requirements(target: &Target, kernel: &Kernel) -> impl Iterator<Item = &'static Requirement> {
@@ -52,7 +84,7 @@ mod tests {
     fn each_converting_kernel_has_one_requirement() {
         for target in TARGETS.iter().filter(|target| target.hardware_fp4) {
             for kernel in kernels() {
-                let expected = usize::from(kernel.converts_fp4);
+                let expected = usize::from(kernel.converts != Converts::Nothing);
                 assert_eq!(requirements(target, kernel).count(), expected, "{}", kernel.name);
             }
         }

@@ -100,9 +100,10 @@ fn missing(entry: &Entry, target: &Target, kernel: &Kernel) -> impl Iterator<Ite
 #[cfg(test)]
 mod tests {
     use super::*;
-    use microscale_kernels_abi::TARGETS;
+    use microscale_kernels_abi::{Converts, TARGETS};
 
-    const KERNEL: Kernel = Kernel { name: "f4_quantize_k", threads: 32, blocks: 1, converts_fp4: true };
+    const KERNEL: Kernel =
+        Kernel { name: "f4_quantize_k", threads: 32, elements: 32, converts: Converts::E2m1 };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
     /// What is found in a module of one kernel for sm_120f.

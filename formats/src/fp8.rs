@@ -1,0 +1,158 @@
+//! The 8-bit floats: [`E4m3`], the block scale of NVFP4 and an element of MXFP8, and [`E5m2`], MXFP8's other element
+//! (OCP MX v1.0, sections 5.3.1; OFP8 v1.0).
+
+/// Rounds the magnitude `a` ≥ 0 of an f32 to a float of `mantissa` bits whose smallest step is 2^`smallest`: to nearest, ties
+/// to even, as a code without sign. `a` is at most the format's largest value.
+#[inline(always)]
+fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
+    let dropped = 23 - mantissa;
+    let bits = a.to_bits();
+    // The exponent field of the smallest normal, 2^(smallest + mantissa), which the code counts as 1.
+    let rebias = ((smallest + mantissa as i32 + 127 - 1) as u32) << 23;
+    let normal =
+        bits.wrapping_sub(rebias).wrapping_add((1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
+    // Below it the code counts smallest steps: adding a number whose unit in the last place is one step rounds for us.
+    let base = ((smallest + 23 + 127) as u32) << 23;
+    let subnormal = (a + f32::from_bits(base)).to_bits() - base;
+    if bits < rebias + (1 << 23) { subnormal } else { normal }
+}
+
+/// The value of a code without sign, for codes that are numbers.
+#[inline(always)]
+fn magnitude(code: u32, mantissa: u32, smallest: i32) -> f32 {
+    let rebias = ((smallest + mantissa as i32 + 127 - 1) as u32) << 23;
+    let normal = f32::from_bits((code << (23 - mantissa)) + rebias);
+    let step = f32::from_bits(((smallest + 127) as u32) << 23);
+    if code >> mantissa == 0 { code as f32 * step } else { normal }
+}
+
+/// The two types differ in their numbers only.
+macro_rules! fp8 {
+    ($(#[$doc:meta])* $name:ident { mantissa: $mantissa:literal, smallest: $smallest:literal, max: $max:literal, largest_code: $largest:literal,
+        special: $special:expr }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
+        pub struct $name(u8);
+
+        impl $name {
+            /// The largest finite value.
+            pub const MAX: f32 = $max;
+            /// Stored mantissa bits.
+            pub const MANTISSA_BITS: u32 = $mantissa;
+            /// The NaN that is written.
+            pub const NAN: Self = Self(0x7F);
+
+            /// The number stored in a byte.
+            #[inline(always)]
+            pub const fn from_bits(bits: u8) -> Self {
+                Self(bits)
+            }
+
+            /// The byte.
+            #[inline(always)]
+            pub const fn to_bits(self) -> u8 {
+                self.0
+            }
+
+            /// Rounds to nearest, ties to even, saturating at the largest finite value, infinities too; NaN gives
+            /// [`Self::NAN`]. That is NVIDIA's `cvt.rn.satfinite`.
+            #[inline]
+            pub fn from_f32(x: f32) -> Self {
+                if x.is_nan() {
+                    return Self::NAN;
+                }
+                let a = f32::from_bits(x.to_bits() & 0x7FFF_FFFF);
+                let code = if a >= $max { $largest } else { magnitude_code(a, $mantissa, $smallest) };
+                Self(code as u8 | (x.to_bits() >> 24) as u8 & 0x80)
+            }
+
+            /// The exact value.
+            #[inline]
+            pub fn to_f32(self) -> f32 {
+                let code = u32::from(self.0 & 0x7F);
+                let special: fn(u32) -> f32 = $special;
+                let a = if code > $largest { special(code) } else { magnitude(code, $mantissa, $smallest) };
+                f32::from_bits(a.to_bits() | (u32::from(self.0) & 0x80) << 24)
+            }
+
+            /// Whether the byte is a NaN.
+            #[inline(always)]
+            pub fn is_nan(self) -> bool {
+                self.to_f32().is_nan()
+            }
+
+            /// Whether the sign bit is set.
+            #[inline(always)]
+            pub const fn is_sign_negative(self) -> bool {
+                self.0 >= 0x80
+            }
+        }
+    };
+}
+
+fp8! {
+    /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹. No infinities; 0x7F and 0xFF
+    /// are NaN.
+    ///
+    /// As the block scale of NVFP4 it is used without its sign: a scale byte with the sign bit set is not a negative scale
+    /// (IF4 uses the bit as a flag).
+    E4m3 { mantissa: 3, smallest: -9, max: 448.0, largest_code: 0x7E, special: |_| f32::from_bits(0x7FC0_0000) }
+}
+
+fp8! {
+    /// Five exponent bits (bias 15) and two mantissa bits, as the upper half of an f16: up to 57344, in steps down to 2⁻¹⁶.
+    /// 0x7C is infinity, 0x7D to 0x7F are NaN.
+    E5m2 { mantissa: 2, smallest: -16, max: 57344.0, largest_code: 0x7B,
+        special: |code| if code == 0x7C { f32::INFINITY } else { f32::from_bits(0x7FC0_0000) } }
+}
+
+impl E4m3 {
+    /// 2⁻⁶, the smallest normal number.
+    pub const MIN_NORMAL: Self = Self(0x08);
+    /// 2⁻⁹, the smallest number above zero.
+    pub const MIN_POSITIVE: Self = Self(0x01);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_decodes_and_encodes_to_itself() {
+        for bits in 0..=255u8 {
+            let (e4m3, e5m2) = (E4m3::from_bits(bits), E5m2::from_bits(bits));
+            if !e4m3.is_nan() {
+                assert_eq!(E4m3::from_f32(e4m3.to_f32()), e4m3);
+            }
+            if e5m2.to_f32().is_finite() {
+                assert_eq!(E5m2::from_f32(e5m2.to_f32()), e5m2);
+            }
+        }
+        assert_eq!((E4m3::from_bits(0x7E).to_f32(), E5m2::from_bits(0x7B).to_f32()), (448.0, 57344.0));
+        assert_eq!(
+            (E4m3::from_bits(0x01).to_f32(), E5m2::from_bits(0x01).to_f32()),
+            (0.001953125, 0.0000152587890625)
+        );
+        assert_eq!(E4m3::MIN_NORMAL.to_f32(), 0.015625);
+    }
+
+    #[test]
+    fn saturation_signs_and_nan() {
+        for (x, e4m3, e5m2) in [
+            (f32::INFINITY, 0x7E, 0x7B),
+            (f32::NEG_INFINITY, 0xFE, 0xFB),
+            (1e30, 0x7E, 0x7B),
+            (-0.0, 0x80, 0x80),
+            (-1e-30, 0x80, 0x80),
+            (-f32::NAN, 0x7F, 0x7F),
+        ] {
+            assert_eq!((E4m3::from_f32(x).to_bits(), E5m2::from_f32(x).to_bits()), (e4m3, e5m2), "{x}");
+        }
+        assert!(
+            E4m3::from_bits(0xFF).is_nan()
+                && E5m2::from_bits(0x7D).is_nan()
+                && !E5m2::from_bits(0x7C).is_nan()
+        );
+    }
+}

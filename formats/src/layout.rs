@@ -1,0 +1,79 @@
+//! Where a block's scale byte lies: [`ScaleLayout`].
+
+/// The order of scale bytes in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleLayout {
+    /// Row by row, without gaps: `[rows, blocks_per_row]`.
+    #[default]
+    Linear,
+    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm` read them. Rows are padded
+    /// to a multiple of 128 and the blocks of a row to one of 4, with zeros.
+    Swizzled,
+}
+
+/// Rows of a tile of the swizzled layout.
+pub const TILE_ROWS: usize = 128;
+/// Blocks of a row that a tile of the swizzled layout holds.
+pub const TILE_COLS: usize = 4;
+/// Bytes of a tile.
+pub const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
+
+impl ScaleLayout {
+    /// Bytes that the scales of a matrix take up, padding included; `None` if that overflows.
+    pub const fn bytes(self, rows: usize, blocks_per_row: usize) -> Option<usize> {
+        match self {
+            Self::Linear => rows.checked_mul(blocks_per_row),
+            Self::Swizzled => {
+                match rows.div_ceil(TILE_ROWS).checked_mul(blocks_per_row.div_ceil(TILE_COLS)) {
+                    Some(tiles) => tiles.checked_mul(TILE_BYTES),
+                    None => None,
+                }
+            }
+        }
+    }
+
+    /// Where the scale of block `block` of row `row` lies.
+    #[inline(always)]
+    pub const fn offset(self, row: usize, block: usize, blocks_per_row: usize) -> usize {
+        match self {
+            Self::Linear => row * blocks_per_row + block,
+            Self::Swizzled => {
+                swizzled_offset(row as u64, block as u64, blocks_per_row.div_ceil(TILE_COLS) as u64) as usize
+            }
+        }
+    }
+}
+
+/// [`ScaleLayout::offset`] of the swizzled layout, given how many tiles lie side by side.
+///
+/// Within a tile the rows r, r + 32, r + 64 and r + 96 lie together: 16 bytes, four of each.
+#[inline(always)]
+pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
+    let tile = row / TILE_ROWS as u64 * tiles_per_row + block / TILE_COLS as u64;
+    tile * TILE_BYTES as u64
+        + row % 32 * 16
+        + row % TILE_ROWS as u64 / 32 * TILE_COLS as u64
+        + block % TILE_COLS as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scale_has_a_place_of_its_own() {
+        for (rows, blocks) in [(1, 1), (128, 4), (129, 5), (200, 17)] {
+            for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+                let mut taken = [false; 256 * 20];
+                let bytes = layout.bytes(rows, blocks).unwrap();
+                for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |block| (row, block))) {
+                    let offset = layout.offset(row, block, blocks);
+                    assert!(offset < bytes && !taken[offset], "{layout:?} {rows} {blocks}: {row} {block}");
+                    taken[offset] = true;
+                }
+            }
+        }
+        assert_eq!(ScaleLayout::Swizzled.bytes(129, 5), Some(4 * 512));
+        assert_eq!(ScaleLayout::Swizzled.bytes(usize::MAX, usize::MAX), None);
+    }
+}

@@ -1,0 +1,381 @@
+//! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale, and a tensor's blocks one [`GlobalScale`].
+//!
+//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in bytes; what tells them
+//! apart is data, an [`Arithmetic`], and the conventions by name are a table of those ([`Arithmetic::TORCHAO`] and so on). All
+//! steps are single f32 operations, rounded to nearest.
+
+use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
+use crate::e2m1::{self, E2m1, Ties};
+use crate::fp8::E4m3;
+
+/// Elements that share a block scale.
+pub const BLOCK: usize = 16;
+/// Bytes of packed codes in a block.
+pub const BLOCK_BYTES: usize = BLOCK / 2;
+
+/// The largest element times the largest block scale, 6 · 448: where a tensor's amax should land.
+pub const LARGEST: f32 = e2m1::MAX * E4m3::MAX;
+
+/// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to E4M3.
+pub const CLIPPED: f32 = 6.5;
+
+/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Direction {
+    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine, FlashInfer.
+    Divisor = 0,
+    /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
+    Multiplier = 1,
+}
+
+/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale, does not
+/// overflow. Each amax has such a one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GlobalScale {
+    /// Values are element · block scale / this.
+    Divisor(f32),
+    /// Values are element · block scale · this.
+    Multiplier(f32),
+}
+
+impl GlobalScale {
+    /// The global scale of this direction and value; `None` unless the value is [in range](Self::in_range).
+    pub fn new(direction: Direction, value: f32) -> Option<Self> {
+        let scale = Self::of(direction, value);
+        scale.in_range().then_some(scale)
+    }
+
+    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it, for instance.
+    pub const fn of(direction: Direction, value: f32) -> Self {
+        match direction {
+            Direction::Divisor => Self::Divisor(value),
+            Direction::Multiplier => Self::Multiplier(value),
+        }
+    }
+
+    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that zero elements stay zero.
+    pub fn in_range(self) -> bool {
+        self.value() >= f32::MIN_POSITIVE
+            && self.value() <= f32::MAX
+            && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
+    }
+
+    /// The direction.
+    #[inline(always)]
+    pub const fn direction(self) -> Direction {
+        match self {
+            Self::Divisor(_) => Direction::Divisor,
+            Self::Multiplier(_) => Direction::Multiplier,
+        }
+    }
+
+    /// The number, as it is stored.
+    #[inline(always)]
+    pub const fn value(self) -> f32 {
+        match self {
+            Self::Divisor(value) | Self::Multiplier(value) => value,
+        }
+    }
+
+    /// What a block's elements are multiplied with: its scale, and this applied to it.
+    #[inline(always)]
+    pub fn factor(self, scale: E4m3) -> f32 {
+        match self {
+            Self::Divisor(divisor) => scale.to_f32() / divisor,
+            Self::Multiplier(multiplier) => scale.to_f32() * multiplier,
+        }
+    }
+}
+
+/// How the global scale follows from the tensor's finite amax, if it is above 0; T is the input's dtype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum FromAmax {
+    /// s = amax / 2688, at least the smallest normal number, so that 1 / s is finite: torchao, ModelOpt.
+    OverLargest = 0,
+    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's observer. Where that
+    /// overflows, they take 1 and lose the tensor's small blocks, and we G = 2688 / amax as below.
+    NarrowInverse = 1,
+    /// G = 2688 / amax, at most the largest number: Transformer Engine, FlashInfer.
+    LargestOver = 2,
+}
+
+/// How a block's scale follows from its amax, before it is rounded to E4M3. G is a divisor, s a multiplier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum BlockScale {
+    /// (amax / 6) / s: torchao.
+    SixthOverGlobal = 0,
+    /// G · (amax / 6), the quotient rounded to the dtype of the input: compressed-tensors.
+    GlobalTimesNarrowSixth = 1,
+    /// amax / (6 · s): ModelOpt.
+    OverSixGlobals = 2,
+    /// amax · (G · (1 / 6)): Transformer Engine, and FlashInfer with exact math.
+    TimesSixthOfGlobal = 3,
+}
+
+/// How an element x is brought to the range of E2M1, given its block's rounded scale b. G is a divisor, s a multiplier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Quotient {
+    /// x · min((1 / s) / b, the largest f32): torchao 0.17 and later, which lacks the minimum and makes NaN of zeros there.
+    TimesInverseOverScale = 0,
+    /// x / (b / G): compressed-tensors.
+    OverScaleOverGlobal = 1,
+    /// x / (b · s): ModelOpt.
+    OverScaleTimesGlobal = 2,
+    /// x · min(1 / (b · (1 / G)), the largest f32): Transformer Engine, and FlashInfer with exact math.
+    TimesInverseOfProduct = 3,
+}
+
+/// A way to NVFP4: everything that decides a block's bytes, given finite values and a global scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Arithmetic {
+    /// How the global scale is written down.
+    pub direction: Direction,
+    /// How it follows from amax.
+    pub from_amax: FromAmax,
+    /// How a block's scale follows from its amax.
+    pub block_scale: BlockScale,
+    /// Block scales are clamped to at least this before they are rounded.
+    pub least_scale: E4m3,
+    /// What takes the place of a scale that is zero, before or after it is rounded.
+    pub zero_scale: E4m3,
+    /// How elements are divided by their scale.
+    pub quotient: Quotient,
+    /// What becomes of −0.
+    pub negative_zero: NegativeZero,
+}
+
+/// The table of conventions.
+impl Arithmetic {
+    /// torchao 0.17 and later.
+    pub const TORCHAO: Self = Self {
+        direction: Direction::Multiplier,
+        from_amax: FromAmax::OverLargest,
+        block_scale: BlockScale::SixthOverGlobal,
+        least_scale: E4m3::MIN_NORMAL,
+        zero_scale: E4m3::MIN_NORMAL,
+        quotient: Quotient::TimesInverseOverScale,
+        negative_zero: NegativeZero::Keep,
+    };
+    /// compressed-tensors 0.20: zero scales become 0.125.
+    pub const COMPRESSED_TENSORS: Self = Self {
+        direction: Direction::Divisor,
+        from_amax: FromAmax::NarrowInverse,
+        block_scale: BlockScale::GlobalTimesNarrowSixth,
+        least_scale: E4m3::from_bits(0),
+        zero_scale: E4m3::from_bits(0x20),
+        quotient: Quotient::OverScaleOverGlobal,
+        negative_zero: NegativeZero::DropInput,
+    };
+    /// NVIDIA ModelOpt 0.47: the scale of a zero block becomes 1.
+    pub const MODELOPT: Self = Self {
+        direction: Direction::Multiplier,
+        from_amax: FromAmax::OverLargest,
+        block_scale: BlockScale::OverSixGlobals,
+        least_scale: E4m3::MIN_POSITIVE,
+        zero_scale: E4m3::from_bits(0x38),
+        quotient: Quotient::OverScaleTimesGlobal,
+        negative_zero: NegativeZero::DropInput,
+    };
+    /// NVIDIA Transformer Engine, and FlashInfer with exact math.
+    pub const TRANSFORMER_ENGINE: Self = Self {
+        direction: Direction::Divisor,
+        from_amax: FromAmax::LargestOver,
+        block_scale: BlockScale::TimesSixthOfGlobal,
+        least_scale: E4m3::from_bits(0),
+        zero_scale: E4m3::from_bits(0),
+        quotient: Quotient::TimesInverseOfProduct,
+        negative_zero: NegativeZero::Keep,
+    };
+}
+
+impl Arithmetic {
+    /// The global scale for a tensor's finite amax, 1 if that is 0. `narrow` rounds to the dtype of the input.
+    #[inline(always)]
+    pub fn global_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> GlobalScale {
+        let divisor = (LARGEST / amax).min(f32::MAX);
+        match self.from_amax {
+            FromAmax::OverLargest if amax == 0.0 => GlobalScale::Multiplier(1.0),
+            FromAmax::OverLargest => GlobalScale::Multiplier((amax / LARGEST).max(f32::MIN_POSITIVE)),
+            FromAmax::NarrowInverse | FromAmax::LargestOver if amax == 0.0 => GlobalScale::Divisor(1.0),
+            FromAmax::NarrowInverse => {
+                let narrowed = narrow(narrow(1.0 / amax) * LARGEST);
+                GlobalScale::Divisor(if narrowed < f32::INFINITY { narrowed } else { divisor })
+            }
+            FromAmax::LargestOver => GlobalScale::Divisor(divisor),
+        }
+    }
+}
+
+/// An arithmetic with a tensor's global scale put in: what does not depend on the block is worked out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct Quantizer {
+    arithmetic: Arithmetic,
+    /// s, G, 6 · s or G · (1 / 6), as `block_scale` needs it.
+    for_scale: f32,
+    /// 1 / s, G, s or 1 / G, as `quotient` needs it.
+    for_quotient: f32,
+}
+
+/// What brings the elements of a block to the range of E2M1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// They are multiplied with this.
+    Multiply(f32),
+    /// They are divided by this.
+    Divide(f32),
+}
+
+impl Scaling {
+    /// A scaled element.
+    #[inline(always)]
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::Multiply(factor) => x * factor,
+            Self::Divide(divisor) => x / divisor,
+        }
+    }
+}
+
+impl Quantizer {
+    /// For a tensor with this global scale, whose direction is taken to be the arithmetic's. A tensor without one has 1.
+    #[inline(always)]
+    pub fn new(arithmetic: Arithmetic, global_scale: f32) -> Self {
+        let for_scale = match arithmetic.block_scale {
+            BlockScale::SixthOverGlobal | BlockScale::GlobalTimesNarrowSixth => global_scale,
+            BlockScale::OverSixGlobals => 6.0 * global_scale,
+            BlockScale::TimesSixthOfGlobal => global_scale * (1.0 / 6.0),
+        };
+        let for_quotient = match arithmetic.quotient {
+            Quotient::OverScaleOverGlobal | Quotient::OverScaleTimesGlobal => global_scale,
+            Quotient::TimesInverseOverScale | Quotient::TimesInverseOfProduct => 1.0 / global_scale,
+        };
+        Self { arithmetic, for_scale, for_quotient }
+    }
+
+    /// A block's scale before it is rounded, given its finite amax and how the input's dtype rounds.
+    #[inline(always)]
+    pub fn wanted_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> f32 {
+        match self.arithmetic.block_scale {
+            BlockScale::SixthOverGlobal => amax / 6.0 / self.for_scale,
+            BlockScale::GlobalTimesNarrowSixth => self.for_scale * narrow(amax / 6.0),
+            BlockScale::OverSixGlobals => amax / self.for_scale,
+            BlockScale::TimesSixthOfGlobal => amax * self.for_scale,
+        }
+    }
+
+    /// The block scale that is stored.
+    #[inline(always)]
+    pub fn rounded_scale(&self, wanted: f32) -> E4m3 {
+        let least = self.arithmetic.least_scale.to_f32();
+        self.rounded_by(wanted, E4m3::from_f32(if wanted > least { wanted } else { least }))
+    }
+
+    /// [`Self::rounded_scale`] given the nearest E4M3 to the clamped wanted scale.
+    #[inline(always)]
+    pub fn rounded_by(&self, wanted: f32, nearest: E4m3) -> E4m3 {
+        if wanted == 0.0 || nearest.to_bits() == 0 { self.arithmetic.zero_scale } else { nearest }
+    }
+
+    /// What brings a block's elements to the range of E2M1.
+    #[inline(always)]
+    pub fn scaling(&self, scale: E4m3) -> Scaling {
+        let scale = scale.to_f32();
+        match self.arithmetic.quotient {
+            Quotient::TimesInverseOverScale => Scaling::Multiply((self.for_quotient / scale).min(f32::MAX)),
+            Quotient::OverScaleOverGlobal => Scaling::Divide(scale / self.for_quotient),
+            Quotient::OverScaleTimesGlobal => Scaling::Divide(scale * self.for_quotient),
+            Quotient::TimesInverseOfProduct => {
+                Scaling::Multiply((1.0 / (scale * self.for_quotient)).min(f32::MAX))
+            }
+        }
+    }
+
+    /// The events of a block, given its finite amax, the scale that it wanted and got, and its scaling.
+    #[inline(always)]
+    pub fn events(&self, amax: f32, wanted: f32, scale: E4m3, scaling: Scaling) -> BlockEvents {
+        self.events_of(amax, wanted, self.arithmetic.least_scale.to_f32(), scale, scaling.apply(amax))
+    }
+
+    /// [`Self::events`] given the least scale's value and the scaled amax.
+    #[inline(always)]
+    pub fn events_of(
+        &self,
+        amax: f32,
+        wanted: f32,
+        least: f32,
+        scale: E4m3,
+        scaled_amax: f32,
+    ) -> BlockEvents {
+        // Half of E4M3's smallest step still rounds to zero.
+        let low = wanted < least || wanted <= E4m3::MIN_POSITIVE.to_f32() / 2.0;
+        BlockEvents {
+            clipped: scaled_amax > CLIPPED,
+            flushed: amax != 0.0 && (scale.to_bits() == 0 || scaled_amax <= e2m1::MIDPOINTS[0]),
+            // E4M3 without bounds would go on with 480: halfway there the largest scale is no longer the nearest.
+            scale_saturated: amax != 0.0 && (low || wanted > 464.0),
+        }
+    }
+
+    /// The code of one finite element.
+    #[inline(always)]
+    pub fn encode(&self, value: f32, scaling: Scaling) -> u8 {
+        let code = E2m1::from_f32(scaling.apply(value), Ties::Even).to_bits();
+        with_zero_sign(code, 8, value, self.arithmetic.negative_zero)
+    }
+
+    /// The numbers that the global scale entered into; where both are far from underflow and overflow, so are the steps.
+    #[inline(always)]
+    pub const fn operands(&self) -> [f32; 2] {
+        [self.for_scale, self.for_quotient]
+    }
+
+    /// The convention.
+    #[inline(always)]
+    pub const fn arithmetic(&self) -> &Arithmetic {
+        &self.arithmetic
+    }
+
+    /// What becomes of −0.
+    #[inline(always)]
+    pub const fn negative_zero(&self) -> NegativeZero {
+        self.arithmetic.negative_zero
+    }
+
+    /// Quantizes a block: the definition. `narrow` rounds to the dtype that the values have in the input. A block that
+    /// holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
+    pub fn quantize_block(
+        &self,
+        values: &[f32; BLOCK],
+        narrow: impl Fn(f32) -> f32,
+        codes: &mut [u8],
+    ) -> (E4m3, BlockEvents) {
+        let amax_bits = block::amax_bits(values);
+        if block::is_non_finite(amax_bits) {
+            codes.fill(0);
+            return (E4m3::NAN, BlockEvents::default());
+        }
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.wanted_scale(amax, narrow);
+        let scale = self.rounded_scale(wanted);
+        let scaling = self.scaling(scale);
+        e2m1::pack(codes, values, 4, |value| self.encode(value, scaling));
+        (scale, self.events(amax, wanted, scale, scaling))
+    }
+}
+
+/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a global one. A NaN
+/// scale gives 16 times the canonical NaN.
+pub fn dequantize_block(scale: E4m3, global: Option<GlobalScale>, codes: &[u8]) -> [f32; BLOCK] {
+    let factor = global.map_or(scale.to_f32(), |global| global.factor(scale));
+    let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];
+    if !scale.is_nan() {
+        e2m1::unpack(codes, &mut values, 4, |code| E2m1::from_bits(code).to_f32() * factor);
+    }
+    values
+}

@@ -1,0 +1,182 @@
+//! NVFP4's global scales of a checkpoint: shared by layers that are fused, or read from a file.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use super::error::{Error, Result};
+use super::fused::{Fused, fused};
+use super::packed::global_scale;
+use super::read::{Checkpoint, Tensor};
+use super::values::{float_dtype, selected, with_values};
+use crate::device::Device;
+use crate::formats::nvfp4::Direction;
+use crate::recipe::{Global, Scheme};
+use crate::{Dtype, Element, GlobalScale, NonFinite, Recipe, Shape};
+
+/// What a global scale may be called after its tensor, and its direction then: compressed-tensors' name, and ModelOpt's.
+const SUFFIXES: [(&str, Direction); 2] =
+    [(super::compressed_tensors::GLOBAL_SCALE, Direction::Divisor), ("_scale_2", Direction::Multiplier)];
+
+/// Global scales from a file, by the tensors that they are for.
+#[derive(Clone, Debug)]
+pub struct GlobalScales {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Tensors of the file that are for no tensor that is quantized.
+    pub unused: Vec<String>,
+    /// Tensors whose global scale was of the other direction than the convention's. Its inverse is taken, rounded to f32.
+    pub inverted: Vec<String>,
+    /// Tensors that serving engines fuse with others and that have another global scale than those.
+    pub unequal: Vec<String>,
+    scales: HashMap<String, GlobalScale>,
+}
+
+impl GlobalScales {
+    /// Finds the global scale of each tensor: `X_global_scale`, a divisor, `X_scale_2`, a multiplier, or X itself, which has
+    /// the convention's direction.
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and [`Error::Tensor`]
+    /// for a number that cannot be a global scale.
+    pub(super) fn find(file: &Checkpoint, tensors: &[&str], direction: Direction) -> Result<Self> {
+        let mut found = Self {
+            path: file.path.clone(),
+            unused: Vec::new(),
+            inverted: Vec::new(),
+            unequal: Vec::new(),
+            scales: HashMap::new(),
+        };
+        let mut used = HashSet::new();
+        let mut fused_scales = HashMap::new();
+        for name in tensors {
+            let (stored, stored_direction) = candidate(file, name, direction)?;
+            let mut scale = global_scale(&stored, stored_direction)?;
+            if stored_direction != direction {
+                found.inverted.push(name.to_string());
+                scale = inverse(scale, &stored)?;
+            }
+            if let Some(layer) = fused(name)
+                && *fused_scales.entry(layer).or_insert(scale) != scale
+            {
+                found.unequal.push(name.to_string());
+            }
+            used.insert(stored.name);
+            found.scales.insert(name.to_string(), scale);
+        }
+        let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
+        found.unused = unused.map(Into::into).collect();
+        Ok(found)
+    }
+}
+
+/// The stored global scale of a tensor, and its direction.
+fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Result<(Tensor<'a>, Direction)> {
+    let with_suffix = SUFFIXES.map(|(suffix, direction)| (format!("{name}{suffix}"), direction));
+    let [first, second] =
+        with_suffix.map(|(name, direction)| file.tensor(&name).map(|found| (found, direction)));
+    let path = || file.path.clone();
+    match (first, second) {
+        (Some((first, _)), Some((second, _))) => {
+            let [first, second] = [first, second].map(|found| found.name.into());
+            Err(Error::GlobalScaleTwice { file: path(), tensor: name.into(), first, second })
+        }
+        // A quantized checkpoint may hold codes under the plain name, so that the suffixes come first.
+        (Some(found), None) | (None, Some(found)) => Ok(found),
+        (None, None) => file
+            .tensor(name)
+            .map(|found| (found, direction))
+            .ok_or_else(|| Error::NoGlobalScale { file: path(), tensor: name.into() }),
+    }
+}
+
+/// The same scale in the other direction, rounded.
+fn inverse(scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
+    let inverse = match scale {
+        GlobalScale::Divisor(divisor) => GlobalScale::Multiplier(1.0 / divisor),
+        GlobalScale::Multiplier(multiplier) => GlobalScale::Divisor(1.0 / multiplier),
+    };
+    let error = || Error::tensor(stored.file, stored.name, crate::Error::GlobalScale { given: inverse });
+    if inverse.in_range() { Ok(inverse) } else { Err(error()) }
+}
+
+/// Chooses each tensor's global scale while a checkpoint is quantized.
+pub(super) struct Chooser<'a> {
+    recipe: Recipe,
+    given: Option<&'a GlobalScales>,
+    /// The tensors that are fused and quantized, by what they are fused into.
+    layers: HashMap<Fused, Layer<'a>>,
+}
+
+/// The parts of a fused layer. Their amax is found when the first of them is to be quantized, and kept.
+#[derive(Default)]
+struct Layer<'a> {
+    parts: Vec<Tensor<'a>>,
+    amax: Option<f32>,
+}
+
+impl<'a> Chooser<'a> {
+    /// For the tensors that are quantized, all of them.
+    pub(super) fn new(
+        recipe: Recipe,
+        given: Option<&'a GlobalScales>,
+        tensors: impl Iterator<Item = Tensor<'a>>,
+    ) -> Self {
+        let mut layers: HashMap<_, Layer<'a>> = HashMap::new();
+        for tensor in tensors {
+            if let Some(layer) = fused(tensor.name) {
+                layers.entry(layer).or_default().parts.push(tensor);
+            }
+        }
+        // What is left alone needs no pass of its own.
+        layers.retain(|_, layer| layer.parts.len() > 1);
+        Self { recipe, given, layers }
+    }
+
+    /// The recipe for one tensor. Where it takes its global scale from an amax that it shares, that is computed now, one
+    /// tensor at a time, unless it is known already.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], naming the tensor that is to blame: another than the one that is asked for, maybe.
+    pub(super) fn recipe_for(&mut self, tensor: &Tensor<'_>, device: &Device) -> Result<Recipe> {
+        let Scheme::Nvfp4(arithmetic, Global::FromAmax) = self.recipe.scheme else { return Ok(self.recipe) };
+        if let Some(given) = self.given.and_then(|given| given.scales.get(tensor.name)) {
+            return Ok(self.recipe.with_global(Global::Given(*given)));
+        }
+        let Some(layer) = fused(tensor.name).and_then(|layer| self.layers.get_mut(&layer)) else {
+            return Ok(self.recipe);
+        };
+        if layer.amax.is_none() {
+            let mut most = 0.0f32;
+            for part in &layer.parts {
+                most = most.max(amax(part, &self.recipe, device)?);
+            }
+            layer.amax = Some(most);
+        }
+        // Parts of one layer have one dtype; were they not to, the first one's decides for all.
+        let dtype = layer.parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
+        let amax = layer.amax.unwrap_or_default();
+        let shared = arithmetic.global_scale(amax, |x| dtype.narrow(x));
+        Ok(self.recipe.with_global(Global::Given(shared)))
+    }
+}
+
+/// A tensor's amax, as far as the policy about NaN and infinities lets it count.
+fn amax(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<f32> {
+    let amax = with_values!(&selected(tensor)?, values => amax_of(values, tensor, recipe, device));
+    amax.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+}
+
+fn amax_of<T: Element>(
+    values: &[T],
+    tensor: &Tensor<'_>,
+    recipe: &Recipe,
+    device: &Device,
+) -> crate::Result<f32> {
+    let (rows, cols) = tensor.matrix();
+    let amax = device.amax(values, Shape::new(rows, cols))?;
+    if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
+        // Fails, and knows the place.
+        device.quantize(values, Shape::new(rows, cols), recipe)?;
+    }
+    Ok(amax.under::<T>(recipe.non_finite))
+}

@@ -1,0 +1,62 @@
+//! The largest magnitude of a matrix, on the CPU.
+
+use rayon::prelude::*;
+
+use super::{Isa, Pieces, TASK_BLOCKS};
+use crate::amax::Amax;
+use crate::element::Element;
+use crate::error::Result;
+use crate::tensor::Shape;
+
+/// Elements that are looked at together: what has a NaN or an infinity is looked at again, one by one.
+const PART: usize = 1 << 12;
+
+/// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
+///
+/// # Errors
+/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if the shape does not fit.
+pub fn amax<T: Element>(values: &[T], shape: Shape) -> Result<Amax> {
+    amax_with(Isa::best(), values, shape)
+}
+
+/// [`amax`] on a chosen instruction set: for tests and comparisons.
+///
+/// # Errors
+/// Those of [`amax`].
+pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: Shape) -> Result<Amax> {
+    shape.check("the input", values.len())?;
+    if shape.is_empty() {
+        return Ok(Amax::default());
+    }
+    let (pieces, block) = (Pieces::of(shape, 32), 32);
+    let blocks = pieces.blocks();
+    let task = |first: usize| {
+        let mut sum = Amax::default();
+        for piece in pieces.in_blocks(first, TASK_BLOCKS.min(blocks - first)) {
+            for part in values[piece.start..][..piece.len].chunks(PART) {
+                sum.add(of_part(isa, part));
+            }
+        }
+        sum
+    };
+    debug_assert!(PART.is_multiple_of(block));
+    if blocks <= TASK_BLOCKS {
+        return Ok(task(0));
+    }
+    let tasks = (0..blocks.div_ceil(TASK_BLOCKS)).into_par_iter().map(|i| task(i * TASK_BLOCKS));
+    Ok(tasks.reduce(Amax::default, |mut sum, part| {
+        sum.add(part);
+        sum
+    }))
+}
+
+fn of_part<T: Element>(isa: Isa, values: &[T]) -> Amax {
+    let most = f32::from_bits(isa.amax_bits(values));
+    if most.is_finite() {
+        return Amax { finite: most, ..Amax::default() };
+    }
+    values.iter().fold(Amax::default(), |mut sum, value| {
+        sum.add(Amax::of_value(value.to_f32()));
+        sum
+    })
+}

@@ -1,0 +1,140 @@
+//! What the loops over blocks need to know: a recipe with the tensor's global scale put in, and the way back.
+
+use std::marker::PhantomData;
+
+use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, mx};
+
+use crate::element::Element;
+use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme};
+use crate::tensor::QuantizedTensor;
+
+/// How blocks are quantized.
+#[derive(Clone, Copy)]
+pub(super) struct Rule {
+    pub(super) kind: Kind,
+    pub(super) non_finite: NonFinite,
+}
+
+/// The arithmetic of each format.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Mxfp4(Mx<E2m1>),
+    Mxfp8E4m3(Mx<E4m3>),
+    Mxfp8E5m2(Mx<E5m2>),
+    Nvfp4(Quantizer),
+}
+
+/// An MX format's arithmetic.
+pub(super) struct Mx<E> {
+    pub(super) arithmetic: mx::Arithmetic,
+    element: PhantomData<E>,
+}
+
+impl<E> Clone for Mx<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Mx<E> {}
+
+impl<E> Mx<E> {
+    fn new(arithmetic: mx::Arithmetic) -> Self {
+        Self { arithmetic, element: PhantomData }
+    }
+
+    fn with_rule(scale_rule: ScaleRule) -> Self {
+        Self::new(mx::Arithmetic { scale_rule, ..Default::default() })
+    }
+}
+
+impl Rule {
+    /// The rule of a recipe, and the global scale to store. `computed` gives the one that an arithmetic takes from the tensor.
+    pub(super) fn new<E>(
+        recipe: &Recipe,
+        computed: impl FnOnce(&nvfp4::Arithmetic) -> Result<GlobalScale, E>,
+    ) -> Result<(Self, Option<GlobalScale>), E> {
+        let (kind, global) = match recipe.scheme {
+            Scheme::Mxfp4(arithmetic) => (Kind::Mxfp4(Mx::new(arithmetic)), None),
+            Scheme::Mxfp8E4m3(rule) => (Kind::Mxfp8E4m3(Mx::with_rule(rule)), None),
+            Scheme::Mxfp8E5m2(rule) => (Kind::Mxfp8E5m2(Mx::with_rule(rule)), None),
+            Scheme::Nvfp4(arithmetic, global) => {
+                let global = match global {
+                    Global::FromAmax => Some(computed(&arithmetic)?),
+                    Global::Given(given) => Some(given),
+                    Global::Absent => None,
+                };
+                (Kind::Nvfp4(Quantizer::new(arithmetic, global.map_or(1.0, GlobalScale::value))), global)
+            }
+        };
+        Ok((Self { kind, non_finite: recipe.non_finite }, global))
+    }
+}
+
+/// A format's blocks of `N` elements, by their definition.
+pub(super) trait Blocks<const N: usize> {
+    /// Quantizes a block to its scale byte and codes. See `microscale_formats`.
+    fn quantize_block<T: Element>(&self, values: &[f32; N], codes: &mut [u8]) -> (u8, BlockEvents);
+}
+
+impl<E: mx::Element> Blocks<{ mx::BLOCK }> for Mx<E> {
+    fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
+        let (scale, events) = mx::quantize_block::<E>(values, &self.arithmetic, codes);
+        (scale.to_bits(), events)
+    }
+}
+
+impl Blocks<{ nvfp4::BLOCK }> for Quantizer {
+    fn quantize_block<T: Element>(
+        &self,
+        values: &[f32; nvfp4::BLOCK],
+        codes: &mut [u8],
+    ) -> (u8, BlockEvents) {
+        let (scale, events) = self.quantize_block(values, |x| T::from_f32(x).to_f32(), codes);
+        (scale.to_bits(), events)
+    }
+}
+
+/// How blocks are dequantized.
+#[derive(Clone, Copy)]
+pub(crate) struct Decoder {
+    pub(super) format: Format,
+    global_scale: Option<GlobalScale>,
+}
+
+impl Decoder {
+    /// For the blocks of a tensor.
+    pub(crate) fn of(tensor: &QuantizedTensor) -> Self {
+        Self { format: tensor.format(), global_scale: tensor.global_scale() }
+    }
+
+    /// What the elements of a block are multiplied with; `None` for a NaN scale.
+    #[inline(always)]
+    pub(super) fn factor(&self, scale: u8) -> Option<f32> {
+        if self.format.is_nan_scale(scale) {
+            return None;
+        }
+        Some(match (self.format, self.global_scale) {
+            (Format::Nvfp4, Some(global)) => global.factor(E4m3::from_bits(scale)),
+            (Format::Nvfp4, None) => E4m3::from_bits(scale).to_f32(),
+            _ => E8m0::from_bits(scale).to_f32(),
+        })
+    }
+
+    /// The values of a block of `N`, by the definition.
+    pub(super) fn block<const N: usize>(&self, scale: u8, codes: &[u8]) -> [f32; N] {
+        let mut values = [0.0; N];
+        let e8m0 = E8m0::from_bits(scale);
+        match self.format {
+            Format::Mxfp4 => values.copy_from_slice(&mx::dequantize_block::<E2m1>(e8m0, codes)),
+            Format::Mxfp8E4m3 => values.copy_from_slice(&mx::dequantize_block::<E4m3>(e8m0, codes)),
+            Format::Mxfp8E5m2 => values.copy_from_slice(&mx::dequantize_block::<E5m2>(e8m0, codes)),
+            Format::Nvfp4 => {
+                let scale = E4m3::from_bits(scale);
+                values.copy_from_slice(&nvfp4::dequantize_block(scale, self.global_scale, codes));
+            }
+        }
+        values
+    }
+}

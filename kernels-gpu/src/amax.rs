@@ -1,0 +1,152 @@
+//! The largest magnitude of a matrix: one read.
+//!
+//! A warp goes through a few pieces of 1024 elements. It looks at the counter before it raises it, so that after the first warps
+//! hardly any does.
+
+use core::hint::cold_path;
+
+use microscale_kernels_abi::{AMAX_PIECES, BlockGrid, GlobalSlot, THREADS, WARP};
+
+use crate::access::{self, Lane, Walk};
+use crate::dtype::{Bf16, Dtype, F16, F32};
+use crate::format::Blocks;
+use crate::{ptx, warp};
+
+/// Blocks of 32: any length would do.
+struct Blocks32;
+
+impl Blocks for Blocks32 {
+    const BLOCK: u32 = 32;
+    const BITS: u32 = 0;
+}
+
+/// # Safety
+/// The contract of the kernels below.
+#[inline(always)]
+unsafe fn amax<D: Dtype, const VECTOR: bool>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
+    let warp = u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
+    let first_piece = warp * u64::from(AMAX_PIECES);
+    let mut most = 0;
+    let mut piece = 0;
+    // Unrolled it would only be longer: a piece has loads enough to keep in flight.
+    while piece < ptx::opaque(AMAX_PIECES) {
+        let lane = Lane::of_piece::<D, Blocks32>(first_piece + u64::from(piece));
+        if lane.first_block < grid.blocks {
+            // SAFETY: the same contract.
+            most = D::max_magnitudes(most, unsafe { look::<D, VECTOR>(values, &grid, &lane) });
+        }
+        piece += 1;
+    }
+    let most = D::largest(most);
+    let mut finite = D::magnitude_to_f32_bits(most);
+    if warp::ballot(most >= D::INFINITY) != 0 {
+        cold_path();
+        // SAFETY: the same contract; the slot is the caller's promise.
+        finite = unsafe { look_again::<D>(values, slot, &grid, first_piece) };
+    }
+    let mut distance = WARP / 2;
+    while distance > 0 {
+        finite = finite.max(warp::shuffle_xor(finite, distance));
+        distance /= 2;
+    }
+    // SAFETY: a field of the slot, which is touched by atomic operations only.
+    unsafe {
+        if warp::lane() == 0 && finite > ptx::read_counter(&raw const (*slot).amax_bits) {
+            ptx::raise_counter_32(&raw mut (*slot).amax_bits, finite);
+        }
+    }
+}
+
+/// The largest magnitudes in a lane's chunks of a piece, value by value of a word; NaN is the largest.
+///
+/// # Safety
+/// The contract of the kernels below.
+#[inline(always)]
+unsafe fn look<D: Dtype, const VECTOR: bool>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
+    let place = lane.place::<Blocks32>(grid);
+    let mut chunks = [[0; 4]; 8];
+    if VECTOR && place.contiguous {
+        for j in 0..D::STEPS {
+            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
+            chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, &place, j) };
+        }
+    } else {
+        cold_path();
+        let mut walk = Walk::new(grid, lane, &place, 0);
+        for j in 0..D::STEPS {
+            let place = walk.place::<D, Blocks32>(j);
+            // SAFETY: the caller's matrix is the grid's.
+            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, grid, &place) };
+        }
+    }
+    let mut most = 0;
+    for j in 0..D::STEPS as usize {
+        let [a, b, c, d] = chunks[j];
+        let of_chunk = D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d));
+        most = D::max_magnitudes(most, of_chunk);
+    }
+    most
+}
+
+/// The largest finite magnitude's bits, as f32, in the warp's pieces, element by element; marks what is not finite.
+///
+/// # Safety
+/// The contract of the kernels below.
+#[inline(always)]
+unsafe fn look_again<D: Dtype>(
+    values: *const u8,
+    slot: *mut GlobalSlot,
+    grid: &BlockGrid,
+    first_piece: u64,
+) -> u32 {
+    let (mut finite, mut nan, mut infinite) = (0, false, false);
+    let blocks = access::warp_blocks::<Blocks32>();
+    let first = first_piece * blocks;
+    let last = grid.blocks.min(first + u64::from(AMAX_PIECES) * blocks);
+    let mut block = first;
+    while block < last {
+        // SAFETY: the block exists.
+        let bits = unsafe { access::element::<D, Blocks32>(values, grid, block, warp::lane()) };
+        let value = f32::from_bits(bits);
+        nan |= value.is_nan();
+        infinite |= value.is_infinite();
+        finite = finite.max(if value.is_finite() { bits & 0x7FFF_FFFF } else { 0 });
+        block += 1;
+    }
+    // SAFETY: fields of the slot, which is touched by atomic operations only.
+    unsafe {
+        if nan {
+            ptx::raise_counter_32(&raw mut (*slot).nan, 1);
+        }
+        if infinite {
+            ptx::raise_counter_32(&raw mut (*slot).infinite, 1);
+        }
+    }
+    finite
+}
+
+/// The entry points: `name<dtype, vector access>`.
+macro_rules! entries {
+    ($($name:ident<$dtype:ty, $vector:literal>)+) => {$(
+        /// Raises the slot's amax to that of the matrix at `values`, and marks NaN and infinities.
+        ///
+        /// # Safety
+        /// `grid`, made for blocks of 32, describes the matrix at `values`, which nothing writes meanwhile and which is aligned to
+        /// its dtype, and in the vector variants starts on 16 bytes, as do its rows; `slot` is only touched by atomic operations
+        /// meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
+            // SAFETY: the same contract.
+            unsafe { amax::<$dtype, $vector>(values, slot, grid) }
+        }
+    )+};
+}
+
+entries! {
+    amax_f32_vector<F32, true>
+    amax_f16_vector<F16, true>
+    amax_bf16_vector<Bf16, true>
+    amax_f32_element<F32, false>
+    amax_f16_element<F16, false>
+    amax_bf16_element<Bf16, false>
+}

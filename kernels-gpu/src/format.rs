@@ -1,0 +1,431 @@
+//! The formats: how a block's scale follows from its amax, and how chunks of its values become codes and come back.
+//!
+//! The definition is `microscale_formats`', which [`Format::define`] and [`Format::code`] apply as it stands; [`Format::scale`] and
+//! [`Format::encode`] give the same bytes faster, for blocks that are [in range](Scaled::in_range).
+
+use core::marker::PhantomData;
+
+use microscale_formats::nvfp4::{self, Scaling};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, GlobalScale, NegativeZero, Ties, mx};
+use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
+
+use crate::dtype::{self, Chunk, Dtype};
+use crate::ptx;
+
+/// How long blocks are, and how wide codes.
+pub(crate) trait Blocks {
+    /// Elements that share a scale.
+    const BLOCK: u32;
+    /// Bits of a code.
+    const BITS: u32;
+    /// Bytes of a block's codes.
+    const BYTES: u32 = Self::BLOCK * Self::BITS / 8;
+}
+
+/// What a lane needs to encode values of a block.
+pub(crate) type Factor = [u32; 3];
+
+/// The scale of a block with finite values.
+pub(crate) struct Scaled {
+    /// Its byte.
+    pub(crate) byte: u8,
+    /// What its values are encoded with.
+    pub(crate) factor: Factor,
+    /// What happened.
+    pub(crate) events: BlockEvents,
+    /// [`Format::encode`] can do it, if the values of a block that is clipped are [limited](Format::limit) first.
+    pub(crate) in_range: bool,
+}
+
+/// A format to quantize to, with its options.
+pub(crate) trait Format: Blocks {
+    /// The scale byte of a block that is not finite.
+    const NAN_SCALE: u8;
+    /// What the definition encodes a block's values with.
+    type Scaling: Copy;
+    /// Whether the values of clipped blocks must be limited.
+    const LIMITS: bool;
+
+    /// Words of a [`Factor`] that count.
+    fn words<D: Dtype>() -> usize;
+
+    /// The scale of a block, for the bits of its finite amax.
+    fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
+
+    /// A chunk with the same codes and smaller magnitudes.
+    fn limit<D: Dtype>(chunk: &Chunk, factor: Factor) -> Chunk;
+
+    /// A chunk's codes, the first in the lowest bits.
+    fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64;
+
+    /// [`Format::scale`] by the definition.
+    fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
+
+    /// A value's code by the definition.
+    fn code(&self, value: f32, scaling: Self::Scaling) -> u8;
+
+    /// What becomes of −0: `NegativeZero` as a number.
+    fn negative_zero(&self) -> u32;
+
+    /// Whether NaN and infinities are replaced.
+    fn saturates_non_finite(&self) -> bool;
+}
+
+/// The kinds of −0 by their numbers.
+#[inline(always)]
+fn negative_zero(number: u32) -> NegativeZero {
+    match number {
+        0 => NegativeZero::Keep,
+        1 => NegativeZero::DropInput,
+        2 => NegativeZero::Drop,
+        _ => NegativeZero::Force,
+    }
+}
+
+/// An element of the MX formats, a chunk at a time.
+pub(crate) trait Element: mx::Element {
+    /// A chunk's codes for the scale byte b.
+    fn encode_chunk<D: Dtype>(chunk: &Chunk, scale: u32, ties: Ties) -> u64;
+
+    /// Up to eight codes as exact f32.
+    fn decode_chunk(codes: u64) -> [f32; 8];
+
+    /// Whether there are codes of infinity and NaN.
+    const HAS_SPECIALS: bool;
+}
+
+impl Element for E2m1 {
+    const HAS_SPECIALS: bool = false;
+
+    #[inline(always)]
+    fn encode_chunk<D: Dtype>(chunk: &Chunk, scale: u32, ties: Ties) -> u64 {
+        u64::from(dtype::encode::<D>(chunk, scale, ties))
+    }
+
+    #[inline(always)]
+    fn decode_chunk(codes: u64) -> [f32; 8] {
+        dtype::decode(codes as u32)
+    }
+}
+
+/// Both 8-bit elements by the same text: by the hardware's conversions where there are some, and by the definition elsewhere.
+macro_rules! element_of_8_bits {
+    ($type:ident, $to:path, $from:path) => {
+        impl Element for $type {
+            const HAS_SPECIALS: bool = true;
+
+            #[inline(always)]
+            fn encode_chunk<D: Dtype>(chunk: &Chunk, scale: u32, _: Ties) -> u64 {
+                let reciprocal = dtype::reciprocal(scale);
+                let mut codes = 0;
+                for i in 0..D::CHUNK / 2 {
+                    let [low, high] = [2 * i, 2 * i + 1].map(|i| D::widen(chunk, i) * reciprocal);
+                    #[cfg(microscale_sm90)]
+                    let pair = $to(high, low);
+                    #[cfg(not(microscale_sm90))]
+                    let pair = u32::from(<$type>::from_f32(low).to_bits())
+                        | u32::from(<$type>::from_f32(high).to_bits()) << 8;
+                    codes |= u64::from(pair) << (16 * i);
+                }
+                codes
+            }
+
+            #[inline(always)]
+            fn decode_chunk(codes: u64) -> [f32; 8] {
+                let mut values = [0.0; 8];
+                for i in 0..4 {
+                    let pair = (codes >> (16 * i)) as u32;
+                    #[cfg(microscale_sm90)]
+                    {
+                        let pair = $from(pair);
+                        values[2 * i] = ptx::f16_low_to_f32(pair);
+                        values[2 * i + 1] = ptx::f16_high_to_f32(pair);
+                    }
+                    #[cfg(not(microscale_sm90))]
+                    {
+                        values[2 * i] = <$type>::from_bits(pair as u8).to_f32();
+                        values[2 * i + 1] = <$type>::from_bits((pair >> 8) as u8).to_f32();
+                    }
+                }
+                values
+            }
+        }
+    };
+}
+element_of_8_bits!(E4m3, ptx::e4m3x2, ptx::e4m3x2_to_f16x2);
+element_of_8_bits!(E5m2, ptx::e5m2x2, ptx::e5m2x2_to_f16x2);
+
+/// An MX format with the rule of ties `TIES` (even, away, zero).
+pub(crate) struct Mx<E, const TIES: u32> {
+    options: QuantizeOptions,
+    element: PhantomData<E>,
+}
+
+impl<E, const TIES: u32> Mx<E, TIES> {
+    const TIES: Ties = match TIES {
+        0 => Ties::Even,
+        1 => Ties::Away,
+        _ => Ties::Zero,
+    };
+
+    pub(crate) fn new(options: QuantizeOptions) -> Self {
+        Self { options, element: PhantomData }
+    }
+}
+
+impl<E: mx::Element, const TIES: u32> Blocks for Mx<E, TIES> {
+    const BLOCK: u32 = mx::BLOCK as u32;
+    const BITS: u32 = E::BITS as u32;
+}
+
+impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
+    const NAN_SCALE: u8 = mx::NAN_SCALE.to_bits();
+    type Scaling = E8m0;
+    const LIMITS: bool = false;
+
+    fn words<D: Dtype>() -> usize {
+        1
+    }
+
+    #[inline(always)]
+    fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        let (byte, _, events) = self.define::<D>(amax_bits);
+        Scaled { byte, factor: [u32::from(byte), 0, 0], events, in_range: true }
+    }
+
+    #[inline(always)]
+    fn limit<D: Dtype>(chunk: &Chunk, _: Factor) -> Chunk {
+        *chunk
+    }
+
+    #[inline(always)]
+    fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
+        E::encode_chunk::<D>(chunk, factor[0], Self::TIES)
+    }
+
+    #[inline(always)]
+    fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, E8m0, BlockEvents) {
+        let exponent = mx::rounded_exponent(amax_bits, self.options.mantissa_addend);
+        let scale = mx::scale_from_exponent::<E>(exponent);
+        (scale.to_bits(), scale, mx::events::<E>(amax_bits, exponent, Self::TIES))
+    }
+
+    #[inline(always)]
+    fn code(&self, value: f32, scale: E8m0) -> u8 {
+        mx::encode::<E>(value, scale.reciprocal(), Self::TIES, negative_zero(self.options.negative_zero))
+    }
+
+    #[inline(always)]
+    fn negative_zero(&self) -> u32 {
+        self.options.negative_zero
+    }
+
+    #[inline(always)]
+    fn saturates_non_finite(&self) -> bool {
+        self.options.saturate_non_finite != 0
+    }
+}
+
+/// An [`NvStep`] taken, for operands that are not [far](NV_FAR) from 1.
+#[inline(always)]
+fn step(NvStep { factor, divisor, correction }: NvStep, a: f32) -> f32 {
+    let q = a * factor;
+    let q = ptx::fma_f32(ptx::fma_f32(-divisor, q, a), correction, q);
+    ptx::fma_f32(ptx::fma_f32(-divisor, q, a), correction, q)
+}
+
+/// a / b as the steps do it, with the reciprocal to about a unit in the last place.
+#[inline(always)]
+fn divide(a: f32, b: f32) -> f32 {
+    let r = ptx::approximate_reciprocal(b);
+    let r = ptx::fma_f32(ptx::fma_f32(-b, r, 1.0), r, r);
+    step(NvStep { factor: r, divisor: b, correction: r }, a)
+}
+
+/// x / d, rounded, from the words `[y, z, d]`: 1/d in two parts, y the nearest to it and z the rest.
+///
+/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and matters where
+/// x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to, but for one d, with which
+/// the parts are exact (`tests/tests/division.rs` looks at every d). An f32 is corrected once more, by Markstein's theorem to x/d rounded to nearest:
+/// q + (x − d·q)·y, for q off by at most one unit in the last place.
+#[inline(always)]
+fn quotient<D: Dtype>(x: f32, [y, z, d]: Factor) -> f32 {
+    let (y, z, d) = (f32::from_bits(y), f32::from_bits(z), f32::from_bits(d));
+    let q = ptx::fma_f32(x, y, x * z);
+    if D::BYTES == 4 { ptx::fma_f32(ptx::fma_f32(-d, q, x), y, q) } else { q }
+}
+
+/// NVFP4, for a tensor.
+pub(crate) struct Nv {
+    plan: NvPlan,
+    saturate_non_finite: u32,
+}
+
+impl Nv {
+    pub(crate) fn new(plan: NvPlan, saturate_non_finite: u32) -> Self {
+        Self { plan, saturate_non_finite }
+    }
+
+    /// The nearest E4M3 to a number that is not negative, by the hardware where it can.
+    #[inline(always)]
+    fn to_e4m3(x: f32) -> E4m3 {
+        #[cfg(microscale_sm90)]
+        return E4m3::from_bits(ptx::e4m3x2(0.0, x) as u8);
+        #[cfg(not(microscale_sm90))]
+        E4m3::from_f32(x)
+    }
+
+    /// The value of an E4M3 that is not negative, by the hardware where it can.
+    #[inline(always)]
+    fn from_e4m3(scale: E4m3) -> f32 {
+        #[cfg(microscale_sm90)]
+        return ptx::f16_low_to_f32(ptx::e4m3x2_to_f16x2(u32::from(scale.to_bits())));
+        #[cfg(not(microscale_sm90))]
+        scale.to_f32()
+    }
+}
+
+impl Blocks for Nv {
+    const BLOCK: u32 = nvfp4::BLOCK as u32;
+    const BITS: u32 = 4;
+}
+
+impl Format for Nv {
+    const NAN_SCALE: u8 = E4m3::NAN.to_bits();
+    type Scaling = Scaling;
+    // The hardware's conversion saturates.
+    const LIMITS: bool = cfg!(not(microscale_fp4));
+
+    fn words<D: Dtype>() -> usize {
+        if D::BYTES == 4 { 3 } else { 2 }
+    }
+
+    #[inline(always)]
+    fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        let plan = &self.plan;
+        let amax = f32::from_bits(amax_bits);
+        let first = step(plan.first, amax);
+        let first = if plan.narrows != 0 { D::round(first) } else { first };
+        let wanted = step(plan.second, first);
+        let scale = plan.quantizer.rounded_by(wanted, Self::to_e4m3(wanted.max(plan.least_scale)));
+        let divisor = step(plan.third, Self::from_e4m3(scale));
+        // The minimum is the largest number also if the divisor is 0; then all elements are, or the block is not in range.
+        let y = divide(plan.numerator, divisor).min(f32::MAX);
+        let rest = ptx::fma_f32(-divisor, y, 1.0);
+        let z = ptx::fma_f32(rest * y, rest, rest * y);
+        let factor = [y.to_bits(), z.to_bits(), divisor.to_bits()];
+        let scaled = if plan.divides != 0 { quotient::<D>(amax, factor) } else { amax * y };
+        let events = plan.quantizer.events_of(amax, wanted, plan.least_scale, scale, scaled);
+        // Not for NaN and infinities.
+        const LEAST: u32 = power_of_two(-NV_FAR).to_bits();
+        const SPAN: u32 = power_of_two(NV_FAR).to_bits() - LEAST;
+        let usual = amax_bits.wrapping_sub(LEAST) <= SPAN && scale.to_bits() != 0;
+        // What `limit` limits to must be a normal number of the dtype, with a binade to spare.
+        let limits = !events.clipped || y <= 3.0 / D::MIN_POSITIVE;
+        let in_range = plan.usual != 0 && (usual && limits || amax_bits == 0);
+        Scaled { byte: scale.to_bits(), factor, events, in_range }
+    }
+
+    #[inline(always)]
+    fn limit<D: Dtype>(chunk: &Chunk, factor: Factor) -> Chunk {
+        // What is scaled to more than 5 has code 7; 6.5 is far enough from there, and from 7, where `encode_scaled` goes wrong, for
+        // the limit to be rounded.
+        D::limit(chunk, nvfp4::CLIPPED * ptx::approximate_reciprocal(f32::from_bits(factor[0])))
+    }
+
+    #[inline(always)]
+    fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
+        u64::from(if self.plan.divides != 0 {
+            dtype::encode_scaled::<D>(chunk, |x| quotient::<D>(x, factor))
+        } else {
+            dtype::encode_scaled::<D>(chunk, |x| x * f32::from_bits(factor[0]))
+        })
+    }
+
+    #[inline(always)]
+    fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, Scaling, BlockEvents) {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.plan.quantizer.wanted_scale(amax, D::round);
+        let scale = self.plan.quantizer.rounded_scale(wanted);
+        let scaling = self.plan.quantizer.scaling(scale);
+        (scale.to_bits(), scaling, self.plan.quantizer.events(amax, wanted, scale, scaling))
+    }
+
+    #[inline(always)]
+    fn code(&self, value: f32, scaling: Scaling) -> u8 {
+        self.plan.quantizer.encode(value, scaling)
+    }
+
+    #[inline(always)]
+    fn negative_zero(&self) -> u32 {
+        self.plan.quantizer.negative_zero() as u32
+    }
+
+    #[inline(always)]
+    fn saturates_non_finite(&self) -> bool {
+        self.saturate_non_finite != 0
+    }
+}
+
+/// A format to dequantize from.
+pub(crate) trait Decode: Blocks {
+    /// What a block's elements are multiplied with; NaN for the NaN scale.
+    fn factor(&self, scale: u8) -> f32;
+
+    /// Up to eight codes, the first in the lowest bits, as exact f32.
+    fn decode(codes: u64) -> [f32; 8];
+
+    /// Whether elements can be infinite or NaN.
+    const HAS_SPECIALS: bool;
+}
+
+impl<E: Element> Decode for Mx<E, 0> {
+    const HAS_SPECIALS: bool = E::HAS_SPECIALS;
+
+    #[inline(always)]
+    fn factor(&self, scale: u8) -> f32 {
+        E8m0::from_bits(scale).to_f32()
+    }
+
+    #[inline(always)]
+    fn decode(codes: u64) -> [f32; 8] {
+        E::decode_chunk(codes)
+    }
+}
+
+impl<E> Mx<E, 0> {
+    /// To dequantize from.
+    pub(crate) fn decoder() -> Self {
+        Self::new(QuantizeOptions { mantissa_addend: 0, negative_zero: 0, saturate_non_finite: 0 })
+    }
+}
+
+/// NVFP4 to dequantize from, with its global scale.
+pub(crate) struct NvDecoder {
+    pub(crate) global: f32,
+    pub(crate) apply: ApplyGlobal,
+}
+
+impl Blocks for NvDecoder {
+    const BLOCK: u32 = Nv::BLOCK;
+    const BITS: u32 = Nv::BITS;
+}
+
+impl Decode for NvDecoder {
+    const HAS_SPECIALS: bool = false;
+
+    #[inline(always)]
+    fn factor(&self, scale: u8) -> f32 {
+        let scale = E4m3::from_bits(scale);
+        match self.apply {
+            ApplyGlobal::Divisor => GlobalScale::Divisor(self.global).factor(scale),
+            ApplyGlobal::Multiplier => GlobalScale::Multiplier(self.global).factor(scale),
+            ApplyGlobal::Absent => scale.to_f32(),
+        }
+    }
+
+    #[inline(always)]
+    fn decode(codes: u64) -> [f32; 8] {
+        dtype::decode(codes as u32)
+    }
+}

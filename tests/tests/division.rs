@@ -1,0 +1,75 @@
+//! What the GPU's NVFP4 quantizers rely on where a convention divides.
+//!
+//! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`quotient` in `kernels-gpu/src/format.rs`). That is off the
+//! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the midpoints m of E2M1, so
+//! they are right unless x / d is that close to m ± half a unit in the last place, where rounding to m begins and ends.
+//!
+//! For x of 11 bits or less and every divisor d of 24, none is, but for one: d = 2 − 2⁻²³ and a power of two.
+
+use microscale_formats::e2m1::MIDPOINTS;
+use rayon::prelude::*;
+
+/// Mantissas of the midpoints, in quarters.
+const MANTISSAS: [u64; 4] = [4, 5, 6, 7];
+
+/// The divisor of 24 ones.
+const ONES: u64 = (1 << 24) - 1;
+
+/// The smallest distance of any x from d · (m ± half a unit), in units of 2^-50 or more of the latter.
+///
+/// With d = D·2^(e−23) and m = μ·2^(f−2), d · (m ± 2^(f−24)) is D · (μ·2^22 ± 1) in units of 2^(e+f−47), or D · (μ·2^23 − 1) in
+/// half of them below a power of two, whose lower neighbours are closer. Both lie between 2^47 and 2^50. An x of 11 bits near it is
+/// a multiple of 2^37 in the same units, or of 2^38.
+fn closest(divisor: u64) -> u64 {
+    let mut closest = u64::MAX;
+    for mantissa in MANTISSAS {
+        let upper = (divisor * ((mantissa << 22) + 1), 37);
+        let lower = if mantissa == 4 {
+            (divisor * ((4 << 23) - 1), 38)
+        } else {
+            (divisor * ((mantissa << 22) - 1), 37)
+        };
+        for (product, places) in [upper, lower] {
+            let rest = product % (1 << places);
+            closest = closest.min(rest.min((1 << places) - rest));
+        }
+    }
+    closest
+}
+
+#[test]
+fn no_quotient_of_11_bits_is_close_to_where_rounding_to_a_tie_begins() {
+    let closest_of_all = (1u64 << 23..ONES).into_par_iter().map(closest).min().expect("divisors");
+    // 2^-48 of a product below 2^50 is less than 4 units.
+    assert!(closest_of_all > 1000, "a quotient is within {closest_of_all} units");
+    assert_eq!(closest(ONES), 1, "the divisor that is looked at below");
+    // It would not hold for x of 24 bits, which is why f32 is corrected once more.
+    assert_eq!(((3 << 22) + 1) * ((5u64 << 22) + 1) % (1 << 24), 1);
+}
+
+/// The kernels' steps, on the CPU.
+fn quotient(x: f32, d: f32) -> f32 {
+    let y = 1.0 / d;
+    let rest = (-d).mul_add(y, 1.0);
+    let z = (rest * y).mul_add(rest, rest * y);
+    x.mul_add(y, x * z)
+}
+
+#[test]
+fn the_one_divisor_that_is_close_is_right() {
+    for exponent in [-40, -3, 0, 1, 17] {
+        let d = (ONES as f32) * 2f32.powi(exponent - 23);
+        let mut ties = 0;
+        for mantissa in 1024..2048u32 {
+            for shift in -16..=4 {
+                let x = mantissa as f32 * 2f32.powi(exponent + shift);
+                for midpoint in MIDPOINTS {
+                    let (ours, exact) = (quotient(x, d), x / d);
+                    assert_eq!(ours.partial_cmp(&midpoint), exact.partial_cmp(&midpoint), "{x:e} / {d:e}");
+                    ties += u32::from((exact / midpoint - 1.0).abs() < 1e-6);
+                }
+            }
+        }
+        assert!(ties > 0, "no quotient near a tie");
+    }
+}

@@ -1,0 +1,109 @@
+//! The block scale of every amax, in every convention.
+//!
+//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function of amax. The oracle
+//! says where the steps are, and the library must have no others.
+
+use half::{bf16, f16};
+use microscale::Convention;
+use microscale::formats::NegativeZero;
+use microscale::formats::nvfp4::Quantizer;
+use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_tests::oracle::Exact;
+use microscale_tests::oracle::nvfp4::Rule;
+
+use super::walk::{INFINITY, assert_everywhere};
+
+/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that underflows to zero
+/// becomes 1, so it comes first.
+fn expected<T: Exact>(rule: Rule, bits: u32) -> u8 {
+    rule.byte(rule.wanted::<T>(f32::from_bits(bits)))
+}
+
+/// The first bits from `start` on at which the byte is not that of `start`; infinity's if none.
+fn end_of_step<T: Exact>(rule: Rule, start: u32) -> u32 {
+    let byte = expected::<T>(rule, start);
+    let (mut same, mut other) = (start, INFINITY);
+    if expected::<T>(rule, INFINITY - 1) == byte {
+        return INFINITY;
+    }
+    while other - same > 1 {
+        let middle = same + (other - same) / 2;
+        if expected::<T>(rule, middle) == byte {
+            same = middle;
+        } else {
+            other = middle;
+        }
+    }
+    other
+}
+
+fn check<T: Exact>(convention: Convention, amax: f32) {
+    let arithmetic = nvfp4_arithmetic(convention);
+    let global = given_for(arithmetic.direction, amax).value();
+    let rule = Rule { convention, global, negative_zero: NegativeZero::Keep };
+    let quantizer = Quantizer::new(arithmetic, global);
+    let found = |bits| {
+        let wanted = quantizer.wanted_scale(f32::from_bits(bits), |x| T::from_f32(x).to_f32());
+        quantizer.rounded_scale(wanted).to_bits().into()
+    };
+    let what = format!("the {convention:?} scale byte under {global:e} in {:?}", T::DTYPE);
+    let (mut start, mut steps) = (0, 0);
+    while start < INFINITY {
+        let end = end_of_step::<T>(rule, start);
+        assert_everywhere(start..end, expected::<T>(rule, start).into(), found, &what);
+        (start, steps) = (end, steps + 1);
+    }
+    assert!((1..=128).contains(&steps), "{what}: {steps} steps");
+}
+
+#[test]
+fn the_torchao_scale_of_every_amax() {
+    check::<f32>(Convention::Torchao, 1.7);
+}
+
+/// compressed-tensors alone rounds amax / 6 to the input's type, so the types differ.
+#[test]
+fn the_compressed_tensors_scale_of_every_amax() {
+    check::<f32>(Convention::CompressedTensors, 1.7);
+    check::<bf16>(Convention::CompressedTensors, 1.7);
+}
+
+#[test]
+fn the_modelopt_scale_of_every_amax() {
+    check::<f32>(Convention::Modelopt, 1.7);
+}
+
+#[test]
+fn the_transformer_engine_scale_of_every_amax() {
+    check::<f32>(Convention::TransformerEngine, 1.7);
+}
+
+/// Under other global scales, at the steps and beside them.
+#[test]
+fn the_scale_byte_changes_where_it_should_under_any_global_scale() {
+    fn check<T: Exact>(rng: &mut fastrand::Rng) {
+        for convention in NVFP4_CONVENTIONS {
+            for _ in 0..100 {
+                let arithmetic = nvfp4_arithmetic(convention);
+                let global = given_for(arithmetic.direction, f32::from_bits(rng.u32(1..INFINITY))).value();
+                let rule = Rule { convention, global, negative_zero: NegativeZero::Keep };
+                let quantizer = Quantizer::new(arithmetic, global);
+                let mut start = 0;
+                while start < INFINITY {
+                    for bits in [start, start + 1, start.saturating_sub(1)] {
+                        let amax = f32::from_bits(bits.min(INFINITY - 1));
+                        let wanted = quantizer.wanted_scale(amax, |x| T::from_f32(x).to_f32());
+                        let byte = quantizer.rounded_scale(wanted).to_bits();
+                        let right = expected::<T>(rule, amax.to_bits());
+                        assert_eq!(byte, right, "{convention:?}, {:?}, {global:e}, {amax:e}", T::DTYPE);
+                    }
+                    start = end_of_step::<T>(rule, start);
+                }
+            }
+        }
+    }
+    let mut rng = fastrand::Rng::with_seed(40);
+    check::<f32>(&mut rng);
+    check::<f16>(&mut rng);
+    check::<bf16>(&mut rng);
+}
