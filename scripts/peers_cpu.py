@@ -88,7 +88,7 @@ def compressed_tensors_contender(matrix: torch.Tensor) -> Contender:
 
 
 def copy_contender(shape: Shape, itemsize: int) -> Contender:
-    source = torch.randint(0, 256, (shape.mxfp4_bytes(itemsize) // 2,), dtype=torch.uint8)
+    source = torch.randint(0, 256, (shape.quantize_bytes(itemsize) // 2,), dtype=torch.uint8)
     target = torch.empty_like(source)
     return Contender("torch", version("torch"), "copy", timed(lambda: target.copy_(source)), op="copy")
 
@@ -159,7 +159,7 @@ def main() -> None:
         records += [
             Record.of(
                 shape=shape,
-                bytes=shape.mxfp4_bytes(matrix.itemsize),
+                bytes=shape.quantize_bytes(matrix.itemsize),
                 seconds=contender.seconds,
                 op=contender.op,
                 format="mxfp4",

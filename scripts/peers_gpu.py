@@ -1,6 +1,8 @@
-"""Times torchao's MXFP4 quantizer on an NVIDIA GPU, eager and under torch.compile, beside a copy of the same bytes.
+"""Times torchao's MXFP4 or NVFP4 quantizer on an NVIDIA GPU, eager and under torch.compile, beside a copy of the same bytes.
 
-    python peers_gpu.py [--shape 16384x16384] [--dtype bf16] [--json FILE]
+    python peers_gpu.py [--format nvfp4] [--shape 16384x16384] [--dtype bf16] [--json FILE]
+
+NVFP4's per-tensor scale is given; variants with "amax" compute it first, which reads the input a second time.
 
 Needs torch with CUDA and torchao, nothing else (written for torch 2.11, triton 3.6, torchao 0.18.0). Times are CUDA events
 around single calls, medians after warm-up. Successive calls read different buffers whose total is at least 512 MiB, so that
@@ -17,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from peers_report import MX_BLOCK, Record, Shape, print_table, write_json
+from peers_report import MX_BLOCK, NV_BLOCK, Record, Shape, print_table, write_json
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 ROTATION_BYTES = 512 << 20
@@ -61,27 +63,43 @@ def same_bytes(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ..
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, expected, strict=True))
 
 
-def measure(dtype: str, shape: Shape, rule: str, warmup: int, samples: int) -> list[Record]:
-    """The copy, torchao eager and torchao compiled, on one input type."""
+Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def mxfp4_quantizers(rule: str) -> dict[str, Quantizer]:
+    """torchao's MXFP4 quantizer by what it includes."""
     # Imported here so that the script can say that there is no GPU where torchao is not installed either.
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
     mode = ScaleCalculationMode[rule.upper()]
+    return {"": lambda matrix: to_mx(matrix, torch.float4_e2m1fn_x2, MX_BLOCK, mode)}
 
-    def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return to_mx(matrix, torch.float4_e2m1fn_x2, MX_BLOCK, mode)
 
+def nvfp4_quantizers(example: torch.Tensor) -> dict[str, Quantizer]:
+    """torchao's NVFP4 quantizer by what it includes: under the scale of `example`, or under one that it computes."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
+
+    given = per_tensor_amax_to_scale(example.abs().max())
+    return {
+        "": lambda matrix: nvfp4_quantize(matrix, NV_BLOCK, given),
+        " amax": lambda matrix: nvfp4_quantize(matrix, NV_BLOCK, per_tensor_amax_to_scale(matrix.abs().max())),
+    }
+
+
+def measure(dtype: str, shape: Shape, format: str, rule: str, warmup: int, samples: int) -> list[Record]:
+    """The copy, torchao eager and torchao compiled, on one input type."""
     matrices = rotation(lambda: torch.randn(shape.rows, shape.cols, dtype=DTYPES[dtype], device="cuda"))
-    total_bytes = shape.mxfp4_bytes(matrices[0].itemsize)
+    quantizers = mxfp4_quantizers(rule) if format == "mxfp4" else nvfp4_quantizers(matrices[0])
+    once = shape.quantize_bytes(matrices[0].itemsize, MX_BLOCK if format == "mxfp4" else NV_BLOCK)
 
-    def record(op: str, library: str, variant: str, seconds: list[float], verified: bool | None) -> Record:
+    def record(op: str, library: str, variant: str, seconds: list[float], verified: bool | None, size: int) -> Record:
         return Record.of(
             shape=shape,
-            bytes=total_bytes,
+            bytes=size,
             seconds=seconds,
             op=op,
-            format="mxfp4",
+            format=format,
             dtype=dtype,
             device=torch.cuda.get_device_name(),
             threads=None,
@@ -91,24 +109,27 @@ def measure(dtype: str, shape: Shape, rule: str, warmup: int, samples: int) -> l
             verified=verified,
         )
 
-    def torchao_record(variant: str, run: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Record:
-        """Times `run` and compares its first rows with what the eager code gives for them."""
+    def torchao_record(variant: str, run: Quantizer, eager: Quantizer, size: int) -> Record:
+        """Times `run` and compares what it gives with what the eager code gives, the first rows of it."""
         seconds = event_seconds(lambda index: run(matrices[index % len(matrices)]), warmup, samples)
-        found = tuple(part[:VERIFIED_ROWS] for part in run(matrices[0]))
-        return record("quantize", "torchao", variant, seconds, same_bytes(found, quantize(matrices[0][:VERIFIED_ROWS])))
+        found, expected = (tuple(part[:VERIFIED_ROWS] for part in make(matrices[0])) for make in (run, eager))
+        return record("quantize", "torchao", variant, seconds, same_bytes(found, expected), size)
 
-    return [
-        record("copy", "torch", "copy", copy_seconds(total_bytes, warmup, samples), None),
-        torchao_record("eager", quantize),
-        torchao_record("compiled", torch.compile(quantize, fullgraph=True, dynamic=False)),
-    ]
+    records = [record("copy", "torch", "copy", copy_seconds(once, warmup, samples), None, once)]
+    for what, quantize in quantizers.items():
+        size = once + (matrices[0].nbytes if what else 0)
+        records.append(torchao_record(f"eager{what}", quantize, quantize, size))
+        compiled = torch.compile(quantize, fullgraph=True, dynamic=False)
+        records.append(torchao_record(f"compiled{what}", compiled, quantize, size))
+    return records
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=Shape.parse, default=Shape(16384, 16384), metavar="ROWSxCOLS")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="input type; both if not given")
-    parser.add_argument("--rule", choices=("floor", "ceil", "even", "rceil"), default="floor", help="scale rule")
+    parser.add_argument("--format", choices=("mxfp4", "nvfp4"), default="mxfp4")
+    parser.add_argument("--rule", choices=("floor", "ceil", "even", "rceil"), default="floor", help="scale rule of MXFP4")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--json", type=Path, default=Path("peers_gpu.json"), help="where to write the records")
@@ -120,9 +141,12 @@ def main() -> int:
     torch.manual_seed(0)
     records = []
     for dtype in arguments.dtype or DTYPES:
-        records += measure(dtype, arguments.shape, arguments.rule, arguments.warmup, arguments.samples)
+        records += measure(
+            dtype, arguments.shape, arguments.format, arguments.rule, arguments.warmup, arguments.samples
+        )
         torch.cuda.empty_cache()
-    print(f"{torch.cuda.get_device_name()}, {arguments.shape}, rule {arguments.rule}, medians of {arguments.samples}")
+    rule = f", rule {arguments.rule}" if arguments.format == "mxfp4" else ""
+    print(f"{torch.cuda.get_device_name()}, {arguments.shape}, {arguments.format}{rule}, medians of {arguments.samples}")
     print_table(records)
     write_json(arguments.json, records)
     return 0

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MX_BLOCK = 32
+NV_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Shape:
     def elements(self) -> int:
         return self.rows * self.cols
 
-    def mxfp4_bytes(self, input_itemsize: int) -> int:
-        """Bytes a quantizer must move: the input, the packed codes and the block scales."""
-        return self.elements * input_itemsize + self.elements // 2 + self.elements // MX_BLOCK
+    def quantize_bytes(self, input_itemsize: int, block: int = MX_BLOCK) -> int:
+        """Bytes a quantizer to four bits must move: the input, the packed codes and the block scales."""
+        return self.elements * input_itemsize + self.elements // 2 + self.elements // block
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.cols}"

@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((E4m3::from_bits(0x7E).to_f32(), E5m2::from_bits(0x7B).to_f32()), (448.0, 57344.0));
         assert_eq!(
             (E4m3::from_bits(0x01).to_f32(), E5m2::from_bits(0x01).to_f32()),
-            (0.001953125, 0.0000152587890625)
+            (0.001953125, 1.0 / 65536.0)
         );
         assert_eq!(E4m3::MIN_NORMAL.to_f32(), 0.015625);
     }

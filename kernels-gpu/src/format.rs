@@ -6,7 +6,7 @@
 use core::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, Scaling};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, GlobalScale, NegativeZero, Ties, mx};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, mx};
 use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
 
 use crate::dtype::{self, Chunk, Dtype};
@@ -255,6 +255,24 @@ fn quotient<D: Dtype>(x: f32, [y, z, d]: Factor) -> f32 {
     if D::BYTES == 4 { ptx::fma_f32(ptx::fma_f32(-d, q, x), y, q) } else { q }
 }
 
+/// The nearest E4M3 to a number that is not negative, by the hardware where it can.
+#[inline(always)]
+fn to_e4m3(x: f32) -> E4m3 {
+    #[cfg(microscale_sm90)]
+    return E4m3::from_bits(ptx::e4m3x2(0.0, x) as u8);
+    #[cfg(not(microscale_sm90))]
+    E4m3::from_f32(x)
+}
+
+/// The value of an E4M3 that is not negative, by the hardware where it can.
+#[inline(always)]
+fn from_e4m3(scale: E4m3) -> f32 {
+    #[cfg(microscale_sm90)]
+    return ptx::f16_low_to_f32(ptx::e4m3x2_to_f16x2(u32::from(scale.to_bits())));
+    #[cfg(not(microscale_sm90))]
+    scale.to_f32()
+}
+
 /// NVFP4, for a tensor.
 pub(crate) struct Nv {
     plan: NvPlan,
@@ -264,24 +282,6 @@ pub(crate) struct Nv {
 impl Nv {
     pub(crate) fn new(plan: NvPlan, saturate_non_finite: u32) -> Self {
         Self { plan, saturate_non_finite }
-    }
-
-    /// The nearest E4M3 to a number that is not negative, by the hardware where it can.
-    #[inline(always)]
-    fn to_e4m3(x: f32) -> E4m3 {
-        #[cfg(microscale_sm90)]
-        return E4m3::from_bits(ptx::e4m3x2(0.0, x) as u8);
-        #[cfg(not(microscale_sm90))]
-        E4m3::from_f32(x)
-    }
-
-    /// The value of an E4M3 that is not negative, by the hardware where it can.
-    #[inline(always)]
-    fn from_e4m3(scale: E4m3) -> f32 {
-        #[cfg(microscale_sm90)]
-        return ptx::f16_low_to_f32(ptx::e4m3x2_to_f16x2(u32::from(scale.to_bits())));
-        #[cfg(not(microscale_sm90))]
-        scale.to_f32()
     }
 }
 
@@ -307,8 +307,8 @@ impl Format for Nv {
         let first = step(plan.first, amax);
         let first = if plan.narrows != 0 { D::round(first) } else { first };
         let wanted = step(plan.second, first);
-        let scale = plan.quantizer.rounded_by(wanted, Self::to_e4m3(wanted.max(plan.least_scale)));
-        let divisor = step(plan.third, Self::from_e4m3(scale));
+        let scale = plan.quantizer.rounded_by(wanted, to_e4m3(wanted.max(plan.least_scale)));
+        let divisor = step(plan.third, from_e4m3(scale));
         // The minimum is the largest number also if the divisor is 0; then all elements are, or the block is not in range.
         let y = divide(plan.numerator, divisor).min(f32::MAX);
         let rest = ptx::fma_f32(-divisor, y, 1.0);
@@ -416,11 +416,11 @@ impl Decode for NvDecoder {
 
     #[inline(always)]
     fn factor(&self, scale: u8) -> f32 {
-        let scale = E4m3::from_bits(scale);
+        let scale = from_e4m3(E4m3::from_bits(scale));
         match self.apply {
-            ApplyGlobal::Divisor => GlobalScale::Divisor(self.global).factor(scale),
-            ApplyGlobal::Multiplier => GlobalScale::Multiplier(self.global).factor(scale),
-            ApplyGlobal::Absent => scale.to_f32(),
+            ApplyGlobal::Divisor => scale / self.global,
+            ApplyGlobal::Multiplier => scale * self.global,
+            ApplyGlobal::Absent => scale,
         }
     }
 
