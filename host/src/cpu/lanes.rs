@@ -311,17 +311,17 @@ fn element(nibble: u32) -> f32 {
     f32::from_bits(value.to_bits() | (nibble & 8) << 28)
 }
 
-/// The largest magnitude's bits. The maxima run side by side, one a lane.
+/// The largest magnitude's bits.
 #[inline(always)]
 pub(super) fn amax_bits<T: Element, W: Widen>(values: &[T]) -> u32 {
-    const LANES: usize = 64;
+    const LANES: usize = 128;
     let (wholes, tail) = values.as_chunks::<LANES>();
-    let mut most = [0u32; LANES];
+    let mut most = 0;
     for block in wholes {
-        for (most, value) in most.iter_mut().zip(W::widen(block)) {
-            *most = (*most).max(value.to_bits() & 0x7FFF_FFFF);
-        }
+        most = most.max(block::amax_bits(&W::widen(block)));
     }
-    let tail = tail.iter().map(|value| value.to_f32().to_bits() & 0x7FFF_FFFF);
-    most.into_iter().chain(tail).max().unwrap_or(0)
+    for value in tail {
+        most = most.max(value.to_f32().to_bits() & 0x7FFF_FFFF);
+    }
+    most
 }
