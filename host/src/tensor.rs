@@ -232,7 +232,7 @@ impl QuantizedTensor {
         }
     }
 
-    /// NVFP4's global scale, unless it has none.
+    /// NVFP4's global scale, unless it has none. What an empty matrix is quantized to has none.
     pub fn global_scale(&self) -> Option<GlobalScale> {
         self.global_scale
     }
