@@ -1,4 +1,4 @@
-//! 4-bit microscaling quantization on CPUs and NVIDIA GPUs: the same bytes from both.
+//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes from both.
 //!
 //! ```
 //! use microscale::{Recipe, Shape, dequantize, quantize};
@@ -15,8 +15,8 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | say what is wanted | [`Recipe`], [`Convention`] |
-//! | quantize host memory on the CPU | [`quantize`], [`dequantize`] |
+//! | say what is wanted | [`Recipe`], [`Format`], [`Convention`] |
+//! | quantize host memory on the CPU | [`quantize`], [`dequantize`], [`amax()`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
 //! | measure the loss | [`ErrorStats`] |
 //! | read and write checkpoints | [`checkpoint`] |

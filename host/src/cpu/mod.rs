@@ -1,4 +1,4 @@
-//! Quantizing and dequantizing on the CPU.
+//! Quantizing, dequantizing, amax and scale layouts on the CPU.
 //!
 //! `reference` applies the block definition of `microscale_formats` element by element. `lanes` is the same arithmetic
 //! written over whole blocks so that the compiler vectorises it, stamped once for each instruction set in `isa`; it is

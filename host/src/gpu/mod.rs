@@ -2,8 +2,8 @@
 //!
 //! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a context, a stream
 //! and the loaded module. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
-//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`]) only enqueue one kernel on a stream, so that a
-//! caller can overlap them and capture them in a CUDA graph.
+//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`]) only
+//! enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
 //!
 //! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a buffer on several
 //! streams by events, which a graph capture does not allow; a caller who captures turns that off first

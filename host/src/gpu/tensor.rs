@@ -1,4 +1,4 @@
-//! Quantized tensors and reports in device memory.
+//! Quantized tensors, amax and reports in device memory.
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::ScaleLayout;
