@@ -110,6 +110,8 @@ fp8! {
 impl E4m3 {
     /// 2⁻⁶, the smallest normal number.
     pub const MIN_NORMAL: Self = Self(0x08);
+    /// 1.
+    pub const ONE: Self = Self(0x38);
     /// 2⁻⁹, the smallest number above zero.
     pub const MIN_POSITIVE: Self = Self(0x01);
 }

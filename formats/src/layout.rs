@@ -17,6 +17,10 @@ pub const TILE_ROWS: usize = 128;
 pub const TILE_COLS: usize = 4;
 /// Bytes of a tile.
 pub const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
+/// Rows of a tile whose scales lie together, 16 bytes of them.
+pub const TILE_ROWS_TOGETHER: usize = 4;
+/// How far such rows are apart.
+pub const TILE_ROWS_APART: usize = TILE_ROWS / TILE_ROWS_TOGETHER;
 
 impl ScaleLayout {
     /// Bytes that the scales of a matrix take up, padding included; `None` if that overflows.
@@ -51,9 +55,17 @@ impl ScaleLayout {
 pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
     let tile = row / TILE_ROWS as u64 * tiles_per_row + block / TILE_COLS as u64;
     tile * TILE_BYTES as u64
-        + row % 32 * 16
-        + row % TILE_ROWS as u64 / 32 * TILE_COLS as u64
+        + row % TILE_ROWS_APART as u64 * (TILE_ROWS_TOGETHER * TILE_COLS) as u64
+        + row % TILE_ROWS as u64 / TILE_ROWS_APART as u64 * TILE_COLS as u64
         + block % TILE_COLS as u64
+}
+
+/// How much further than a scale another lies: that of the `together`-th row of those that lie together with the first of them, and
+/// `blocks` to the right of one that starts a tile.
+#[inline(always)]
+pub const fn swizzled_distance(together: u32, blocks: u32) -> u32 {
+    let (tile, in_tile) = (blocks / TILE_COLS as u32, blocks % TILE_COLS as u32);
+    tile * TILE_BYTES as u32 + together * TILE_COLS as u32 + in_tile
 }
 
 #[cfg(test)]
@@ -75,5 +87,16 @@ mod tests {
         }
         assert_eq!(ScaleLayout::Swizzled.bytes(129, 5), Some(4 * 512));
         assert_eq!(ScaleLayout::Swizzled.bytes(usize::MAX, usize::MAX), None);
+    }
+
+    #[test]
+    fn distances_are_differences_of_offsets() {
+        for (row, block, together, blocks) in
+            [(0, 0, 1, 3), (31, 8, 3, 0), (128 + 5, 4, 2, 13), (300, 0, 0, 31)]
+        {
+            let start = swizzled_offset(row, block, 40);
+            let end = swizzled_offset(row + 32 * u64::from(together), block + u64::from(blocks), 40);
+            assert_eq!(start + u64::from(swizzled_distance(together, blocks)), end);
+        }
     }
 }

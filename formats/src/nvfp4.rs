@@ -19,6 +19,9 @@ pub const LARGEST: f32 = e2m1::MAX * E4m3::MAX;
 /// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to E4M3.
 pub const CLIPPED: f32 = 6.5;
 
+/// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is no longer the nearest.
+pub const LARGEST_UNSATURATED: f32 = 464.0;
+
 /// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -177,7 +180,7 @@ impl Arithmetic {
         from_amax: FromAmax::OverLargest,
         block_scale: BlockScale::OverSixGlobals,
         least_scale: E4m3::MIN_POSITIVE,
-        zero_scale: E4m3::from_bits(0x38),
+        zero_scale: E4m3::ONE,
         quotient: Quotient::OverScaleTimesGlobal,
         negative_zero: NegativeZero::DropInput,
     };
@@ -317,8 +320,7 @@ impl Quantizer {
         BlockEvents {
             clipped: scaled_amax > CLIPPED,
             flushed: amax != 0.0 && (scale.to_bits() == 0 || scaled_amax <= e2m1::MIDPOINTS[0]),
-            // E4M3 without bounds would go on with 480: halfway there the largest scale is no longer the nearest.
-            scale_saturated: amax != 0.0 && (low || wanted > 464.0),
+            scale_saturated: amax != 0.0 && (low || wanted > LARGEST_UNSATURATED),
         }
     }
 

@@ -61,6 +61,8 @@ pub trait Element:
     const DTYPE: Dtype;
     /// The largest finite value, as f32.
     const MAX: f32;
+    /// Bits of a significand, the hidden one included.
+    const SIGNIFICAND: u32;
 
     /// Widens, exactly.
     fn to_f32(self) -> f32;
@@ -72,6 +74,7 @@ pub trait Element:
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
     const MAX: f32 = f32::MAX;
+    const SIGNIFICAND: u32 = f32::MANTISSA_DIGITS;
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -87,6 +90,7 @@ impl Element for f32 {
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
     const MAX: f32 = f32::from_bits(0x7F7F_0000);
+    const SIGNIFICAND: u32 = bf16::MANTISSA_DIGITS;
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -105,6 +109,7 @@ impl Element for bf16 {
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
     const MAX: f32 = 65504.0;
+    const SIGNIFICAND: u32 = f16::MANTISSA_DIGITS;
 
     #[inline(always)]
     fn to_f32(self) -> f32 {

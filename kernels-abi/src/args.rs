@@ -1,6 +1,9 @@
 //! The structures that travel as kernel arguments or lie in device memory.
 
-use microscale_formats::layout::{TILE_COLS, swizzled_offset};
+use crate::kernels::WARP_ELEMENTS;
+use crate::shortcut::NvShortcut;
+use microscale_formats::E4m3;
+use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
 use microscale_formats::nvfp4::{self, BlockScale, Quotient};
 
 /// A divisor with its reciprocal, so that a kernel divides by multiplying.
@@ -28,6 +31,17 @@ impl Divider {
         let estimate = ((i as u128 * self.reciprocal as u128) >> 64) as u64;
         let rest = i - estimate * self.divisor;
         if rest >= self.divisor { (estimate + 1, rest - self.divisor) } else { (estimate, rest) }
+    }
+
+    /// [`Self::divide`] of 32 bits by a divisor of 32.
+    ///
+    /// The upper half of the reciprocal is ⌊2³² / d⌋, or one less for powers of two, so the same holds of the estimate.
+    #[inline(always)]
+    pub fn divide_32(&self, i: u32) -> (u32, u32) {
+        let (divisor, reciprocal) = (self.divisor as u32, self.reciprocal >> 32);
+        let estimate = ((u64::from(i) * reciprocal) >> 32) as u32;
+        let rest = i.wrapping_sub(estimate.wrapping_mul(divisor));
+        if rest >= divisor { (estimate + 1, rest - divisor) } else { (estimate, rest) }
     }
 }
 
@@ -72,12 +86,16 @@ pub struct ScaleGrid {
     pub row_blocks: Divider,
     /// Tiles of the swizzled layout side by side; 0 for linear scales, which lie in the order of the blocks.
     pub tiles_per_row: u64,
+    /// 1 if warps of the quantizers take a quarter of their elements from each of four rows whose scales lie together. Scales are
+    /// swizzled; the matrix, of whole tiles and with fewer blocks than 2³², is described row by row in its [`BlockGrid`]; and a quarter
+    /// of a warp's elements, [`WARP_ELEMENTS`] / 4, divides its rows.
+    pub by_tiles: u64,
 }
 
 impl ScaleGrid {
     /// For linear scales of a matrix with so many blocks in a row, at least 1.
     pub const fn linear(blocks_per_row: u64) -> Self {
-        Self { row_blocks: Divider::new(blocks_per_row), tiles_per_row: 0 }
+        Self { row_blocks: Divider::new(blocks_per_row), tiles_per_row: 0, by_tiles: 0 }
     }
 
     /// For swizzled scales of a matrix with so many blocks in a row, at least 1.
@@ -85,7 +103,15 @@ impl ScaleGrid {
         Self {
             row_blocks: Divider::new(blocks_per_row),
             tiles_per_row: blocks_per_row.div_ceil(TILE_COLS as u64),
+            by_tiles: 0,
         }
+    }
+
+    /// Whether a matrix whose rows start on 16 bytes, with swizzled scales, can go by tiles.
+    pub const fn can_go_by_tiles(rows: u64, cols: u64, blocks: u64) -> bool {
+        rows.is_multiple_of(TILE_ROWS as u64)
+            && cols.is_multiple_of((WARP_ELEMENTS / 4) as u64)
+            && blocks <= u32::MAX as u64
     }
 
     /// Where the scale byte of a block of a row lies, if scales are swizzled.
@@ -159,10 +185,14 @@ pub struct NvPlan {
     pub divides: u32,
     /// 1 if the global scale is so far from overflow and underflow that the fast way is right.
     pub usual: u32,
+    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale is not usual.
+    pub least_usual: f32,
+    /// For 16-bit values.
+    pub shortcut: NvShortcut,
 }
 
 impl NvPlan {
-    /// For a convention and a global scale in its direction; 1 if there is none.
+    /// For a convention and a global scale in its direction; 1 if there is none. Without the shortcut.
     pub fn new(arithmetic: nvfp4::Arithmetic, global_scale: f32) -> Self {
         let quantizer = nvfp4::Quantizer::new(arithmetic, global_scale);
         let [for_scale, for_quotient] = quantizer.operands();
@@ -178,7 +208,9 @@ impl NvPlan {
             Quotient::OverScaleTimesGlobal => (NvStep::times(for_quotient), 1.0, true),
             Quotient::TimesInverseOfProduct => (NvStep::times(for_quotient), 1.0, false),
         };
-        let usual = |x: f32| x >= power_of_two(-NV_FAR) && x <= power_of_two(NV_FAR);
+        let near = |x: f32| x >= power_of_two(-NV_FAR) && x <= power_of_two(NV_FAR);
+        let usual = near(for_scale) && near(for_quotient);
+        let least_usual = arithmetic.least_scale.to_f32().max(E4m3::MIN_NORMAL.to_f32());
         Self {
             quantizer,
             global_scale,
@@ -189,7 +221,9 @@ impl NvPlan {
             least_scale: arithmetic.least_scale.to_f32(),
             narrows: u32::from(matches!(arithmetic.block_scale, BlockScale::GlobalTimesNarrowSixth)),
             divides: u32::from(divides),
-            usual: u32::from(usual(for_scale) && usual(for_quotient)),
+            usual: u32::from(usual),
+            least_usual: if usual { least_usual } else { f32::INFINITY },
+            shortcut: NvShortcut::default(),
         }
     }
 }
@@ -281,6 +315,14 @@ mod tests {
             {
                 assert_eq!(
                     grid.row_blocks.divide(block),
+                    (block / d, block % d),
+                    "block {block} of rows of {d}"
+                );
+            }
+            let Ok(d) = u32::try_from(d) else { continue };
+            for block in [0, 1, d - 1, d, d + 1, 2 * d - 1, 2 * d, 1 << 31, u32::MAX - 1, u32::MAX] {
+                assert_eq!(
+                    grid.row_blocks.divide_32(block),
                     (block / d, block % d),
                     "block {block} of rows of {d}"
                 );

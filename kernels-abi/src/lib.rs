@@ -5,6 +5,7 @@
 
 mod args;
 mod kernels;
+mod shortcut;
 mod targets;
 
 pub use args::{
@@ -14,4 +15,5 @@ pub use args::{
 pub use kernels::{
     AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, THREADS, WARP, WARP_ELEMENTS, kernels,
 };
+pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

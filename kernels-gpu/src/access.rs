@@ -1,10 +1,14 @@
 //! Where a lane's chunks lie, and moving them.
 //!
-//! A warp handles 1024 elements in blocks that follow each other, or shares them with other warps, step by step. In step j its
+//! A warp handles 1024 elements in blocks that follow each other, or shares them with other warps, step by step. (Where scales are
+//! swizzled and the matrix is whole tiles, it takes a quarter of them from each of four rows, whose scales lie together.) In step j its
 //! lanes cover 32 consecutive chunks, so that every access of a warp is contiguous. A block has as many lanes as chunks, so in so
 //! many steps each of its lanes can become the owner of one block's scale: lane `part` of step j = part, then of step
 //! j = part + lanes, and so on. Blocks of 32 make a lane the owner of one, blocks of 16 of two.
 
+use microscale_formats::layout::{
+    TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER, swizzled_distance, swizzled_offset,
+};
 use microscale_kernels_abi::{BlockGrid, Divider, ScaleGrid, THREADS, WARP, WARP_ELEMENTS};
 
 use crate::dtype::{Chunk, Dtype};
@@ -32,6 +36,9 @@ pub(crate) const fn warp_blocks<F: Blocks>() -> u64 {
     (WARP_ELEMENTS / F::BLOCK) as u64
 }
 
+/// Quarters that a warp's elements come in: of four rows where they go by tiles, else behind each other.
+const QUARTERS: u32 = TILE_ROWS_TOGETHER as u32;
+
 /// A lane's share of a warp's blocks.
 pub(crate) struct Lane {
     /// The warp's first block.
@@ -42,6 +49,8 @@ pub(crate) struct Lane {
     group: u32,
     /// Blocks that the warp covers in a step.
     step: u32,
+    /// Blocks from a quarter's first to the next one's, if the matrix goes by tiles.
+    far: u32,
 }
 
 impl Lane {
@@ -62,13 +71,69 @@ impl Lane {
             part: warp::lane() % lanes,
             group: warp::lane() / lanes,
             step: WARP / lanes,
+            far: 0,
         }
     }
 
-    /// The block that the lane meets in step `j`.
+    /// This lane's share of a matrix that goes by tiles (`ScaleGrid::by_tiles`), and where it lies.
+    ///
+    /// Warps go along the rows whose scales lie together, then to the next such rows of the tiles, then to the next tiles.
+    #[inline(always)]
+    pub(crate) fn of_tile<D: Dtype, F: Blocks>(grid: &BlockGrid, scales: &ScaleGrid) -> (Self, WarpPlace) {
+        let mut lane = Self::of::<D, F>(1);
+        let blocks_per_row = scales.row_blocks.divisor as u32;
+        let (rows, block_in_row) = scales.row_blocks.divide_32(lane.first_block as u32 / QUARTERS);
+        let apart = TILE_ROWS_APART as u32;
+        let row = rows / apart * TILE_ROWS as u32 + rows % apart;
+        lane.first_block = u64::from(row) * u64::from(blocks_per_row) + u64::from(block_in_row);
+        lane.far = apart * blocks_per_row;
+        let index = u64::from(row) * grid.row_stride + u64::from(block_in_row) * u64::from(F::BLOCK);
+        let (row, block_in_row) = (u64::from(row), u64::from(block_in_row));
+        (lane, WarpPlace { whole: true, contiguous: true, index, row, block_in_row })
+    }
+
+    /// The block that the lane meets in step `j` of a warp whose blocks follow each other.
     #[inline(always)]
     pub(crate) fn block(&self, j: u32) -> u64 {
         self.first_block + u64::from(j * self.step + self.group)
+    }
+
+    /// The same, of a matrix that goes by tiles.
+    #[inline(always)]
+    pub(crate) fn block_in_tile<D: Dtype>(&self, j: u32) -> u64 {
+        let (quarter, block) = self.quarter::<D>(j, self.group);
+        self.first_block + u64::from(quarter) * u64::from(self.far) + u64::from(block)
+    }
+
+    /// The warp's block of this number.
+    #[inline(always)]
+    pub(crate) fn warp_block<D: Dtype>(&self, number: u32, by_tiles: bool) -> u64 {
+        if !by_tiles {
+            return self.first_block + u64::from(number);
+        }
+        let (quarter, block) = self.quarter::<D>(number / self.step, number % self.step);
+        self.first_block + u64::from(quarter) * u64::from(self.far) + u64::from(block)
+    }
+
+    /// The quarter that a group's block of step `j` lies in, and its number there.
+    #[inline(always)]
+    fn quarter<D: Dtype>(&self, j: u32, group: u32) -> (u32, u32) {
+        let steps = const { D::STEPS / QUARTERS };
+        (j / steps, j % steps * self.step + group)
+    }
+
+    /// Where the scale byte of the block lies that the lane owns as its k-th, if the matrix goes by tiles.
+    #[inline(always)]
+    pub(crate) fn scale_in_tile<D: Dtype, F: Blocks>(
+        &self,
+        place: &WarpPlace,
+        scales: &ScaleGrid,
+        k: u32,
+    ) -> usize {
+        let (quarter, block) = self.quarter::<D>(k * lanes::<D, F>() + self.part, self.group);
+        let tiles_per_row = u64::from(scales.tiles_per_row as u32);
+        let first = swizzled_offset(place.row, place.block_in_row, tiles_per_row) as usize;
+        first + swizzled_distance(quarter, block) as usize
     }
 
     /// Where the warp's blocks lie. The same for all its lanes.
@@ -147,7 +212,7 @@ impl Scales {
 pub(crate) struct WarpPlace {
     /// All blocks exist.
     pub(crate) whole: bool,
-    /// They are also whole and in one row, so that their elements lie behind each other.
+    /// They are also whole and in one row, so that their elements lie behind each other; or the matrix goes by tiles.
     pub(crate) contiguous: bool,
     /// The first one's first element's index from the matrix' start.
     index: u64,
@@ -215,6 +280,24 @@ pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPl
     let start = place.index * u64::from(D::BYTES) + u64::from(warp::lane() * 16);
     // SAFETY: the warp's 1024 elements are in the matrix, and its lanes cover 32 chunks in a step.
     unsafe { ptx::load_16(values.add(start as usize).add((j * WARP * 16) as usize)) }
+}
+
+/// Loads the chunk of step `j` of a matrix that goes by tiles.
+///
+/// # Safety
+/// As for [`load_contiguous`].
+#[inline(always)]
+pub(crate) unsafe fn load_in_tile<D: Dtype>(
+    values: *const u8,
+    grid: &BlockGrid,
+    place: &WarpPlace,
+    j: u32,
+) -> Chunk {
+    let steps = const { D::STEPS / QUARTERS };
+    let row = place.index + u64::from(j / steps) * (grid.row_stride * TILE_ROWS_APART as u64);
+    let start = row * u64::from(D::BYTES) + u64::from((j % steps * WARP + warp::lane()) * 16);
+    // SAFETY: each quarter of the warp's elements is in the matrix, and its lanes cover 32 chunks in a step.
+    unsafe { ptx::load_16(values.add(start as usize)) }
 }
 
 /// Stores the chunk of step `j` of a warp whose blocks are contiguous.

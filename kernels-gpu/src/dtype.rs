@@ -16,6 +16,8 @@ const SIGNS_16: u32 = 0x8000_8000;
 pub(crate) trait Dtype {
     /// Bytes of a value.
     const BYTES: u32;
+    /// Bits of a significand.
+    const SIGNIFICAND: u32;
     /// Values in a chunk.
     const CHUNK: u32 = 16 / Self::BYTES;
     /// Chunks that a lane handles, so that a warp handles as many blocks of 32 as it has lanes.
@@ -149,6 +151,25 @@ pub(crate) fn encode_scaled<D: Dtype>(chunk: &Chunk, scale: impl Fn(f32) -> f32)
     }
 }
 
+/// The codes of eight values, ties to even, for a factor of `NvShortcut`: products are cut to f16, with the factor's last bit set in
+/// them, and encoded two at a time.
+#[cfg(not(microscale_fp4))]
+#[inline(always)]
+pub(crate) fn encode_by_shortcut<D: Dtype>(chunk: &Chunk, factor: u32) -> u32 {
+    const BASE: u32 = identity::BASE_F16X2;
+    let last_bits = (factor & 1) * 0x0001_0001;
+    let factor = f32::from_bits(factor);
+    let codes = [0, 2, 4, 6].map(|i| {
+        let [low, high] = [i, i + 1].map(|i| D::widen(chunk, i) * factor);
+        let a = (ptx::f16x2_toward_zero(high, low) & !SIGNS_16) | last_bits;
+        let halves = ptx::fma_f16x2(a, 0x4000_4000, BASE);
+        let ones = ptx::fma_f16x2(a, 0x3C00_3C00, BASE + 0x0002_0002);
+        let twos = ptx::fma_f16x2(a, 0x3800_3800, BASE + 0x0004_0004);
+        ptx::min_positive_f16x2(ptx::min_positive_f16x2(halves, ones), twos)
+    });
+    pack_nibbles(&codes, chunk)
+}
+
 /// The codes of a chunk, ties to even, for values that `scale` brings to the range of E2M1.
 #[cfg(microscale_fp4)]
 #[inline(always)]
@@ -246,6 +267,7 @@ pub(crate) struct Bf16;
 
 impl Dtype for Bf16 {
     const BYTES: u32 = 2;
+    const SIGNIFICAND: u32 = 8;
     const INFINITY: u32 = 0x7F80;
     const MAX: f32 = f32::from_bits(0x7F7F_0000);
     const MIN_POSITIVE: f32 = f32::MIN_POSITIVE;
@@ -318,6 +340,7 @@ pub(crate) struct F16;
 
 impl Dtype for F16 {
     const BYTES: u32 = 2;
+    const SIGNIFICAND: u32 = 11;
     const INFINITY: u32 = 0x7C00;
     const MAX: f32 = 65504.0;
     const MIN_POSITIVE: f32 = 6.103_515_6e-5;
@@ -399,6 +422,7 @@ pub(crate) struct F32;
 
 impl Dtype for F32 {
     const BYTES: u32 = 4;
+    const SIGNIFICAND: u32 = f32::MANTISSA_DIGITS;
     const INFINITY: u32 = 0x7F80_0000;
     const MAX: f32 = f32::MAX;
     const MIN_POSITIVE: f32 = f32::MIN_POSITIVE;

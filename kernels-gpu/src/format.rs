@@ -6,11 +6,11 @@
 use core::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, Scaling};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, mx};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, block, mx};
 use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
 
 use crate::dtype::{self, Chunk, Dtype};
-use crate::ptx;
+use crate::{ptx, warp};
 
 /// How long blocks are, and how wide codes.
 pub(crate) trait Blocks {
@@ -45,11 +45,17 @@ pub(crate) trait Format: Blocks {
     type Scaling: Copy;
     /// Whether the values of clipped blocks must be limited.
     const LIMITS: bool;
+    /// Whether blocks that are usual can have events.
+    const USUALLY_EVENTFUL: bool;
 
-    /// Words of a [`Factor`] that count.
+    /// Words of a [`Factor`] that [`Format::encode`] needs.
     fn words<D: Dtype>() -> usize;
 
-    /// The scale of a block, for the bits of its finite amax.
+    /// [`Format::scale`], faster, for most blocks: those that are in range and have no events, or none that are not cheap to find.
+    /// For any other it says that it is not in range, and so for an amax that is not finite.
+    fn usual_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
+
+    /// The scale of a block, for the bits of its amax. That of a block that is not finite is not in range.
     fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
 
     /// A chunk with the same codes and smaller magnitudes.
@@ -57,6 +63,15 @@ pub(crate) trait Format: Blocks {
 
     /// A chunk's codes, the first in the lowest bits.
     fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64;
+
+    /// Whether there is a shortcut for the tensor.
+    fn has_shortcut<D: Dtype>(&self) -> bool;
+
+    /// [`Format::usual_scale`], faster yet, with a factor of one word, for the shortcut. All lanes of the warp take part.
+    fn shortcut_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
+
+    /// [`Format::encode`] by the shortcut.
+    fn shortcut_encode<D: Dtype>(&self, chunk: &Chunk, factor: u32) -> u64;
 
     /// [`Format::scale`] by the definition.
     fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
@@ -182,15 +197,22 @@ impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
     const NAN_SCALE: u8 = mx::NAN_SCALE.to_bits();
     type Scaling = E8m0;
     const LIMITS: bool = false;
+    const USUALLY_EVENTFUL: bool = true;
 
     fn words<D: Dtype>() -> usize {
         1
     }
 
     #[inline(always)]
-    fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+    fn usual_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
         let (byte, _, events) = self.define::<D>(amax_bits);
-        Scaled { byte, factor: [u32::from(byte), 0, 0], events, in_range: true }
+        let in_range = !block::is_non_finite(amax_bits);
+        Scaled { byte, factor: [u32::from(byte), 0, 0], events, in_range }
+    }
+
+    #[inline(always)]
+    fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        self.usual_scale::<D>(amax_bits)
     }
 
     #[inline(always)]
@@ -199,8 +221,23 @@ impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
     }
 
     #[inline(always)]
-    fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
-        E::encode_chunk::<D>(chunk, factor[0], Self::TIES)
+    fn encode<D: Dtype>(&self, chunk: &Chunk, [scale, ..]: Factor) -> u64 {
+        E::encode_chunk::<D>(chunk, scale, Self::TIES)
+    }
+
+    #[inline(always)]
+    fn has_shortcut<D: Dtype>(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn shortcut_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        self.usual_scale::<D>(amax_bits)
+    }
+
+    #[inline(always)]
+    fn shortcut_encode<D: Dtype>(&self, chunk: &Chunk, scale: u32) -> u64 {
+        E::encode_chunk::<D>(chunk, scale, Self::TIES)
     }
 
     #[inline(always)]
@@ -248,6 +285,8 @@ fn divide(a: f32, b: f32) -> f32 {
 /// x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to, but for one d, with which
 /// the parts are exact (`tests/tests/division.rs` looks at every d). An f32 is corrected once more, by Markstein's theorem to x/d rounded to nearest:
 /// q + (x − d·q)·y, for q off by at most one unit in the last place.
+///
+/// With z = 0 it is the product x·y, rounded, of a 16-bit x.
 #[inline(always)]
 fn quotient<D: Dtype>(x: f32, [y, z, d]: Factor) -> f32 {
     let (y, z, d) = (f32::from_bits(y), f32::from_bits(z), f32::from_bits(d));
@@ -277,12 +316,61 @@ fn from_e4m3(scale: E4m3) -> f32 {
 pub(crate) struct Nv {
     plan: NvPlan,
     saturate_non_finite: u32,
+    /// The shortcut's factor for the lane's number, modulo 8, as mantissa, times 2^7.
+    factor_of_lane: u32,
 }
+
+/// A little below where values count as clipped, so that it does not matter how a scaled amax was rounded.
+const USUAL: f32 = nvfp4::CLIPPED - 0.01;
 
 impl Nv {
     pub(crate) fn new(plan: NvPlan, saturate_non_finite: u32) -> Self {
-        Self { plan, saturate_non_finite }
+        // Opaque, lest the compiler index an array in memory instead.
+        let [a, b, c, d, e, f, g, h] = plan.shortcut.factors.map(ptx::opaque);
+        let lane = warp::lane();
+        let of = |bit: u32, low: u32, high: u32| if lane & bit != 0 { high } else { low };
+        let factor = of(4, of(2, of(1, a, b), of(1, c, d)), of(2, of(1, e, f), of(1, g, h)));
+        Self { plan, saturate_non_finite, factor_of_lane: factor.wrapping_add(7 << 23) }
     }
+}
+
+impl Nv {
+    /// The block scale before it is rounded.
+    #[inline(always)]
+    fn wanted<D: Dtype>(&self, amax: f32) -> f32 {
+        let first = step(self.plan.first, amax);
+        step(self.plan.second, if self.plan.narrows != 0 { D::round(first) } else { first })
+    }
+
+    /// What [`quotient`] needs.
+    #[inline(always)]
+    fn factor(&self, scale: E4m3) -> Factor {
+        let divisor = step(self.plan.third, from_e4m3(scale));
+        let y = divide(self.plan.numerator, divisor);
+        let rest = ptx::fma_f32(-divisor, y, 1.0);
+        let z = ptx::fma_f32(rest * y, rest, rest * y);
+        [y.to_bits(), if self.plan.divides != 0 { z.to_bits() } else { 0 }, divisor.to_bits()]
+    }
+
+    /// Whether elements are scaled by [`quotient`]: a 16-bit one also where it is a product.
+    #[inline(always)]
+    fn divides<D: Dtype>(&self) -> bool {
+        D::BYTES == 2 || self.plan.divides != 0
+    }
+
+    /// A scaled element.
+    #[inline(always)]
+    fn apply<D: Dtype>(&self, x: f32, factor: Factor) -> f32 {
+        if self.divides::<D>() { quotient::<D>(x, factor) } else { x * f32::from_bits(factor[0]) }
+    }
+}
+
+/// Whether an amax is not [far](NV_FAR) from 1, from its bits; not for 0, NaN and infinities.
+#[inline(always)]
+fn not_far(amax_bits: u32) -> bool {
+    const LEAST: u32 = power_of_two(-NV_FAR).to_bits();
+    const SPAN: u32 = power_of_two(NV_FAR).to_bits() - LEAST;
+    amax_bits.wrapping_sub(LEAST) <= SPAN
 }
 
 impl Blocks for Nv {
@@ -295,31 +383,39 @@ impl Format for Nv {
     type Scaling = Scaling;
     // The hardware's conversion saturates.
     const LIMITS: bool = cfg!(not(microscale_fp4));
+    const USUALLY_EVENTFUL: bool = false;
 
     fn words<D: Dtype>() -> usize {
         if D::BYTES == 4 { 3 } else { 2 }
     }
 
     #[inline(always)]
+    fn usual_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.wanted::<D>(amax);
+        let scale = to_e4m3(wanted);
+        let factor = self.factor(scale);
+        let scaled = self.apply::<D>(amax, factor);
+        let in_range = not_far(amax_bits)
+            && wanted >= self.plan.least_usual
+            && wanted <= nvfp4::LARGEST_UNSATURATED
+            && scaled < USUAL;
+        Scaled { byte: scale.to_bits(), factor, events: BlockEvents::default(), in_range }
+    }
+
+    #[inline(always)]
     fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
         let plan = &self.plan;
         let amax = f32::from_bits(amax_bits);
-        let first = step(plan.first, amax);
-        let first = if plan.narrows != 0 { D::round(first) } else { first };
-        let wanted = step(plan.second, first);
+        let wanted = self.wanted::<D>(amax);
         let scale = plan.quantizer.rounded_by(wanted, to_e4m3(wanted.max(plan.least_scale)));
-        let divisor = step(plan.third, from_e4m3(scale));
-        // The minimum is the largest number also if the divisor is 0; then all elements are, or the block is not in range.
-        let y = divide(plan.numerator, divisor).min(f32::MAX);
-        let rest = ptx::fma_f32(-divisor, y, 1.0);
-        let z = ptx::fma_f32(rest * y, rest, rest * y);
-        let factor = [y.to_bits(), z.to_bits(), divisor.to_bits()];
-        let scaled = if plan.divides != 0 { quotient::<D>(amax, factor) } else { amax * y };
-        let events = plan.quantizer.events_of(amax, wanted, plan.least_scale, scale, scaled);
-        // Not for NaN and infinities.
-        const LEAST: u32 = power_of_two(-NV_FAR).to_bits();
-        const SPAN: u32 = power_of_two(NV_FAR).to_bits() - LEAST;
-        let usual = amax_bits.wrapping_sub(LEAST) <= SPAN && scale.to_bits() != 0;
+        let [y, z, divisor] = self.factor(scale);
+        // The largest number also if the divisor is 0; then all elements are, or the block is not in range.
+        let y = f32::from_bits(y).min(f32::MAX);
+        let factor = [y.to_bits(), z, divisor];
+        let events =
+            plan.quantizer.events_of(amax, wanted, plan.least_scale, scale, self.apply::<D>(amax, factor));
+        let usual = not_far(amax_bits) && scale.to_bits() != 0;
         // What `limit` limits to must be a normal number of the dtype, with a binade to spare.
         let limits = !events.clipped || y <= 3.0 / D::MIN_POSITIVE;
         let in_range = plan.usual != 0 && (usual && limits || amax_bits == 0);
@@ -335,11 +431,40 @@ impl Format for Nv {
 
     #[inline(always)]
     fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
-        u64::from(if self.plan.divides != 0 {
+        u64::from(if self.divides::<D>() {
             dtype::encode_scaled::<D>(chunk, |x| quotient::<D>(x, factor))
         } else {
             dtype::encode_scaled::<D>(chunk, |x| x * f32::from_bits(factor[0]))
         })
+    }
+
+    #[inline(always)]
+    fn has_shortcut<D: Dtype>(&self) -> bool {
+        // The hardware's conversion has no use for it.
+        cfg!(not(microscale_fp4)) && D::BYTES == 2 && self.plan.shortcut.complete != 0
+    }
+
+    #[inline(always)]
+    fn shortcut_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.wanted::<D>(amax);
+        let byte = to_e4m3(wanted).to_bits();
+        // The factor of the mantissa, times 2^-7 to the exponent field.
+        let of_mantissa = warp::shuffle(self.factor_of_lane, u32::from(byte));
+        let factor = of_mantissa.wrapping_sub(u32::from(byte & 0x78) << (23 - 3));
+        let in_range = not_far(amax_bits)
+            && wanted >= self.plan.least_usual
+            && wanted <= nvfp4::LARGEST_UNSATURATED
+            && amax * f32::from_bits(factor) < USUAL;
+        Scaled { byte, factor: [factor, 0, 0], events: BlockEvents::default(), in_range }
+    }
+
+    #[inline(always)]
+    fn shortcut_encode<D: Dtype>(&self, chunk: &Chunk, factor: u32) -> u64 {
+        #[cfg(not(microscale_fp4))]
+        return u64::from(dtype::encode_by_shortcut::<D>(chunk, factor));
+        #[cfg(microscale_fp4)]
+        self.encode::<D>(chunk, [factor, 0, 0])
     }
 
     #[inline(always)]

@@ -74,8 +74,11 @@ unsafe fn warp_a_block<D: Dtype>(
     if block < grid.blocks {
         let options =
             QuantizeOptions { negative_zero: NegativeZero::Keep as u32, saturate_non_finite: 0, ..options };
-        let target =
-            Target { codes, scales, scale_grid: ScaleGrid { row_blocks: grid.row_blocks, tiles_per_row: 0 } };
+        let target = Target {
+            codes,
+            scales,
+            scale_grid: ScaleGrid { row_blocks: grid.row_blocks, tiles_per_row: 0, by_tiles: 0 },
+        };
         // SAFETY: the same contract; the block exists, for the whole warp.
         unsafe { by_block::quantize::<D, _>(&Mxfp4::new(options), values, target, None, &grid, block) };
     }

@@ -155,6 +155,8 @@ register_instructions! {
     multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; bf16.
     fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
+    /// Two values cut to f16, toward zero: the first argument goes to the high half.
+    f16x2_toward_zero(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rz.f16x2.f32 {}, {}, {};";
     /// a · b + c in both halves, rounded once; f16.
     fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
     /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)

@@ -11,10 +11,11 @@ use core::hint::cold_path;
 
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    BlockGrid, GlobalSlot, NV_MANTISSAS, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS,
+    ReportSlot, ScaleGrid, nv_factor,
 };
 
-use crate::access::{self, Lane, MOST_OWNED, Scales, Walk};
+use crate::access::{self, Lane, MOST_OWNED, Scales, Walk, WarpPlace};
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
 use crate::format::{Factor, Format, Mx, Nv};
@@ -43,61 +44,184 @@ unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
     report: *mut ReportSlot,
     grid: BlockGrid,
 ) {
-    let lane = Lane::of::<D, F>(1);
+    let by_tiles = VECTOR && target.scale_grid.by_tiles != 0;
+    let (lane, place) = if by_tiles {
+        Lane::of_tile::<D, F>(&grid, &target.scale_grid)
+    } else {
+        let lane = Lane::of::<D, F>(1);
+        let place = lane.place::<F>(&grid);
+        (lane, place)
+    };
     if lane.first_block >= grid.blocks {
         return; // The whole warp: what follows may shuffle.
     }
     let lanes = const { access::lanes::<D, F>() };
     let owned = const { access::owned::<F>() };
-    let mut chunks = [[0; 4]; MOST_STEPS];
-    let place = lane.place::<F>(&grid);
-    if VECTOR && place.contiguous {
-        for j in 0..D::STEPS {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
-            chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, &place, j) };
-        }
-    } else {
-        cold_path();
-        let mut walk = Walk::new(&grid, &lane, &place, 0);
-        for j in 0..D::STEPS {
-            let place = walk.place::<D, F>(j);
-            // SAFETY: the caller's matrix is the grid's.
-            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, &grid, &place) };
-        }
-    }
+    // SAFETY: the same contract.
+    let mut chunks = unsafe { load::<D, F, VECTOR>(values, &grid, &lane, &place, by_tiles) };
 
     // After the loads are under way: it may have to be loaded too.
     let format = &format();
-    // SAFETY: slots are REPORT_SLOTS in number.
-    let report =
-        unsafe { report.add((lane.first_block / access::warp_blocks::<F>()) as usize % REPORT_SLOTS) };
     let amax = reduce_transposed::<D, F>(&chunks);
     // The scales of the lane's own blocks.
     let mut factors: [Factor; MOST_OWNED] = [[0; 3]; MOST_OWNED];
     let mut bytes = [0; MOST_OWNED];
     let mut events = [BlockEvents::default(); MOST_OWNED];
-    let (mut usual, mut eventful) = (true, false);
+    let mut usual = true;
+    let mut shortcut = format.has_shortcut::<D>();
     for k in 0..owned as usize {
-        usual &= amax[k] < D::INFINITY;
-        let scaled = format.scale::<D>(D::magnitude_to_f32_bits(amax[k]));
+        let scaled = if shortcut {
+            format.shortcut_scale::<D>(D::magnitude_to_f32_bits(amax[k]))
+        } else {
+            format.usual_scale::<D>(D::magnitude_to_f32_bits(amax[k]))
+        };
         usual &= scaled.in_range;
-        eventful |= scaled.events.clipped | scaled.events.scale_saturated;
         (bytes[k], factors[k], events[k]) = (scaled.byte, scaled.factor, scaled.events);
     }
+    // The factor of the block that the lane meets in step `j`.
+    let factor = |factors: &[Factor; MOST_OWNED], j: u32| {
+        let own = factors[(j / lanes) as usize];
+        let mut factor = [0; 3];
+        for word in 0..F::words::<D>() {
+            factor[word] = warp::shuffle(own[word], lane.owner::<D, F>(j));
+        }
+        factor
+    };
+    // SAFETY: slots are REPORT_SLOTS in number.
+    let report =
+        unsafe { report.add((lane.first_block / access::warp_blocks::<F>()) as usize % REPORT_SLOTS) };
     if warp::ballot(!usual) != 0 {
         cold_path();
-        let blocks = (grid.blocks - lane.first_block).min(access::warp_blocks::<F>()) as u32;
-        for block in 0..blocks {
-            let block = lane.first_block + u64::from(block);
-            // SAFETY: the same contract; the block exists.
-            unsafe { by_block::quantize::<D, F>(format, values, target, Some(report), &grid, block) };
+        shortcut = false;
+        let mut in_range = true;
+        for k in 0..owned as usize {
+            let scaled = format.scale::<D>(D::magnitude_to_f32_bits(amax[k]));
+            in_range &= scaled.in_range;
+            (bytes[k], factors[k], events[k]) = (scaled.byte, scaled.factor, scaled.events);
         }
-        return;
+        if warp::ballot(!in_range) != 0 {
+            // A number that the compiler does not know, lest it unroll the loop.
+            for number in 0..ptx::opaque(access::warp_blocks::<F>() as u32) {
+                let block = lane.warp_block::<D>(number, by_tiles);
+                if block < grid.blocks {
+                    // SAFETY: the same contract; the block exists.
+                    unsafe { by_block::quantize::<D, F>(format, values, target, Some(report), &grid, block) };
+                }
+            }
+            return;
+        }
+        let mut clipped = false;
+        for k in 0..owned as usize {
+            clipped |= events[k].clipped;
+            // SAFETY: the report slot is the caller's promise.
+            unsafe { count_events(events[k], report) };
+        }
+        if F::LIMITS && warp::ballot(clipped) != 0 {
+            for j in 0..D::STEPS {
+                chunks[j as usize] = F::limit::<D>(&chunks[j as usize], factor(&factors, j));
+            }
+        }
+    } else if F::USUALLY_EVENTFUL {
+        for k in 0..owned as usize {
+            // SAFETY: as above.
+            unsafe { count_events(events[k], report) };
+        }
     }
+    // SAFETY: the same contract.
+    unsafe { store_scales::<D, F>(target, &grid, &lane, &place, by_tiles, bytes) };
+
+    let zeros = format.negative_zero();
+    if zeros == NegativeZero::DropInput as u32 && warp::ballot(may_have_negative_zero::<D>(&chunks)) != 0 {
+        cold_path();
+        for j in 0..D::STEPS as usize {
+            chunks[j] = chunks[j].map(D::drop_negative_zeros);
+        }
+    } else if zeros == NegativeZero::Force as u32 {
+        cold_path();
+        for j in 0..D::STEPS as usize {
+            chunks[j] = chunks[j].map(D::force_negative_zeros);
+        }
+    }
+    let mut codes = [0; MOST_STEPS];
+    if shortcut {
+        for j in 0..D::STEPS {
+            let factor = warp::shuffle(factors[(j / lanes) as usize][0], lane.owner::<D, F>(j));
+            codes[j as usize] = format.shortcut_encode::<D>(&chunks[j as usize], factor);
+        }
+    } else {
+        for j in 0..D::STEPS {
+            codes[j as usize] = format.encode::<D>(&chunks[j as usize], factor(&factors, j));
+        }
+    }
+    if F::BITS == 4 && zeros == NegativeZero::Drop as u32 {
+        cold_path();
+        codes = codes.map(|codes| u64::from(dtype::drop_negative_zero_codes(codes as u32)));
+    }
+    // SAFETY: the same contract.
+    unsafe { store_codes::<D, F>(target, &grid, &lane, &place, by_tiles, codes) };
+}
+
+/// Loads a lane's chunks.
+///
+/// # Safety
+/// The contract of the kernels below; the lane and the place are the warp's.
+#[inline(always)]
+unsafe fn load<D: Dtype, F: Format, const VECTOR: bool>(
+    values: *const u8,
+    grid: &BlockGrid,
+    lane: &Lane,
+    place: &WarpPlace,
+    by_tiles: bool,
+) -> [Chunk; MOST_STEPS] {
+    let mut chunks = [[0; 4]; MOST_STEPS];
+    if by_tiles {
+        for j in 0..D::STEPS {
+            // SAFETY: the caller's matrix goes by tiles.
+            chunks[j as usize] = unsafe { access::load_in_tile::<D>(values, grid, place, j) };
+        }
+    } else if VECTOR && place.contiguous {
+        for j in 0..D::STEPS {
+            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
+            chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, place, j) };
+        }
+    } else {
+        cold_path();
+        let mut walk = Walk::new(grid, lane, place, 0);
+        for j in 0..D::STEPS {
+            let place = walk.place::<D, F>(j);
+            // SAFETY: the caller's matrix is the grid's.
+            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, grid, &place) };
+        }
+    }
+    chunks
+}
+
+/// Stores the scale bytes that a lane owns.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+unsafe fn store_scales<D: Dtype, F: Format>(
+    target: Target,
+    grid: &BlockGrid,
+    lane: &Lane,
+    place: &WarpPlace,
+    by_tiles: bool,
+    bytes: [u8; MOST_OWNED],
+) {
+    let owned = const { access::owned::<F>() };
     if place.whole && target.scale_grid.tiles_per_row == 0 {
         for k in 0..owned {
             // SAFETY: one byte a block; each block has one owner.
             unsafe { *target.scales.add(lane.own_block::<D, F>(k) as usize) = bytes[k as usize] };
+        }
+    } else if by_tiles {
+        for k in 0..owned {
+            // SAFETY: as above; the matrix is whole tiles.
+            unsafe {
+                *target.scales.add(lane.scale_in_tile::<D, F>(place, &target.scale_grid, k)) =
+                    bytes[k as usize]
+            };
         }
     } else {
         let scales = Scales::new(target.scale_grid, lane.first_block);
@@ -109,48 +233,28 @@ unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
             }
         }
     }
-    // The factor of the block that the lane meets in step `j`.
-    let factor = |j: u32| {
-        let own = factors[(j / lanes) as usize];
-        let mut factor = [0; 3];
-        for word in 0..F::words::<D>() {
-            factor[word] = warp::shuffle(own[word], lane.owner::<D, F>(j));
-        }
-        factor
-    };
-    if !F::LIMITS {
-        for k in 0..owned {
-            // SAFETY: the report slot is the caller's promise.
-            unsafe { count_events(events[k as usize], report) };
-        }
-    } else if warp::ballot(eventful) != 0 {
-        cold_path();
-        for k in 0..owned {
-            // SAFETY: as above.
-            unsafe { count_events(events[k as usize], report) };
-        }
-        for j in 0..D::STEPS {
-            chunks[j as usize] = F::limit::<D>(&chunks[j as usize], factor(j));
-        }
-    }
+}
 
-    let zeros = format.negative_zero();
-    if zeros == NegativeZero::DropInput as u32 && warp::ballot(may_have_negative_zero::<D>(&chunks)) != 0 {
-        cold_path();
-        chunks.iter_mut().for_each(|chunk| *chunk = chunk.map(D::drop_negative_zeros));
-    } else if zeros == NegativeZero::Force as u32 {
-        cold_path();
-        chunks.iter_mut().for_each(|chunk| *chunk = chunk.map(D::force_negative_zeros));
-    }
-    let mut codes = [0; MOST_STEPS];
-    for j in 0..D::STEPS {
-        codes[j as usize] = format.encode::<D>(&chunks[j as usize], factor(j));
-    }
-    if F::BITS == 4 && zeros == NegativeZero::Drop as u32 {
-        cold_path();
-        codes = codes.map(|codes| u64::from(dtype::drop_negative_zero_codes(codes as u32)));
-    }
-    if place.whole {
+/// Stores a lane's codes.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+unsafe fn store_codes<D: Dtype, F: Format>(
+    target: Target,
+    grid: &BlockGrid,
+    lane: &Lane,
+    place: &WarpPlace,
+    by_tiles: bool,
+    codes: [u64; MOST_STEPS],
+) {
+    if by_tiles {
+        for j in 0..D::STEPS {
+            let block = lane.block_in_tile::<D>(j);
+            // SAFETY: the block exists; each part of it has one lane.
+            unsafe { access::store_codes::<D, F>(target.codes, block, lane.part, codes[j as usize]) };
+        }
+    } else if place.whole {
         for j in 0..D::STEPS {
             // SAFETY: the block exists; each part of it has one lane.
             unsafe { access::store_codes::<D, F>(target.codes, lane.block(j), lane.part, codes[j as usize]) };
@@ -360,16 +464,24 @@ macro_rules! plan_entries {
         /// `global` points to a slot in global memory that nothing else touches meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvQuantizeOptions) {
-            if warp::thread() != 0 || warp::thread_block() != 0 {
-                return;
-            }
-            let arithmetic = *options.plan.quantizer.arithmetic();
-            // SAFETY: this thread alone touches the slot.
+            // SAFETY: only this warp touches the slot; it reads the amax and writes the plan.
             unsafe {
                 let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
                 let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
-                let scale = arithmetic.global_scale(amax, <$dtype>::round).value();
-                (*global).plan = NvPlan::new(arithmetic, scale);
+                let arithmetic = *options.plan.quantizer.arithmetic();
+                let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
+                // `NvShortcut::new`, a mantissa a lane.
+                let mut factor = None;
+                if <$dtype>::BYTES == 2 {
+                    let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;
+                    factor = nv_factor(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa);
+                }
+                plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);
+                plan.shortcut.factors =
+                    [0, 1, 2, 3, 4, 5, 6, 7].map(|mantissa| warp::shuffle(factor.unwrap_or(0), mantissa));
+                if warp::lane() == 0 {
+                    (*global).plan = plan;
+                }
             }
         }
     )+};

@@ -2,32 +2,34 @@
 //!
 //! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`quotient` in `kernels-gpu/src/format.rs`). That is off the
 //! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the midpoints m of E2M1, so
-//! they are right unless x / d is that close to m ± half a unit in the last place, where rounding to m begins and ends.
+//! they are right unless x / d is that close to m ± half a unit in the last place, where rounding to m begins and ends. The same goes for
+//! 6.5, above which values count as clipped.
 //!
 //! For x of 11 bits or less and every divisor d of 24, none is, but for one: d = 2 − 2⁻²³ and a power of two.
 
 use microscale_formats::e2m1::MIDPOINTS;
+use microscale_formats::nvfp4::CLIPPED;
 use rayon::prelude::*;
 
-/// Mantissas of the midpoints, in quarters.
-const MANTISSAS: [u64; 4] = [4, 5, 6, 7];
+/// Mantissas of the midpoints and of 6.5, in eighths.
+const MANTISSAS: [u64; 5] = [8, 10, 12, 13, 14];
 
 /// The divisor of 24 ones.
 const ONES: u64 = (1 << 24) - 1;
 
 /// The smallest distance of any x from d · (m ± half a unit), in units of 2^-50 or more of the latter.
 ///
-/// With d = D·2^(e−23) and m = μ·2^(f−2), d · (m ± 2^(f−24)) is D · (μ·2^22 ± 1) in units of 2^(e+f−47), or D · (μ·2^23 − 1) in
+/// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of 2^(e+f−47), or D · (μ·2^22 − 1) in
 /// half of them below a power of two, whose lower neighbours are closer. Both lie between 2^47 and 2^50. An x of 11 bits near it is
 /// a multiple of 2^37 in the same units, or of 2^38.
 fn closest(divisor: u64) -> u64 {
     let mut closest = u64::MAX;
     for mantissa in MANTISSAS {
-        let upper = (divisor * ((mantissa << 22) + 1), 37);
-        let lower = if mantissa == 4 {
-            (divisor * ((4 << 23) - 1), 38)
+        let upper = (divisor * ((mantissa << 21) + 1), 37);
+        let lower = if mantissa == 8 {
+            (divisor * ((8 << 22) - 1), 38)
         } else {
-            (divisor * ((mantissa << 22) - 1), 37)
+            (divisor * ((mantissa << 21) - 1), 37)
         };
         for (product, places) in [upper, lower] {
             let rest = product % (1 << places);
@@ -63,7 +65,7 @@ fn the_one_divisor_that_is_close_is_right() {
         for mantissa in 1024..2048u32 {
             for shift in -16..=4 {
                 let x = mantissa as f32 * 2f32.powi(exponent + shift);
-                for midpoint in MIDPOINTS {
+                for midpoint in MIDPOINTS.into_iter().chain([CLIPPED]) {
                     let (ours, exact) = (quotient(x, d), x / d);
                     assert_eq!(ours.partial_cmp(&midpoint), exact.partial_cmp(&midpoint), "{x:e} / {d:e}");
                     ties += u32::from((exact / midpoint - 1.0).abs() < 1e-6);

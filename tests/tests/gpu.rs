@@ -34,6 +34,7 @@ const TESTS: &[Test] = &[
         "quantize_equals_the_cpu_on_random_magnitudes_and_global_scales",
         quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
     ),
+    ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
     ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),
     (
         "quantize_refuses_global_scales_that_the_cpu_refuses",

@@ -10,7 +10,8 @@ use cudarc::driver::{
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, mx};
 use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, Divider, Kernel, NvPlan, NvQuantizeOptions, QuantizeOptions, ScaleGrid,
+    ApplyGlobal, BlockGrid, Divider, Kernel, NvPlan, NvQuantizeOptions, NvShortcut, QuantizeOptions,
+    ScaleGrid,
 };
 
 use super::module::Module;
@@ -55,7 +56,7 @@ enum Options {
 }
 
 impl Options {
-    fn of(recipe: &Recipe) -> Self {
+    fn of<T: Element>(recipe: &Recipe) -> Self {
         let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
         let mx = |arithmetic: mx::Arithmetic, mantissa_addend| {
             let negative_zero = arithmetic.negative_zero as u32;
@@ -73,7 +74,8 @@ impl Options {
                     // The plan's kernel puts in another.
                     Global::FromAmax | Global::Absent => 1.0,
                 };
-                let plan = NvPlan::new(arithmetic, global_scale);
+                let mut plan = NvPlan::new(arithmetic, global_scale);
+                plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
                 let variant = if global == Global::FromAmax { "planned" } else { "given" };
                 Self::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }), variant)
             }
@@ -97,12 +99,11 @@ pub(super) fn quantize<T: Element>(
     }
     let (values, _read) = values.device_ptr(stream);
     let access = access::<T>(values, shape);
-    let options = Options::of(recipe);
+    let options = Options::of::<T>(recipe);
     let (Options::Mx(_, variant) | Options::Nv(_, variant)) = options;
     let name = format!("{}_quantize_{}_{variant}_{access}", kernel_word(recipe.format()), T::DTYPE.word());
     let (kernel, function) = module.kernel(&name)?;
-    let grid = grid(shape, recipe.format().block())?;
-    let scale_grid = scale_grid(out.shape());
+    let (grid, scale_grid) = quantize_grids(shape, out.shape(), access)?;
     let (codes, scales, global) = out.parts_mut();
     let mut launch = stream.launch_builder(function);
     launch.arg(&values).arg(codes).arg(scales);
@@ -132,7 +133,7 @@ pub(super) fn quantize_baseline<T: Element>(
     recipe: &Recipe,
     out: &mut DeviceTensor,
 ) -> Result<()> {
-    let Options::Mx(options, _) = Options::of(recipe) else {
+    let Options::Mx(options, _) = Options::of::<T>(recipe) else {
         return Err(Error::Gpu {
             doing: "choosing a baseline",
             message: "there is none for this format".into(),
@@ -225,7 +226,7 @@ pub(super) fn plan<T: Element>(
     recipe: &Recipe,
     slot: &mut CudaSlice<u32>,
 ) -> Result<()> {
-    let Options::Nv(options, _) = Options::of(recipe) else { return Ok(()) };
+    let Options::Nv(options, _) = Options::of::<T>(recipe) else { return Ok(()) };
     let (kernel, function) = module.kernel(&format!("nvfp4_plan_{}", T::DTYPE.word()))?;
     let mut launch = stream.launch_builder(function);
     launch.arg(slot).arg(&options);
@@ -300,6 +301,25 @@ fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
         ScaleLayout::Linear => ScaleGrid::linear(blocks),
         ScaleLayout::Swizzled => ScaleGrid::swizzled(blocks),
     })
+}
+
+/// The grids of a quantizer, with which it goes by tiles where it can.
+fn quantize_grids(
+    shape: Shape,
+    out: QuantizedShape,
+    access: &str,
+) -> Result<(Argument<BlockGrid>, Argument<ScaleGrid>)> {
+    let Shape { rows, cols, row_stride } = shape;
+    let mut scale_grid = scale_grid(out);
+    if out.scale_layout == ScaleLayout::Swizzled && access == "vector" {
+        let by_rows = BlockGrid::new(rows as u64, cols as u64, row_stride as u64, out.format.block() as u64)
+            .ok_or(Error::TooLarge { rows, cols, row_stride })?;
+        if ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.blocks) {
+            scale_grid.0.by_tiles = 1;
+            return Ok((Argument(by_rows), scale_grid));
+        }
+    }
+    Ok((grid(shape, out.format.block())?, scale_grid))
 }
 
 /// The elements of a grid's blocks, padding included.

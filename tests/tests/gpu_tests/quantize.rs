@@ -182,6 +182,35 @@ pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
     run::<bf16>(gpu, &mut rng);
 }
 
+/// Whole tiles of swizzled scales, which warps go through in another order, and matrices that just miss being that; with blocks of
+/// every kind among them.
+pub(crate) fn equals_the_cpu_on_whole_tiles(gpu: &Gpu) {
+    fn run<T: Element>(gpu: &Gpu) {
+        for (rows, cols) in
+            [(128, 256), (256, 768), (384, 4096), (640, 1280), (128, 255), (127, 256), (128, 264)]
+        {
+            for row_stride in [cols, cols + 8, cols + 1] {
+                let shape = Shape::new(rows, cols).with_row_stride(row_stride);
+                for non_finite in [false, true] {
+                    let values = patterns::<T>(row_stride * rows, non_finite, (rows + cols) as u64);
+                    for recipe in default_recipes(ScaleLayout::Swizzled) {
+                        check(gpu, &values, shape, &recipe);
+                    }
+                }
+                // Blocks that no rare way is for.
+                let mut rng = fastrand::Rng::with_seed(53);
+                let values: Vec<T> = (0..row_stride * rows).map(|_| T::from_f32(rng.f32() - 0.5)).collect();
+                for recipe in default_recipes(ScaleLayout::Swizzled) {
+                    check(gpu, &values, shape, &recipe);
+                }
+            }
+        }
+    }
+    run::<f32>(gpu);
+    run::<f16>(gpu);
+    run::<bf16>(gpu);
+}
+
 /// Tensors of zeros, of one element, and with every kind of extreme as the only amax.
 pub(crate) fn equals_the_cpu_on_degenerate_tensors(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu) {
