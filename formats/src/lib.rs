@@ -13,6 +13,7 @@
 //! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
 //! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
+//! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //!
 //! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
 #![no_std]
@@ -24,6 +25,7 @@ pub mod fp8;
 pub mod layout;
 pub mod mx;
 pub mod nvfp4;
+pub mod search;
 
 pub use block::{BlockEvents, NegativeZero};
 pub use e2m1::{E2m1, E2m1x2, Ties};
@@ -32,3 +34,4 @@ pub use fp8::{E4m3, E5m2};
 pub use layout::ScaleLayout;
 pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;
+pub use search::Search;

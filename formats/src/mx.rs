@@ -139,14 +139,21 @@ pub struct Arithmetic {
 /// The events of a block, given the bits of its finite amax and the exponent that its scale comes from.
 #[inline(always)]
 pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> BlockEvents {
-    let scale = scale_from_exponent::<E>(rounded_exponent).to_bits() as u32;
-    // The largest element times the scale. For E2M1 and the scale byte 253 that is 6 · 2^126, whose bits would be those of
-    // a NaN, above every amax as the product is.
-    let largest = (scale + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA;
     let scale_saturated = rounded_exponent < E::LARGEST_EXPONENT && amax_bits != 0;
     // Every rule's own scale keeps amax far from zero; only the clamped one can leave it below the first midpoint.
     let flushed = scale_saturated && E::encode(f32::from_bits(amax_bits) * E8m0::MIN.reciprocal(), ties) == 0;
-    BlockEvents { clipped: amax_bits > largest, flushed, scale_saturated }
+    BlockEvents {
+        clipped: clips::<E>(amax_bits, scale_from_exponent::<E>(rounded_exponent)),
+        flushed,
+        scale_saturated,
+    }
+}
+
+/// Whether a finite magnitude is above the largest element times a scale, from its bits.
+#[inline(always)]
+pub fn clips<E: Element>(amax_bits: u32, scale: E8m0) -> bool {
+    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above every amax as it is itself.
+    amax_bits > ((scale.to_bits() as u32 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
 
 /// The code of one finite element, for a scale's reciprocal.
@@ -169,9 +176,19 @@ pub fn quantize_block<E: Element>(
     }
     let exponent = rounded_exponent(amax_bits, arithmetic.scale_rule.mantissa_addend::<E>());
     let scale = scale_from_exponent::<E>(exponent);
+    encode_block::<E>(values, scale, arithmetic, codes);
+    (scale, events::<E>(amax_bits, exponent, arithmetic.ties))
+}
+
+/// Encodes a block of finite values under a scale.
+pub fn encode_block<E: Element>(
+    values: &[f32; BLOCK],
+    scale: E8m0,
+    arithmetic: &Arithmetic,
+    codes: &mut [u8],
+) {
     let code = |value| encode::<E>(value, scale.reciprocal(), arithmetic.ties, arithmetic.negative_zero);
     e2m1::pack(codes, values, E::BITS, code);
-    (scale, events::<E>(amax_bits, exponent, arithmetic.ties))
 }
 
 /// Dequantizes a block: each element times the scale in f32, which is exact but for overflow to infinity and

@@ -365,9 +365,14 @@ impl Quantizer {
         let amax = f32::from_bits(amax_bits);
         let wanted = self.wanted_scale(amax, narrow);
         let scale = self.rounded_scale(wanted);
+        self.encode_block(values, scale, codes);
+        (scale, self.events(amax, wanted, scale, self.scaling(scale)))
+    }
+
+    /// Encodes a block of finite values under a scale.
+    pub fn encode_block(&self, values: &[f32; BLOCK], scale: E4m3, codes: &mut [u8]) {
         let scaling = self.scaling(scale);
         e2m1::pack(codes, values, 4, |value| self.encode(value, scaling));
-        (scale, self.events(amax, wanted, scale, scaling))
     }
 }
 

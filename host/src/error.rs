@@ -94,6 +94,29 @@ pub enum Error {
         convention: Convention,
     },
 
+    /// A search for the scales of a format that has none.
+    #[error(
+        "the scales of {format} cannot be searched; those of mxfp4 and nvfp4 can, or quantize without a search"
+    )]
+    NoSearch {
+        /// The format.
+        format: Format,
+    },
+
+    /// Weights that do not fit the columns.
+    #[error(
+        "there must be a weight for each of {columns} columns, finite and not negative; there are {weights}{}",
+        .wrong.map_or(String::new(), |column| format!(", and that of column {column} is wrong"))
+    )]
+    Importance {
+        /// Weights found.
+        weights: usize,
+        /// Columns of the matrix.
+        columns: usize,
+        /// The first weight that is negative or not finite.
+        wrong: Option<usize>,
+    },
+
     /// A global scale that does not go with a convention.
     #[error(
         "the global scale is a {} but the convention takes a {}; \

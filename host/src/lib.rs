@@ -42,12 +42,12 @@ mod tensor;
 pub mod cli;
 
 pub use amax::Amax;
-pub use cpu::{amax, dequantize, dequantize_into, quantize};
+pub use cpu::{amax, dequantize, dequantize_into, quantize, quantize_weighted};
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, Result};
 pub use microscale_formats as formats;
-pub use microscale_formats::{GlobalScale, ScaleLayout};
+pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;
 pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
 pub use report::{Position, Report};

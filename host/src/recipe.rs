@@ -4,10 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use microscale_formats::nvfp4::{BlockScale, Direction, GlobalScale, Quotient};
-use microscale_formats::{E2m1, E4m3, E5m2, NegativeZero, ScaleLayout, ScaleRule, Ties, mx, nvfp4};
+use microscale_formats::{E2m1, E4m3, E5m2, NegativeZero, ScaleLayout, ScaleRule, Search, Ties, mx, nvfp4};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
+use crate::tensor::Shape;
 
 /// A microscaling format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -197,6 +198,8 @@ impl Default for Scheme {
 pub struct Recipe {
     /// The format and its arithmetic.
     pub scheme: Scheme,
+    /// How block scales are chosen.
+    pub search: Search,
     /// Where scale bytes lie.
     pub scale_layout: ScaleLayout,
     /// What is done about NaN and infinities.
@@ -252,13 +255,17 @@ impl Recipe {
                 add("global_scale_direction", arithmetic.direction.word());
             }
         }
+        add("search", self.search.word());
         add("scale_layout", self.scale_layout.word());
         add("non_finite", self.non_finite.word());
         facts
     }
 
-    /// Checks a global scale that is given.
+    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.search != Search::None && self.format().bits() != <E2m1 as mx::Element>::BITS {
+            return Err(Error::NoSearch { format: self.format() });
+        }
         match self.scheme {
             Scheme::Nvfp4(arithmetic, Global::Given(given)) => {
                 if given.direction() != arithmetic.direction {
@@ -272,6 +279,16 @@ impl Recipe {
             _ => Ok(()),
         }
     }
+}
+
+/// Checks weights by column.
+pub(crate) fn check_importance(importance: Option<&[f32]>, shape: Shape) -> Result<()> {
+    let Some(weights) = importance else { return Ok(()) };
+    let wrong = weights.iter().position(|weight| !(*weight >= 0.0 && weight.is_finite()));
+    if weights.len() != shape.cols || wrong.is_some() {
+        return Err(Error::Importance { weights: weights.len(), columns: shape.cols, wrong });
+    }
+    Ok(())
 }
 
 /// Gives a type its words: `Display`, `FromStr`, and the list of them.
@@ -314,6 +331,12 @@ words!(NegativeZero {
     Self::DropInput = "drop-input",
     Self::Drop = "drop",
     Self::Force = "force",
+});
+words!(Search {
+    Self::None = "none",
+    Self::FourSix = "four-six",
+    Self::Window = "window",
+    Self::Full = "full",
 });
 words!(ScaleLayout { Self::Linear = "linear", Self::Swizzled = "swizzled" });
 words!(Direction { Self::Divisor = "divisor", Self::Multiplier = "multiplier" });

@@ -25,6 +25,10 @@ pub struct Report {
     pub flushed_blocks: u64,
     /// Blocks whose scale left the range of the scale format and was clamped.
     pub saturated_scales: u64,
+    /// Blocks that a search gave another scale than the convention's.
+    pub rescaled_blocks: u64,
+    /// Scales whose error a search computed, that of the convention among them.
+    pub tried_scales: u64,
     /// The first NaN or infinity in row-major order.
     pub first_non_finite: Option<Position>,
 }
@@ -37,6 +41,8 @@ impl AddAssign for Report {
         self.clipped_blocks += other.clipped_blocks;
         self.flushed_blocks += other.flushed_blocks;
         self.saturated_scales += other.saturated_scales;
+        self.rescaled_blocks += other.rescaled_blocks;
+        self.tried_scales += other.tried_scales;
         self.first_non_finite = match (self.first_non_finite, other.first_non_finite) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),

@@ -4,7 +4,7 @@ use crate::kernels::WARP_ELEMENTS;
 use crate::shortcut::NvShortcut;
 use microscale_formats::E4m3;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
-use microscale_formats::nvfp4::{self, BlockScale, Quotient};
+use microscale_formats::nvfp4::{self, BlockScale, Direction, Quotient};
 
 /// A divisor with its reciprocal, so that a kernel divides by multiplying.
 #[derive(Clone, Copy, Debug)]
@@ -175,6 +175,8 @@ pub struct NvPlan {
     pub second: NvStep,
     /// From the rounded scale to the divisor.
     pub third: NvStep,
+    /// From a scale to what its codes are multiplied with when they are dequantized.
+    pub decode: NvStep,
     /// What is divided by the divisor to get the factor that elements are multiplied with.
     pub numerator: f32,
     /// Wanted scales are at least this.
@@ -209,7 +211,7 @@ impl NvPlan {
             Quotient::TimesInverseOfProduct => (NvStep::times(for_quotient), 1.0, false),
         };
         let near = |x: f32| x >= power_of_two(-NV_FAR) && x <= power_of_two(NV_FAR);
-        let usual = near(for_scale) && near(for_quotient);
+        let usual = near(for_scale) && near(for_quotient) && near(global_scale);
         let least_usual = arithmetic.least_scale.to_f32().max(E4m3::MIN_NORMAL.to_f32());
         Self {
             quantizer,
@@ -217,6 +219,10 @@ impl NvPlan {
             first,
             second,
             third,
+            decode: match arithmetic.direction {
+                Direction::Divisor => NvStep::over(global_scale),
+                Direction::Multiplier => NvStep::times(global_scale),
+            },
             numerator,
             least_scale: arithmetic.least_scale.to_f32(),
             narrows: u32::from(matches!(arithmetic.block_scale, BlockScale::GlobalTimesNarrowSixth)),
@@ -298,7 +304,10 @@ pub struct ReportSlot {
     /// The complement of the smallest B · block + index, B the block size, of a non-finite element, kept by an atomic maximum; or
     /// [`NO_POSITION`].
     pub first_non_finite: u64,
-    reserved: [u64; 2],
+    /// Blocks that a search gave another scale than the convention's.
+    pub rescaled: u64,
+    /// Scales whose error a search computed.
+    pub tried: u64,
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub const WARP_ELEMENTS: u32 = 32 * WARP;
 pub const DEQUANTIZE_CHUNKS: u32 = 2;
 /// Pieces of [`WARP_ELEMENTS`] that a warp of the amax kernels goes through.
 pub const AMAX_PIECES: u32 = 4;
+/// Pieces of [`WARP`] elements that a warp of the search kernels goes through.
+pub const SEARCH_PIECES: u32 = 8;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
 
@@ -53,6 +55,7 @@ type Launch = (u32, u32);
 
 const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS);
 const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES);
+const SEARCH: Launch = (THREADS, THREADS * SEARCH_PIECES);
 const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4);
 const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
 const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);
@@ -104,6 +107,11 @@ const KERNELS: &[Kernel] = kernels! {
     "mxfp8_e5m2_quantize" "_even_element" PRODUCT, PRODUCT, E5m2;
     "mxfp8_e5m2_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E5m2;
     "mxfp8_e5m2_dequantize" "_element" PRODUCT, PRODUCT, E5m2;
+    "mxfp4_search" "_even" SEARCH, SEARCH, Nothing;
+    "mxfp4_search" "_away" SEARCH, SEARCH, Nothing;
+    "mxfp4_search" "_zero" SEARCH, SEARCH, Nothing;
+    "nvfp4_search" "_given" SEARCH, SEARCH, Nothing;
+    "nvfp4_search" "_planned" SEARCH, SEARCH, Nothing;
     "nvfp4_plan" "" SINGLE, SINGLE, Nothing;
     "amax" "_vector" AMAX, AMAX, Nothing;
     "amax" "_element" AMAX, AMAX, Nothing;

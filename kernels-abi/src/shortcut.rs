@@ -46,6 +46,7 @@ impl NvShortcut {
 }
 
 /// The factor for a mantissa of block scales: the first of six around the reciprocal that decides as the definition does.
+#[inline(always)]
 pub fn nv_factor(quantizer: &Quantizer, significand: u32, mantissa: u8) -> Option<u32> {
     let scaling = quantizer.scaling(E4m3::from_bits(E4m3::ONE.to_bits() + mantissa));
     let reciprocal = match scaling {
@@ -70,6 +71,7 @@ pub fn nv_factor(quantizer: &Quantizer, significand: u32, mantissa: u8) -> Optio
 
 /// Whether a factor decides as the definition does for all values: those that it scales to within some units of a midpoint, in the
 /// last place of the value or the product, whichever is larger.
+#[inline(always)]
 fn agrees(scaling: Scaling, reciprocal: f32, factor: u32, significand: u32) -> bool {
     let unit = 1u32 << (f32::MANTISSA_DIGITS - significand);
     let mut agrees = true;

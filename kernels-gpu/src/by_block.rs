@@ -38,7 +38,11 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
             let nan = warp::ballot(value.is_nan()).count_ones();
             let first = block * u64::from(F::BLOCK) + u64::from(non_finite.trailing_zeros());
             // SAFETY: the report slot is the caller's promise.
-            unsafe { count_non_finite(report, nan, non_finite, first) };
+            unsafe {
+                if lane == 0 {
+                    count_non_finite(report, nan, non_finite, first);
+                }
+            }
         }
         if format.saturates_non_finite() {
             value = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
@@ -76,15 +80,12 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     }
 }
 
-/// Counts a block's non-finite elements: how many are NaN, which lanes have any, and the number of the first.
+/// Counts a block's non-finite elements, once: how many are NaN, which lanes have any, and the number of the first.
 ///
 /// # Safety
 /// `report` points to a report slot in global memory.
 #[inline(always)]
-unsafe fn count_non_finite(report: *mut ReportSlot, nan: u32, non_finite: u32, first: u64) {
-    if warp::lane() != 0 {
-        return;
-    }
+pub(crate) unsafe fn count_non_finite(report: *mut ReportSlot, nan: u32, non_finite: u32, first: u64) {
     // SAFETY: fields of a report slot, which is touched by atomic operations only.
     unsafe {
         ptx::add_to_counter(&raw mut (*report).nan, u64::from(nan));

@@ -6,7 +6,8 @@
 use core::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, Scaling};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, block, mx};
+use microscale_formats::search::{PowersOfTwo, Scales};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, GlobalScale, NegativeZero, Ties, block, mx};
 use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
 
 use crate::dtype::{self, Chunk, Dtype};
@@ -75,6 +76,9 @@ pub(crate) trait Format: Blocks {
 
     /// [`Format::scale`] by the definition.
     fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
+
+    /// What the definition encodes a block's values with under another scale, and what happens.
+    fn define_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> (Self::Scaling, BlockEvents);
 
     /// A value's code by the definition.
     fn code(&self, value: f32, scaling: Self::Scaling) -> u8;
@@ -248,6 +252,14 @@ impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
     }
 
     #[inline(always)]
+    fn define_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> (E8m0, BlockEvents) {
+        let scale = E8m0::from_bits(byte);
+        let scaled = f32::from_bits(amax_bits) * scale.reciprocal();
+        let flushed = amax_bits != 0 && E::encode(scaled, Self::TIES) == 0;
+        (scale, BlockEvents { clipped: mx::clips::<E>(amax_bits, scale), flushed, scale_saturated: false })
+    }
+
+    #[inline(always)]
     fn code(&self, value: f32, scale: E8m0) -> u8 {
         mx::encode::<E>(value, scale.reciprocal(), Self::TIES, negative_zero(self.options.negative_zero))
     }
@@ -273,7 +285,7 @@ fn step(NvStep { factor, divisor, correction }: NvStep, a: f32) -> f32 {
 
 /// a / b as the steps do it, with the reciprocal to about a unit in the last place.
 #[inline(always)]
-fn divide(a: f32, b: f32) -> f32 {
+pub(crate) fn divide(a: f32, b: f32) -> f32 {
     let r = ptx::approximate_reciprocal(b);
     let r = ptx::fma_f32(ptx::fma_f32(-b, r, 1.0), r, r);
     step(NvStep { factor: r, divisor: b, correction: r }, a)
@@ -477,6 +489,15 @@ impl Format for Nv {
     }
 
     #[inline(always)]
+    fn define_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> (Scaling, BlockEvents) {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.plan.quantizer.wanted_scale(amax, D::round);
+        let scale = E4m3::from_bits(byte);
+        let scaling = self.plan.quantizer.scaling(scale);
+        (scaling, self.plan.quantizer.events(amax, wanted, scale, scaling))
+    }
+
+    #[inline(always)]
     fn code(&self, value: f32, scaling: Scaling) -> u8 {
         self.plan.quantizer.encode(value, scaling)
     }
@@ -489,6 +510,34 @@ impl Format for Nv {
     #[inline(always)]
     fn saturates_non_finite(&self) -> bool {
         self.saturate_non_finite != 0
+    }
+}
+
+impl<E, const TIES: u32> Scales for Mx<E, TIES> {
+    const FIRST: u8 = PowersOfTwo::FIRST;
+    const LAST: u8 = PowersOfTwo::LAST;
+    const UNHALVED: u8 = PowersOfTwo::UNHALVED;
+    const OCTAVE: u8 = PowersOfTwo::OCTAVE;
+
+    #[inline(always)]
+    fn factor(&self, byte: u8) -> f32 {
+        PowersOfTwo.factor(byte)
+    }
+}
+
+impl Scales for Nv {
+    const FIRST: u8 = <Option<GlobalScale>>::FIRST;
+    const LAST: u8 = <Option<GlobalScale>>::LAST;
+    const UNHALVED: u8 = <Option<GlobalScale>>::UNHALVED;
+    const OCTAVE: u8 = <Option<GlobalScale>>::OCTAVE;
+
+    #[inline(always)]
+    fn factor(&self, byte: u8) -> f32 {
+        if self.plan.usual != 0 {
+            return step(self.plan.decode, from_e4m3(E4m3::from_bits(byte)));
+        }
+        let direction = self.plan.quantizer.arithmetic().direction;
+        GlobalScale::of(direction, self.plan.global_scale).factor(E4m3::from_bits(byte))
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`format`] | the formats: scales, encoding, decoding |
 //! | [`access`] | where a lane's chunks lie, and moving them |
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
+//! | [`search`] | quantizing with searched block scales |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
@@ -27,6 +28,7 @@ mod ladder;
 mod layout;
 mod ptx;
 mod quantize;
+mod search;
 mod warp;
 
 #[panic_handler]

@@ -86,11 +86,7 @@ pub fn given_for(direction: Direction, amax: f32) -> GlobalScale {
 }
 
 fn under_every_policy(scheme: Scheme) -> impl Iterator<Item = Recipe> {
-    NonFinite::WORDS.iter().map(move |&(_, non_finite)| Recipe {
-        scheme,
-        non_finite,
-        scale_layout: ScaleLayout::Linear,
-    })
+    NonFinite::WORDS.iter().map(move |&(_, non_finite)| Recipe { scheme, non_finite, ..Recipe::default() })
 }
 
 /// A block, of a convention under the global scale `global`, that gets the scale byte `scale` and whose other elements are the

@@ -7,13 +7,14 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod layout;
     pub(crate) mod quantize;
+    pub(crate) mod search;
     pub(crate) mod support;
 }
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{amax, dequantize, device_buffers, layout, quantize};
+use gpu_tests::{amax, dequantize, device_buffers, layout, quantize, search};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -35,6 +36,8 @@ const TESTS: &[Test] = &[
         quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
     ),
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
+    ("search_equals_the_cpu", search::equals_the_cpu),
+    ("search_equals_the_cpu_with_weights", search::equals_the_cpu_with_weights),
     ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),
     (
         "quantize_refuses_global_scales_that_the_cpu_refuses",

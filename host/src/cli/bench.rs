@@ -10,7 +10,7 @@ use super::table::table;
 use super::words::words;
 use super::{device, print};
 use crate::bench::{Measurement, Op, Size, measure};
-use crate::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Words};
+use crate::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 
 /// Measure operations against a copy of the same bytes in the same run.
 #[derive(clap::Args)]
@@ -27,6 +27,9 @@ pub(super) struct Args {
     /// Layouts of the scales
     #[arg(long, value_parser = words::<ScaleLayout>(), default_value = ScaleLayout::default().word())]
     scale_layout: Vec<ScaleLayout>,
+    /// Searches for block scales
+    #[arg(long, value_parser = words::<Search>(), default_value = Search::default().word())]
+    search: Vec<Search>,
     /// Matrices, rows by columns [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
     #[arg(long, value_name = "MxK")]
     shape: Vec<Size>,
@@ -47,21 +50,21 @@ pub(super) struct Args {
 /// Runs the subcommand.
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let device = device(args.device)?;
-    let mut ops = args.op;
+    let mut ops = args.op.clone();
     if args.ladder {
         ops.retain(|op| !Op::LADDER.contains(op));
         ops.extend(Op::LADDER);
     } else if ops.is_empty() {
         ops = vec![Op::Quantize, Op::Dequantize];
     }
-    let mut shapes = args.shape;
+    let mut shapes = args.shape.clone();
     if shapes.is_empty() {
         let on_cpu = matches!(device, Device::Cpu);
         shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 } });
     }
     print(&device)?;
     let mut measurements = Vec::new();
-    for recipe in recipes(&args.format, &args.convention, &args.scale_layout)? {
+    for recipe in recipes(&args)? {
         for &size in &shapes {
             for &dtype in &args.dtype {
                 for &op in &ops {
@@ -80,18 +83,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Every recipe that is asked for.
-fn recipes(
-    formats: &[Format],
-    conventions: &[Convention],
-    layouts: &[ScaleLayout],
-) -> anyhow::Result<Vec<Recipe>> {
+fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
     let mut recipes = Vec::new();
-    for &format in formats {
+    for &format in &args.format {
         let default = [Convention::default_for(format)];
-        let conventions = if conventions.is_empty() { &default } else { conventions };
+        let conventions = if args.convention.is_empty() { &default[..] } else { &args.convention };
         for &convention in conventions {
-            for &scale_layout in layouts {
-                recipes.push(Recipe { scale_layout, ..Recipe::of(format, convention)? });
+            for &scale_layout in &args.scale_layout {
+                for &search in &args.search {
+                    recipes.push(Recipe { scale_layout, search, ..Recipe::of(format, convention)? });
+                }
             }
         }
     }
@@ -104,6 +105,7 @@ fn rows(measurements: &[Measurement]) -> Table {
         "format",
         "convention",
         "scales",
+        "search",
         "dtype",
         "shape",
         ">µs",
@@ -122,6 +124,7 @@ fn rows(measurements: &[Measurement]) -> Table {
             figure(m.recipe.format().to_string()),
             figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
             figure(m.recipe.scale_layout.word().to_owned()),
+            figure(m.recipe.search.word().to_owned()),
             figure(m.dtype.word().to_owned()),
             figure(format!("{}x{}", m.size.rows, m.size.cols)),
             format!("{:.2}", m.median_seconds * 1e6),
@@ -141,6 +144,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "format": m.recipe.format().word(),
         "convention": m.recipe.scheme.convention().map(Convention::word),
         "scale_layout": m.recipe.scale_layout.word(),
+        "search": m.recipe.search.word(),
         "dtype": m.dtype.word(),
         "rows": m.size.rows,
         "cols": m.size.cols,

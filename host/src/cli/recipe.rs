@@ -10,7 +10,7 @@ use super::words::words;
 use crate::checkpoint::compressed_tensors;
 use crate::formats::{ScaleRule, Ties};
 use crate::recipe::Words;
-use crate::{Convention, Error, Format, Global, GlobalScale, NonFinite, Recipe, Scheme};
+use crate::{Convention, Error, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search};
 
 #[derive(clap::Args)]
 pub(super) struct RecipeArgs {
@@ -28,6 +28,10 @@ pub(super) struct RecipeArgs {
     ties: Option<Ties>,
     #[arg(long, value_name = "VALUE|FILE|none", help = global_scale_help())]
     global_scale: Option<GlobalScaleArg>,
+    /// Choose block scales by the squared error that they make, instead of by the largest magnitude: the better of two (four-six), the
+    /// best near the usual one (window), or the best of all (full) (mxfp4, nvfp4)
+    #[arg(long, default_value = "none", value_parser = words::<Search>())]
+    search: Search,
     /// What to do about NaN and infinities
     #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
     non_finite: NonFinite,
@@ -78,6 +82,8 @@ impl RecipeArgs {
         let convention = self.convention.unwrap_or(Convention::default_for(format));
         let mut recipe = Recipe::of(format, convention).map_err(Usage::new)?;
         recipe.non_finite = self.non_finite;
+        recipe.search = self.search;
+        recipe.check().map_err(Usage::new)?;
         compressed_tensors::check(&recipe).map_err(Usage::new)?;
         if let Some(rule) = self.scale_rule {
             set_scale_rule(&mut recipe.scheme, rule)?;
@@ -166,6 +172,9 @@ pub(super) fn recipe_text(facts: &[(&'static str, String)]) -> String {
             details.push(format!("a {direction} that fused layers share"));
         }
         (_, Some(direction)) => details.push(format!("a {direction}")),
+    }
+    if let Some(search) = fact("search").filter(|search| *search != Search::None.word()) {
+        details.push(format!("scales searched: {search}"));
     }
     format!("{text}: {}", details.join(", "))
 }

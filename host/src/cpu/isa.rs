@@ -44,11 +44,12 @@ macro_rules! stamp {
             #[target_feature(enable = $features)]
             pub(super) fn quantize<T: Element>(
                 v: &[T],
+                weights: Option<&[f32]>,
                 rule: &Rule,
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                lanes::quantize::<T, F16c>(v, rule, codes, scales)
+                lanes::quantize::<T, F16c>(v, weights, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -150,23 +151,24 @@ impl Isa {
     pub(super) fn quantize<T: Element>(
         self,
         v: &[T],
+        weights: Option<&[f32]>,
         rule: &Rule,
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
         match self {
-            Self::Reference => reference::quantize(v, rule, codes, scales),
+            Self::Reference => reference::quantize(v, weights, rule, codes, scales),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::quantize(v, rule, codes, scales) }
+                unsafe { avx2::quantize(v, weights, rule, codes, scales) }
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 if self.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::quantize(v, rule, codes, scales) }
+                unsafe { avx512::quantize(v, weights, rule, codes, scales) }
             }
-            _ => lanes::quantize::<T, lanes::ByElement>(v, rule, codes, scales),
+            _ => lanes::quantize::<T, lanes::ByElement>(v, weights, rule, codes, scales),
         }
     }
 

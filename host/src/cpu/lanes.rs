@@ -2,10 +2,11 @@
 //! into a few vector instructions of whatever instruction set the caller was stamped for.
 
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero, Ties, block, e2m1, mx};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, block, e2m1, mx};
 
 use super::policy::{self, Tally, block_at};
 use super::rule::{Blocks, Decoder, Kind, Mx, Rule};
+use super::search;
 use crate::element::Element;
 use crate::recipe::{Format, NonFinite};
 
@@ -30,12 +31,15 @@ impl Widen for ByElement {
 }
 
 /// A format's blocks, as vector code does them: the scale first, then all codes.
-trait Vectorised<const N: usize>: Blocks<N> {
+pub(super) trait Vectorised<const N: usize>: Blocks<N> {
     /// What elements are multiplied with or divided by.
     type Scaling: Copy;
 
     /// A block's scale byte for the bits of its finite amax.
     fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
+
+    /// What elements are multiplied with or divided by under another scale, and what happens in the block.
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (Self::Scaling, BlockEvents);
 
     /// Encodes and packs a block of finite values.
     fn encode(&self, wide: &[f32; N], scaling: Self::Scaling, codes: &mut [u8]);
@@ -45,10 +49,14 @@ trait Vectorised<const N: usize>: Blocks<N> {
 #[inline(always)]
 pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
+    weights: Option<&[f32]>,
     rule: &Rule,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
+    if let Some(searching) = &rule.searching {
+        return search::quantize::<T, W, 16>(values, weights, rule, searching, codes, scales);
+    }
     let policy = rule.non_finite;
     match rule.kind {
         Kind::Mxfp4(mx) => {
@@ -83,9 +91,9 @@ pub(super) fn quantize<T: Element, W: Widen>(
     }
 }
 
-const EVEN: u8 = 0;
-const AWAY: u8 = 1;
-const ZERO: u8 = 2;
+pub(super) const EVEN: u8 = 0;
+pub(super) const AWAY: u8 = 1;
+pub(super) const ZERO: u8 = 2;
 
 #[inline(always)]
 fn blocks<T: Element, W: Widen, V: Vectorised<N>, const N: usize>(
@@ -115,7 +123,7 @@ fn blocks<T: Element, W: Widen, V: Vectorised<N>, const N: usize>(
 }
 
 /// MXFP4 with a rule of ties, and with −0 kept or not.
-struct Mxfp4<const TIES: u8, const KEEP: bool>(Mx<E2m1>);
+pub(super) struct Mxfp4<const TIES: u8, const KEEP: bool>(pub(super) Mx<E2m1>);
 
 impl<const TIES: u8, const KEEP: bool> Blocks<{ mx::BLOCK }> for Mxfp4<TIES, KEEP> {
     fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
@@ -129,6 +137,11 @@ impl<const TIES: u8, const KEEP: bool> Vectorised<{ mx::BLOCK }> for Mxfp4<TIES,
     #[inline(always)]
     fn scale<T: Element>(&self, amax_bits: u32) -> (u8, f32, BlockEvents) {
         Vectorised::scale::<T>(&self.0, amax_bits)
+    }
+
+    #[inline(always)]
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (f32, BlockEvents) {
+        Vectorised::rescale::<T>(&self.0, amax_bits, byte)
     }
 
     #[inline(always)]
@@ -158,6 +171,16 @@ impl<E: mx::Element> Vectorised<{ mx::BLOCK }> for Mx<E> {
     }
 
     #[inline(always)]
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (f32, BlockEvents) {
+        let scale = E8m0::from_bits(byte);
+        let scaled = f32::from_bits(amax_bits) * scale.reciprocal();
+        let flushed = amax_bits != 0 && E::encode(scaled, self.arithmetic.ties) == 0;
+        let events =
+            BlockEvents { clipped: mx::clips::<E>(amax_bits, scale), flushed, scale_saturated: false };
+        (scale.reciprocal(), events)
+    }
+
+    #[inline(always)]
     fn encode(&self, wide: &[f32; mx::BLOCK], reciprocal: f32, codes: &mut [u8]) {
         for (code, value) in codes.iter_mut().zip(wide) {
             *code = E::encode(value * reciprocal, Ties::Even);
@@ -166,7 +189,7 @@ impl<E: mx::Element> Vectorised<{ mx::BLOCK }> for Mx<E> {
 }
 
 /// NVFP4, with −0 kept or not.
-struct Nvfp4<const KEEP: bool>(Quantizer);
+pub(super) struct Nvfp4<const KEEP: bool>(pub(super) Quantizer);
 
 impl<const KEEP: bool> Blocks<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
     fn quantize_block<T: Element>(
@@ -188,6 +211,15 @@ impl<const KEEP: bool> Vectorised<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
         let scale = self.0.rounded_scale(wanted);
         let scaling = self.0.scaling(scale);
         (scale.to_bits(), scaling, self.0.events(amax, wanted, scale, scaling))
+    }
+
+    #[inline(always)]
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (Scaling, BlockEvents) {
+        let amax = f32::from_bits(amax_bits);
+        let wanted = self.0.wanted_scale(amax, |x| T::from_f32(x).to_f32());
+        let scale = E4m3::from_bits(byte);
+        let scaling = self.0.scaling(scale);
+        (scaling, self.0.events(amax, wanted, scale, scaling))
     }
 
     #[inline(always)]
@@ -301,14 +333,10 @@ fn decode_bytes<T: Element, E: mx::Element>(codes: &[u8], factor: f32, values: &
     }
 }
 
-/// The value of a code. Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack
-/// their hidden one, so (½, ¾) is taken for them and stretched to (0, ½). No subnormal float is met: those are slow.
+/// The value of a code.
 #[inline(always)]
 fn element(nibble: u32) -> f32 {
-    let magnitude = nibble & 7;
-    let rebased = f32::from_bits((magnitude + 2 * 126) << 22);
-    let value = if magnitude < 2 { rebased + rebased - 1.0 } else { rebased };
-    f32::from_bits(value.to_bits() | (nibble & 8) << 28)
+    f32::from_bits(e2m1::magnitude_value(nibble & 7).to_bits() | (nibble & 8) << 28)
 }
 
 /// The largest magnitude's bits.

@@ -11,6 +11,7 @@ mod layout;
 mod policy;
 mod reference;
 mod rule;
+mod search;
 
 use rayon::prelude::*;
 
@@ -24,7 +25,7 @@ use rule::Rule;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::recipe::{NonFinite, Recipe};
+use crate::recipe::{NonFinite, Recipe, check_importance};
 use crate::report::{Position, Report};
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
@@ -69,14 +70,47 @@ pub fn quantize_with<T: Element>(
     recipe: &Recipe,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
+    quantize_weighted_with(isa, values, shape, recipe, None, out)
+}
+
+/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one weight for each, such as the mean square of
+/// the activations that it meets.
+///
+/// # Errors
+/// Those of [`quantize`], and [`Error::Importance`] if there are not as many weights as columns, or one is negative or not finite.
+pub fn quantize_weighted<T: Element>(
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    importance: &[f32],
+) -> Result<Quantized> {
+    shape.check("the input", values.len())?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, shape))?;
+    let report = quantize_weighted_with(Isa::best(), values, shape, recipe, Some(importance), &mut tensor)?;
+    Ok(Quantized { tensor, report })
+}
+
+/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without weights all are 1.
+///
+/// # Errors
+/// Those of [`quantize_weighted`] and [`quantize_into`].
+pub fn quantize_weighted_with<T: Element>(
+    isa: Isa,
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    importance: Option<&[f32]>,
+    out: &mut QuantizedTensor,
+) -> Result<Report> {
     shape.check("the input", values.len())?;
     out.shape().require(QuantizedShape::of(recipe, shape))?;
     recipe.check()?;
+    check_importance(importance, shape)?;
     let (rule, global_scale) = Rule::new(recipe, |arithmetic| {
         amax_with(isa, values, shape).map(|amax| amax.global_scale::<T>(arithmetic, recipe.non_finite))
     })?;
     out.set_global_scale(if shape.is_empty() { None } else { global_scale });
-    let job = Job { isa, values, shape, rule };
+    let job = Job { isa, values, shape, rule, importance };
     let quantized = out.shape();
     let (codes, scales) = out.parts_mut();
     let report = match recipe.scale_layout {
@@ -96,12 +130,17 @@ struct Job<'a, T> {
     values: &'a [T],
     shape: Shape,
     rule: Rule,
+    /// Weights by column.
+    importance: Option<&'a [f32]>,
 }
 
 impl<T: Element> Job<'_, T> {
     /// Quantizes with linear scales, in tasks of [`TASK_BLOCKS`].
     fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
-        let pieces = Pieces::of(self.shape, quantized.format.block());
+        let pieces = match self.importance {
+            None => Pieces::of(self.shape, quantized.format.block()),
+            Some(_) => Pieces::by_row(self.shape, quantized.format.block()),
+        };
         let block_bytes = quantized.format.block_bytes();
         let one = |(task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
             self.blocks(&pieces, task * TASK_BLOCKS, codes, scales)
@@ -144,7 +183,9 @@ impl<T: Element> Job<'_, T> {
             let codes = &mut codes[done * block_bytes..][..piece.blocks * block_bytes];
             let scales = &mut scales[done..][..piece.blocks];
             let values = &self.values[piece.start..][..piece.len];
-            let tally = self.isa.quantize(values, &self.rule, codes, scales);
+            let col = piece.start % self.shape.row_stride;
+            let weights = self.importance.map(|weights| &weights[col..][..piece.len]);
+            let tally = self.isa.quantize(values, weights, &self.rule, codes, scales);
             report += tally.placed(|offset| self.shape.position(piece.start + offset));
             done += piece.blocks;
         }

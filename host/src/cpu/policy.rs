@@ -1,5 +1,6 @@
 //! What the CPU paths count, and what they do about blocks that hold NaN or infinities.
 
+use microscale_formats::search::Found;
 use microscale_formats::{BlockEvents, block};
 
 use super::rule::Blocks;
@@ -21,6 +22,13 @@ impl Tally {
         self.counts.clipped_blocks += u64::from(events.clipped);
         self.counts.flushed_blocks += u64::from(events.flushed);
         self.counts.saturated_scales += u64::from(events.scale_saturated);
+    }
+
+    /// Adds a search that began with the convention's byte.
+    #[inline(always)]
+    pub(super) fn add_search(&mut self, found: Found, plain: u8) {
+        self.counts.rescaled_blocks += u64::from(found.byte != plain);
+        self.counts.tried_scales += u64::from(found.tried);
     }
 
     /// The report, given where an offset in the piece stands in the matrix.
@@ -50,14 +58,26 @@ pub(super) fn quantize_block<T: Element, const N: usize>(
 ) -> u8 {
     let mut values = block.map(T::to_f32);
     if block::is_non_finite(block::amax_bits(&values)) {
-        tally.count_non_finite(&values, offset);
-        if non_finite == NonFinite::Saturate {
-            values = values.map(|v| if v.is_nan() { 0.0 } else { v.clamp(-T::MAX, T::MAX) });
-        }
+        values = replace_non_finite::<T, N>(values, offset, non_finite, tally);
     }
     let (scale, events) = blocks.quantize_block::<T>(&values, codes);
     tally.add(events);
     scale
+}
+
+/// Counts what is not finite in a block, and replaces it if the policy wants that.
+#[cold]
+pub(super) fn replace_non_finite<T: Element, const N: usize>(
+    values: [f32; N],
+    offset: usize,
+    non_finite: NonFinite,
+    tally: &mut Tally,
+) -> [f32; N] {
+    tally.count_non_finite(&values, offset);
+    match non_finite {
+        NonFinite::Saturate => values.map(|v| if v.is_nan() { 0.0 } else { v.clamp(-T::MAX, T::MAX) }),
+        NonFinite::Error | NonFinite::Propagate => values,
+    }
 }
 
 /// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which holds zeros.

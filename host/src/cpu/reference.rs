@@ -2,12 +2,23 @@
 
 use microscale_formats::{mx, nvfp4};
 
+use super::lanes::ByElement;
 use super::policy::{Tally, block_at, quantize_block};
 use super::rule::{Blocks, Decoder, Kind, Rule};
+use super::search;
 use crate::element::Element;
 use crate::recipe::{Format, NonFinite};
 
-pub(super) fn quantize<T: Element>(values: &[T], rule: &Rule, codes: &mut [u8], scales: &mut [u8]) -> Tally {
+pub(super) fn quantize<T: Element>(
+    values: &[T],
+    weights: Option<&[f32]>,
+    rule: &Rule,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Tally {
+    if let Some(searching) = &rule.searching {
+        return search::quantize::<T, ByElement, 1>(values, weights, rule, searching, codes, scales);
+    }
     match &rule.kind {
         Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
         Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),

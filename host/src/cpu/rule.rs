@@ -3,17 +3,50 @@
 use std::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, mx};
+use microscale_formats::search::Scales;
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, Search, mx};
 
 use crate::element::Element;
 use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme};
 use crate::tensor::QuantizedTensor;
 
 /// How blocks are quantized.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Rule {
     pub(super) kind: Kind,
     pub(super) non_finite: NonFinite,
+    /// If scales are searched.
+    pub(super) searching: Option<Box<Searching>>,
+}
+
+/// How scales are searched.
+#[derive(Clone)]
+pub(super) struct Searching {
+    pub(super) search: Search,
+    /// NVFP4's, worked out once.
+    pub(super) factors: Factors,
+}
+
+/// What NVFP4's codes are multiplied with, for each scale byte.
+#[derive(Clone)]
+pub(super) struct Factors([f32; 128]);
+
+impl Factors {
+    fn new(global: Option<GlobalScale>) -> Self {
+        Self(std::array::from_fn(|byte| global.factor(byte as u8)))
+    }
+}
+
+impl Scales for Factors {
+    const FIRST: u8 = <Option<GlobalScale> as Scales>::FIRST;
+    const LAST: u8 = <Option<GlobalScale> as Scales>::LAST;
+    const UNHALVED: u8 = <Option<GlobalScale> as Scales>::UNHALVED;
+    const OCTAVE: u8 = <Option<GlobalScale> as Scales>::OCTAVE;
+
+    #[inline(always)]
+    fn factor(&self, byte: u8) -> f32 {
+        self.0[usize::from(byte & 127)]
+    }
 }
 
 /// The arithmetic of each format.
@@ -68,7 +101,9 @@ impl Rule {
                 (Kind::Nvfp4(Quantizer::new(arithmetic, global.map_or(1.0, GlobalScale::value))), global)
             }
         };
-        Ok((Self { kind, non_finite: recipe.non_finite }, global))
+        let searching = (recipe.search != Search::None)
+            .then(|| Box::new(Searching { search: recipe.search, factors: Factors::new(global) }));
+        Ok((Self { kind, non_finite: recipe.non_finite, searching }, global))
     }
 }
 

@@ -8,7 +8,7 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
 };
 use microscale_formats::nvfp4::Direction;
-use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, mx};
+use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, mx};
 use microscale_kernels_abi::{
     ApplyGlobal, BlockGrid, Divider, Kernel, NvPlan, NvQuantizeOptions, NvShortcut, QuantizeOptions,
     ScaleGrid,
@@ -85,12 +85,14 @@ impl Options {
 
 /// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of it, and that the
 /// amax in `out`'s slot is the input's if the recipe asks for it.
+#[expect(clippy::too_many_arguments, reason = "those of `Gpu::quantize_weighted_on`")]
 pub(super) fn quantize<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
     values: &impl DevicePtr<T>,
     shape: Shape,
     recipe: &Recipe,
+    importance: Option<&CudaSlice<f32>>,
     out: &mut DeviceTensor,
     report: &mut DeviceReport,
 ) -> Result<()> {
@@ -98,12 +100,23 @@ pub(super) fn quantize<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let access = access::<T>(values, shape);
     let options = Options::of::<T>(recipe);
     let (Options::Mx(_, variant) | Options::Nv(_, variant)) = options;
-    let name = format!("{}_quantize_{}_{variant}_{access}", kernel_word(recipe.format()), T::DTYPE.word());
+    let (format, dtype) = (kernel_word(recipe.format()), T::DTYPE.word());
+    let (name, (grid, scale_grid)) = if recipe.search == Search::None {
+        let access = access::<T>(values, shape);
+        let name = format!("{format}_quantize_{dtype}_{variant}_{access}");
+        (name, quantize_grids(shape, out.shape(), access)?)
+    } else {
+        // Weights go by column, which a flat grid has not.
+        let grid = if importance.is_some() { by_rows } else { grid };
+        let name = format!("{format}_search_{dtype}_{variant}");
+        (name, (grid(shape, recipe.format().block())?, scale_grid(out.shape())))
+    };
     let (kernel, function) = module.kernel(&name)?;
-    let (grid, scale_grid) = quantize_grids(shape, out.shape(), access)?;
+    let importance = importance.map(|importance| importance.device_ptr(stream));
+    let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
+    let search = recipe.search as u32;
     let (codes, scales, global) = out.parts_mut();
     let mut launch = stream.launch_builder(function);
     launch.arg(&values).arg(codes).arg(scales);
@@ -115,9 +128,12 @@ pub(super) fn quantize<T: Element>(
         Options::Mx(options, _) => launch.arg(options),
         Options::Nv(options, _) => launch.arg(options),
     };
+    if recipe.search != Search::None {
+        launch.arg(&importance).arg(&search);
+    }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
     // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale have their
-    // slots; the `vector` variant is chosen only where rows start on 16 bytes. The borrows keep the buffers from overlapping.
+    // slots; the `vector` variant is chosen only where rows start on 16 bytes; there are as many weights as columns, or none. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;
     Ok(())
@@ -294,6 +310,13 @@ fn grid(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
     grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
 }
 
+/// The same, row by row.
+fn by_rows(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
+    let Shape { rows, cols, row_stride } = shape;
+    let grid = BlockGrid::new(rows as u64, cols as u64, row_stride as u64, block as u64);
+    grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
+}
+
 /// Where the scale bytes of a tensor that is not empty lie.
 fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
     let blocks = shape.blocks_per_row() as u64;
@@ -309,14 +332,13 @@ fn quantize_grids(
     out: QuantizedShape,
     access: &str,
 ) -> Result<(Argument<BlockGrid>, Argument<ScaleGrid>)> {
-    let Shape { rows, cols, row_stride } = shape;
+    let Shape { rows, cols, .. } = shape;
     let mut scale_grid = scale_grid(out);
     if out.scale_layout == ScaleLayout::Swizzled && access == "vector" {
-        let by_rows = BlockGrid::new(rows as u64, cols as u64, row_stride as u64, out.format.block() as u64)
-            .ok_or(Error::TooLarge { rows, cols, row_stride })?;
-        if ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.blocks) {
+        let by_rows = by_rows(shape, out.format.block())?;
+        if ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks) {
             scale_grid.0.by_tiles = 1;
-            return Ok((Argument(by_rows), scale_grid));
+            return Ok((by_rows, scale_grid));
         }
     }
     Ok((grid(shape, out.format.block())?, scale_grid))

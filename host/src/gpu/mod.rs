@@ -22,7 +22,7 @@ pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::amax::Amax;
 use crate::element::Element;
@@ -74,7 +74,22 @@ impl Gpu {
     /// # Errors
     /// Those of [`crate::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
+        self.quantize_weighted(values, shape, recipe, None)
+    }
+
+    /// [`Self::quantize`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`] does.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize_weighted`], and [`Error::Gpu`].
+    pub fn quantize_weighted<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        recipe: &Recipe,
+        importance: Option<&[f32]>,
+    ) -> Result<Quantized> {
         shape.check("the input", values.len())?;
+        crate::recipe::check_importance(importance, shape)?;
         let span = shape.span()?;
         let mut tensor = DeviceTensor::zeros(&self.stream, QuantizedShape::of(recipe, shape))?;
         let mut report = DeviceReport::zeros(&self.stream)?;
@@ -85,7 +100,17 @@ impl Gpu {
             });
         }
         let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
-        self.quantize_on(&self.stream, &input, shape, recipe, &mut tensor, &mut report)?;
+        let importance = importance.map(|weights| self.stream.clone_htod(weights)).transpose();
+        let importance = importance.map_err(doing("copying weights to it"))?;
+        self.quantize_weighted_on(
+            &self.stream,
+            &input,
+            shape,
+            recipe,
+            importance.as_ref(),
+            &mut tensor,
+            &mut report,
+        )?;
         let report = report.read(&self.stream, shape, recipe.format())?;
         match report.first_non_finite {
             Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
@@ -126,9 +151,35 @@ impl Gpu {
         out: &mut DeviceTensor,
         report: &mut DeviceReport,
     ) -> Result<()> {
+        self.quantize_weighted_on(stream, values, shape, recipe, None, out, report)
+    }
+
+    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`] does. Weights in device
+    /// memory are not looked at: if one is negative or not finite, which scales are chosen means nothing.
+    ///
+    /// # Errors
+    /// Those of [`Self::quantize_on`], and [`Error::Importance`] if there are not as many weights as columns.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one more than `quantize_on`, whose arguments are all different"
+    )]
+    pub fn quantize_weighted_on<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        values: &impl DevicePtr<T>,
+        shape: Shape,
+        recipe: &Recipe,
+        importance: Option<&CudaSlice<f32>>,
+        out: &mut DeviceTensor,
+        report: &mut DeviceReport,
+    ) -> Result<()> {
         shape.check("the input", values.len())?;
         out.shape().require(QuantizedShape::of(recipe, shape))?;
         recipe.check()?;
+        if let Some(importance) = importance.filter(|weights| weights.len() != shape.cols) {
+            let (weights, columns) = (importance.len(), shape.cols);
+            return Err(Error::Importance { weights, columns, wrong: None });
+        }
         if out.has_padded_scales() {
             let (_, scales, _) = out.parts_mut();
             stream.memset_zeros(scales).map_err(doing("clearing padding"))?;
@@ -143,7 +194,7 @@ impl Gpu {
                 launch::plan::<T>(&self.module, stream, recipe, slot)?;
             }
         }
-        launch::quantize(&self.module, stream, values, shape, recipe, out, report)
+        launch::quantize(&self.module, stream, values, shape, recipe, importance, out, report)
     }
 
     /// The largest magnitude of host memory, as [`crate::amax`] gives it.

@@ -220,12 +220,14 @@ impl DeviceReport {
         let mut report = Report::default();
         let mut first = NO_POSITION;
         for slot in words.as_chunks::<FIELDS>().0 {
-            let [nan, infinite, clipped, flushed, saturated, position, ..] = *slot;
+            let [nan, infinite, clipped, flushed, saturated, position, rescaled, tried] = *slot;
             report.nan += nan;
             report.infinite += infinite;
             report.clipped_blocks += clipped;
             report.flushed_blocks += flushed;
             report.saturated_scales += saturated;
+            report.rescaled_blocks += rescaled;
+            report.tried_scales += tried;
             first = first.max(position);
         }
         report.first_non_finite = (first != NO_POSITION).then(|| position(!first, shape, format));
@@ -251,6 +253,8 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, flushed) == 24);
     assert!(std::mem::offset_of!(ReportSlot, scale_saturated) == 32);
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
+    assert!(std::mem::offset_of!(ReportSlot, rescaled) == 48);
+    assert!(std::mem::offset_of!(ReportSlot, tried) == 56);
     // As do `to_host` and `DeviceAmax::read`.
     assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
     assert!(std::mem::offset_of!(GlobalSlot, amax_bits) == 4);

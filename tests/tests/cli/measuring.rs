@@ -23,6 +23,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "format",
             "convention",
             "scale_layout",
+            "search",
             "dtype",
             "rows",
             "cols",

@@ -60,8 +60,9 @@ fn recipe() -> impl Strategy<Value = Recipe> {
         1 => any_of::<ScaleRule>().prop_map(Scheme::Mxfp8E5m2),
         4 => nvfp4,
     ];
-    (scheme, any_of::<NonFinite>(), any_of::<ScaleLayout>())
-        .prop_map(|(scheme, non_finite, scale_layout)| Recipe { scheme, non_finite, scale_layout })
+    (scheme, any_of::<NonFinite>(), any_of::<ScaleLayout>()).prop_map(|(scheme, non_finite, scale_layout)| {
+        Recipe { scheme, non_finite, scale_layout, ..Recipe::default() }
+    })
 }
 
 /// A matrix and a recipe for it.
