@@ -1,0 +1,167 @@
+//! What a kernel did that it must not do.
+
+use std::fmt;
+
+/// A fault: where, who, and what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The kernel.
+    pub kernel: String,
+    /// The instruction's line in the PTX, from 1; 0 before the first.
+    pub line: u32,
+    /// The instruction.
+    pub instruction: String,
+    /// The thread block.
+    pub block: u32,
+    /// The thread in its block; for a deadlock the first that waits.
+    pub thread: u32,
+    /// What happened.
+    pub kind: Box<FaultKind>,
+}
+
+/// Kinds of faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The launch does not fit the kernel.
+    Launch(String),
+    /// No buffer holds all bytes of the access.
+    OutOfBounds(Access),
+    /// The address is not a multiple of the access' size.
+    Misaligned(Access),
+    /// A byte was read that nobody wrote.
+    Uninitialised(Access),
+    /// A byte was both written in this launch and read by `ld.global.nc`, which may only read what does not change.
+    NotConstant(Access),
+    /// Two threads accessed the same byte, one at least wrote it, and nothing ordered them.
+    Race {
+        /// The later access, by the thread of the fault.
+        access: Access,
+        /// The earlier one's block.
+        block: u32,
+        /// The earlier one's thread in its block.
+        thread: u32,
+        /// The earlier one's line.
+        line: u32,
+        /// The earlier one's instruction.
+        instruction: String,
+    },
+    /// A register was read before it was written.
+    UnwrittenRegister(String),
+    /// No thread of the block can go on.
+    Deadlock(String),
+    /// A shuffle's source lane takes no part in it.
+    InactiveSource {
+        /// The source lane.
+        lane: u32,
+    },
+    /// A lane is not in the member mask of the instruction that it executes.
+    NotAMember {
+        /// The mask.
+        mask: u32,
+    },
+    /// A jump table has no such entry.
+    JumpTable {
+        /// The index.
+        index: u32,
+        /// How many entries there are.
+        entries: usize,
+    },
+    /// `trap` was executed.
+    Trap,
+    /// The limit of [`crate::Launch::limit`] was reached.
+    Hanging,
+}
+
+/// An access to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Which memory.
+    pub space: Space,
+    /// The first byte's address.
+    pub address: u64,
+    /// How many bytes.
+    pub bytes: usize,
+    /// The buffer in or nearest to which it lies.
+    pub buffer: Option<String>,
+    /// The first byte from that buffer's start, or the first bad one where single bytes are.
+    pub offset: i64,
+    /// That buffer's length.
+    pub len: usize,
+}
+
+/// A memory (ISA 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// Global memory.
+    Global,
+    /// A block's shared memory.
+    Shared,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { space, address, bytes, buffer, offset, len } = self;
+        let space = match space {
+            Space::Global => "global",
+            Space::Shared => "shared",
+        };
+        write!(f, "{bytes} bytes at {space} address {address:#x}")?;
+        match buffer {
+            Some(buffer) => write!(f, ", offset {offset} of `{buffer}` with its {len} bytes"),
+            None => f.write_str(", which is in no buffer"),
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Launch(message) => f.write_str(message),
+            Self::OutOfBounds(access) => write!(f, "out of bounds: {access}"),
+            Self::Misaligned(access) => write!(f, "misaligned: {access}"),
+            Self::Uninitialised(access) => write!(f, "nobody wrote what is read: {access}"),
+            Self::NotConstant(access) => {
+                write!(f, "written in this launch and read by ld.global.nc: {access}")
+            }
+            Self::Race { access, block, thread, line, instruction } => write!(
+                f,
+                "race with thread {thread} of block {block} at line {line}, `{instruction}`: {access}"
+            ),
+            Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
+            Self::Deadlock(message) => write!(f, "deadlock: {message}"),
+            Self::InactiveSource { lane } => write!(f, "the source, lane {lane}, takes no part"),
+            Self::NotAMember { mask } => write!(f, "the lane is not in its member mask {mask:#010x}"),
+            Self::JumpTable { index, entries } => write!(f, "index {index} into a table of {entries}"),
+            Self::Trap => f.write_str("trap"),
+            Self::Hanging => f.write_str("the limit of instructions was reached"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, line, instruction, block, thread, kind } = self;
+        if *line == 0 {
+            return write!(f, "{kernel}: {kind}");
+        }
+        write!(f, "{kernel}, line {line}, `{instruction}`, block {block}, thread {thread}: {kind}")
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// A fault of a lane, before it is known where.
+#[derive(Debug)]
+pub(crate) struct Trap {
+    pub(crate) lane: u32,
+    pub(crate) kind: Box<FaultKind>,
+}
+
+/// With a lane's fault.
+pub(crate) type Step<T = ()> = Result<T, Trap>;
+
+/// A fault of this lane.
+#[cold]
+pub(crate) fn trap<T>(lane: u32, kind: impl Into<Box<FaultKind>>) -> Step<T> {
+    Err(Trap { lane, kind: kind.into() })
+}

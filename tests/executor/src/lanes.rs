@@ -1,0 +1,110 @@
+//! Values of all lanes of a warp, and functions on them lane by lane.
+
+/// Lanes in a warp.
+pub(crate) const LANES: usize = 32;
+/// A register of up to 32 bits, zero-extended, of every lane.
+pub(crate) type Words = [u32; LANES];
+/// A register of 64 bits of every lane.
+pub(crate) type Longs = [u64; LANES];
+
+/// A function of the values of a lane alone, done for all 32: what an instruction computes. The names say the result, then the
+/// sources: `W` a word, `L` a long, `P` a predicate. Lanes that are not active are computed too, from whatever they hold, and
+/// thrown away, so that the loops have no branches.
+#[derive(Clone, Copy)]
+#[allow(clippy::upper_case_acronyms, reason = "no acronyms: a letter an operand")]
+pub(crate) enum Shape {
+    WW(fn(&Words) -> Words),
+    WWW(fn(&Words, &Words) -> Words),
+    WWWW(fn(&Words, &Words, &Words) -> Words),
+    WWWWW(fn(&Words, &Words, &Words, &Words) -> Words),
+    LL(fn(&Longs) -> Longs),
+    LLL(fn(&Longs, &Longs) -> Longs),
+    LLLL(fn(&Longs, &Longs, &Longs) -> Longs),
+    LW(fn(&Words) -> Longs),
+    WL(fn(&Longs) -> Words),
+    LWW(fn(&Words, &Words) -> Longs),
+    LWWL(fn(&Words, &Words, &Longs) -> Longs),
+    LLW(fn(&Longs, &Words) -> Longs),
+    LLWW(fn(&Longs, &Words, &Words) -> Longs),
+    LLLWW(fn(&Longs, &Longs, &Words, &Words) -> Longs),
+    LLLW(fn(&Longs, &Longs, &Words) -> Longs),
+    PWW(fn(&Words, &Words) -> u32),
+    PLL(fn(&Longs, &Longs) -> u32),
+}
+
+/// What an operand of an instruction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    /// 8, 16, 32, 64 bits.
+    B8,
+    B16,
+    B32,
+    B64,
+    /// 32 bits, and constants are floats.
+    F32,
+}
+
+impl Type {
+    /// Its width.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Self::B8 => 8,
+            Self::B16 => 16,
+            Self::B32 | Self::F32 => 32,
+            Self::B64 => 64,
+        }
+    }
+}
+
+/// An instruction that computes a register from registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Pure {
+    pub(crate) shape: Shape,
+    /// The result's type, then the sources'. A predicate as a result has none.
+    pub(crate) types: &'static [Type],
+}
+
+/// `lanes!(WWW, |a, b| expression; B32 B32 B32)`: a [`Pure`] from a function of one lane's values.
+macro_rules! lanes {
+    (@ $shape:ident, $start:expr, |$($x:ident),+| $value:expr, $types:expr) => {
+        $crate::lanes::Pure {
+            shape: $crate::lanes::Shape::$shape(|$($x),+| {
+                let mut result = [$start; $crate::lanes::LANES];
+                for (lane, r) in result.iter_mut().enumerate() {
+                    $(let $x = $x[lane];)+
+                    *r = $value;
+                }
+                result
+            }),
+            types: $types,
+        }
+    };
+    (PWW, |$a:ident, $b:ident| $value:expr; $($type:ident)+) => { lanes!(@p PWW, |$a, $b| $value, $($type)+) };
+    (PLL, |$a:ident, $b:ident| $value:expr; $($type:ident)+) => { lanes!(@p PLL, |$a, $b| $value, $($type)+) };
+    (@p $shape:ident, |$a:ident, $b:ident| $value:expr, $($type:ident)+) => {
+        $crate::lanes::Pure {
+            shape: $crate::lanes::Shape::$shape(|$a, $b| {
+                let mut mask = 0u32;
+                for lane in 0..$crate::lanes::LANES {
+                    let ($a, $b) = ($a[lane], $b[lane]);
+                    mask |= u32::from($value) << lane;
+                }
+                mask
+            }),
+            types: &[$($crate::lanes::Type::$type),+],
+        }
+    };
+    (WW, $($rest:tt)+) => { lanes!(@w WW, $($rest)+) };
+    (WWW, $($rest:tt)+) => { lanes!(@w WWW, $($rest)+) };
+    (WWWW, $($rest:tt)+) => { lanes!(@w WWWW, $($rest)+) };
+    (WWWWW, $($rest:tt)+) => { lanes!(@w WWWWW, $($rest)+) };
+    (WL, $($rest:tt)+) => { lanes!(@w WL, $($rest)+) };
+    (@w $shape:ident, |$($x:ident),+| $value:expr; $($type:ident)+) => {
+        lanes!(@ $shape, 0u32, |$($x),+| $value, &[$($crate::lanes::Type::$type),+])
+    };
+    ($shape:ident, |$($x:ident),+| $value:expr; $($type:ident)+) => {
+        lanes!(@ $shape, 0u64, |$($x),+| $value, &[$($crate::lanes::Type::$type),+])
+    };
+}
+
+pub(crate) use lanes;

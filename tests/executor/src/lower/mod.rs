@@ -1,0 +1,183 @@
+//! From statements to a [`Program`]: names become slots, opcodes functions.
+//!
+//! An opcode is looked up whole. Modifiers that have no effect on values are listed where they may stand (`.uni`, `.nc`, cache
+//! operators and hints); any other word that is not part of a known opcode makes the instruction unsupported.
+
+mod control;
+mod memory;
+mod operands;
+mod registers;
+mod values;
+
+use std::collections::HashMap;
+
+use self::registers::Registers;
+use crate::error::{Error, Result};
+use crate::module::{Parameter, SharedVariable};
+use crate::parse::{Instruction, Kind, Operand, Statement};
+pub(crate) use crate::program::Program;
+use crate::program::{Guard, Op, Place};
+
+/// Lowers a kernel's body.
+pub(crate) fn lower(
+    text: &str,
+    body: &[Statement],
+    parameters: &[Parameter],
+    shared: &[SharedVariable],
+) -> Result<Program> {
+    let mut lowering = Lowering {
+        text,
+        registers: Registers::default(),
+        program: Program::default(),
+        parameters,
+        shared: HashMap::new(),
+        labels: HashMap::new(),
+        tables: HashMap::new(),
+        line: body.first().map_or(1, |statement| statement.line),
+        statement: "",
+    };
+    lowering.program.parameters =
+        parameters.last().map_or(0, |last| last.offset + last.size.next_multiple_of(8));
+    lowering.place_shared(body, shared)?;
+    lowering.find_labels(body)?;
+    for (index, statement) in body.iter().enumerate() {
+        lowering.line = statement.line;
+        lowering.statement(statement, &body[index + 1..])?;
+    }
+    lowering.end();
+    lowering.registers.finish(&mut lowering.program);
+    Ok(lowering.program)
+}
+
+struct Lowering<'a> {
+    text: &'a str,
+    registers: Registers<'a>,
+    program: Program,
+    parameters: &'a [Parameter],
+    /// Addresses of variables in shared memory.
+    shared: HashMap<&'a str, u32>,
+    /// The instruction that follows each label.
+    labels: HashMap<&'a str, u32>,
+    tables: HashMap<&'a str, &'a [&'a str]>,
+    /// Of the statement at hand.
+    line: u32,
+    statement: &'a str,
+}
+
+impl<'a> Lowering<'a> {
+    fn invalid(&self, message: impl Into<String>) -> Error {
+        Error::Invalid { line: self.line, statement: self.statement.into(), message: message.into() }
+    }
+
+    fn unsupported(&self, message: impl Into<String>) -> Error {
+        Error::Unsupported { line: self.line, statement: self.statement.into(), message: message.into() }
+    }
+
+    fn push(&mut self, guard: Option<Guard>, op: Op, place: Place) {
+        self.program.code.push(crate::program::Instruction { guard, op });
+        self.program.places.push(place);
+    }
+
+    /// Control that runs off the end leaves the kernel, as at a `ret`.
+    fn end(&mut self) {
+        let next = self.program.code.len() as u32;
+        let leaves = self.program.code.last().is_some_and(|last| {
+            last.guard.is_none() && matches!(last.op, Op::Exit | Op::Trap | Op::Branch { .. })
+        });
+        if !leaves || self.labels.values().any(|&label| label == next) {
+            self.push(None, Op::Exit, Place { line: self.line, start: 0, end: 0, opcode: (0, 0) });
+        }
+    }
+
+    /// Static shared variables one after the other, dynamic ones behind them all, where they share their place (ISA 5.1.7).
+    fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [SharedVariable]) -> Result<()> {
+        let inner = body.iter().filter_map(|statement| match &statement.kind {
+            Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),
+            _ => None,
+        });
+        let outer = module.iter().map(|variable| (variable.name.as_str(), variable.align, variable.size));
+        let all: Vec<_> = outer.chain(inner).collect();
+        let (mut end, mut align_dynamic) = (0u32, 1);
+        for &(name, align, size) in &all {
+            let Some(size) = size else {
+                align_dynamic = align_dynamic.max(align);
+                continue;
+            };
+            end = end.next_multiple_of(align.max(1));
+            self.shared.insert(name, end);
+            end = end.checked_add(size).ok_or_else(|| self.invalid("too much shared memory"))?;
+        }
+        end = end.next_multiple_of(align_dynamic);
+        self.shared.extend(all.iter().filter(|(_, _, size)| size.is_none()).map(|&(name, ..)| (name, end)));
+        self.program.shared = end;
+        Ok(())
+    }
+
+    fn find_labels(&mut self, body: &'a [Statement<'a>]) -> Result<()> {
+        let mut next = 0;
+        for statement in body {
+            self.line = statement.line;
+            match &statement.kind {
+                Kind::Label(name) if self.labels.insert(name, next).is_some() => {
+                    return Err(self.invalid(format!("the label {name} stands twice")));
+                }
+                Kind::Targets(name, targets) => {
+                    self.tables.insert(name, targets);
+                }
+                Kind::Instruction(_) => next += 1,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn statement(&mut self, statement: &'a Statement<'a>, rest: &'a [Statement<'a>]) -> Result<()> {
+        match &statement.kind {
+            Kind::Open => self.registers.open(rest),
+            Kind::Close => self.registers.close(),
+            Kind::Registers(ty, names) => {
+                self.registers.declare(ty, names).map_err(|message| self.invalid(message))?;
+            }
+            Kind::Label(_) | Kind::Targets(..) | Kind::Shared(_) => {}
+            Kind::Instruction(instruction) => self.instruction(instruction)?,
+        }
+        Ok(())
+    }
+
+    fn instruction(&mut self, instruction: &'a Instruction<'a>) -> Result<()> {
+        self.statement = instruction.text;
+        let guard = match &instruction.guard {
+            None => None,
+            Some(guard) => {
+                let predicate = self.read_predicate(&Operand::Name(guard.predicate))?.predicate;
+                Some(Guard { predicate, negated: guard.negated })
+            }
+        };
+        let parts: Vec<&str> = instruction.opcode.split('.').collect();
+        let op = self.operation(&parts, &instruction.operands)?;
+        let offset = |part: &str| part.as_ptr() as usize - self.text.as_ptr() as usize;
+        let (start, opcode) = (offset(instruction.text), offset(instruction.opcode));
+        let place = Place {
+            line: self.line,
+            start,
+            end: start + instruction.text.len(),
+            opcode: (opcode, opcode + instruction.opcode.len()),
+        };
+        self.push(guard, op, place);
+        Ok(())
+    }
+
+    /// What an opcode with these operands does: by families, of which each knows its opcodes.
+    fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
+        if let Some(op) = self.control(opcode, operands)? {
+            return Ok(op);
+        }
+        if let Some(op) = self.memory(opcode, operands)? {
+            return Ok(op);
+        }
+        if let Some(op) = self.value(opcode, operands)? {
+            return Ok(op);
+        }
+        Err(self.unsupported(format!("`{}` is not among the known opcodes", opcode.join("."))))
+    }
+}

@@ -1,0 +1,278 @@
+//! Global memory as named buffers, with a state for every byte.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::fault::{Access, FaultKind, Space};
+use crate::race::{Cells, Id, Races};
+
+/// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and none lies near another.
+const REGION_BITS: u32 = 36;
+/// Where the first region begins.
+const FIRST_REGION: u64 = 1 << 40;
+/// Unmapped addresses in front of a buffer, in its region.
+const GAP: u64 = 1 << 24;
+/// What `cudaMalloc` gives.
+const ALIGNMENT: u64 = 256;
+
+/// The byte was written, by the host or by a kernel.
+const WRITTEN: u8 = 1;
+/// It was written in this launch.
+const WRITTEN_NOW: u8 = 2;
+/// It was read by `ld.global.nc` in this launch.
+const READ_AS_CONSTANT: u8 = 4;
+
+/// Global memory: buffers at made-up addresses, far from each other.
+#[derive(Debug, Default)]
+pub struct Memory {
+    buffers: Vec<Store>,
+}
+
+#[derive(Debug)]
+struct Store {
+    name: String,
+    address: u64,
+    bytes: Bytes,
+}
+
+/// A buffer of a [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    index: usize,
+    address: u64,
+}
+
+impl Buffer {
+    /// Where it starts.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+}
+
+impl Memory {
+    /// Without buffers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A buffer of bytes that nobody wrote, at a multiple of 256.
+    pub fn allocate(&mut self, name: &str, len: usize) -> Buffer {
+        self.allocate_aligned(name, len, ALIGNMENT)
+    }
+
+    /// A buffer of bytes that nobody wrote, at an odd multiple of `alignment`, a power of two: aligned so far and no further.
+    pub fn allocate_aligned(&mut self, name: &str, len: usize, alignment: u64) -> Buffer {
+        assert!(alignment.is_power_of_two() && alignment < GAP, "an alignment of {alignment}");
+        let index = self.buffers.len();
+        let address = FIRST_REGION + ((index as u64) << REGION_BITS) + GAP + alignment;
+        self.buffers.push(Store { name: name.into(), address, bytes: Bytes::new(len) });
+        Buffer { index, address }
+    }
+
+    /// A buffer with these bytes, at a multiple of 256.
+    pub fn allocate_from(&mut self, name: &str, bytes: &[u8]) -> Buffer {
+        self.allocate_from_aligned(name, bytes, ALIGNMENT)
+    }
+
+    /// A buffer with these bytes, at an odd multiple of `alignment`, a power of two.
+    pub fn allocate_from_aligned(&mut self, name: &str, bytes: &[u8], alignment: u64) -> Buffer {
+        let buffer = self.allocate_aligned(name, bytes.len(), alignment);
+        self.write(buffer, 0, bytes);
+        buffer
+    }
+
+    /// Writes bytes as the host does, between launches.
+    pub fn write(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) {
+        let store = &mut self.buffers[buffer.index].bytes;
+        store.data[offset..][..bytes.len()].copy_from_slice(bytes);
+        store.state[offset..][..bytes.len()].fill(WRITTEN);
+    }
+
+    /// A buffer's bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NeverWritten`] if there are bytes that nobody wrote.
+    pub fn bytes(&self, buffer: Buffer) -> Result<Vec<u8>> {
+        let Store { name, bytes, .. } = &self.buffers[buffer.index];
+        let missing = bytes.state.iter().filter(|&state| state & WRITTEN == 0).count();
+        match bytes.state.iter().position(|state| state & WRITTEN == 0) {
+            Some(offset) => Err(Error::NeverWritten { buffer: name.clone(), offset, bytes: missing }),
+            None => Ok(bytes.data.clone()),
+        }
+    }
+
+    /// A buffer's bytes, with `fill` for those that nobody wrote.
+    pub fn bytes_or(&self, buffer: Buffer, fill: u8) -> Vec<u8> {
+        let store = &self.buffers[buffer.index].bytes;
+        let byte = |(&byte, &state): (&u8, &u8)| if state & WRITTEN == 0 { fill } else { byte };
+        store.data.iter().zip(&store.state).map(byte).collect()
+    }
+
+    /// Which of a buffer's bytes were written, by the host or by a kernel.
+    pub fn written(&self, buffer: Buffer) -> Vec<bool> {
+        self.buffers[buffer.index].bytes.state.iter().map(|state| state & WRITTEN != 0).collect()
+    }
+
+    /// Forgets what the last launch did.
+    pub(crate) fn begin_launch(&mut self) {
+        for store in &mut self.buffers {
+            for state in &mut store.bytes.state {
+                *state &= WRITTEN;
+            }
+            store.bytes.cells = Cells::default();
+        }
+    }
+
+    /// The bytes that an access is in, and where in them; checked for bounds and alignment.
+    #[inline]
+    pub(crate) fn locate(
+        &mut self,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
+        let index = (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize;
+        let inside = self.buffers.get(index).is_some_and(|store| {
+            let offset = address.wrapping_sub(store.address);
+            offset <= store.bytes.data.len() as u64 && bytes as u64 <= store.bytes.data.len() as u64 - offset
+        });
+        if !inside {
+            return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
+        }
+        if !address.is_multiple_of(bytes as u64) {
+            return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
+        }
+        let store = &mut self.buffers[index];
+        Ok((&mut store.bytes, (address - store.address) as usize))
+    }
+
+    /// An access, described. `at` is the byte of it that is bad.
+    #[cold]
+    pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
+        let index = (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize;
+        let store = self.buffers.get(index);
+        Access {
+            space: Space::Global,
+            address,
+            bytes,
+            buffer: store.map(|store| store.name.clone()),
+            offset: store.map_or(0, |store| address.wrapping_sub(store.address) as i64 + at as i64),
+            len: store.map_or(0, |store| store.bytes.data.len()),
+        }
+    }
+}
+
+/// A block's shared memory.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    bytes: Bytes,
+}
+
+impl Shared {
+    pub(crate) fn new(len: usize) -> Self {
+        Self { bytes: Bytes::new(len) }
+    }
+
+    pub(crate) fn locate(
+        &mut self,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
+        let len = self.bytes.data.len() as u64;
+        if address > len || bytes as u64 > len - address {
+            return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
+        }
+        if !address.is_multiple_of(bytes as u64) {
+            return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
+        }
+        Ok((&mut self.bytes, address as usize))
+    }
+
+    #[cold]
+    pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
+        Access {
+            space: Space::Shared,
+            address,
+            bytes,
+            buffer: Some("shared memory".into()),
+            offset: address as i64 + at as i64,
+            len: self.bytes.data.len(),
+        }
+    }
+}
+
+/// Bytes with their states, and who accessed them.
+#[derive(Debug, Default)]
+pub(crate) struct Bytes {
+    data: Vec<u8>,
+    state: Vec<u8>,
+    cells: Cells,
+}
+
+/// What is wrong with an access, and at which of its bytes.
+pub(crate) enum Wrong {
+    Uninitialised(usize),
+    NotConstant(usize),
+    Race(usize, Id),
+}
+
+/// How an access is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// A plain one.
+    Weak,
+    /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
+    Atomic,
+    /// `ld.global.nc`
+    Constant,
+}
+
+impl Bytes {
+    fn new(len: usize) -> Self {
+        Self { data: vec![0; len], state: vec![0; len], cells: Cells::default() }
+    }
+
+    /// The bytes of a load that was located.
+    #[inline]
+    pub(crate) fn load(
+        &mut self,
+        range: Range<usize>,
+        manner: Manner,
+        races: Option<(&Races, Id)>,
+    ) -> Result<&[u8], Wrong> {
+        let state = &mut self.state[range.clone()];
+        if let Some(at) = state.iter().position(|state| state & WRITTEN == 0) {
+            return Err(Wrong::Uninitialised(at));
+        }
+        if manner == Manner::Constant {
+            if let Some(at) = state.iter().position(|state| state & WRITTEN_NOW != 0) {
+                return Err(Wrong::NotConstant(at));
+            }
+            state.iter_mut().for_each(|state| *state |= READ_AS_CONSTANT);
+        }
+        if let Some((races, id)) = races {
+            self.cells.fit(self.data.len());
+            self.cells.read(range.clone(), races, id).map_err(|(at, other)| Wrong::Race(at, other))?;
+        }
+        Ok(&self.data[range])
+    }
+
+    /// The bytes of a store that was located, to be overwritten.
+    #[inline]
+    pub(crate) fn store(
+        &mut self,
+        range: Range<usize>,
+        races: Option<(&Races, Id)>,
+    ) -> Result<&mut [u8], Wrong> {
+        let state = &mut self.state[range.clone()];
+        if let Some(at) = state.iter().position(|state| state & READ_AS_CONSTANT != 0) {
+            return Err(Wrong::NotConstant(at));
+        }
+        if let Some((races, id)) = races {
+            self.cells.fit(self.data.len());
+            self.cells.write(range.clone(), races, id).map_err(|(at, other)| Wrong::Race(at, other))?;
+        }
+        state.fill(WRITTEN | WRITTEN_NOW);
+        Ok(&mut self.data[range])
+    }
+}

@@ -1,0 +1,246 @@
+//! A PTX module and its kernels.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+use crate::lex::Lexer;
+use crate::lower::{self, Program};
+use crate::parse::{self, Statement, Variable};
+
+/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked for.
+#[derive(Debug)]
+pub struct Module {
+    text: Arc<str>,
+    shared: Vec<SharedVariable>,
+    kernels: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    parameters: Vec<Parameter>,
+    /// Behind the body's opening brace.
+    body: usize,
+    line: u32,
+    kernel: OnceLock<Result<Kernel>>,
+}
+
+/// A variable in shared memory that the whole module sees.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedVariable {
+    pub(crate) name: String,
+    pub(crate) align: u32,
+    pub(crate) size: Option<u32>,
+}
+
+impl From<Variable<'_>> for SharedVariable {
+    fn from(variable: Variable<'_>) -> Self {
+        Self { name: variable.name.into(), align: variable.align, size: variable.size }
+    }
+}
+
+/// A kernel's parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the PTX.
+    pub name: String,
+    /// Its bytes.
+    pub size: usize,
+    /// Its alignment in bytes.
+    pub align: usize,
+    /// Where it lies in the parameter space.
+    pub(crate) offset: usize,
+}
+
+/// A kernel, ready to run.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    pub(crate) name: String,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) text: Arc<str>,
+    pub(crate) program: Arc<Program>,
+}
+
+impl Module {
+    /// Reads a module.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Syntax`] for what stands outside of kernels' bodies. The bodies' errors come from [`Module::kernel`].
+    pub fn parse(text: &str) -> Result<Self> {
+        let text: Arc<str> = text.into();
+        let mut lexer = Lexer::new(&text, 0, 1);
+        let (mut shared, mut kernels) = (Vec::new(), Vec::<Entry>::new());
+        while let Some(token) = lexer.next()? {
+            match token.text {
+                ".version" | ".address_size" => {
+                    let value = lexer.word("a number")?;
+                    if token.text == ".address_size" && value.text != "64" {
+                        return Err(lexer.error("addresses must have 64 bits"));
+                    }
+                }
+                ".target" => {
+                    lexer.word("a target")?;
+                    while lexer.take(",")? {
+                        lexer.word("a target option")?;
+                    }
+                }
+                ".visible" | ".extern" | ".weak" => {}
+                ".shared" => shared.push(parse::variable(&mut lexer)?.into()),
+                ".entry" => kernels.push(entry(&mut lexer)?),
+                // Kernels that call a function are refused when they are lowered; the others need not know.
+                ".func" => skip_function(&mut lexer)?,
+                other => {
+                    let message = format!("`{other}` at the top of a module is not known here");
+                    return Err(Error::Syntax { line: token.line, message });
+                }
+            }
+        }
+        Ok(Self { text, shared, kernels })
+    }
+
+    /// The names of the kernels, as they stand.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.kernels.iter().map(|entry| entry.name.as_str())
+    }
+
+    /// A kernel, read and lowered when it is first asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoKernel`], or what is wrong with the kernel's body.
+    pub fn kernel(&self, name: &str) -> Result<&Kernel> {
+        let entry = self.kernels.iter().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| Error::NoKernel(name.into()))?;
+        let kernel = entry.kernel.get_or_init(|| {
+            let mut lexer = Lexer::new(&self.text, entry.body, entry.line);
+            let body: Vec<Statement> = parse::body(&self.text, &mut lexer)?;
+            let program = lower::lower(&self.text, &body, &entry.parameters, &self.shared)?;
+            let (name, parameters) = (entry.name.clone(), entry.parameters.clone());
+            Ok(Kernel { name, parameters, text: self.text.clone(), program: Arc::new(program) })
+        });
+        kernel.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// `name ( parameters ) directives { body }`, behind `.entry`.
+fn entry(lexer: &mut Lexer) -> Result<Entry> {
+    let name = lexer.word("a kernel's name")?.text.to_owned();
+    let mut parameters = Vec::new();
+    if lexer.take("(")? && !lexer.take(")")? {
+        loop {
+            let parameter = parameter(lexer, &parameters)?;
+            parameters.push(parameter);
+            if lexer.take(")")? {
+                break;
+            }
+            lexer.sign(",")?;
+        }
+    }
+    // Performance directives, such as `.maxntid 128`.
+    while !lexer.take("{")? {
+        let token = lexer.some("`{`")?;
+        if !token.is_word() && token.text != "," {
+            let message = format!("expected `{{`, found `{}`", token.text);
+            return Err(Error::Syntax { line: token.line, message });
+        }
+    }
+    let first = lexer.peek()?.ok_or_else(|| lexer.error("expected `}`, found the end of the text"))?;
+    let (body, line) = (first.start, first.line);
+    skip_body(lexer)?;
+    Ok(Entry { name, parameters, body, line, kernel: OnceLock::new() })
+}
+
+/// To behind the closing brace; the opening one is behind us.
+fn skip_body(lexer: &mut Lexer) -> Result<()> {
+    let mut depth = 1;
+    while depth > 0 {
+        match lexer.some("`}`")?.text {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A function or its declaration, behind `.func`.
+fn skip_function(lexer: &mut Lexer) -> Result<()> {
+    loop {
+        match lexer.some("`{` or `;`")?.text {
+            "{" => return skip_body(lexer),
+            ";" => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+/// `.param .u64 .ptr .global .align 1 name` or `.param .align 8 .b8 name[48]` (ISA 5.1.6).
+fn parameter(lexer: &mut Lexer, before: &[Parameter]) -> Result<Parameter> {
+    lexer.sign(".param")?;
+    let aligned = lexer.take(".align")?;
+    let align = if aligned { Some(parse::size(lexer)?) } else { None };
+    let ty = lexer.word("a type")?;
+    let element = parse::type_bytes(ty)?;
+    // What is said about a pointer is about what it points to.
+    if lexer.take(".ptr")? {
+        let _ = lexer.take(".global")?;
+        if lexer.take(".align")? {
+            parse::size(lexer)?;
+        }
+    }
+    let name = lexer.word("a parameter's name")?.text.to_owned();
+    let mut size = element as usize;
+    if lexer.take("[")? {
+        size *= parse::size(lexer)? as usize;
+        lexer.sign("]")?;
+    }
+    let align = align.unwrap_or(element).max(1) as usize;
+    let end = before.last().map_or(0, |last| last.offset + last.size);
+    Ok(Parameter { name, size, align, offset: end.next_multiple_of(align) })
+}
+
+impl Kernel {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its parameters, in order.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The opcodes it uses, such as `fma.rn.f32`, each once, sorted.
+    pub fn instructions(&self) -> Vec<&str> {
+        let mut opcodes: Vec<&str> =
+            self.program.places.iter().map(|place| place.opcode(&self.text)).collect();
+        opcodes.sort_unstable();
+        opcodes.dedup();
+        opcodes.retain(|opcode| !opcode.is_empty());
+        opcodes
+    }
+
+    /// How many static instructions it has; [`crate::Coverage`] counts in these.
+    pub fn len(&self) -> usize {
+        self.program.code.len()
+    }
+
+    /// Whether it has no instructions.
+    pub fn is_empty(&self) -> bool {
+        self.program.code.is_empty()
+    }
+
+    /// A static instruction's line in the PTX and its text.
+    pub fn instruction(&self, index: usize) -> (u32, &str) {
+        let place = &self.program.places[index];
+        (place.line, place.text(&self.text))
+    }
+}
+
+// Tests run a module's kernels in several threads.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Module>();
+    shared::<Kernel>();
+};

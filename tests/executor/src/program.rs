@@ -1,0 +1,285 @@
+//! A kernel's instructions in the form in which they are executed.
+
+use crate::lanes::Shape;
+use crate::memory::Manner;
+
+/// The number of a register in its file; there is one file of words, one of longs, one of predicates.
+pub(crate) type Slot = u16;
+/// Instead of a register: the value is not wanted, or there is none.
+pub(crate) const NONE: Slot = Slot::MAX;
+
+/// A lowered kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) code: Vec<Instruction>,
+    /// Where each instruction stands in the text.
+    pub(crate) places: Vec<Place>,
+    pub(crate) words: File<u32>,
+    pub(crate) longs: File<u64>,
+    pub(crate) predicates: File<bool>,
+    /// Words that depend on the launch.
+    pub(crate) specials: Vec<(Slot, Special)>,
+    /// Bytes of the parameter space.
+    pub(crate) parameters: usize,
+    /// Bytes of static shared memory, where dynamic shared memory begins.
+    pub(crate) shared: u32,
+}
+
+/// Registers of one kind.
+#[derive(Debug)]
+pub(crate) struct File<T> {
+    /// By slot; empty for what has none.
+    pub(crate) names: Vec<String>,
+    pub(crate) constants: Vec<(Slot, T)>,
+}
+
+impl<T> Default for File<T> {
+    fn default() -> Self {
+        Self { names: Vec::new(), constants: Vec::new() }
+    }
+}
+
+/// Where an instruction stands in the module's text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) line: u32,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) opcode: (usize, usize),
+}
+
+impl Place {
+    pub(crate) fn text<'a>(&self, text: &'a str) -> &'a str {
+        &text[self.start..self.end]
+    }
+
+    pub(crate) fn opcode<'a>(&self, text: &'a str) -> &'a str {
+        &text[self.opcode.0..self.opcode.1]
+    }
+}
+
+/// Special registers (ISA chapter 10) that are not the same number in every launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Special {
+    Thread,
+    Threads,
+    Block,
+    Blocks,
+    Lane,
+}
+
+/// An instruction with its guard.
+#[derive(Debug)]
+pub(crate) struct Instruction {
+    pub(crate) guard: Option<Guard>,
+    pub(crate) op: Op,
+}
+
+/// A predicate, and whether it must be false.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guard {
+    pub(crate) predicate: Slot,
+    pub(crate) negated: bool,
+}
+
+/// A destination or source of memory accesses and vectors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Register {
+    /// A word, of which so many bits count.
+    Word(Slot, u32),
+    Long(Slot),
+    /// `_`
+    Sink(u32),
+}
+
+impl Register {
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Self::Word(_, bits) | Self::Sink(bits) => bits,
+            Self::Long(_) => 64,
+        }
+    }
+}
+
+/// `[base + offset]`
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    pub(crate) space: Space,
+    /// A register, or none: then `offset` is the address.
+    pub(crate) base: Option<Register>,
+    pub(crate) offset: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Global,
+    Shared,
+}
+
+/// What an instruction does.
+pub(crate) enum Op {
+    /// Computes a word or a long.
+    Compute {
+        shape: Shape,
+        to: Slot,
+        from: [Slot; 4],
+    },
+    /// Computes a predicate, combined with another one; `other` gets it with the comparison negated.
+    Compare {
+        shape: Shape,
+        to: Slot,
+        other: Slot,
+        from: [Slot; 2],
+        combined: Option<(Logic, Guard)>,
+    },
+    SelectWord {
+        to: Slot,
+        from: [Slot; 2],
+        by: Slot,
+    },
+    SelectLong {
+        to: Slot,
+        from: [Slot; 2],
+        by: Slot,
+    },
+    Predicate {
+        logic: Logic,
+        to: Slot,
+        from: [Guard; 2],
+    },
+    /// Addition and subtraction with the carry flag.
+    Carry {
+        subtract: bool,
+        takes: bool,
+        sets: bool,
+        to: Register,
+        from: [Register; 2],
+    },
+    /// `mov` of a vector into a register, lowest first.
+    Pack {
+        to: Register,
+        from: Box<[Register]>,
+    },
+    /// `mov` of a register into a vector.
+    Unpack {
+        to: Box<[Register]>,
+        from: Register,
+    },
+    /// From the parameter space at a known place.
+    Parameter {
+        to: Box<[Register]>,
+        at: usize,
+        bytes: usize,
+        signed: bool,
+    },
+    Load {
+        to: Box<[Register]>,
+        from: Address,
+        bytes: usize,
+        signed: bool,
+        manner: Manner,
+    },
+    Store {
+        to: Address,
+        from: Box<[Register]>,
+        bytes: usize,
+        manner: Manner,
+    },
+    Atomic {
+        update: Update,
+        bits: u32,
+        to: Option<Register>,
+        at: Address,
+        from: [Register; 2],
+    },
+    Approximate {
+        flush: bool,
+        to: Slot,
+        from: Slot,
+    },
+    Branch {
+        target: u32,
+    },
+    Table {
+        index: Slot,
+        targets: Box<[u32]>,
+    },
+    Shuffle {
+        mode: Shuffle,
+        to: Slot,
+        valid: Slot,
+        value: Slot,
+        by: Slot,
+        clamp: Slot,
+        members: Slot,
+    },
+    Vote {
+        mode: Vote,
+        to: Slot,
+        from: Guard,
+        members: Slot,
+    },
+    Reduce {
+        reduction: Update,
+        to: Slot,
+        from: Slot,
+        members: Slot,
+    },
+    WarpBarrier {
+        members: Slot,
+    },
+    Barrier {
+        number: u32,
+        aligned: bool,
+    },
+    Exit,
+    Trap,
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Op")
+    }
+}
+
+/// Functions of two predicates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Logic {
+    And,
+    Or,
+    Xor,
+    /// The first one.
+    First,
+}
+
+/// What an atomic operation makes of the old value and its operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Update {
+    Add,
+    MinUnsigned,
+    MaxUnsigned,
+    MinSigned,
+    MaxSigned,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    /// The second operand, if the old value is the first one.
+    CompareAndSwap,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}

@@ -1,0 +1,236 @@
+//! Running a grid: blocks one after the other, the warps of a block in turns between barriers.
+
+mod compute;
+mod memory;
+mod registers;
+mod together;
+mod warp;
+
+#[cfg(test)]
+mod tests;
+
+use self::warp::{Stop, Warp};
+use crate::fault::{Fault, FaultKind, Step, Trap};
+use crate::launch::{Argument, Coverage, EXECUTED, Launch, SKIPPED, Schedule, Statistics};
+use crate::memory::{Memory, Shared};
+use crate::module::Kernel;
+use crate::race::Races;
+
+/// The lanes of a warp.
+const WARP: u32 = 32;
+
+/// A launch under way.
+struct Grid<'a> {
+    kernel: &'a Kernel,
+    launch: &'a Launch,
+    memory: &'a mut Memory,
+    parameters: Vec<u8>,
+    races: Option<Races>,
+    random: Random,
+    seen: Vec<u8>,
+    lane_instructions: u64,
+    warp_instructions: u64,
+    /// The block at hand.
+    block: u32,
+    /// How many barriers it has passed.
+    block_time: u32,
+    shared: Shared,
+    /// The instruction at hand, for faults.
+    pc: u32,
+}
+
+impl Kernel {
+    /// Runs the kernel on a grid. Buffers may be read by the host afterwards, also after a fault.
+    ///
+    /// # Errors
+    ///
+    /// The first fault in the order of the schedule; [`FaultKind::Launch`] if grid or arguments do not fit.
+    pub fn run(
+        &self,
+        memory: &mut Memory,
+        launch: &Launch,
+        arguments: &[Argument],
+    ) -> Result<Statistics, Fault> {
+        let outside = |message: String| Fault {
+            kernel: self.name.clone(),
+            line: 0,
+            instruction: String::new(),
+            block: 0,
+            thread: 0,
+            kind: FaultKind::Launch(message).into(),
+        };
+        if launch.threads == 0 || launch.threads > 1024 || launch.blocks == 0 {
+            return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
+        }
+        let parameters = self.parameter_space(arguments).map_err(outside)?;
+        memory.begin_launch();
+        let seed = match launch.schedule {
+            Schedule::Random(seed) => seed,
+            _ => 0,
+        };
+        let mut grid = Grid {
+            kernel: self,
+            launch,
+            memory,
+            parameters,
+            races: launch.races.then(Races::default),
+            random: Random(seed),
+            seen: vec![0; self.program.code.len()],
+            lane_instructions: 0,
+            warp_instructions: 0,
+            block: 0,
+            block_time: 0,
+            shared: Shared::default(),
+            pc: 0,
+        };
+        grid.run()?;
+        Ok(Statistics {
+            lane_instructions: grid.lane_instructions,
+            warp_instructions: grid.warp_instructions,
+            coverage: Coverage { seen: grid.seen },
+        })
+    }
+
+    /// The arguments at their places.
+    fn parameter_space(&self, arguments: &[Argument]) -> Result<Vec<u8>, String> {
+        if arguments.len() != self.parameters.len() {
+            return Err(format!("{} arguments for {} parameters", arguments.len(), self.parameters.len()));
+        }
+        let mut space = vec![0; self.program.parameters];
+        for (argument, parameter) in arguments.iter().zip(&self.parameters) {
+            let bytes = argument.as_bytes();
+            if bytes.len() != parameter.size {
+                return Err(format!(
+                    "{} bytes for {} with its {}",
+                    bytes.len(),
+                    parameter.name,
+                    parameter.size
+                ));
+            }
+            space[parameter.offset..][..bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(space)
+    }
+}
+
+impl Grid<'_> {
+    fn run(&mut self) -> Result<(), Fault> {
+        let blocks = self.launch.blocks;
+        let mut warps: Vec<Warp> = (0..self.launch.threads.div_ceil(WARP))
+            .map(|index| Warp::new(&self.kernel.program, index, self.launch))
+            .collect();
+        let mut order: Vec<u32> = (0..blocks).collect();
+        match self.launch.schedule {
+            Schedule::LowestFirst => {}
+            Schedule::HighestFirst => order.reverse(),
+            Schedule::Random(_) => {
+                for i in (1..order.len()).rev() {
+                    order.swap(i, self.random.below(i as u32 + 1) as usize);
+                }
+            }
+        }
+        for block in order {
+            self.block = block;
+            self.block_time = 0;
+            let shared = self.kernel.program.shared as usize + self.launch.shared as usize;
+            self.shared = Shared::new(shared);
+            for warp in &mut warps {
+                warp.reset(&self.kernel.program, block);
+            }
+            self.run_block(&mut warps)?;
+        }
+        Ok(())
+    }
+
+    /// All warps until each waits at a barrier or is done, again and again.
+    fn run_block(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
+        loop {
+            let mut ready: Vec<usize> = (0..warps.len()).filter(|&index| !warps[index].done()).collect();
+            if ready.is_empty() {
+                return Ok(());
+            }
+            while !ready.is_empty() {
+                let turn = match self.launch.schedule {
+                    Schedule::LowestFirst => 0,
+                    Schedule::HighestFirst => ready.len() - 1,
+                    Schedule::Random(_) => self.random.below(ready.len() as u32) as usize,
+                };
+                let warp = &mut warps[ready[turn]];
+                match warp.run(self).map_err(|trap| self.fault(warp.index, trap))? {
+                    Stop::Preempted => {}
+                    Stop::Done | Stop::Barrier => {
+                        ready.remove(turn);
+                    }
+                }
+            }
+            self.release(warps)?;
+        }
+    }
+
+    /// Every warp is done or at a barrier. A barrier is for all threads of the block (ISA 9.7.13, `bar`), so that one that exited
+    /// makes the others wait for ever.
+    fn release(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
+        let program = &*self.kernel.program;
+        let waiting = warps.iter().find_map(|warp| Some((warp.index, warp.at_barrier(program)?)));
+        let Some((index, (pc, lanes, number))) = waiting else { return Ok(()) };
+        self.pc = pc;
+        let lane = lanes.trailing_zeros();
+        let deadlock = |message: String| Trap { lane, kind: FaultKind::Deadlock(message).into() };
+        for warp in &*warps {
+            if let Some(lane) = warp.first_exited() {
+                let thread = warp.index * WARP + lane;
+                let message = format!("thread {thread} has exited and never comes to the barrier");
+                return Err(self.fault(index, deadlock(message)));
+            }
+            if let Some(other) = warp.other_barrier(program, number) {
+                let (line, text) = self.kernel.instruction(other as usize);
+                let message = format!("warp {} waits at line {line}, `{text}`", warp.index);
+                return Err(self.fault(index, deadlock(message)));
+            }
+        }
+        for warp in warps {
+            warp.pass_barrier();
+        }
+        self.block_time += 1;
+        Ok(())
+    }
+
+    /// Where a lane's fault was.
+    fn fault(&self, warp: u32, trap: Trap) -> Fault {
+        let (line, instruction) = self.kernel.instruction(self.pc as usize);
+        Fault {
+            kernel: self.kernel.name.clone(),
+            line,
+            instruction: instruction.into(),
+            block: self.block,
+            thread: warp * WARP + trap.lane,
+            kind: trap.kind,
+        }
+    }
+
+    /// Counts an instruction of `lanes`, of which `active` executed it.
+    #[inline]
+    fn count(&mut self, pc: u32, lanes: u32, active: u32) -> Step {
+        self.warp_instructions += 1;
+        self.lane_instructions += u64::from(active.count_ones());
+        let executed = if active != 0 { EXECUTED } else { 0 };
+        let skipped = if lanes != active { SKIPPED } else { 0 };
+        self.seen[pc as usize] |= executed | skipped;
+        if self.warp_instructions > self.launch.limit {
+            return crate::fault::trap(lanes.trailing_zeros() & 31, FaultKind::Hanging);
+        }
+        Ok(())
+    }
+}
+
+/// A small generator (SplitMix64): order only, nothing that must be hard to guess.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % u64::from(bound)) as u32
+    }
+}

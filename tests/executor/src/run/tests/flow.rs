@@ -1,0 +1,195 @@
+//! Control flow, and lanes that do things together.
+
+use super::{Run, fault, module, words};
+use crate::{FaultKind, Launch};
+
+/// Stores a register of every thread.
+fn stored(body: &str, register: &str) -> String {
+    format!("{body} st.global.b32 [%out], {register};")
+}
+
+#[test]
+fn lanes_go_different_ways_and_meet_again() {
+    let body = stored(
+        "and.b32 %r1, %lane, 1; setp.eq.b32 %p1, %r1, 0;
+        @%p1 bra $even;
+        mul.lo.s32 %r2, %lane, 3; bra $end;
+        $even: add.s32 %r2, %lane, 1000;
+        $end: shfl.sync.bfly.b32 %r3, %r2, 1, 31, -1;",
+        "%r3",
+    );
+    let expected = |lane: u32| if lane % 2 == 1 { lane - 1 + 1000 } else { (lane + 1) * 3 };
+    assert_eq!(words(&body, 32), (0..32).map(expected).collect::<Vec<_>>());
+}
+
+#[test]
+fn loops_run_as_often_as_each_lane_wants() {
+    let body = stored(
+        "mov.u32 %r1, 0; mov.u32 %r2, 0;
+        $loop: setp.ge.u32 %p1, %r1, %lane; @%p1 bra $end;
+        add.s32 %r2, %r2, %r1; add.s32 %r1, %r1, 1; bra.uni $loop;
+        $end: vote.sync.ballot.b32 %r3, %p1, 0xffffffff; add.s32 %r2, %r2, %r3; add.s32 %r2, %r2, 1;",
+        "%r2",
+    );
+    assert_eq!(words(&body, 32), (0..32u32).map(|n| (n * n - n) / 2).collect::<Vec<_>>());
+}
+
+#[test]
+fn shuffles_in_divergent_code_join_the_lanes_of_their_masks() {
+    let body = stored(
+        "setp.lt.u32 %p1, %lane, 16; add.s32 %r1, %lane, 100;
+        @%p1 bra $low;
+        shfl.sync.idx.b32 %r2, %r1, 31, 31, 0xffff0000; bra $end;
+        $low: shfl.sync.down.b32 %r2|%p2, %r1, 15, 31, 0x0000ffff;
+        selp.b32 %r2, %r2, 5, %p2;
+        $end:",
+        "%r2",
+    );
+    // Lane 1 reads lane 16, which takes no part.
+    let fault_found = fault(&body, 32);
+    assert!(matches!(*fault_found.kind, FaultKind::InactiveSource { lane } if lane >= 16), "{fault_found}");
+    let body = body.replace("15, 31,", "15, 0x100f,");
+    let expected = |lane: u32| match lane {
+        0 => 115,
+        1..16 => 5,
+        _ => 131,
+    };
+    assert_eq!(words(&body, 32), (0..32).map(expected).collect::<Vec<_>>());
+}
+
+#[test]
+fn shuffles_of_every_mode_follow_the_segments() {
+    let of = |mode: &str, by: u32, clamp: u32| {
+        let shuffle = format!("shfl.sync.{mode}.b32 %r2|%p1, %lane, {by}, {clamp}, -1;");
+        words(&stored(&format!("{shuffle} selp.b32 %r3, 0, 100, %p1; add.s32 %r2, %r2, %r3;"), "%r2"), 32)
+    };
+    let expect = |f: &dyn Fn(u32) -> u32| (0..32).map(f).collect::<Vec<_>>();
+    assert_eq!(of("up", 2, 0), expect(&|lane| if lane < 2 { lane + 100 } else { lane - 2 }));
+    assert_eq!(of("up", 1, 0x1800), expect(&|lane| if lane % 8 == 0 { lane + 100 } else { lane - 1 }));
+    assert_eq!(of("down", 3, 31), expect(&|lane| if lane > 28 { lane + 100 } else { lane + 3 }));
+    assert_eq!(of("bfly", 9, 31), expect(&|lane| lane ^ 9));
+    // As __shfl_xor_sync with a width of 8: lanes of a later segment may read an earlier one.
+    assert_eq!(of("bfly", 8, 0x181f), expect(&|lane| if lane & 8 != 0 { lane ^ 8 } else { lane + 100 }));
+    assert_eq!(of("idx", 33, 31), [1; 32]);
+    assert_eq!(of("idx", 3, 0x181f), expect(&|lane| lane / 8 * 8 + 3));
+}
+
+#[test]
+fn exited_lanes_are_not_waited_for() {
+    let body = stored(
+        "mov.u32 %r1, 0; st.global.b32 [%out], %r1;
+        setp.ge.u32 %p1, %lane, 20; @%p1 exit;
+        setp.lt.u32 %p2, %lane, 10; vote.sync.all.pred %p3, %p2, -1; vote.sync.any.pred %p4, %p2, -1;
+        vote.sync.uni.pred %p5, !%p3, -1; redux.sync.max.s32 %r1, %lane, -1;
+        selp.b32 %r2, 1000, 0, %p4; add.s32 %r1, %r1, %r2; selp.b32 %r2, 100, 0, %p3; add.s32 %r1, %r1, %r2;
+        selp.b32 %r2, 2000, 0, %p5; add.s32 %r1, %r1, %r2;",
+        "%r1",
+    );
+    let expected: Vec<u32> = (0..32).map(|lane| if lane < 20 { 3019 } else { 0 }).collect();
+    assert_eq!(words(&body, 32), expected);
+}
+
+#[test]
+fn what_can_never_come_together_is_a_deadlock() {
+    let body = "setp.eq.b32 %p1, %lane, 3; @%p1 bra $a; bar.warp.sync -1; bra $end;
+        $a: shfl.sync.idx.b32 %r1, %lane, 3, 31, -1; $end:";
+    let found = fault(body, 32);
+    let FaultKind::Deadlock(message) = &*found.kind else { panic!("{found}") };
+    assert!(message.contains("bar.warp.sync") && message.contains("shfl.sync"), "{message}");
+    assert!(found.to_string().contains("line 13"), "{found}");
+}
+
+#[test]
+fn masks_must_hold_the_lane() {
+    let found = fault("shfl.sync.idx.b32 %r1, %lane, 0, 31, 0x7fffffff;", 32);
+    assert!(matches!(*found.kind, FaultKind::NotAMember { mask: 0x7fff_ffff }), "{found}");
+    assert_eq!(found.thread, 31);
+}
+
+#[test]
+fn guards_let_lanes_pass_by() {
+    let body = stored(
+        "mov.u32 %r1, 1; and.b32 %r2, %lane, 3; setp.eq.b32 %p1, %r2, 2;
+        @%p1 mov.u32 %r1, 2; @!%p1 add.s32 %r1, %r1, 10;
+        @%p1 shfl.sync.idx.b32 %r1, %lane, 2, 31, 0x44444444;",
+        "%r1",
+    );
+    let expected: Vec<u32> = (0..32).map(|lane| if lane % 4 == 2 { 2 } else { 11 }).collect();
+    assert_eq!(words(&body, 32), expected);
+}
+
+#[test]
+fn jump_tables() {
+    let body = stored(
+        "and.b32 %r1, %lane, 3; mov.u32 %r2, 9;
+        $table: .branchtargets $a, $b, $c, $a;
+        brx.idx %r1, $table;
+        $a: mov.u32 %r2, 1; bra $end;
+        $b: mov.u32 %r2, 2;
+        $c: add.s32 %r2, %r2, 1;
+        $end: bar.warp.sync -1;",
+        "%r2",
+    );
+    let expected = |lane: u32| [1, 3, 10, 1][lane as usize % 4];
+    assert_eq!(words(&body, 32), (0..32).map(expected).collect::<Vec<_>>());
+    let found = fault(&body.replace("and.b32 %r1, %lane, 3;", "mov.u32 %r1, %lane;"), 32);
+    assert!(matches!(
+        *found.kind,
+        FaultKind::JumpTable { index: 4, entries: 4 } | FaultKind::JumpTable { .. }
+    ));
+}
+
+#[test]
+fn barriers_join_the_warps_of_a_block() {
+    let body = stored(
+        "mov.u32 %r3, buffer; shl.b32 %r1, %lane, 2; add.s32 %r1, %r1, %r3;
+        st.shared.b32 [%r1], %lane;
+        bar.sync 0;
+        mov.u32 %r4, %ntid.x; sub.s32 %r4, %r4, %lane; shl.b32 %r4, %r4, 2; add.s32 %r4, %r4, %r3;
+        ld.shared.b32 %r2, [%r4+-4];",
+        "%r2",
+    );
+    let run = |body: &str, schedule| {
+        let module = module(".extern .shared .align 16 .b8 buffer[];", body);
+        Run::of(&module, &Launch::new(1, 100).shared(400).schedule(schedule), &[])
+    };
+    for schedule in super::SCHEDULES {
+        assert_eq!(run(&body, schedule).words(), (0..100).rev().collect::<Vec<_>>());
+        let found = run(&body.replace("bar.sync 0;", ""), schedule).fault();
+        assert!(matches!(*found.kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_)), "{found}");
+        let early = body.replace("bar.sync 0;", "setp.eq.b32 %p1, %lane, 70; @%p1 exit; bar.sync 0;");
+        let found = run(&early, schedule).fault();
+        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
+        let apart = "setp.lt.u32 %p1, %lane, 32; @%p1 bra $a; bar.sync 1; bra $b; $a: bar.sync 0; $b:";
+        let found = run(&body.replace("bar.sync 0;", apart), schedule).fault();
+        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
+        let divergent = "and.b32 %r8, %lane, 1; setp.eq.b32 %p1, %r8, 0; @%p1 bra $a; barrier.sync 0; bra $b;
+            $a: barrier.sync 0; $b:";
+        let there = run(&body.replace("bar.sync 0;", divergent), schedule).words();
+        assert_eq!(there, (0..100).rev().collect::<Vec<_>>());
+        let found = run(&body.replace("bar.sync 0;", &divergent.replace("barrier", "bar")), schedule).fault();
+        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
+    }
+}
+
+#[test]
+fn static_shared_memory_is_laid_out_before_dynamic() {
+    let body = stored(
+        ".shared .align 8 .b8 own[12]; mov.u32 %r1, other; mov.u32 %r2, own; mov.u32 %r3, dynamic;
+        shl.b32 %r2, %r2, 8; shl.b32 %r3, %r3, 16; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3;",
+        "%r1",
+    );
+    let module = module(".shared .b32 other; .extern .shared .align 16 .b8 dynamic[];", &body);
+    let words = Run::of(&module, &Launch::new(1, 1).shared(4), &[]).words();
+    assert_eq!(words, [0x20 << 16 | 8 << 8]);
+}
+
+#[test]
+fn special_registers() {
+    let body = "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %laneid;
+        mov.u32 %r5, %tid.y; add.s32 %r1, %r1, %r5; shl.b32 %r1, %r1, 8; or.b32 %r1, %r1, %r2; shl.b32 %r1, %r1, 8;
+        or.b32 %r1, %r1, %r3; shl.b32 %r1, %r1, 8; or.b32 %r1, %r1, %r4;
+        mov.u32 %r6, %ctaid.x; setp.eq.b32 %p1, %r6, 2; @%p1 st.global.b32 [%out], %r1;";
+    let words = Run::new(body, &Launch::new(5, 40)).words();
+    assert_eq!(words, (0..40).map(|thread| 0x0205_2800 + thread % 32).collect::<Vec<u32>>());
+}

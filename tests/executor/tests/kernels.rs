@@ -1,0 +1,188 @@
+//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target, under every schedule and
+//! approximation. What every kernel does with every option is tested in `microscale-tests`.
+
+use std::mem::offset_of;
+
+use half::bf16;
+use microscale::formats::nvfp4::{Arithmetic, Direction};
+use microscale::formats::{E2m1, GlobalScale};
+use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, dequantize, quantize};
+use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
+use microscale_kernels_abi::{
+    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS,
+    ReportSlot, ScaleGrid, kernels,
+};
+
+const TARGETS: [&str; 4] = ["sm_80", "sm_90", "sm_100f", "sm_120f"];
+
+fn module(target: &str) -> Module {
+    let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
+    Module::parse(&std::fs::read_to_string(&path).unwrap()).unwrap()
+}
+
+/// The argument of a structure of `kernels-abi`.
+fn argument<T: Copy>(value: &T) -> Argument {
+    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no padding.
+    unsafe { Argument::of(value) }
+}
+
+/// The options of NVFP4, which have padding where two bytes stand among words.
+fn options_argument(options: &NvQuantizeOptions) -> Argument {
+    let arithmetic = offset_of!(NvQuantizeOptions, plan) + offset_of!(NvPlan, quantizer);
+    let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
+    assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
+    // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.
+    unsafe { Argument::of_padded(options, &[start, start + 1]) }
+}
+
+/// Launches with everything that must not matter.
+fn launches() -> Vec<(Schedule, Approximation)> {
+    vec![
+        (Schedule::LowestFirst, Approximation::Nearest),
+        (Schedule::HighestFirst, Approximation::Low),
+        (Schedule::Random(1), Approximation::High),
+        (Schedule::Random(2), Approximation::Scattered(3)),
+    ]
+}
+
+struct Trial<'a> {
+    module: &'a Module,
+    launch: Launch,
+    memory: Memory,
+    /// Elements, in one row.
+    elements: usize,
+}
+
+impl Trial<'_> {
+    fn run(&mut self, name: &str, arguments: &[Argument]) -> Statistics {
+        let Kernel { threads, elements, .. } = kernels().iter().find(|kernel| kernel.name == name).unwrap();
+        let padded = self.elements.next_multiple_of(32) as u32;
+        let launch = Launch { blocks: padded.div_ceil(*elements), threads: *threads, ..self.launch.clone() };
+        let kernel = self.module.kernel(name).unwrap();
+        kernel.run(&mut self.memory, &launch, arguments).unwrap_or_else(|fault| panic!("{fault}"))
+    }
+
+    /// Codes, scales, and a report of zeros.
+    fn outputs(&mut self, block: usize) -> [Buffer; 3] {
+        let blocks = self.elements.div_ceil(block);
+        let report = vec![0; REPORT_SLOTS * size_of::<ReportSlot>()];
+        [
+            self.memory.allocate("codes", blocks * block / 2),
+            self.memory.allocate("scales", blocks),
+            self.memory.allocate_from("report", &report),
+        ]
+    }
+
+    fn grids(&self, block: usize) -> [Argument; 2] {
+        let cols = self.elements as u64;
+        let grid = BlockGrid::new(1, cols, cols, block as u64).unwrap();
+        [argument(&grid), argument(&ScaleGrid::linear(cols.div_ceil(block as u64)))]
+    }
+}
+
+fn bytes<T: Copy, const N: usize>(values: &[T], bits: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&value| bits(value)).collect()
+}
+
+/// Values of many magnitudes, some zero, some not finite.
+fn values(elements: usize, seed: u64) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let value = |_| match random.u32(..400) {
+        0 => f32::INFINITY,
+        1 => f32::NAN,
+        2..20 => 0.0,
+        20..30 => -0.0,
+        _ => (random.f32() - 0.5) * 2f32.powi(random.i32(-6..6)),
+    };
+    (0..elements).map(value).collect()
+}
+
+#[test]
+fn mxfp4_of_bf16_and_back() {
+    let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
+    let Scheme::Mxfp4(arithmetic) = recipe.scheme else { unreachable!() };
+    for target in TARGETS {
+        let module = module(target);
+        for (elements, seed) in [(9000, 1), (64, 2), (1, 3), (4096, 4)] {
+            let input: Vec<bf16> = values(elements, seed).into_iter().map(bf16::from_f32).collect();
+            let expected = quantize(&input, Shape::new(1, elements), &recipe).unwrap().tensor;
+            for (schedule, approximation) in launches() {
+                let launch = Launch::default().schedule(schedule).approximation(approximation);
+                let mut trial = Trial { module: &module, launch, memory: Memory::new(), elements };
+                let given =
+                    trial.memory.allocate_from("values", &bytes(&input, |x| x.to_bits().to_le_bytes()));
+                let [codes, scales, report] = trial.outputs(32);
+                let [grid, scale_grid] = trial.grids(32);
+                let options = QuantizeOptions {
+                    mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
+                    negative_zero: arithmetic.negative_zero as u32,
+                    saturate_non_finite: 0,
+                };
+                let arguments = [
+                    given.into(),
+                    codes.into(),
+                    scales.into(),
+                    report.into(),
+                    grid.clone(),
+                    scale_grid.clone(),
+                ];
+                let arguments = [&arguments[..], &[argument(&options)]].concat();
+                let statistics = trial.run("mxfp4_quantize_bf16_even_vector", &arguments);
+                assert!(statistics.lane_instructions > 0);
+                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
+
+                let back = trial.memory.allocate("back", elements * 2);
+                let arguments = [codes.into(), scales.into(), back.into(), grid, scale_grid];
+                trial.run("mxfp4_dequantize_bf16_vector", &arguments);
+                let wanted = bytes(&dequantize::<bf16>(&expected), |x: bf16| x.to_bits().to_le_bytes());
+                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{target}, {elements}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nvfp4_of_f32_and_back() {
+    let convention = Convention::CompressedTensors;
+    let arithmetic = convention.nvfp4().unwrap();
+    let given = match arithmetic.direction {
+        Direction::Divisor => GlobalScale::Divisor(2688.0 / 13.0),
+        Direction::Multiplier => GlobalScale::Multiplier(13.0 / 2688.0),
+    };
+    let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(Global::Given(given));
+    let recipe = Recipe { non_finite: NonFinite::Propagate, ..recipe };
+    for target in TARGETS {
+        let module = module(target);
+        for (elements, seed) in [(9000, 5), (16, 6), (3, 7)] {
+            let input = values(elements, seed);
+            let expected = quantize(&input, Shape::new(1, elements), &recipe).unwrap().tensor;
+            for (schedule, approximation) in launches() {
+                let launch = Launch::default().schedule(schedule).approximation(approximation);
+                let mut trial = Trial { module: &module, launch, memory: Memory::new(), elements };
+                let values = trial.memory.allocate_from("values", &bytes(&input, f32::to_le_bytes));
+                let slot = trial.memory.allocate_from("global", &[0; size_of::<GlobalSlot>()]);
+                let [codes, scales, report] = trial.outputs(16);
+                let [grid, scale_grid] = trial.grids(16);
+                let plan = NvPlan::new(arithmetic, given.value());
+                let options = NvQuantizeOptions { plan, saturate_non_finite: 0 };
+                let arguments = [values, codes, scales, slot, report].map(Argument::from);
+                let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
+                trial.run("nvfp4_quantize_f32_given_vector", &[&arguments[..], &rest].concat());
+                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
+
+                let back = trial.memory.allocate("back", elements * 4);
+                let apply = match arithmetic.direction {
+                    Direction::Divisor => ApplyGlobal::Divisor,
+                    Direction::Multiplier => ApplyGlobal::Multiplier,
+                };
+                let arguments = [codes, scales, slot, back].map(Argument::from);
+                let rest = [grid, scale_grid, (apply as u32).into()];
+                trial.run("nvfp4_dequantize_f32_vector", &[&arguments[..], &rest].concat());
+                let wanted = bytes(&dequantize::<f32>(&expected), f32::to_le_bytes);
+                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{target}, {elements}");
+            }
+        }
+    }
+}
