@@ -170,6 +170,13 @@ pub(crate) fn encode_by_shortcut<D: Dtype>(chunk: &Chunk, factor: u32) -> u32 {
     pack_nibbles(&codes, chunk)
 }
 
+/// A scaled value with the sign of what was scaled, where the hardware encodes it: a sum of two products of −0 may be +0. Elsewhere signs
+/// come from the chunk itself.
+#[inline(always)]
+pub(crate) fn signed_for_hardware(scaled: f32, value: f32) -> f32 {
+    if cfg!(microscale_fp4) { scaled.copysign(value) } else { scaled }
+}
+
 /// The codes of a chunk, ties to even, for values that `scale` brings to the range of E2M1.
 #[cfg(microscale_fp4)]
 #[inline(always)]

@@ -444,7 +444,7 @@ impl Format for Nv {
     #[inline(always)]
     fn encode<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
         u64::from(if self.divides::<D>() {
-            dtype::encode_scaled::<D>(chunk, |x| quotient::<D>(x, factor))
+            dtype::encode_scaled::<D>(chunk, |x| dtype::signed_for_hardware(quotient::<D>(x, factor), x))
         } else {
             dtype::encode_scaled::<D>(chunk, |x| x * f32::from_bits(factor[0]))
         })

@@ -1,11 +1,11 @@
 //! Quantizing with searched scales: `microscale_formats::search`, a block at a time, with as many scales at once as there are lanes.
 
 use microscale_formats::search::{Block, PowersOfTwo, Scales};
-use microscale_formats::{BlockEvents, NegativeZero, Search, Ties, block};
+use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block};
 
 use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
 use super::policy::{self, Tally, block_at};
-use super::rule::{Kind, Rule, Searching};
+use super::rule::{Kind, Mx, Rule, Searching};
 use crate::element::Element;
 
 /// Quantizes a piece, computing the errors of `LANES` scales together. `weights` are those of its elements.
@@ -22,19 +22,14 @@ pub(super) fn quantize<T: Element, W: Widen, const LANES: usize>(
     match &rule.kind {
         Kind::Mxfp4(mx) => {
             let keep = mx.arithmetic.negative_zero == NegativeZero::Keep;
+            // The types that quantizing without a search chooses among.
             match (mx.arithmetic.ties, keep) {
-                (Ties::Even, true) => {
-                    piece.blocks::<W, _, _, _, LANES>(&Mxfp4::<EVEN, true>(*mx), &PowersOfTwo)
-                }
-                (Ties::Even, false) => {
-                    piece.blocks::<W, _, _, _, LANES>(&Mxfp4::<EVEN, false>(*mx), &PowersOfTwo)
-                }
-                (Ties::Away, _) => {
-                    piece.blocks::<W, _, _, _, LANES>(&Mxfp4::<AWAY, false>(*mx), &PowersOfTwo)
-                }
-                (Ties::Zero, _) => {
-                    piece.blocks::<W, _, _, _, LANES>(&Mxfp4::<ZERO, false>(*mx), &PowersOfTwo)
-                }
+                (Ties::Even, true) => piece.mxfp4::<W, EVEN, true, LANES>(*mx),
+                (Ties::Even, false) => piece.mxfp4::<W, EVEN, false, LANES>(*mx),
+                (Ties::Away, true) => piece.mxfp4::<W, AWAY, true, LANES>(*mx),
+                (Ties::Away, false) => piece.mxfp4::<W, AWAY, false, LANES>(*mx),
+                (Ties::Zero, true) => piece.mxfp4::<W, ZERO, true, LANES>(*mx),
+                (Ties::Zero, false) => piece.mxfp4::<W, ZERO, false, LANES>(*mx),
             }
         }
         Kind::Nvfp4(quantizer) => match quantizer.negative_zero() == NegativeZero::Keep {
@@ -57,6 +52,14 @@ struct Piece<'a, T> {
 }
 
 impl<T: Element> Piece<'_, T> {
+    #[inline(always)]
+    fn mxfp4<W: Widen, const TIES: u8, const KEEP: bool, const LANES: usize>(
+        &mut self,
+        mx: Mx<E2m1>,
+    ) -> Tally {
+        self.blocks::<W, _, _, _, LANES>(&Mxfp4::<TIES, KEEP>(mx), &PowersOfTwo)
+    }
+
     #[inline(always)]
     fn blocks<W: Widen, V: Vectorised<N>, S: Scales, const N: usize, const LANES: usize>(
         &mut self,

@@ -12,6 +12,8 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         ["neg", "f32"] => Some(lanes!(WW, |a| a ^ 0x8000_0000; F32 F32)),
         ["abs", "ftz", "f32"] => Some(lanes!(WW, |a| flush(a) & 0x7fff_ffff; F32 F32)),
         ["neg", "ftz", "f32"] => Some(lanes!(WW, |a| flush(a) ^ 0x8000_0000; F32 F32)),
+        // 9.7.3.2: the first operand gives the sign, the second the rest. No modifier, no rounding.
+        ["copysign", "f32"] => Some(lanes!(WWW, |a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff); F32 F32 F32)),
         ["min", modifiers @ .., "f32"] => extreme::<false>(modifiers),
         ["max", modifiers @ .., "f32"] => extreme::<true>(modifiers),
         // A rounding mode must be there: without it, the assembler is free to fuse (9.7.3, `add` and `mul`) or to approximate.

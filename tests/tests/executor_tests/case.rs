@@ -1,0 +1,166 @@
+//! Launches, and what must come of them.
+
+use std::mem::offset_of;
+use std::sync::OnceLock;
+
+use microscale::{Element, Format, Position, Report, Shape};
+use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
+use microscale_formats::nvfp4::Arithmetic;
+use microscale_kernels_abi::{Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, TARGETS, kernels};
+
+/// The modules of all targets, read once.
+pub(crate) fn modules() -> &'static [(&'static str, Module)] {
+    static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
+    MODULES.get_or_init(|| {
+        let read = |name| Module::parse(&ptx(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        TARGETS.iter().map(|target| (target.name, read(target.name))).collect()
+    })
+}
+
+/// A target's PTX.
+pub(crate) fn ptx(target: &str) -> String {
+    let path = microscale_tests::data_dir().join(format!("host/ptx/microscale_{target}.ptx"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A kernel's description.
+pub(crate) fn kernel(name: &str) -> &'static Kernel {
+    kernels().iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
+}
+
+/// A kernel with its arguments, and the elements that the launch covers.
+pub(crate) struct Step {
+    pub(crate) kernel: String,
+    pub(crate) elements: u64,
+    pub(crate) arguments: Vec<Argument>,
+}
+
+/// Says what is wrong with memory.
+type Check = Box<dyn Fn(&Memory) -> Result<(), String>>;
+
+/// Launches, one after the other, and what must lie in memory afterwards.
+pub(crate) struct Prepared {
+    pub(crate) memory: Memory,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) checks: Vec<Check>,
+}
+
+impl Prepared {
+    /// Nothing yet.
+    pub(crate) fn new() -> Self {
+        Self { memory: Memory::new(), steps: Vec::new(), checks: Vec::new() }
+    }
+
+    /// Adds a launch.
+    pub(crate) fn step(&mut self, kernel: impl Into<String>, elements: u64, arguments: Vec<Argument>) {
+        self.steps.push(Step { kernel: kernel.into(), elements, arguments });
+    }
+
+    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a multiple of 16 bytes.
+    pub(crate) fn values<T: Element>(&mut self, values: &[T], odd: bool) -> Argument {
+        let bytes = bytemuck::cast_slice(values);
+        if odd {
+            return self.memory.allocate_from_aligned("values", bytes, size_of::<T>() as u64).into();
+        }
+        self.memory.allocate_from("values", bytes).into()
+    }
+
+    /// All bytes of the buffer must be these.
+    pub(crate) fn expect(&mut self, what: &'static str, buffer: Buffer, expected: Vec<u8>) {
+        self.checks.push(Box::new(move |memory| {
+            let found = memory.bytes(buffer).map_err(|error| format!("{what}: {error}"))?;
+            match found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+                None if found.len() == expected.len() => Ok(()),
+                None => Err(format!("{what}: {} bytes instead of {}", found.len(), expected.len())),
+                Some(i) => {
+                    Err(format!("{what}: byte {i} is {:#04x} instead of {:#04x}", found[i], expected[i]))
+                }
+            }
+        }));
+    }
+
+    /// A report that must become this one.
+    pub(crate) fn report(&mut self, shape: Shape, format: Format, expected: Report) -> Argument {
+        let zeros = vec![0; REPORT_SLOTS * size_of::<ReportSlot>()];
+        let buffer = self.memory.allocate_from("report", &zeros);
+        self.checks.push(Box::new(move |memory| {
+            let bytes = memory.bytes(buffer).map_err(|error| error.to_string())?;
+            let found = read_report(&bytes, shape, format);
+            if found == expected { Ok(()) } else { Err(format!("report: {found:?} instead of {expected:?}")) }
+        }));
+        buffer.into()
+    }
+
+    /// Runs the launches on a module, and says what is wrong: a fault, or what lies in memory.
+    pub(crate) fn run(
+        mut self,
+        module: &Module,
+        launch: &Launch,
+    ) -> Result<Vec<(String, Statistics)>, String> {
+        let mut all = Vec::new();
+        for Step { kernel: name, elements, arguments } in self.steps {
+            let Kernel { threads, elements: each, .. } = kernel(&name);
+            let blocks = u32::try_from(elements.div_ceil(u64::from((*each).max(1)))).expect("a small launch");
+            let launch = Launch { blocks, threads: *threads, ..launch.clone() };
+            let compiled = module.kernel(&name).map_err(|error| error.to_string())?;
+            let done =
+                compiled.run(&mut self.memory, &launch, &arguments).map_err(|fault| fault.to_string())?;
+            all.push((name, done));
+        }
+        for check in &self.checks {
+            check(&self.memory)?;
+        }
+        Ok(all)
+    }
+}
+
+/// The sum of a report's slots.
+fn read_report(bytes: &[u8], shape: Shape, format: Format) -> Report {
+    let mut report = Report::default();
+    let mut first = 0;
+    for slot in bytes.as_chunks::<{ size_of::<ReportSlot>() }>().0 {
+        let field = |offset: usize| u64::from_le_bytes(*slot[offset..].first_chunk().unwrap());
+        report.nan += field(offset_of!(ReportSlot, nan));
+        report.infinite += field(offset_of!(ReportSlot, infinite));
+        report.clipped_blocks += field(offset_of!(ReportSlot, clipped));
+        report.flushed_blocks += field(offset_of!(ReportSlot, flushed));
+        report.saturated_scales += field(offset_of!(ReportSlot, scale_saturated));
+        report.rescaled_blocks += field(offset_of!(ReportSlot, rescaled));
+        report.tried_scales += field(offset_of!(ReportSlot, tried));
+        first = first.max(field(offset_of!(ReportSlot, first_non_finite)));
+    }
+    let row_elements = shape.cols.next_multiple_of(format.block()) as u64;
+    report.first_non_finite = (first != 0)
+        .then(|| Position { row: (!first / row_elements) as usize, col: (!first % row_elements) as usize });
+    report
+}
+
+/// The argument of a structure of `kernels-abi` that is passed by value.
+pub(crate) fn argument<T: Copy + Plain>(value: &T) -> Argument {
+    // SAFETY: that is what `Plain` promises.
+    unsafe { Argument::of(value) }
+}
+
+/// Structures without padding.
+///
+/// # Safety
+/// Every byte of a value is initialised.
+pub(crate) unsafe trait Plain {}
+// SAFETY: fields are numbers, the wide ones first, up to a multiple of the widest.
+unsafe impl Plain for microscale_kernels_abi::BlockGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::ScaleGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::Divider {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
+
+/// NVFP4's options as an argument.
+pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {
+    // Two bytes behind the one of the least scale and the one of the zero scale are nobody's.
+    let arithmetic = offset_of!(NvQuantizeOptions, plan) + offset_of!(NvPlan, quantizer);
+    let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
+    assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
+    // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.
+    unsafe { Argument::of_padded(options, &[start, start + 1]) }
+}

@@ -1,0 +1,133 @@
+//! Everything else: cases.
+
+use std::mem::offset_of;
+
+use microscale::{
+    Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, Words,
+    dequantize_into, quantize,
+};
+use microscale_formats::mx;
+use microscale_formats::nvfp4::Direction;
+use microscale_kernels_abi::{ApplyGlobal, Divider, GlobalSlot, ScaleGrid};
+
+use super::case::{Prepared, argument};
+use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
+
+/// What lies between rows before dequantizing, and must afterwards.
+const GAP: u8 = 0xEE;
+
+/// Dequantizing a tensor to rows that lie apart.
+pub(crate) fn dequantizing<T: Element>(
+    tensor: &QuantizedTensor,
+    row_stride: usize,
+    access: Access,
+) -> Prepared {
+    let mut case = Prepared::new();
+    let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
+    let span = shape.span().unwrap();
+    let codes = case.memory.allocate_from("codes", tensor.codes());
+    let scales = case.memory.allocate_from("scales", tensor.scales());
+    let bytes = span * size_of::<T>();
+    let alignment = if access == Access::Element { size_of::<T>() as u64 } else { 256 };
+    let out = case.memory.allocate_aligned("values", bytes, alignment);
+    let mut expected = vec![T::default(); span];
+    bytemuck::cast_slice_mut::<T, u8>(&mut expected).fill(GAP);
+    dequantize_into(tensor, &mut expected, row_stride).unwrap();
+    let expected: Vec<u8> = bytemuck::cast_slice(&expected).to_vec();
+    case.checks.push(Box::new(move |memory| {
+        let found = memory.bytes_or(out, GAP);
+        match found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+            None => Ok(()),
+            Some(i) => Err(format!("values: byte {i} is {:#04x} instead of {:#04x}", found[i], expected[i])),
+        }
+    }));
+    let by_blocks = grid(shape, tensor.format().block(), true);
+    let places = argument(&scale_grid(tensor.shape()));
+    let mut arguments = vec![codes.into(), scales.into()];
+    if tensor.format() == Format::Nvfp4 {
+        let mut slot = vec![0; size_of::<GlobalSlot>()];
+        let scale = tensor.global_scale().map_or(1.0, GlobalScale::value);
+        slot[offset_of!(GlobalSlot, scale)..][..4].copy_from_slice(&scale.to_le_bytes());
+        arguments.push(case.memory.allocate_from("global", &slot).into());
+    }
+    arguments.extend([out.into(), argument(&by_blocks), places]);
+    if tensor.format() == Format::Nvfp4 {
+        let apply = match tensor.global_scale().map(GlobalScale::direction) {
+            Some(Direction::Divisor) => ApplyGlobal::Divisor,
+            Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+            None => ApplyGlobal::Absent,
+        };
+        arguments.push((apply as u32).into());
+    }
+    let access = if access == Access::Element { "element" } else { "vector" };
+    let name = format!("{}_dequantize_{}_{access}", word(tensor.format()), T::DTYPE.word());
+    case.step(name, by_blocks.blocks * tensor.format().block() as u64, arguments);
+    case
+}
+
+/// The largest magnitude.
+pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Prepared {
+    let mut case = Prepared::new();
+    let given = case.values(&values[..shape.span().unwrap()], access == Access::Element);
+    let slot = case.memory.allocate_from("global", &[0; size_of::<GlobalSlot>()]);
+    let by_blocks = grid(shape, mx::BLOCK, true);
+    let expected = amax_words(values, shape);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(slot).map_err(|error| error.to_string())?;
+        let offsets = [
+            offset_of!(GlobalSlot, amax_bits),
+            offset_of!(GlobalSlot, nan),
+            offset_of!(GlobalSlot, infinite),
+        ];
+        let found = offsets.map(|offset| u32::from_le_bytes(*bytes[offset..].first_chunk().unwrap()));
+        if found == expected { Ok(()) } else { Err(format!("amax: {found:x?} instead of {expected:x?}")) }
+    }));
+    let access = if access == Access::Element { "element" } else { "vector" };
+    let arguments = vec![given, slot.into(), argument(&by_blocks)];
+    case.step(format!("amax_{}_{access}", T::DTYPE.word()), by_blocks.blocks * mx::BLOCK as u64, arguments);
+    case
+}
+
+/// Scales from one layout to the other. `seed` makes the bytes.
+pub(crate) fn converting(rows: usize, blocks: usize, to: ScaleLayout, seed: u64) -> Prepared {
+    let mut case = Prepared::new();
+    let shape = QuantizedShape::new(Format::Mxfp4, rows, blocks * 32);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let linear: Vec<u8> = (0..rows * blocks).map(|_| rng.u8(1..)).collect();
+    let linear = QuantizedTensor::from_parts(shape, vec![0; rows * blocks * 16], linear).unwrap();
+    let swizzled = linear.convert_layout(ScaleLayout::Swizzled);
+    let (name, from, into) = match to {
+        ScaleLayout::Swizzled => ("scales_to_swizzled", &linear, &swizzled),
+        ScaleLayout::Linear => ("scales_to_linear", &swizzled, &linear),
+    };
+    let source = case.memory.allocate_from("source", from.scales());
+    let target = case.memory.allocate("target", into.scales().len());
+    let places = ScaleGrid::swizzled(blocks as u64);
+    let arguments = vec![
+        source.into(),
+        target.into(),
+        (rows as u64).into(),
+        argument(&places),
+        argument(&Divider::new(places.tiles_per_row)),
+    ];
+    case.step(name, swizzled.scales().len() as u64, arguments);
+    case.expect("scales", target, into.scales().to_vec());
+    case
+}
+
+/// One of the ladder's baselines.
+pub(crate) fn baseline<T: Element>(values: &[T], shape: Shape, recipe: &Recipe, variant: &str) -> Prepared {
+    let mut case = Prepared::new();
+    let expected = quantize(values, shape, recipe).expect("the CPU quantizes").tensor;
+    let given = case.values(&values[..shape.span().unwrap()], false);
+    let codes = case.memory.allocate("codes", expected.codes().len());
+    let scales = case.memory.allocate("scales", expected.scales().len());
+    let by_blocks = grid(shape, recipe.format().block(), true);
+    let (options, _) = mx_options(recipe);
+    let arguments = vec![given, codes.into(), scales.into(), argument(&by_blocks), argument(&options)];
+    let name = format!("{}_quantize_{}_{variant}", word(recipe.format()), T::DTYPE.word());
+    case.step(name, by_blocks.blocks * recipe.format().block() as u64, arguments);
+    case.expect("codes", codes, expected.codes().to_vec());
+    case.expect("scales", scales, expected.scales().to_vec());
+    case
+}

@@ -1,0 +1,175 @@
+//! Quantizing, with every option: cases.
+
+use microscale::{
+    Element, Format, Global, NonFinite, QuantizedShape, Recipe, ScaleLayout, Scheme, Search, Shape, Words,
+    amax, quantize, quantize_weighted,
+};
+use microscale_executor::Argument;
+use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, mx};
+use microscale_kernels_abi::{
+    BlockGrid, GlobalSlot, NvPlan, NvQuantizeOptions, NvShortcut, QuantizeOptions, ScaleGrid,
+};
+
+use super::case::{Prepared, argument, nv_options};
+
+/// How a kernel reaches values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Access {
+    Vector,
+    Element,
+    /// By the search kernels.
+    Search,
+}
+
+/// Whether a matrix can be given to the kernels with this access.
+pub(crate) fn fits<T: Element>(shape: Shape, access: Access) -> bool {
+    access != Access::Vector || shape.rows == 1 || (shape.row_stride * size_of::<T>()).is_multiple_of(16)
+}
+
+/// The word for a format in the kernels' names.
+pub(crate) fn word(format: Format) -> String {
+    format.word().replace('-', "_")
+}
+
+/// The grid of blocks as the library makes it: one long row where there are no gaps.
+pub(crate) fn grid(shape: Shape, block: usize, flat: bool) -> BlockGrid {
+    let Shape { rows, cols, row_stride } = shape;
+    let flat = flat && row_stride == cols && cols.is_multiple_of(block);
+    let (r, c, s) = if flat { (1, rows * cols, rows * cols) } else { (rows, cols, row_stride) };
+    BlockGrid::new(r as u64, c as u64, s as u64, block as u64).expect("a small matrix")
+}
+
+/// Where scales lie.
+pub(crate) fn scale_grid(shape: QuantizedShape) -> ScaleGrid {
+    let blocks = shape.blocks_per_row() as u64;
+    match shape.scale_layout {
+        ScaleLayout::Linear => ScaleGrid::linear(blocks),
+        ScaleLayout::Swizzled => ScaleGrid::swizzled(blocks),
+    }
+}
+
+/// The options of an MX recipe, with the variant in the kernel's name.
+pub(crate) fn mx_options(recipe: &Recipe) -> (QuantizeOptions, &'static str) {
+    let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
+    let of = |arithmetic: mx::Arithmetic, mantissa_addend| {
+        let negative_zero = arithmetic.negative_zero as u32;
+        (QuantizeOptions { mantissa_addend, negative_zero, saturate_non_finite }, arithmetic.ties.word())
+    };
+    let with = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
+    match recipe.scheme {
+        Scheme::Mxfp4(arithmetic) => of(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
+        Scheme::Mxfp8E4m3(rule) => of(with(rule), rule.mantissa_addend::<E4m3>()),
+        Scheme::Mxfp8E5m2(rule) => of(with(rule), rule.mantissa_addend::<E5m2>()),
+        Scheme::Nvfp4(..) => panic!("not an MX format"),
+    }
+}
+
+/// A matrix to quantize.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a, T> {
+    pub(crate) values: &'a [T],
+    pub(crate) shape: Shape,
+    pub(crate) weights: Option<&'a [f32]>,
+}
+
+/// A quantization: the launches that the library would make, and its result on the CPU.
+pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, access: Access) -> Prepared {
+    let Input { values, shape, weights } = input;
+    let expected = match weights {
+        Some(weights) => quantize_weighted(values, shape, recipe, weights),
+        None => quantize(values, shape, recipe),
+    };
+    let expected = expected.expect("the CPU quantizes");
+    let mut case = Prepared::new();
+    let format = recipe.format();
+    let quantized = expected.tensor.shape();
+    let codes = case.memory.allocate("codes", expected.tensor.codes().len());
+    let scales = if quantized.scale_layout == ScaleLayout::Swizzled {
+        // Padding is cleared before.
+        case.memory.allocate_from("scales", &vec![0; expected.tensor.scales().len()])
+    } else {
+        case.memory.allocate("scales", expected.tensor.scales().len())
+    };
+    let given = case.values(&values[..shape.span().unwrap()], access == Access::Element);
+    let report = case.report(shape, format, expected.report);
+    let mut scale_grid = scale_grid(quantized);
+    let mut by_blocks = grid(shape, format.block(), weights.is_none());
+    let by_rows = grid(shape, format.block(), false);
+    if access == Access::Vector
+        && quantized.scale_layout == ScaleLayout::Swizzled
+        && ScaleGrid::can_go_by_tiles(shape.rows as u64, shape.cols as u64, by_rows.blocks)
+    {
+        scale_grid.by_tiles = 1;
+        by_blocks = by_rows;
+    }
+    let elements = by_blocks.blocks * format.block() as u64;
+    let mut arguments = vec![given.clone(), codes.into(), scales.into()];
+    let (options, variant) = match recipe.scheme {
+        Scheme::Nvfp4(arithmetic, global) => {
+            let slot = case.memory.allocate_from("global", &[0; size_of::<GlobalSlot>()]);
+            arguments.push(slot.into());
+            let scale = match global {
+                Global::Given(given) => given.value(),
+                Global::FromAmax | Global::Absent => 1.0,
+            };
+            let mut plan = NvPlan::new(arithmetic, scale);
+            plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
+            let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
+            let options = nv_options(&NvQuantizeOptions { plan, saturate_non_finite });
+            let dtype = T::DTYPE.word();
+            if global == Global::FromAmax {
+                // The search has no vector variant, so that it takes all matrices; the amax has.
+                let vector = access != Access::Element && fits::<T>(shape, Access::Vector);
+                let amax_access = if vector { "vector" } else { "element" };
+                let amax_grid = grid(shape, mx::BLOCK, true);
+                let covered = amax_grid.blocks * mx::BLOCK as u64;
+                let amax_arguments = vec![given, slot.into(), argument(&amax_grid)];
+                case.step(format!("amax_{dtype}_{amax_access}"), covered, amax_arguments);
+                case.step(format!("nvfp4_plan_{dtype}"), 1, vec![slot.into(), options.clone()]);
+            }
+            let variant = if global == Global::FromAmax { "planned" } else { "given" };
+            let stored = expected.tensor.global_scale().map_or(1.0, |scale| scale.value());
+            case.expect_scale(slot, stored);
+            (options, variant)
+        }
+        _ => {
+            let (options, variant) = mx_options(recipe);
+            (argument(&options), variant)
+        }
+    };
+    arguments.extend([report, argument(&by_blocks), argument(&scale_grid), options]);
+    let (operation, access) = match access {
+        Access::Vector => ("quantize", "_vector"),
+        Access::Element => ("quantize", "_element"),
+        Access::Search => ("search", ""),
+    };
+    if operation == "search" {
+        let importance = weights.map(|weights| {
+            Argument::from(case.memory.allocate_from("importance", bytemuck::cast_slice(weights)))
+        });
+        arguments.extend([importance.unwrap_or_else(|| 0u64.into()), (recipe.search as u32).into()]);
+        assert_ne!(recipe.search, Search::None);
+    }
+    let name = format!("{}_{operation}_{}_{variant}{access}", word(format), T::DTYPE.word());
+    case.step(name, elements, arguments);
+    case.expect("codes", codes, expected.tensor.codes().to_vec());
+    case.expect("scales", scales, expected.tensor.scales().to_vec());
+    case
+}
+
+impl Prepared {
+    /// The global scale that must lie in a slot.
+    fn expect_scale(&mut self, slot: microscale_executor::Buffer, scale: f32) {
+        self.checks.push(Box::new(move |memory| {
+            let bytes = memory.bytes_or(slot, 0);
+            let found = f32::from_le_bytes(*bytes.first_chunk().unwrap());
+            if found == scale { Ok(()) } else { Err(format!("global scale: {found:e} instead of {scale:e}")) }
+        }));
+    }
+}
+
+/// What `amax` finds, as the slot's words: the magnitude's bits, whether there is a NaN, an infinity.
+pub(crate) fn amax_words<T: Element>(values: &[T], shape: Shape) -> [u32; 3] {
+    let found = amax(values, shape).expect("the CPU finds it");
+    [found.finite.to_bits(), u32::from(found.nan), u32::from(found.infinite)]
+}
