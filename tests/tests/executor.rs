@@ -1,10 +1,12 @@
 //! Every kernel of every embedded PTX, executed on the CPU (`microscale-executor`) and compared with the library, bit for bit.
 //!
 //! A case is a launch with its arguments, as the library launches, and what must lie in memory afterwards.
+//! The same cases then have to notice kernels that were changed on purpose.
 
 mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod everything;
+    pub(crate) mod mutations;
     pub(crate) mod operations;
     pub(crate) mod quantizing;
 }

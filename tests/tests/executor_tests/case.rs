@@ -91,10 +91,10 @@ impl Prepared {
         buffer.into()
     }
 
-    /// Runs the launches on a module, and says what is wrong: a fault, or what lies in memory.
+    /// Runs the launches on the first module that has each kernel, and says what is wrong: a fault, or what lies in memory.
     pub(crate) fn run(
         mut self,
-        module: &Module,
+        modules: &[&Module],
         launch: &Launch,
     ) -> Result<Vec<(String, Statistics)>, String> {
         let mut all = Vec::new();
@@ -102,7 +102,9 @@ impl Prepared {
             let Kernel { threads, elements: each, .. } = kernel(&name);
             let blocks = u32::try_from(elements.div_ceil(u64::from((*each).max(1)))).expect("a small launch");
             let launch = Launch { blocks, threads: *threads, ..launch.clone() };
-            let compiled = module.kernel(&name).map_err(|error| error.to_string())?;
+            let module = modules.iter().find(|module| module.kernels().any(|kernel| kernel == name));
+            let compiled =
+                module.ok_or("no such kernel")?.kernel(&name).map_err(|error| error.to_string())?;
             let done =
                 compiled.run(&mut self.memory, &launch, &arguments).map_err(|fault| fault.to_string())?;
             all.push((name, done));

@@ -83,7 +83,7 @@ fn recipes() -> Vec<Recipe> {
 /// The kernel that a recipe ends in.
 fn quantizer<T: Element>(recipe: &Recipe, access: Access) -> String {
     let shape = Shape::new(1, 32);
-    let input = Input { values: &vec![T::default(); 32], shape, weights: None };
+    let input = Input { values: &[T::default(); 32], shape, weights: None };
     quantizing(input, recipe, access).steps.pop().expect("a launch").kernel
 }
 
@@ -239,7 +239,7 @@ fn every_kernel_of_every_target_equals_the_library() {
     for (target, module) in modules() {
         let one = |(i, case): (usize, &Case)| {
             let launch = &launches()[i % 4];
-            let done = (case.make)().run(module, launch);
+            let done = (case.make)().run(&[module], launch);
             done.map_err(|wrong| format!("{target}, {}: {wrong}\n  {}, {launch:?}", case.kernel, case.what))
         };
         let results: Vec<_> = cases.par_iter().enumerate().map(one).collect();

@@ -1,0 +1,221 @@
+//! Kernels changed on purpose: the cases must notice.
+//!
+//! A change is made to one instruction that some case executes. Not every such change can be noticed: a comparison may never meet
+//! equality, a rounding may not matter where what follows rounds more coarsely. So of each kind that is tried in a kernel one change at
+//! least must be noticed, but for kinds that may be no change; and of all changes of a kind, most.
+
+use std::collections::BTreeMap;
+
+use microscale_executor::{Launch, Module};
+use microscale_kernels_abi::kernels;
+use rayon::prelude::*;
+
+use super::case::{modules, ptx};
+use super::everything::{Case, cases};
+
+/// A kind of change: its name, and what becomes of an instruction that it applies to.
+type Change = (&'static str, fn(&str) -> Option<String>);
+
+const CHANGES: [Change; 9] = [
+    ("another rounding mode", |text| {
+        let modes = [
+            ("add.rz.f32", "add.rn.f32"),
+            ("add.rp.f32", "add.rn.f32"),
+            ("fma.rn.f32", "fma.rz.f32"),
+            ("mul.rn.f32", "mul.rz.f32"),
+            ("div.rn.f32", "div.rz.f32"),
+            ("cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
+            ("cvt.rz.f16x2.f32", "cvt.rn.f16x2.f32"),
+            ("cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
+        ];
+        replaced(text, &modes)
+    }),
+    ("the other extreme", |text| {
+        let extremes = [
+            ("max.NaN", "min.NaN"),
+            ("max.u32", "min.u32"),
+            ("min.u32", "max.u32"),
+            ("min.u16x2", "max.u16x2"),
+            ("min.bf16x2", "max.bf16x2"),
+            ("min.f16x2", "max.f16x2"),
+        ];
+        replaced(text, &extremes)
+    }),
+    ("a bound off by one", |text| {
+        let comparisons = [
+            ("setp.lt.u64", "setp.le.u64"),
+            ("setp.le.u64", "setp.lt.u64"),
+            ("setp.ge.u64", "setp.gt.u64"),
+            ("setp.gt.u64", "setp.ge.u64"),
+            ("setp.lt.u32", "setp.le.u32"),
+            ("setp.gt.u32", "setp.ge.u32"),
+        ];
+        replaced(text, &comparisons)
+    }),
+    ("a guard dropped", |text| {
+        let (_, rest) = text.strip_prefix('@')?.split_once(char::is_whitespace)?;
+        rest.trim_start().starts_with("bra").then(String::new)
+    }),
+    ("a guard turned round", |text| {
+        let rest = text.strip_prefix('@')?;
+        Some(rest.strip_prefix('!').map_or_else(|| format!("@!{rest}"), |rest| format!("@{rest}")))
+    }),
+    ("another lane", |text| {
+        let (head, operands) = split(text, "shfl.sync.")?;
+        // The last but two: the lane, or the lanes' difference.
+        let lane = operands.len().checked_sub(3)?;
+        let other = if operands[lane] == "1" { "2" } else { "1" };
+        Some(joined(head, &operands, lane, other))
+    }),
+    ("swapped nibbles or bytes", |text| {
+        if let Some((head, operands)) = split(text, "prmt.b32") {
+            let [to, low, high, selector] = &operands[..] else { return None };
+            return Some(format!("{head} {to}, {high}, {low}, {selector};"));
+        }
+        let (head, operands) = split(text, "cvt.rn.satfinite.e")?;
+        let [to, high, low] = &operands[..] else { return None };
+        Some(format!("{head} {to}, {low}, {high};"))
+    }),
+    ("a place moved", |text| {
+        let moved = text.starts_with("st.global") || text.starts_with("ld.global");
+        let (before, rest) = text.split_once('[').filter(|_| moved)?;
+        let (address, after) = rest.split_once(']')?;
+        let (base, offset) = address.split_once('+').unwrap_or((address, "0"));
+        Some(format!("{before}[{base}+{}]{after}", offset.trim().parse::<u64>().ok()? + 16))
+    }),
+    ("a constant changed", |text| {
+        let (head, operands) =
+            ["and.b32", "add.s32", "shl.b32", "shr.u32"].iter().find_map(|head| split(text, head))?;
+        let number: i64 = operands.last()?.parse().ok()?;
+        Some(joined(head, &operands, operands.len() - 1, &(number ^ 1).to_string()))
+    }),
+];
+
+/// Kinds that can be no change at all, wherever they are tried in a kernel: products with powers of two are exact, bounds may never be
+/// met, and a guard may only skip what would do no harm.
+const MAY_BE_NOTHING: [&str; 3] = ["another rounding mode", "a bound off by one", "a guard dropped"];
+
+fn replaced(text: &str, pairs: &[(&str, &str)]) -> Option<String> {
+    pairs.iter().find(|(from, _)| text.contains(from)).map(|(from, to)| text.replacen(from, to, 1))
+}
+
+/// An instruction whose opcode starts so, and its operands.
+fn split<'a>(text: &'a str, opcode: &str) -> Option<(&'a str, Vec<&'a str>)> {
+    let (head, operands) = text.strip_suffix(';')?.split_once(char::is_whitespace)?;
+    head.starts_with(opcode).then(|| (head, operands.split(',').map(str::trim).collect()))
+}
+
+fn joined(head: &str, operands: &[&str], changed: usize, to: &str) -> String {
+    let mut operands = operands.to_vec();
+    operands[changed] = to;
+    format!("{head} {};", operands.join(", "))
+}
+
+/// Places in a kernel where each kind of change is tried.
+const PLACES: usize = 5;
+
+/// A kernel's lines, as a module of their own, that some case executes; and the cases.
+struct Kernel<'a> {
+    name: &'static str,
+    header: &'a str,
+    lines: Vec<&'a str>,
+    executed: Vec<usize>,
+    cases: Vec<&'a Case>,
+}
+
+impl<'a> Kernel<'a> {
+    fn new(name: &'static str, text: &'a str, module: &Module, all: &'a [Case]) -> Self {
+        let header = &text[..text.find(".visible .entry").expect("a kernel")];
+        let start = text.find(&format!(".visible .entry {name}(")).expect("the kernel");
+        let end = start + text[start..].find("\n}\n").expect("its end") + 2;
+        let lines: Vec<_> = text[start..end].lines().collect();
+        let first_line = text[..start].lines().count() + 1;
+        // A few dozen of its cases, of all sorts.
+        let own: Vec<_> = all.iter().filter(|case| runs(case, name)).collect();
+        let cases: Vec<_> = own.iter().step_by(own.len().div_ceil(40).max(1)).copied().collect();
+        let mut coverage = microscale_executor::Statistics::default();
+        for case in &cases {
+            for (kernel, statistics) in (case.make)().run(&[module], &Launch::default()).expect("it is right")
+            {
+                if kernel == name {
+                    coverage.merge(&statistics);
+                }
+            }
+        }
+        let compiled = module.kernel(name).expect("it lowers");
+        let executed = (0..compiled.len()).filter(|&index| coverage.coverage.executed(index));
+        let mut executed: Vec<_> =
+            executed.map(|index| compiled.instruction(index).0 as usize - first_line).collect();
+        executed.dedup();
+        Self { name, header, lines, executed, cases }
+    }
+
+    /// Tries a change: how often it was made, and how often it was noticed.
+    fn try_change(&self, module: &Module, change: fn(&str) -> Option<String>) -> (usize, usize) {
+        let apply = |&line: &usize| Some((line, change(self.lines.get(line)?.trim())?));
+        let places: Vec<_> = self.executed.iter().filter_map(apply).collect();
+        let step = places.len().div_ceil(PLACES).max(1);
+        let mut tried = (0, 0);
+        for (line, changed) in places.iter().step_by(step) {
+            let mut lines = self.lines.clone();
+            lines[*line] = changed;
+            let text = format!("{}{}\n", self.header, lines.join("\n"));
+            let Ok(mutant) = Module::parse(&text) else { continue };
+            // An instruction that is not one is no change to notice.
+            if mutant.kernel(self.name).is_err() {
+                continue;
+            }
+            let launch = Launch { limit: 200_000, ..Launch::default() };
+            let noticed =
+                self.cases.iter().any(|case| (case.make)().run(&[&mutant, module], &launch).is_err());
+            tried = (tried.0 + 1, tried.1 + usize::from(noticed));
+        }
+        tried
+    }
+}
+
+/// Whether a case runs a kernel.
+fn runs(case: &Case, name: &str) -> bool {
+    case.kernel == name
+        || name.starts_with("nvfp4_plan") && (case.make)().steps.iter().any(|step| step.kernel == name)
+}
+
+#[test]
+fn changes_to_kernels_are_noticed() {
+    let all = cases();
+    for target in ["sm_90", "sm_100f"] {
+        let text = ptx(target);
+        let (_, module) = modules().iter().find(|(name, _)| *name == target).expect("a target");
+        let of_kernel = |kernel: &'static microscale_kernels_abi::Kernel| {
+            let kernel = Kernel::new(kernel.name, &text, module, &all);
+            let tried = CHANGES.map(|(what, change)| (what, kernel.try_change(module, change)));
+            (kernel.name, tried)
+        };
+        let results: Vec<_> =
+            kernels().par_iter().filter(|kernel| kernel.name != "empty").map(of_kernel).collect();
+        let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for (name, tried) in &results {
+            let noticed = tried.iter().filter(|(_, (_, noticed))| *noticed > 0).count();
+            let tryable = tried.iter().filter(|(_, (made, _))| *made > 0).count();
+            assert!(
+                noticed >= 5.min(tryable),
+                "{target}, {name}: only {noticed} kinds of change noticed, {tried:?}"
+            );
+            for &(what, (made, noticed)) in tried {
+                let may_be_nothing = MAY_BE_NOTHING.contains(&what);
+                assert!(
+                    made == 0 || noticed > 0 || may_be_nothing,
+                    "{target}, {name}: {what} not noticed in {made} places"
+                );
+                let sum = kinds.entry(what).or_default();
+                *sum = (sum.0 + made, sum.1 + noticed);
+            }
+        }
+        for (what, (made, noticed)) in kinds {
+            println!("{target}, {what}: {noticed} of {made} noticed");
+            let least = if MAY_BE_NOTHING.contains(&what) { 55 } else { 75 };
+            assert!(noticed * 100 >= made * least, "{target}, {what}: only {noticed} of {made} noticed");
+            assert!(made > 50, "{target}, {what}: only {made} made");
+        }
+    }
+}
