@@ -5,6 +5,7 @@
 
 mod executor_tests {
     pub(crate) mod case;
+    pub(crate) mod cases;
     pub(crate) mod everything;
     pub(crate) mod mutations;
     pub(crate) mod operations;

@@ -1,10 +1,18 @@
 //! GPU against CPU, bit for bit. Without a GPU every test here reports itself as ignored, and says why; with
 //! `MICROSCALE_REQUIRE_GPU=1` that is a failure instead.
 
+// The cases of the executor's tests, which here run on the GPU too.
+mod executor_tests {
+    pub(crate) mod case;
+    pub(crate) mod cases;
+    pub(crate) mod operations;
+    pub(crate) mod quantizing;
+}
 mod gpu_tests {
     pub(crate) mod amax;
     pub(crate) mod dequantize;
     pub(crate) mod device_buffers;
+    pub(crate) mod executor;
     pub(crate) mod layout;
     pub(crate) mod quantize;
     pub(crate) mod search;
@@ -14,7 +22,7 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{amax, dequantize, device_buffers, layout, quantize, search};
+use gpu_tests::{amax, dequantize, device_buffers, executor, layout, quantize, search};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -36,6 +44,8 @@ const TESTS: &[Test] = &[
         quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
     ),
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
+    ("executor_gives_the_gpus_reciprocals", executor::gives_its_reciprocals),
+    ("executor_computes_what_it_does", executor::computes_what_it_does),
     ("search_equals_the_cpu", search::equals_the_cpu),
     ("search_equals_the_cpu_with_weights", search::equals_the_cpu_with_weights),
     ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),

@@ -26,6 +26,8 @@ const READ_AS_CONSTANT: u8 = 4;
 #[derive(Debug, Default)]
 pub struct Memory {
     buffers: Vec<Store>,
+    /// Buffers have been placed, so that an address does not tell its buffer.
+    placed: bool,
 }
 
 #[derive(Debug)]
@@ -109,6 +111,27 @@ impl Memory {
         store.data.iter().zip(&store.state).map(byte).collect()
     }
 
+    /// The buffers, in the order in which they were allocated.
+    pub fn buffers(&self) -> impl Iterator<Item = Buffer> {
+        self.buffers.iter().enumerate().map(|(index, store)| Buffer { index, address: store.address })
+    }
+
+    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must not overlap.
+    pub fn place(&mut self, buffer: Buffer, address: u64) {
+        self.placed = true;
+        self.buffers[buffer.index].address = address;
+    }
+
+    /// The number of the buffer that an address is in, or near.
+    #[inline]
+    fn index(&self, address: u64) -> usize {
+        if self.placed {
+            let inside = |store: &Store| address.wrapping_sub(store.address) < store.bytes.data.len() as u64;
+            return self.buffers.iter().position(inside).unwrap_or(usize::MAX);
+        }
+        (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize
+    }
+
     /// Which of a buffer's bytes were written, by the host or by a kernel.
     pub fn written(&self, buffer: Buffer) -> Vec<bool> {
         self.buffers[buffer.index].bytes.state.iter().map(|state| state & WRITTEN != 0).collect()
@@ -131,7 +154,7 @@ impl Memory {
         address: u64,
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
-        let index = (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize;
+        let index = self.index(address);
         let inside = self.buffers.get(index).is_some_and(|store| {
             let offset = address.wrapping_sub(store.address);
             offset <= store.bytes.data.len() as u64 && bytes as u64 <= store.bytes.data.len() as u64 - offset
@@ -149,7 +172,7 @@ impl Memory {
     /// An access, described. `at` is the byte of it that is bad.
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
-        let index = (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize;
+        let index = self.index(address);
         let store = self.buffers.get(index);
         Access {
             space: Space::Global,

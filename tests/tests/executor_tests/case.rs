@@ -1,21 +1,11 @@
 //! Launches, and what must come of them.
 
 use std::mem::offset_of;
-use std::sync::OnceLock;
 
 use microscale::{Element, Format, Position, Report, Shape};
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::Arithmetic;
-use microscale_kernels_abi::{Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, TARGETS, kernels};
-
-/// The modules of all targets, read once.
-pub(crate) fn modules() -> &'static [(&'static str, Module)] {
-    static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
-    MODULES.get_or_init(|| {
-        let read = |name| Module::parse(&ptx(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        TARGETS.iter().map(|target| (target.name, read(target.name))).collect()
-    })
-}
+use microscale_kernels_abi::{Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
 
 /// A target's PTX.
 pub(crate) fn ptx(target: &str) -> String {
@@ -91,28 +81,29 @@ impl Prepared {
         buffer.into()
     }
 
-    /// Runs the launches on the first module that has each kernel, and says what is wrong: a fault, or what lies in memory.
+    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch did, or says what is
+    /// wrong: a fault, or what lies in memory.
     pub(crate) fn run(
-        mut self,
+        self,
         modules: &[&Module],
         launch: &Launch,
-    ) -> Result<Vec<(String, Statistics)>, String> {
+    ) -> Result<(Memory, Vec<(String, Statistics)>), String> {
+        let Self { mut memory, steps, checks } = self;
         let mut all = Vec::new();
-        for Step { kernel: name, elements, arguments } in self.steps {
+        for Step { kernel: name, elements, arguments } in steps {
             let Kernel { threads, elements: each, .. } = kernel(&name);
             let blocks = u32::try_from(elements.div_ceil(u64::from((*each).max(1)))).expect("a small launch");
             let launch = Launch { blocks, threads: *threads, ..launch.clone() };
             let module = modules.iter().find(|module| module.kernels().any(|kernel| kernel == name));
             let compiled =
                 module.ok_or("no such kernel")?.kernel(&name).map_err(|error| error.to_string())?;
-            let done =
-                compiled.run(&mut self.memory, &launch, &arguments).map_err(|fault| fault.to_string())?;
+            let done = compiled.run(&mut memory, &launch, &arguments).map_err(|fault| fault.to_string())?;
             all.push((name, done));
         }
-        for check in &self.checks {
-            check(&self.memory)?;
+        for check in &checks {
+            check(&memory)?;
         }
-        Ok(all)
+        Ok((memory, all))
     }
 }
 

@@ -10,8 +10,9 @@ use microscale_executor::{Launch, Module};
 use microscale_kernels_abi::kernels;
 use rayon::prelude::*;
 
-use super::case::{modules, ptx};
-use super::everything::{Case, cases};
+use super::case::ptx;
+use super::cases::{Case, cases};
+use super::everything::modules;
 
 /// A kind of change: its name, and what becomes of an instruction that it applies to.
 type Change = (&'static str, fn(&str) -> Option<String>);
@@ -135,8 +136,8 @@ impl<'a> Kernel<'a> {
         let cases: Vec<_> = own.iter().step_by(own.len().div_ceil(40).max(1)).copied().collect();
         let mut coverage = microscale_executor::Statistics::default();
         for case in &cases {
-            for (kernel, statistics) in (case.make)().run(&[module], &Launch::default()).expect("it is right")
-            {
+            let (_, done) = (case.make)().run(&[module], &Launch::default()).expect("it is right");
+            for (kernel, statistics) in done {
                 if kernel == name {
                     coverage.merge(&statistics);
                 }

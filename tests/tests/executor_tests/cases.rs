@@ -1,0 +1,217 @@
+//! Cases for every kernel, with every option.
+
+use half::{bf16, f16};
+use microscale::{
+    Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Scheme, Search,
+    Shape, Words,
+};
+use microscale_formats::{Ties, mx};
+use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
+use microscale_tests::inputs::patterns;
+
+use super::case::Prepared;
+use super::operations::{amax, baseline, converting, dequantizing};
+use super::quantizing::{Access, Input, fits, quantizing};
+
+/// A case, made when it is wanted.
+pub(crate) struct Case {
+    /// What it is, for people.
+    pub(crate) what: String,
+    /// The kernel that it is about.
+    pub(crate) kernel: String,
+    pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
+}
+
+/// Shapes with cut blocks, gaps, odd rows, whole warps, more than a thread block, and whole tiles of scales.
+const SHAPES: [Shape; 12] = [
+    Shape::new(1, 1),
+    Shape::new(2, 1024),
+    Shape::new(3, 33),
+    Shape::new(1, 4104),
+    Shape::new(33, 40).with_row_stride(48),
+    Shape::new(5, 100).with_row_stride(101),
+    Shape::new(2, 1056).with_row_stride(1064),
+    Shape::new(128, 16),
+    Shape::new(130, 24).with_row_stride(32),
+    Shape::new(3, 1040),
+    Shape::new(1, 15),
+    Shape::new(3, 2048).with_row_stride(2056),
+];
+
+/// Whole tiles, which some kernels go through in another order.
+const TILES: Shape = Shape::new(128, 256).with_row_stride(264);
+
+/// Values whose blocks are ordinary: most kernels have a way for them that others spoil for their whole warp.
+fn ordinary<T: Element>(elements: usize, seed: u64) -> Vec<T> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0..elements).map(|_| T::from_f32((0..4).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.7)).collect()
+}
+
+/// The recipes that kernels do not refuse, those with a search too.
+fn recipes() -> Vec<Recipe> {
+    let plain = every_recipe(&[1e-3, 7.0]).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
+    let mut recipes: Vec<_> = plain.collect();
+    for &(_, search) in &Search::WORDS[1..] {
+        for (i, (_, convention)) in microscale::Convention::WORDS.iter().enumerate() {
+            for format in [Format::Mxfp4, Format::Nvfp4] {
+                let Ok(recipe) = Recipe::of(format, *convention) else { continue };
+                let non_finite = [NonFinite::Propagate, NonFinite::Saturate][i % 2];
+                recipes.push(Recipe { search, non_finite, ..recipe });
+            }
+        }
+        for &(_, ties) in Ties::WORDS {
+            let scheme = Scheme::Mxfp4(mx::Arithmetic { ties, ..Default::default() });
+            recipes.push(Recipe { scheme, search, non_finite: NonFinite::Propagate, ..Recipe::default() });
+        }
+        for convention in NVFP4_CONVENTIONS {
+            let direction = nvfp4_arithmetic(convention).direction;
+            let recipe = Recipe { search, non_finite: NonFinite::Saturate, ..Recipe::default() };
+            for global in [Global::Absent, Global::Given(given_for(direction, 7.0))] {
+                recipes
+                    .push(Recipe { scheme: Scheme::Nvfp4(nvfp4_arithmetic(convention), global), ..recipe });
+            }
+        }
+    }
+    recipes
+}
+
+/// The kernel that a recipe ends in.
+fn quantizer<T: Element>(recipe: &Recipe, access: Access) -> String {
+    let shape = Shape::new(1, 32);
+    let input = Input { values: &[T::default(); 32], shape, weights: None };
+    quantizing(input, recipe, access).steps.pop().expect("a launch").kernel
+}
+
+fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
+    for (i, recipe) in recipes().into_iter().enumerate() {
+        let accesses: &[Access] = match recipe.search {
+            Search::None => &[Access::Vector, Access::Element],
+            _ => &[Access::Search],
+        };
+        for &access in accesses {
+            let mut shapes = vec![SHAPES[i % 12], SHAPES[(i * 7 + 5) % 12]];
+            if i.is_multiple_of(5) {
+                shapes.push(TILES);
+            }
+            for (j, shape) in shapes.into_iter().enumerate().filter(|(_, shape)| fits::<T>(*shape, access)) {
+                let scale_layout = [ScaleLayout::Linear, ScaleLayout::Swizzled][usize::from(j != 0)];
+                let recipe = Recipe { scale_layout, ..recipe };
+                let wild = (i + j).is_multiple_of(2);
+                let weighted = access == Access::Search && i.is_multiple_of(2);
+                let make = move || {
+                    let (elements, seed) = (shape.span().unwrap(), (i * 10 + j) as u64);
+                    let values = if wild {
+                        patterns::<T>(elements, true, seed)
+                    } else {
+                        ordinary::<T>(elements, seed)
+                    };
+                    let weights: Vec<f32> = (0..shape.cols).map(|col| (col % 5) as f32 * 0.3).collect();
+                    let weights = weighted.then_some(&weights[..]);
+                    quantizing(Input { values: &values, shape, weights }, &recipe, access)
+                };
+                let what = format!(
+                    "{} {shape:?} {recipe:?}, {}",
+                    T::DTYPE.word(),
+                    if wild { "wild" } else { "ordinary" }
+                );
+                cases.push(Case { what, kernel: quantizer::<T>(&recipe, access), make: Box::new(make) });
+            }
+        }
+    }
+}
+
+fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
+    for (_, format) in Format::WORDS {
+        for (i, shape) in SHAPES.into_iter().enumerate() {
+            for access in [Access::Vector, Access::Element] {
+                let row_stride = shape.row_stride;
+                if !fits::<T>(shape, access) {
+                    continue;
+                }
+                for (j, scale_layout) in [ScaleLayout::Linear, ScaleLayout::Swizzled].into_iter().enumerate()
+                {
+                    let make = move || {
+                        let shape = QuantizedShape::new(*format, shape.rows, shape.cols)
+                            .with_scale_layout(scale_layout);
+                        let mut rng = fastrand::Rng::with_seed((i * 2 + j) as u64);
+                        let (codes, scales) = shape.bytes().unwrap();
+                        // Every scale byte that there is, NaN too.
+                        let most = if *format == Format::Nvfp4 { 0x7F } else { 0xFF };
+                        let codes = (0..codes).map(|_| rng.u8(..)).collect();
+                        let scales = (0..scales).map(|_| rng.u8(..=most)).collect();
+                        let mut tensor = QuantizedTensor::from_parts(shape, codes, scales).unwrap();
+                        if *format == Format::Nvfp4 && i % 3 != 0 {
+                            let direction = nvfp4_arithmetic(NVFP4_CONVENTIONS[i % 2]).direction;
+                            tensor = tensor.with_global_scale(given_for(direction, 3.0)).unwrap();
+                        }
+                        dequantizing::<T>(&tensor, row_stride, access)
+                    };
+                    let access = if access == Access::Element { "element" } else { "vector" };
+                    let kernel = format!(
+                        "{}_dequantize_{}_{access}",
+                        super::quantizing::word(*format),
+                        T::DTYPE.word()
+                    );
+                    let what = format!("{kernel} {shape:?} {scale_layout:?}");
+                    cases.push(Case { what, kernel, make: Box::new(make) });
+                }
+            }
+        }
+    }
+}
+
+fn other_cases<T: Element>(cases: &mut Vec<Case>) {
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        for access in [Access::Vector, Access::Element].into_iter().filter(|access| fits::<T>(shape, *access))
+        {
+            for non_finite in [false, true] {
+                let make =
+                    move || amax(&patterns::<T>(shape.span().unwrap(), non_finite, i as u64), shape, access);
+                let word = if access == Access::Element { "element" } else { "vector" };
+                let kernel = format!("amax_{}_{word}", T::DTYPE.word());
+                cases.push(Case { what: format!("{kernel} {shape:?}"), kernel, make: Box::new(make) });
+            }
+        }
+        for variant in ["thread_a_block", "warp_a_block"] {
+            let make = move || {
+                let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
+                baseline(&patterns::<T>(shape.span().unwrap(), true, i as u64), shape, &recipe, variant)
+            };
+            let kernel = format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word());
+            cases.push(Case { what: format!("{kernel} {shape:?}"), kernel, make: Box::new(make) });
+        }
+    }
+}
+
+/// Every case.
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    quantizing_cases::<f32>(&mut cases);
+    quantizing_cases::<f16>(&mut cases);
+    quantizing_cases::<bf16>(&mut cases);
+    dequantizing_cases::<f32>(&mut cases);
+    dequantizing_cases::<f16>(&mut cases);
+    dequantizing_cases::<bf16>(&mut cases);
+    other_cases::<f32>(&mut cases);
+    other_cases::<f16>(&mut cases);
+    other_cases::<bf16>(&mut cases);
+    for (rows, blocks) in [(1, 1), (3, 4), (128, 7), (130, 8), (300, 33)] {
+        for (name, to) in
+            [("scales_to_swizzled", ScaleLayout::Swizzled), ("scales_to_linear", ScaleLayout::Linear)]
+        {
+            let make = move || converting(rows, blocks, to, rows as u64);
+            cases.push(Case {
+                what: format!("{name} {rows}x{blocks}"),
+                kernel: name.into(),
+                make: Box::new(make),
+            });
+        }
+    }
+    let make = || {
+        let mut case = Prepared::new();
+        case.step("empty", 1, Vec::new());
+        case
+    };
+    cases.push(Case { what: "empty".into(), kernel: "empty".into(), make: Box::new(make) });
+    cases
+}

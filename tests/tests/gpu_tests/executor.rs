@@ -1,0 +1,342 @@
+//! The executor against the GPU: the same PTX, the same inputs, and every intermediate value.
+//!
+//! Kernels are rewritten so that each instruction's result is stored too, one place for each thread and instruction (the last result, in
+//! loops). Such a kernel runs on the GPU and in the executor, and every byte of memory must then be equal. Of `rcp.approx` the executor
+//! takes the GPU's results, which another test compares with what the documentation promises.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use microscale::gpu::Gpu;
+use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys};
+use microscale_executor::{Approximation, Argument, Launch, Module};
+use microscale_kernels_abi::kernels;
+
+use crate::executor_tests::case::{Step, ptx};
+use crate::executor_tests::cases::{Case, cases};
+
+/// PTX that the driver has loaded, never to be unloaded.
+struct Loaded(sys::CUmodule);
+
+impl Loaded {
+    fn new(gpu: &Gpu, text: &str) -> Result<Self, String> {
+        gpu.context().bind_to_thread().map_err(|error| format!("{error:?}"))?;
+        let text = CString::new(text).expect("no zero byte");
+        // SAFETY: a string that ends in a zero byte; a context is current.
+        let module = unsafe { result::module::load_data(text.as_ptr().cast::<c_void>()) };
+        module.map(Self).map_err(|error| format!("the driver refuses it: {error:?}"))
+    }
+
+    /// Launches and waits.
+    ///
+    /// # Safety
+    /// The parameters are the kernel's, and it stays in the memory that they point to.
+    unsafe fn launch(
+        &self,
+        stream: &Arc<CudaStream>,
+        name: &str,
+        (blocks, threads): (u32, u32),
+        parameters: &mut [Vec<u8>],
+    ) -> Result<(), String> {
+        let name = CString::new(name).expect("no zero byte");
+        let mut pointers: Vec<_> =
+            parameters.iter_mut().map(|bytes| bytes.as_mut_ptr().cast::<c_void>()).collect();
+        // SAFETY: the module is loaded; the caller promises the rest.
+        unsafe {
+            let function =
+                result::module::get_function(self.0, name).map_err(|error| format!("{error:?}"))?;
+            result::launch_kernel(
+                function,
+                (blocks, 1, 1),
+                (threads, 1, 1),
+                0,
+                stream.cu_stream(),
+                &mut pointers,
+            )
+            .map_err(|error| format!("{error:?}"))?;
+        }
+        stream.synchronize().map_err(|error| format!("{error:?}"))
+    }
+}
+
+/// Reciprocals of 1 to 2, by the bits of their mantissas, as this GPU approximates them.
+fn reciprocals(gpu: &Gpu) -> Vec<u32> {
+    approximated(gpu, &(0..1u32 << 23).map(|mantissa| 0x3F80_0000 | mantissa).collect::<Vec<_>>())
+}
+
+/// `rcp.approx.ftz.f32` of these bits, on the GPU.
+fn approximated(gpu: &Gpu, operands: &[u32]) -> Vec<u32> {
+    const PROBE: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry probe(.param .u64 from, .param .u64 to, .param .u32 count)
+{
+    .reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [from]; ld.param.u64 %rd2, [to]; ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 ret;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3;
+    ld.global.b32 %r6, [%rd4];
+    rcp.approx.ftz.f32 %r7, %r6;
+    st.global.b32 [%rd5], %r7;
+    ret;
+}
+";
+    let stream = gpu.stream();
+    let from = stream.clone_htod(operands).expect("memory");
+    let to: CudaSlice<u32> = stream.alloc_zeros(operands.len()).expect("memory");
+    let count = operands.len() as u32;
+    let addresses = [from.device_ptr(stream).0, to.device_ptr(stream).0];
+    let mut parameters: Vec<_> = addresses.iter().map(|address| address.to_le_bytes().to_vec()).collect();
+    parameters.push(count.to_le_bytes().to_vec());
+    let loaded = Loaded::new(gpu, PROBE).expect("the probe");
+    // SAFETY: both buffers have `count` numbers.
+    unsafe { loaded.launch(stream, "probe", (count.div_ceil(256), 256), &mut parameters) }
+        .expect("the probe runs");
+    stream.clone_dtoh(&to).expect("memory")
+}
+
+/// A reciprocal of any normal number from those of 1 to 2: it scales by powers of two, and results below the normal numbers are zero.
+fn scaled(table: &[u32], bits: u32) -> u32 {
+    let of_mantissa = f32::from_bits(table[(bits & 0x7F_FFFF) as usize]);
+    let exponent = 127 - (bits >> 23 & 0xFF) as i32;
+    let result = (f64::from(of_mantissa) * 2f64.powi(exponent)) as f32;
+    let result = if result < f32::MIN_POSITIVE { 0.0 } else { result };
+    result.to_bits() | bits & 0x8000_0000
+}
+
+/// What the documentation promises of the approximation, and what the test below relies on.
+pub(crate) fn gives_its_reciprocals(gpu: &Gpu) {
+    let table = reciprocals(gpu);
+    for (mantissa, &found) in table.iter().enumerate() {
+        let exact = 1.0 / (1.0 + mantissa as f64 / f64::from(1 << 23));
+        let ulp = if mantissa == 0 { 2f64.powi(-23) } else { 2f64.powi(-24) };
+        let error = (f64::from(f32::from_bits(found)) - exact).abs() / ulp;
+        assert!(error <= 1.0, "1 / {:e} is off by {error} units", 1.0 + mantissa as f64 / f64::from(1 << 23));
+    }
+    let mut rng = fastrand::Rng::with_seed(95);
+    let normal: Vec<u32> =
+        (0..1 << 22).map(|_| rng.u32(..)).filter(|bits| f32::from_bits(*bits).is_normal()).collect();
+    for (bits, found) in normal.iter().zip(approximated(gpu, &normal)) {
+        assert_eq!(found, scaled(&table, *bits), "1 / {:e}", f32::from_bits(*bits));
+    }
+    // Subnormals are taken for zeros.
+    let special = [0, 1, 0x7F_FFFF, 0x8000_0000, 0x8000_0001, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000];
+    let infinity = 0x7F80_0000;
+    let sign = 0x8000_0000;
+    let expected = [infinity, infinity, infinity, infinity | sign, infinity | sign, 0, sign, 0x7FFF_FFFF];
+    assert_eq!(approximated(gpu, &special), expected);
+}
+
+/// A kernel that stores every result, alone in a module: its text, and the lines that each thread's places are of.
+fn traced<'a>(text: &'a str, name: &str) -> (String, Vec<&'a str>) {
+    let header = &text[..text.find(".visible .entry").expect("a kernel")];
+    let start = text.find(&format!(".visible .entry {name}(")).expect("the kernel");
+    let end = start + text[start..].find("\n}\n").expect("its end") + 3;
+    let (signature, body) = text[start..end].split_once("\n)\n{\n").expect("parameters and a body");
+    let mut lines = String::new();
+    let mut places = Vec::new();
+    let mut declared = false;
+    for line in body.lines() {
+        if !declared && !line.trim_start().starts_with(".reg") {
+            declared = true;
+            lines += "\t.reg .b64 %trace<4>;\n\t.reg .b32 %number<5>;\n\tld.param.b64 %trace1, [trace_results];\n\t\
+                      ld.param.b32 %number4, [trace_stride];\n\tmov.u32 %number1, %ctaid.x;\n\tmov.u32 %number2, %ntid.x;\n\t\
+                      mov.u32 %number3, %tid.x;\n\tmad.lo.u32 %number1, %number1, %number2, %number3;\n\t\
+                      mul.wide.u32 %trace2, %number1, %number4;\n\tadd.s64 %trace3, %trace1, %trace2;\n";
+        }
+        lines += line;
+        lines.push('\n');
+        for (guard, register) in results(line) {
+            let place = places.len() * 8;
+            places.push(line.trim());
+            lines += &match register.trim_start_matches('%').trim_end_matches(|c: char| c.is_ascii_digit()) {
+                "p" => format!(
+                    "\tselp.b32 %number2, 1, 0, {register};\n\t{guard}st.global.b32 [%trace3+{place}], %number2;\n"
+                ),
+                "rs" => format!("\t{guard}st.global.b16 [%trace3+{place}], {register};\n"),
+                "rd" => format!("\t{guard}st.global.b64 [%trace3+{place}], {register};\n"),
+                _ => format!("\t{guard}st.global.b32 [%trace3+{place}], {register};\n"),
+            };
+        }
+    }
+    let text = format!(
+        "{header}{signature},\n\t.param .u64 trace_results,\n\t.param .u32 trace_stride\n)\n{{\n{lines}"
+    );
+    (text, places)
+}
+
+/// The kernel's registers that a line's statements write, each with the guard it is written under.
+fn results(line: &str) -> Vec<(String, &str)> {
+    let mut found = Vec::new();
+    for statement in line.trim().trim_start_matches('{').trim_end_matches('}').split(';') {
+        let mut statement = statement.trim();
+        let mut guard = String::new();
+        if let Some(rest) = statement.strip_prefix('@') {
+            let (predicate, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+            (guard, statement) = (format!("@{predicate} "), rest.trim());
+        }
+        let Some((opcode, operands)) = statement.split_once(char::is_whitespace) else { continue };
+        let name = opcode.split('.').next().unwrap_or_default();
+        if ["", "st", "red", "bra", "brx", "ret", "trap", "bar"].contains(&name) || opcode.starts_with('$') {
+            continue;
+        }
+        let operands = operands.trim();
+        let first = match operands.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap_or_default(),
+            None => operands.split(',').next().unwrap_or_default(),
+        };
+        let numbered = |register: &&str| {
+            let digits =
+                register.trim_start_matches("%rd").trim_start_matches("%rs").trim_start_matches("%r");
+            register.starts_with('%') && digits.trim_start_matches("%p").parse::<u32>().is_ok()
+        };
+        found.extend(
+            first.split([',', '|']).map(str::trim).filter(numbered).map(|register| (guard.clone(), register)),
+        );
+    }
+    found
+}
+
+/// A buffer of a case on the GPU, at the same distance from a multiple of 256.
+struct Mirror {
+    memory: CudaSlice<u8>,
+    /// Bytes before its start.
+    offset: usize,
+    address: u64,
+}
+
+/// Runs a case whose last kernel stores every result, on the GPU and in the executor, and compares memory. Says how many results were
+/// compared.
+fn run(
+    gpu: &Gpu,
+    loaded: &Loaded,
+    plain: &Loaded,
+    modules: [&Module; 2],
+    places: &[&str],
+    case: &Case,
+    table: &Arc<Vec<u32>>,
+) -> u64 {
+    let stream = gpu.stream();
+    let mut prepared = (case.make)();
+    let last = prepared.steps.len() - 1;
+    let Step { kernel: name, elements, .. } = &prepared.steps[last];
+    let kernel = kernels().iter().find(|kernel| kernel.name == name).expect("a kernel");
+    let threads = elements.div_ceil(u64::from(kernel.elements)) * u64::from(kernel.threads);
+    let stride = places.len() as u64 * 8;
+    // Zeros, so that what is not executed is equal too.
+    let results = prepared.memory.allocate_from("results", &vec![0; (threads * stride) as usize]);
+    prepared.steps[last].arguments.extend([results.into(), (stride as u32).into()]);
+
+    let mirrors: Vec<_> = prepared
+        .memory
+        .buffers()
+        .map(|buffer| {
+            let bytes = prepared.memory.bytes_or(buffer, 0);
+            let offset = (buffer.address() % 256) as usize;
+            let memory = stream.clone_htod(&[vec![0; offset], bytes, vec![0; 1]].concat()).expect("memory");
+            let address = memory.device_ptr(stream).0 + offset as u64;
+            Mirror { memory, offset, address }
+        })
+        .collect();
+    let addresses: BTreeMap<u64, u64> = prepared
+        .memory
+        .buffers()
+        .zip(&mirrors)
+        .map(|(buffer, mirror)| (buffer.address(), mirror.address))
+        .collect();
+    // The executor's buffers go where the GPU's are, so that pointers are equal too.
+    let buffers: Vec<_> = prepared.memory.buffers().collect();
+    for (buffer, mirror) in buffers.iter().zip(&mirrors) {
+        prepared.memory.place(*buffer, mirror.address);
+    }
+    for (i, Step { kernel: name, elements, arguments }) in prepared.steps.iter_mut().enumerate() {
+        for Argument::Bytes(bytes) in arguments.iter_mut() {
+            let address = bytes.as_slice().try_into().map(u64::from_le_bytes).ok();
+            if let Some(address) = address.and_then(|address| addresses.get(&address)) {
+                *bytes = address.to_le_bytes().to_vec();
+            }
+        }
+        let kernel = kernels().iter().find(|kernel| kernel.name == name).expect("a kernel");
+        let blocks = elements.div_ceil(u64::from(kernel.elements)) as u32;
+        let mut parameters: Vec<_> = arguments.iter().map(|Argument::Bytes(bytes)| bytes.clone()).collect();
+        let module = if i == last { loaded } else { plain };
+        // SAFETY: the parameters are those that the executor takes, whose buffers are equal; so does the library's own launch.
+        unsafe { module.launch(stream, name, (blocks, kernel.threads), &mut parameters) }
+            .unwrap_or_else(|error| panic!("{}: {error}", case.what));
+    }
+
+    let table = Arc::clone(table);
+    let approximation = Approximation::Table(Arc::new(move |bits| scaled(&table, bits)));
+    let launch = Launch { approximation, races: false, ..Launch::default() };
+    let (expected, _) =
+        prepared.run(&modules, &launch).unwrap_or_else(|wrong| panic!("{}: {wrong}", case.what));
+    let (case, kernel) = (&case.what, &case.kernel);
+    let mut compared = 0;
+    for (buffer, mirror) in expected.buffers().zip(&mirrors) {
+        let found = stream.clone_dtoh(&mirror.memory).expect("memory");
+        let (found, ours) = (&found[mirror.offset..], expected.bytes_or(buffer, 0));
+        if mirror.address != addresses[&results.address()] {
+            let Some(at) = ours.iter().zip(found).position(|(ours, gpus)| ours != gpus) else { continue };
+            panic!(
+                "{kernel}, {case}: byte {at} of a buffer is {:#04x} on the GPU, {:#04x} here",
+                found[at], ours[at]
+            );
+        }
+        for (thread, ours) in ours.chunks(stride as usize).enumerate() {
+            let found = &found[thread * stride as usize..];
+            for ((ours, found), line) in ours.as_chunks().0.iter().zip(found.as_chunks().0).zip(places) {
+                let (found, ours) = (u64::from_le_bytes(*found), u64::from_le_bytes(*ours));
+                // Which NaN comes of a NaN is nobody's promise: the assembler makes a minimum, which has its own, of a comparison and a
+                // choice. What follows may differ in those bits too.
+                if found != ours && is_nan(found) && is_nan(ours) {
+                    break;
+                }
+                // Nor what other threads have counted by then.
+                if found != ours && line.starts_with("ld.relaxed") {
+                    break;
+                }
+                let what =
+                    || format!("`{line}` of thread {thread} gives {found:#x} on the GPU, {ours:#x} here");
+                assert_eq!(found, ours, "{kernel}, {case}: {}", what());
+                compared += 1;
+            }
+        }
+    }
+    compared
+}
+
+/// Whether a result is an f32 that is a NaN.
+fn is_nan(result: u64) -> bool {
+    result >> 32 == 0 && f32::from_bits(result as u32).is_nan()
+}
+
+/// The kernels of both targets that this GPU runs.
+pub(crate) fn computes_what_it_does(gpu: &Gpu) {
+    let table = Arc::new(reciprocals(gpu));
+    let all = cases();
+    let mut compared = 0;
+    for target in ["sm_80", "sm_90"] {
+        let text = ptx(target);
+        let whole = Module::parse(&text).expect("PTX");
+        let plain = Loaded::new(gpu, &text).expect("PTX");
+        for kernel in kernels().iter().filter(|kernel| kernel.name != "empty") {
+            let own: Vec<_> = all.iter().filter(|case| case.kernel == kernel.name).collect();
+            let (text, places) = traced(&text, kernel.name);
+            if own.is_empty() {
+                continue; // The plans' kernels, which run before others.
+            }
+            let module = Module::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
+            let loaded = Loaded::new(gpu, &text).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
+            for case in own.iter().step_by(own.len().div_ceil(3)) {
+                compared += run(gpu, &loaded, &plain, [&module, &whole], &places, case, &table);
+            }
+        }
+    }
+    println!("{compared} results of instructions compared");
+    assert!(compared > 10_000_000, "only {compared} results compared");
+}
