@@ -1,0 +1,173 @@
+//! Integers, bits and predicates, as the PTX ISA (9.7.1, 9.7.6 to 9.7.9) writes them down.
+
+use super::probe::{Check, Oracle, run, triples};
+
+const W: u64 = 0xFFFF_FFFF;
+const H: u64 = 0xFFFF;
+
+fn s32(a: u64) -> i64 {
+    i64::from(a as u32 as i32)
+}
+
+fn flag(condition: bool) -> Option<u64> {
+    Some(u64::from(condition))
+}
+
+/// The sum of 64-bit words with what a sum of the low halves carries; the text adds 128 bits.
+fn carried([a, b, c]: [u64; 3]) -> Option<u64> {
+    Some(b.wrapping_add(c).wrapping_add(u64::from(a.checked_add(c).is_none())))
+}
+
+/// Bytes picked out of eight, a nibble of the selector each; its upper bit asks for copies of the byte's sign.
+fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
+    let bytes = (a & W | b << 32).to_le_bytes();
+    Some((0..4).fold(0, |word, i| {
+        let nibble = c >> (4 * i) & 0xF;
+        let byte = bytes[(nibble & 7) as usize];
+        let byte = if nibble & 8 == 0 { byte } else { ((byte as i8) >> 7) as u8 };
+        word | u64::from(byte) << (8 * i)
+    }))
+}
+
+/// A field of so many bits from a place on, of a word of so many; no bits beyond it. Only the low byte of place and length counts.
+fn field(a: u64, place: u64, length: u64, bits: u64) -> u64 {
+    let (place, length) = (place & 0xFF, length & 0xFF);
+    (0..length.min(bits)).filter(|i| place + i < bits).fold(0, |word, i| word | (a >> (place + i) & 1) << i)
+}
+
+fn shifted_left(a: u64, by: u64, bits: u32) -> u64 {
+    let by = (by & W).min(u64::from(bits)) as u32;
+    if by >= 64 { 0 } else { a << by & (u64::MAX >> (64 - bits)) }
+}
+
+fn shifted_right(a: u64, by: u64, bits: u32) -> u64 {
+    let by = (by & W).min(u64::from(bits)) as u32;
+    if by >= 64 { 0 } else { (a & (u64::MAX >> (64 - bits))) >> by }
+}
+
+pub(super) fn checks() -> Vec<Check> {
+    let table: Vec<(&str, &str, Oracle)> = vec![
+        ("and.b16", "and.b16 %hd, %ha, %hb;", |[a, b, _]| Some(a & b & H)),
+        ("and.b32", "and.b32 %d, %a, %b;", |[a, b, _]| Some(a & b & W)),
+        ("and.b64", "and.b64 %ld, %la, %lb;", |[a, b, _]| Some(a & b)),
+        ("and.pred", "and.pred %pd, %pa, %pb;", |[a, b, _]| Some(a & b & 1)),
+        ("or.b16", "or.b16 %hd, %ha, %hb;", |[a, b, _]| Some((a | b) & H)),
+        ("or.b32", "or.b32 %d, %a, %b;", |[a, b, _]| Some((a | b) & W)),
+        ("or.b64", "or.b64 %ld, %la, %lb;", |[a, b, _]| Some(a | b)),
+        ("or.pred", "or.pred %pd, %pa, %pb;", |[a, b, _]| Some((a | b) & 1)),
+        ("xor.b32", "xor.b32 %d, %a, %b;", |[a, b, _]| Some((a ^ b) & W)),
+        ("xor.pred", "xor.pred %pd, %pa, %pb;", |[a, b, _]| Some((a ^ b) & 1)),
+        ("not.b32", "not.b32 %d, %a;", |[a, _, _]| Some(!a & W)),
+        ("not.b64", "not.b64 %ld, %la;", |[a, _, _]| Some(!a)),
+        ("not.pred", "not.pred %pd, %pa;", |[a, _, _]| Some(!a & 1)),
+        ("shl.b16", "shl.b16 %hd, %ha, %b;", |[a, b, _]| Some(shifted_left(a, b, 16))),
+        ("shl.b32", "shl.b32 %d, %a, %b;", |[a, b, _]| Some(shifted_left(a, b, 32))),
+        ("shl.b64", "shl.b64 %ld, %la, %b;", |[a, b, _]| Some(shifted_left(a, b, 64))),
+        ("shr.u16", "shr.u16 %hd, %ha, %b;", |[a, b, _]| Some(shifted_right(a, b, 16))),
+        ("shr.u32", "shr.u32 %d, %a, %b;", |[a, b, _]| Some(shifted_right(a, b, 32))),
+        ("shr.u64", "shr.u64 %ld, %la, %b;", |[a, b, _]| Some(shifted_right(a, b, 64))),
+        ("add.s16", "add.s16 %hd, %ha, %hb;", |[a, b, _]| Some(a.wrapping_add(b) & H)),
+        ("add.s32", "add.s32 %d, %a, %b;", |[a, b, _]| Some(a.wrapping_add(b) & W)),
+        ("add.s64", "add.s64 %ld, %la, %lb;", |[a, b, _]| Some(a.wrapping_add(b))),
+        ("add.cc.s64", "add.cc.s64 %ld, %la, %lc;", |[a, _, c]| Some(a.wrapping_add(c))),
+        ("addc.cc.s64", "add.cc.s64 %ld, %la, %lc; addc.cc.s64 %ld, %lb, %lc;", carried),
+        ("sub.s32", "sub.s32 %d, %a, %b;", |[a, b, _]| Some(a.wrapping_sub(b) & W)),
+        ("sub.s64", "sub.s64 %ld, %la, %lb;", |[a, b, _]| Some(a.wrapping_sub(b))),
+        ("neg.s32", "neg.s32 %d, %a;", |[a, _, _]| Some(a.wrapping_neg() & W)),
+        ("neg.s64", "neg.s64 %ld, %la;", |[a, _, _]| Some(a.wrapping_neg())),
+        ("mul.lo.s32", "mul.lo.s32 %d, %a, %b;", |[a, b, _]| Some(a.wrapping_mul(b) & W)),
+        ("mul.lo.s64", "mul.lo.s64 %ld, %la, %lb;", |[a, b, _]| Some(a.wrapping_mul(b))),
+        ("mul.hi.u32", "mul.hi.u32 %d, %a, %b;", |[a, b, _]| Some(((a & W) * (b & W)) >> 32)),
+        ("mul.hi.u64", "mul.hi.u64 %ld, %la, %lb;", |[a, b, _]| {
+            Some(((u128::from(a) * u128::from(b)) >> 64) as u64)
+        }),
+        ("mul.wide.u16", "mul.wide.u16 %d, %ha, %hb;", |[a, b, _]| Some((a & H) * (b & H))),
+        ("mul.wide.u32", "mul.wide.u32 %ld, %a, %b;", |[a, b, _]| Some((a & W) * (b & W))),
+        ("mad.lo.s32", "mad.lo.s32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
+        ("mad.lo.u32", "mad.lo.u32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
+        ("mad.lo.s64", "mad.lo.s64 %ld, %la, %lb, %lc;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c))),
+        ("min.s16", "min.s16 %hd, %ha, %hb;", |[a, b, _]| Some(u64::from((a as i16).min(b as i16) as u16))),
+        ("min.s32", "min.s32 %d, %a, %b;", |[a, b, _]| Some(s32(a).min(s32(b)) as u64 & W)),
+        ("min.u32", "min.u32 %d, %a, %b;", |[a, b, _]| Some((a & W).min(b & W))),
+        ("min.u64", "min.u64 %ld, %la, %lb;", |[a, b, _]| Some(a.min(b))),
+        ("max.u32", "max.u32 %d, %a, %b;", |[a, b, _]| Some((a & W).max(b & W))),
+        ("max.u64", "max.u64 %ld, %la, %lb;", |[a, b, _]| Some(a.max(b))),
+        ("popc.b32", "popc.b32 %d, %a;", |[a, _, _]| Some(u64::from((a & W).count_ones()))),
+        ("bfe.u32", "bfe.u32 %d, %a, %b, %c;", |[a, b, c]| Some(field(a & W, b, c, 32))),
+        ("bfe.u64", "bfe.u64 %ld, %la, %b, %c;", |[a, b, c]| Some(field(a, b, c, 64))),
+        ("prmt.b32", "prmt.b32 %d, %a, %b, %c;", permuted),
+        ("selp.b16", "selp.b16 %hd, %ha, %hb, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b } & H)),
+        ("selp.b32", "selp.b32 %d, %a, %b, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b } & W)),
+        ("selp.b64", "selp.b64 %ld, %la, %lb, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b })),
+        ("setp.eq.b16", "setp.eq.b16 %pd, %ha, %hb;", |[a, b, _]| flag(a & H == b & H)),
+        ("setp.ne.b16", "setp.ne.b16 %pd, %ha, %hb;", |[a, b, _]| flag(a & H != b & H)),
+        ("setp.lt.u16", "setp.lt.u16 %pd, %ha, %hb;", |[a, b, _]| flag(a & H < b & H)),
+        ("setp.gt.u16", "setp.gt.u16 %pd, %ha, %hb;", |[a, b, _]| flag(a & H > b & H)),
+        ("setp.eq.b32", "setp.eq.b32 %pd, %a, %b;", |[a, b, _]| flag(a & W == b & W)),
+        ("setp.ne.b32", "setp.ne.b32 %pd, %a, %b;", |[a, b, _]| flag(a & W != b & W)),
+        ("setp.lt.s32", "setp.lt.s32 %pd, %a, %b;", |[a, b, _]| flag(s32(a) < s32(b))),
+        ("setp.lt.u32", "setp.lt.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W < b & W)),
+        ("setp.le.u32", "setp.le.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W <= b & W)),
+        ("setp.gt.u32", "setp.gt.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W > b & W)),
+        ("setp.ge.u32", "setp.ge.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W >= b & W)),
+        ("setp.eq.b64", "setp.eq.b64 %pd, %la, %lb;", |[a, b, _]| flag(a == b)),
+        ("setp.ne.b64", "setp.ne.b64 %pd, %la, %lb;", |[a, b, _]| flag(a != b)),
+        ("setp.lt.u64", "setp.lt.u64 %pd, %la, %lb;", |[a, b, _]| flag(a < b)),
+        ("setp.le.u64", "setp.le.u64 %pd, %la, %lb;", |[a, b, _]| flag(a <= b)),
+        ("setp.gt.u64", "setp.gt.u64 %pd, %la, %lb;", |[a, b, _]| flag(a > b)),
+        ("setp.ge.u64", "setp.ge.u64 %pd, %la, %lb;", |[a, b, _]| flag(a >= b)),
+        ("cvt.u64.u32", "cvt.u64.u32 %ld, %a;", |[a, _, _]| Some(a & W)),
+        ("cvt.u32.u64", "cvt.u32.u64 %d, %la;", |[a, _, _]| Some(a & W)),
+        ("cvt.u32.u16", "cvt.u32.u16 %d, %ha;", |[a, _, _]| Some(a & H)),
+        ("cvt.u16.u32", "cvt.u16.u32 %hd, %a;", |[a, _, _]| Some(a & H)),
+        ("cvt.u16.u64", "cvt.u16.u64 %hd, %la;", |[a, _, _]| Some(a & H)),
+        // Rust's conversions round to nearest, ties to even.
+        ("cvt.rn.f32.u16", "cvt.rn.f32.u16 %d, %ha;", |[a, _, _]| {
+            Some(u64::from(((a & H) as f32).to_bits()))
+        }),
+        ("cvt.rn.f32.u32", "cvt.rn.f32.u32 %d, %a;", |[a, _, _]| Some(u64::from(((a & W) as f32).to_bits()))),
+        ("mov.b16", "mov.b16 %hd, %ha;", |[a, _, _]| Some(a & H)),
+        ("mov.b32", "mov.b32 %d, {%ha, %hb};", |[a, b, _]| Some(a & H | (b & H) << 16)),
+        ("mov.b64", "mov.b64 {_, %d}, %la;", |[a, _, _]| Some(a >> 32)),
+        ("mov.pred", "mov.pred %pd, %pa;", |[a, _, _]| Some(a & 1)),
+    ];
+    let edges: Vec<u64> = [
+        0,
+        1,
+        7,
+        15,
+        16,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        127,
+        255,
+        256,
+        0x7FFF,
+        0x8000,
+        0xFFFF,
+        0x7FFF_FFFF,
+        0x8000_0000,
+        W,
+    ]
+    .into_iter()
+    .flat_map(|edge| [edge, edge << 32, u64::MAX - edge, edge | 0x5A5A_0000_0000])
+    .collect();
+    let checks = table.into_iter().zip(400..);
+    checks
+        .map(|((opcode, text, oracle), seed)| Check {
+            opcode,
+            text,
+            inputs: triples(&edges, 150_000, seed),
+            oracle,
+        })
+        .collect()
+}
+
+#[test]
+fn integers() {
+    run(&checks());
+}

@@ -1,0 +1,153 @@
+//! What the lanes of a warp do together, what leaves the straight path, and that nothing is without a test.
+
+use std::collections::BTreeSet;
+
+use microscale_executor::{Buffer, Launch, Memory, Module};
+
+use super::probe::opcodes;
+use super::{convert, float, integer, packed};
+
+/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and its number in
+/// `%number`; gives the output.
+fn run(text: &str, out: &[u8], warps: u32) -> Vec<u8> {
+    let module = format!(
+        ".version 8.8 .target sm_100f .address_size 64
+        .visible .entry test(.param .u64 output) {{
+            .reg .b64 %out; .reg .b64 %place; .reg .b32 %number; .reg .b32 %a; .reg .b32 %b; .reg .b32 %c; .reg .pred %p; .reg .b64 %la;
+            ld.param.u64 %out, [output]; mov.u32 %number, %tid.x;
+            mul.wide.u32 %place, %number, 4; add.s64 %place, %out, %place;
+            {text}
+            ret;
+        }}"
+    );
+    let module = Module::parse(&module).unwrap();
+    let mut memory = Memory::new();
+    let buffer: Buffer = memory.allocate_from("out", out);
+    module.kernel("test").unwrap().run(&mut memory, &Launch::new(1, warps * 32), &[buffer.into()]).unwrap();
+    memory.bytes(buffer).unwrap()
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+#[test]
+fn shuffles() {
+    for distance in [1, 2, 4, 8, 16, 31] {
+        let text = format!(
+            "mul.lo.s32 %a, %number, 1000; shfl.sync.bfly.b32 %b, %a, {distance}, 31, -1; st.global.b32 [%place], %b;"
+        );
+        let expected: Vec<u32> = (0..64).map(|i| (i ^ distance) * 1000).collect();
+        assert_eq!(words(&run(&text, &[0; 256], 2)), expected);
+    }
+    // Each lane names another one; of the number five bits count, and the warp is the lane's own.
+    let text = "mul.lo.s32 %a, %number, 1000; mul.lo.s32 %c, %number, 7; shfl.sync.idx.b32 %b, %a, %c, 31, -1; st.global.b32 [%place], %b;";
+    let expected: Vec<u32> = (0..64).map(|i| (i / 32 * 32 + i * 7 % 32) * 1000).collect();
+    assert_eq!(words(&run(text, &[0; 256], 2)), expected);
+}
+
+#[test]
+fn ballots() {
+    let text = "and.b32 %a, %number, 3; setp.eq.b32 %p, %a, 1; vote.sync.ballot.b32 %b, %p, -1; st.global.b32 [%place], %b;";
+    assert_eq!(words(&run(text, &[0; 256], 2)), [0x2222_2222; 64]);
+}
+
+#[test]
+fn counters() {
+    let sum = run("cvt.u64.u32 %la, %number; red.global.add.u64 [%out], %la;", &[1, 0, 0, 0, 0, 0, 0, 0], 2);
+    assert_eq!(u64::from_le_bytes(sum.try_into().unwrap()), 1 + 63 * 64 / 2);
+    let text = "cvt.u64.u32 %la, %number; mul.lo.s64 %la, %la, %la; red.global.max.u64 [%out], %la;";
+    assert_eq!(u64::from_le_bytes(run(text, &[9; 8], 1).try_into().unwrap()), u64::from_le_bytes([9; 8]));
+    assert_eq!(u64::from_le_bytes(run(text, &[0; 8], 2).try_into().unwrap()), 63 * 63);
+    let text = "red.global.max.u32 [%out], %number; ld.relaxed.gpu.global.u32 %a, [%out]; setp.ge.u32 %p, %a, %number; @%p bra $ok; trap; $ok:";
+    assert_eq!(words(&run(text, &[0; 4], 2)), [63]);
+}
+
+#[test]
+fn branches() {
+    let text = "and.b32 %a, %number, 3; mov.b32 %b, 5;
+        $targets: .branchtargets $L0, $L1, $L2, $L3;
+        brx.idx %a, $targets;
+        $L0: mov.b32 %b, 10; bra.uni $end;
+        $L1: mov.b32 %b, 11; bra $end;
+        $L2: setp.gt.u32 %p, %number, 15; @%p bra $end; mov.b32 %b, 12; bra.uni $end;
+        $L3: exit;
+        $end: st.global.b32 [%place], %b;";
+    let expected: Vec<u32> = (0..32).map(|i| [10, 11, if i > 15 { 5 } else { 12 }, 0][i % 4]).collect();
+    assert_eq!(words(&run(text, &[0; 128], 1)), expected);
+}
+
+#[test]
+fn loads_and_stores() {
+    let bytes: Vec<u8> = (0..=255).collect();
+    let text = ".reg .b64 %g; .reg .b64 %lb; .reg .b16 %h; .reg .b16 %i; .reg .b32 %d;
+        cvta.to.global.u64 %g, %out; cvta.global.u64 %g, %g;
+        setp.ne.b32 %p, %number, 0; @%p bra $end;
+        ld.global.b8 %h, [%g+3]; st.global.b8 [%g+200], %h;
+        ld.global.b16 %h, [%g+4]; st.global.b16 [%g+202], %h;
+        ld.global.b64 %la, [%g+8]; st.global.b64 [%g+208], %la;
+        ld.global.v2.b8 {%h, %i}, [%g+16]; st.global.b8 [%g+220], %i;
+        ld.global.nc.v4.b32 {%a, %b, %c, %d}, [%g+32]; st.global.cs.v4.b32 [%g+224], {%d, %c, %b, %a};
+        $end:";
+    let mut expected = bytes.clone();
+    expected[200] = 3;
+    expected[202..204].copy_from_slice(&[4, 5]);
+    expected[208..216].copy_from_slice(&[8, 9, 10, 11, 12, 13, 14, 15]);
+    expected[220] = 17;
+    expected[224..240].copy_from_slice(&[44, 45, 46, 47, 40, 41, 42, 43, 36, 37, 38, 39, 32, 33, 34, 35]);
+    assert_eq!(run(text, &bytes, 1), expected);
+}
+
+/// Instructions that are tested above, or used by every test here.
+const ELSEWHERE: [&str; 30] = [
+    "shfl.sync.bfly.b32",
+    "shfl.sync.idx.b32",
+    "vote.sync.ballot.b32",
+    "red.global.add.u64",
+    "red.global.max.u64",
+    "red.global.max.u32",
+    "ld.relaxed.gpu.global.u32",
+    "brx.idx",
+    "bra",
+    "bra.uni",
+    "ret",
+    "exit",
+    "ld.param.b32",
+    "ld.param.b64",
+    "ld.global.b8",
+    "ld.global.b16",
+    "ld.global.b32",
+    "ld.global.b64",
+    "ld.global.v2.b8",
+    "ld.global.nc.v4.b32",
+    "st.global.b8",
+    "st.global.b16",
+    "st.global.b32",
+    "st.global.b64",
+    "st.global.cs.v4.b32",
+    "cvta.global.u64",
+    "cvta.to.global.u64",
+    "mov.u32",
+    // `approximate_reciprocals_are_within_a_unit`, and the GPU's own in `microscale-tests`.
+    "rcp.approx.ftz.f32",
+    "trap",
+];
+
+#[test]
+fn no_instruction_of_the_library_is_untested() {
+    let mut tested: BTreeSet<&str> = ELSEWHERE.into();
+    for checks in [float::checks(), packed::checks(), convert::checks(), integer::checks()] {
+        tested.append(&mut opcodes(&checks));
+    }
+    let mut used = BTreeSet::new();
+    for target in ["sm_80", "sm_90", "sm_100f", "sm_120f"] {
+        let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
+        let module = Module::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+        for kernel in module.kernels() {
+            used.extend(module.kernel(kernel).unwrap().instructions().into_iter().map(str::to_owned));
+        }
+    }
+    let untested: Vec<_> = used.iter().filter(|opcode| !tested.contains(opcode.as_str())).collect();
+    assert!(untested.is_empty(), "without a test: {untested:?}");
+    assert!(used.len() > 100, "only {} instructions", used.len());
+}
