@@ -5,11 +5,13 @@ mod assembler;
 mod assembly;
 mod main_path;
 mod module;
+mod prediction;
 mod report;
 mod requirements;
 mod resources;
 mod rules;
 mod sass;
+mod table;
 
 use crate::layout;
 use anyhow::{Context, Result, bail};
@@ -45,6 +47,7 @@ struct Request {
     kernel: String,
     install_ptxas: bool,
     require_ptxas: bool,
+    write_table: bool,
 }
 
 /// Checks everything, prints the report, and fails if anything was found.
@@ -62,8 +65,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             let results = assembly::assemble_all(&assembler, &ptx)?;
             let found = assembly::check(&results);
             println!("assembler: {} modules, {}", results.len(), count(&found));
+            let found_nothing = found.is_empty();
             findings.extend(found);
             report::print(&results, &request.kernel)?;
+            if found_nothing {
+                table::run(&assembler, &results, request.write_table)?;
+            }
         }
         None if request.require_ptxas => bail!("ptxas was not found\n{}", assembler::HOW_TO_GET_IT),
         None => println!("assembler: SKIPPED, ptxas was not found\n{}", assembler::HOW_TO_GET_IT),
@@ -84,6 +91,7 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "--kernel" => request.kernel = arguments.next().context("--kernel needs a text")?.clone(),
             "--install-ptxas" => request.install_ptxas = true,
             "--require-ptxas" => request.require_ptxas = true,
+            "--write-table" => request.write_table = true,
             other => bail!("check-ptx does not know `{other}`"),
         }
     }

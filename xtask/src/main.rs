@@ -27,8 +27,8 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "check-ptx",
-        arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas]",
-        about: "Check host/ptx/: forbidden constructs, required instructions, and what NVIDIA's assembler makes of it",
+        arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas] [--write-table]",
+        about: "Check host/ptx/: forbidden constructs, required instructions, what NVIDIA's assembler makes of it, and docs/sass.md",
         run: check_ptx::run,
     },
     Command {

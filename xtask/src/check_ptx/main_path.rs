@@ -94,7 +94,8 @@ fn successors(code: &Code, i: usize) -> Option<Successors> {
             Successors { next: true, ..Default::default() }
         }
         "BRA" | "JMP" => Successors { jump: Some(jump?), next: conditional, end: false },
-        "BRX" | "JMX" | "BRXU" | "JMXU" => return None,
+        // Where to, the code does not say. No path goes on here; there are others, or there is none.
+        "BRX" | "JMX" | "BRXU" | "JMXU" => Successors::default(),
         _ => Successors { next: true, ..Default::default() },
     })
 }

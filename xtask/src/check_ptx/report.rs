@@ -84,7 +84,7 @@ fn per_element(kernel: &Assembled) -> Option<f64> {
 }
 
 /// `128×4 8×1`
-fn accesses(kernel: &Assembled, name: &str) -> String {
+pub(super) fn accesses(kernel: &Assembled, name: &str) -> String {
     let Some(path) = &kernel.main_path else { return "?".to_owned() };
     let accesses = path.instructions.iter().filter_map(|i| kernel.code.instructions[*i].access());
     let widths: Vec<u32> = accesses.filter(|(kind, _)| *kind == name).map(|(_, bits)| bits).collect();
