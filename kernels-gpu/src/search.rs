@@ -1,14 +1,17 @@
-//! Quantization with searched block scales (`microscale_formats::search`): a lane an element, so that every layout and option is the
-//! same to it.
+//! Quantization with searched block scales (`microscale_formats::search`): a lane eight elements, one by one, so that every layout and
+//! option is the same to it.
 //!
-//! The lanes of a block all hold its amax, its bounds and the error of the scale that is being tried, which they add up in pairs by
-//! shuffles: the order of the definition. Blocks of a warp try different scales at the same time, until the last is done.
+//! The lanes of a block all hold its amax, its bounds and the error of the scale that is being tried. They add it up in pairs, each
+//! its own elements and then by shuffles: the order of the definition. Blocks of a warp try different scales at the same time, until the
+//! last is done.
 
-use microscale_formats::E2m1;
+use core::hint::cold_path;
+
 use microscale_formats::search::{self, Scales, Search, WINDOW};
+use microscale_formats::{E2m1, block};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, SEARCH_PIECES,
-    ScaleGrid, THREADS, WARP,
+    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, SEARCH_EACH,
+    SEARCH_PIECES, ScaleGrid, THREADS, WARP,
 };
 
 use crate::access::{self, Scales as ScalePlaces};
@@ -43,10 +46,35 @@ struct Counts {
     tried: u32,
 }
 
+/// Elements that a lane has.
+const EACH: usize = SEARCH_EACH as usize;
+
+/// Their numbers. Arrays are gone through by `map`, which leaves no loop and so no array in memory.
+const NUMBERS: [u32; EACH] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Small numbers, so many bits each, in a word.
+#[inline(always)]
+fn packed([a, b, c, d, e, f, g, h]: [u32; EACH], bits: u32) -> u32 {
+    let pair = |low: u32, high: u32, bits: u32| low | high << bits;
+    let low = pair(pair(a, b, bits), pair(c, d, bits), 2 * bits);
+    pair(low, pair(pair(e, f, bits), pair(g, h, bits), 2 * bits), 4 * bits)
+}
+
+/// The largest of some numbers.
+#[inline(always)]
+fn largest([a, b, c, d, e, f, g, h]: [u32; EACH]) -> u32 {
+    a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)))
+}
+
+/// Lanes that share a block.
+const fn lanes<F: Blocks>() -> u32 {
+    F::BLOCK / SEARCH_EACH
+}
+
 /// The largest of a block's lanes' numbers, in all of them.
 #[inline(always)]
 fn most<F: Blocks>(mut bits: u32) -> u32 {
-    let mut distance = F::BLOCK / 2;
+    let mut distance = const { lanes::<F>() / 2 };
     while distance > 0 {
         bits = bits.max(warp::shuffle_xor(bits, distance));
         distance /= 2;
@@ -54,23 +82,24 @@ fn most<F: Blocks>(mut bits: u32) -> u32 {
     bits
 }
 
-/// The sum of a block's lanes' numbers, in all of them: neighbours first.
+/// The sum of the numbers of a block's lanes, in all of them: neighbours first.
 #[inline(always)]
-fn sum<F: Blocks>(mut term: f32) -> f32 {
+fn sum<F: Blocks>([a, b, c, d, e, f, g, h]: [f32; EACH]) -> f32 {
+    let mut sum = ((a + b) + (c + d)) + ((e + f) + (g + h));
     let mut distance = 1;
-    while distance < F::BLOCK {
-        term += f32::from_bits(warp::shuffle_xor(term.to_bits(), distance));
+    while distance < const { lanes::<F>() } {
+        sum += f32::from_bits(warp::shuffle_xor(sum.to_bits(), distance));
         distance *= 2;
     }
-    term
+    sum
 }
 
-/// A lane's element, and what the search knows of its block.
+/// A lane's elements, and what the search knows of their block.
 struct Lane<'a, F> {
     format: &'a F,
-    /// Its magnitude times the unit.
-    a: f32,
-    weight: f32,
+    /// Their magnitudes times the unit.
+    a: [f32; EACH],
+    weights: [f32; EACH],
     weighted: bool,
     unit: f32,
     /// The block's, times the unit.
@@ -88,11 +117,12 @@ impl<F: Searched> Lane<'_, F> {
     #[inline(always)]
     fn error(&self, byte: u32) -> f32 {
         let factor = self.factor(byte);
-        let mut term = search::term(self.a, factor, format::divide(1.0, factor));
+        let inverse = format::divide(1.0, factor);
+        let mut terms = self.a.map(|a| search::term(a, factor, inverse));
         if self.weighted {
-            term *= self.weight;
+            terms = NUMBERS.map(|i| terms[i as usize] * self.weights[i as usize]);
         }
-        sum::<F>(term)
+        sum::<F>(terms)
     }
 
     /// `search::Block::bounds`. All lanes of the warp take part.
@@ -113,7 +143,9 @@ impl<F: Searched> Lane<'_, F> {
             lower &= first > lowest;
             let factor = self.factor(if lower { first - 1 } else { first });
             let clipped = if self.weighted {
-                f32::from_bits(most::<F>((search::clipped(self.a, factor) * self.weight).to_bits()))
+                let clipped = |i: u32| search::clipped(self.a[i as usize], factor) * self.weights[i as usize];
+                // Not negative, so their bits order as they do.
+                f32::from_bits(most::<F>(largest(NUMBERS.map(|i| clipped(i).to_bits()))))
             } else {
                 search::clipped(self.amax, factor)
             };
@@ -173,8 +205,8 @@ unsafe fn quantize<D: Dtype, F: Searched>(
     let warp_number = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
     // SAFETY: slots are REPORT_SLOTS in number.
     let report = unsafe { report.add(warp_number as usize % REPORT_SLOTS) };
-    let blocks_at_once = u64::from(WARP / F::BLOCK);
-    let part = warp::lane() % F::BLOCK;
+    let blocks_at_once = u64::from(WARP / const { lanes::<F>() });
+    let part = warp::lane() % const { lanes::<F>() };
     let mut counts = Counts::default();
     // A number that the compiler does not know, lest it unroll the loop.
     let pieces = ptx::opaque(SEARCH_PIECES);
@@ -184,22 +216,29 @@ unsafe fn quantize<D: Dtype, F: Searched>(
         if first >= grid.blocks {
             break; // The whole warp.
         }
-        let block = first + u64::from(warp::lane() / F::BLOCK);
+        let block = first + u64::from(warp::lane() / const { lanes::<F>() });
         let exists = block < grid.blocks;
-        let mut value = 0.0;
-        let mut weight = 1.0;
-        if exists {
-            // SAFETY: the block exists, and there is a weight for each of its columns.
-            unsafe {
-                value = f32::from_bits(access::element::<D, F>(values, &grid, block, part));
-                if !options.importance.is_null() {
-                    weight = importance::<F>(options.importance, &grid, block, part);
+        let element = |i: u32| part * SEARCH_EACH + i;
+        let of_lane = NUMBERS.map(|i| {
+            // SAFETY: the block exists.
+            let bits =
+                if exists { unsafe { access::element::<D, F>(values, &grid, block, element(i)) } } else { 0 };
+            f32::from_bits(bits)
+        });
+        let mut weights = [1.0; EACH];
+        if !options.importance.is_null() {
+            weights = NUMBERS.map(|i| {
+                // SAFETY: the block exists, and there is a weight for each of its columns.
+                if exists {
+                    unsafe { importance::<F>(options.importance, &grid, block, element(i)) }
+                } else {
+                    0.0
                 }
-            }
+            });
         }
         // SAFETY: the same contract; all lanes are here.
         unsafe {
-            one::<D, F>(format, value, weight, block, exists, target, report, &options, &mut counts);
+            one::<D, F>(format, of_lane, weights, block, exists, target, report, &options, &mut counts);
         }
         piece += 1;
     }
@@ -227,8 +266,8 @@ unsafe fn importance<F: Blocks>(weights: *const f32, grid: &BlockGrid, block: u6
 #[expect(clippy::too_many_arguments, reason = "a warp's whole state, taken out of a loop to be read")]
 unsafe fn one<D: Dtype, F: Searched>(
     format: &F,
-    mut value: f32,
-    weight: f32,
+    mut values: [f32; EACH],
+    weights: [f32; EACH],
     block: u64,
     exists: bool,
     target: Target,
@@ -236,23 +275,30 @@ unsafe fn one<D: Dtype, F: Searched>(
     options: &SearchOptions,
     counts: &mut Counts,
 ) {
-    let part = warp::lane() % F::BLOCK;
-    let mask = u32::MAX >> (WARP - F::BLOCK) << (warp::lane() - part);
-    let non_finite = warp::ballot(!value.is_finite());
-    let nan = warp::ballot(value.is_nan());
-    if non_finite & mask != 0 && part == 0 {
-        let first = (non_finite & mask).trailing_zeros() % F::BLOCK;
-        let first = block * u64::from(F::BLOCK) + u64::from(first);
-        // SAFETY: the report slot is the caller's promise.
-        unsafe { by_block::count_non_finite(report, (nan & mask).count_ones(), non_finite & mask, first) };
+    let part = warp::lane() % const { lanes::<F>() };
+    let mut nan_block = false;
+    let magnitudes = |values: [f32; EACH]| values.map(|value| value.to_bits() & 0x7FFF_FFFF);
+    let mut amax_bits = most::<F>(largest(magnitudes(values)));
+    if warp::ballot(block::is_non_finite(amax_bits)) != 0 {
+        cold_path();
+        let non_finite = packed(values.map(|value| u32::from(!value.is_finite())), 1);
+        let nan = packed(values.map(|value| u32::from(value.is_nan())), 1);
+        // Each lane counts its own; of the block's positions the first wins.
+        if non_finite != 0 {
+            let first = part * SEARCH_EACH + non_finite.trailing_zeros();
+            let first = block * u64::from(F::BLOCK) + u64::from(first);
+            // SAFETY: the report slot is the caller's promise.
+            unsafe { by_block::count_non_finite(report, nan.count_ones(), non_finite, first) };
+        }
+        nan_block = block::is_non_finite(amax_bits) && !format.saturates_non_finite();
+        values = values.map(|value| {
+            let finite = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
+            let replaced = if format.saturates_non_finite() { finite } else { 0.0 };
+            if value.is_finite() { value } else { replaced }
+        });
+        amax_bits = most::<F>(largest(magnitudes(values)));
     }
-    if !value.is_finite() {
-        let finite = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
-        value = if format.saturates_non_finite() { finite } else { 0.0 };
-    }
-    let nan_block = non_finite & mask != 0 && !format.saturates_non_finite();
 
-    let amax_bits = most::<F>(value.to_bits() & 0x7FFF_FFFF);
     let (plain, _, plain_events) = format.define::<D>(amax_bits);
     let mut larger = plain;
     if options.search == Search::FourSix as u32 {
@@ -261,8 +307,8 @@ unsafe fn one<D: Dtype, F: Searched>(
     let unit = search::unit(amax_bits);
     let lane = Lane {
         format,
-        a: f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit,
-        weight,
+        a: values.map(|value| f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit),
+        weights,
         weighted: !options.importance.is_null(),
         unit,
         amax: f32::from_bits(amax_bits) * unit,
@@ -271,15 +317,13 @@ unsafe fn one<D: Dtype, F: Searched>(
     let byte = byte as u8;
     let (scaling, events) = format.define_under::<D>(amax_bits, byte);
     let scale = if nan_block { F::NAN_SCALE } else { byte };
-    let code = if nan_block { 0 } else { format.code(value, scaling) };
-    let across = warp::shuffle_xor(u32::from(code), 1) as u8;
+    let codes = packed(values.map(|value| u32::from(format.code(value, scaling))), 4);
+    let codes = if nan_block { 0 } else { codes };
     if exists {
-        // SAFETY: F::BYTES code bytes and one scale byte a block, each written by one lane.
+        // SAFETY: four code bytes, aligned as codes are, and one scale byte a block, each written by one lane.
         unsafe {
-            if part % 2 == 0 {
-                let place = block * u64::from(F::BYTES) + u64::from(part / 2);
-                *target.codes.add(place as usize) = code | across << 4;
-            }
+            let place = block * u64::from(F::BYTES) + u64::from(part * (SEARCH_EACH / 2));
+            *target.codes.add(place as usize).cast::<u32>() = codes;
             if part == 0 {
                 *target.scales.add(ScalePlaces::new(target.scale_grid, block).offset(block)) = scale;
             }
@@ -331,7 +375,7 @@ macro_rules! mx_entries {
         /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes` has
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes` (aligned to 4) has
         /// room for `grid.blocks` blocks, and `scales` for their bytes where `scale_grid` puts them; `report` points to
         /// `REPORT_SLOTS` slots; `importance` is null, or there is a weight for each of the grid's columns. All in global memory,
         /// and none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
