@@ -98,6 +98,26 @@ impl Device {
         }
     }
 
+    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1. See
+    /// [`cpu::quantize_weighted`].
+    ///
+    /// # Errors
+    /// Those of [`cpu::quantize_weighted`], and [`Error::Gpu`].
+    pub fn quantize_weighted<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        recipe: &Recipe,
+        importance: Option<&[f32]>,
+    ) -> Result<Quantized> {
+        match (self, importance) {
+            (Self::Cpu, None) => cpu::quantize(values, shape, recipe),
+            (Self::Cpu, Some(importance)) => cpu::quantize_weighted(values, shape, recipe, importance),
+            #[cfg(feature = "cuda")]
+            (Self::Gpu(gpu), _) => gpu.quantize_weighted(values, shape, recipe, importance),
+        }
+    }
+
     /// The largest magnitude of values in host memory. See [`cpu::amax`].
     ///
     /// # Errors

@@ -35,6 +35,7 @@ pub mod gpu;
 mod quality;
 mod recipe;
 mod report;
+pub mod search_global;
 mod tensor;
 
 #[cfg(feature = "cli")]

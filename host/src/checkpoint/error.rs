@@ -217,6 +217,73 @@ pub enum Error {
         second: String,
     },
 
+    /// Weights by column, and no search that they could weight.
+    #[error(
+        "importance weights the errors of a search for block scales; search for them with --search four-six, window or full"
+    )]
+    ImportanceUnused,
+
+    /// A file with two vectors of weights for one tensor.
+    #[error("{} has two vectors of importance for tensor {tensor}, {first} and {second}; remove one", .file.display())]
+    ImportanceTwice {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of one.
+        first: String,
+        /// The name of the other.
+        second: String,
+    },
+
+    /// Weights by column that are no vector of floats with the tensor's columns.
+    #[error(
+        "{}: tensor {name} must be a vector of {columns} numbers (F32, F16 or BF16), one for each column of {tensor}, but is \
+         {dtype} of shape {shape:?}; write one number a column, or leave it out", .file.display()
+    )]
+    ImportanceShape {
+        /// The file.
+        file: PathBuf,
+        /// The tensor in it.
+        name: String,
+        /// The tensor that it is for.
+        tensor: String,
+        /// The columns of that.
+        columns: usize,
+        /// The dtype found.
+        dtype: safetensors::Dtype,
+        /// The shape found.
+        shape: Vec<usize>,
+    },
+
+    /// A weight that is negative or not finite.
+    #[error(
+        "{}: tensor {name} has the number {weight} for column {column} of {tensor}; importance must be finite and not negative, \
+         such as mean squared activations are", .file.display()
+    )]
+    ImportanceNumber {
+        /// The file.
+        file: PathBuf,
+        /// The tensor in it.
+        name: String,
+        /// The tensor that it is for.
+        tensor: String,
+        /// The column, counted from 0.
+        column: usize,
+        /// The number found.
+        weight: f32,
+    },
+
+    /// A search for global scales with a recipe that leaves nothing to search.
+    #[error(
+        "the global scale is searched for nvfp4, where it follows from amax and block scales are searched too, but {why}; choose \
+         --format nvfp4 with --search four-six, window or full and without --global-scale, or leave out --search-global"
+    )]
+    NoGlobalSearch {
+        /// What stands against it.
+        why: String,
+    },
+
     /// Two checkpoints whose tensors of one name have different shapes.
     #[error("tensor {tensor} has shape {first_shape:?} in {} and {second_shape:?} in {}; compare checkpoints of the same model",
         .first.display(), .second.display())]

@@ -2,16 +2,20 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::slice;
+use std::time::Instant;
 
 use super::error::{Error, Result};
 use super::fused::{Fused, fused};
+use super::importance::Importance;
 use super::packed::global_scale;
+use super::quantize::Stored;
 use super::read::{Checkpoint, Tensor};
 use super::values::{float_dtype, selected, with_values};
 use crate::device::Device;
-use crate::formats::nvfp4::Direction;
+use crate::formats::nvfp4::{Arithmetic, Direction};
 use crate::recipe::{Global, Scheme};
-use crate::{Dtype, Element, GlobalScale, NonFinite, Recipe, Shape};
+use crate::{Dtype, Element, ErrorStats, GlobalScale, NonFinite, Recipe, Search, Shape, search_global};
 
 /// What a global scale may be called after its tensor, and its direction then: compressed-tensors' name, and ModelOpt's.
 const SUFFIXES: [(&str, Direction); 2] =
@@ -103,15 +107,34 @@ fn inverse(scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
 pub(super) struct Chooser<'a> {
     recipe: Recipe,
     given: Option<&'a GlobalScales>,
+    /// Whether the best of a few is taken instead of the convention's.
+    searching: bool,
+    /// What weights the search for block scales meanwhile.
+    importance: Option<&'a Importance>,
     /// The tensors that are fused and quantized, by what they are fused into.
     layers: HashMap<Fused, Layer<'a>>,
 }
 
-/// The parts of a fused layer. Their amax is found when the first of them is to be quantized, and kept.
+/// The parts of a fused layer. Their global scale is found when the first of them is to be quantized, and kept.
 #[derive(Default)]
 struct Layer<'a> {
     parts: Vec<Tensor<'a>>,
-    amax: Option<f32>,
+    found: Option<Found>,
+}
+
+/// A global scale that follows from an amax.
+#[derive(Clone, Copy)]
+struct Found {
+    plain: GlobalScale,
+    best: GlobalScale,
+}
+
+/// How a tensor is quantized.
+pub(super) struct Chosen {
+    /// With its global scale put in, where that is known before.
+    pub(super) recipe: Recipe,
+    /// The same without any search.
+    pub(super) plain: Recipe,
 }
 
 impl<'a> Chooser<'a> {
@@ -129,34 +152,71 @@ impl<'a> Chooser<'a> {
         }
         // What is left alone needs no pass of its own.
         layers.retain(|_, layer| layer.parts.len() > 1);
-        Self { recipe, given, layers }
+        Self { recipe, given, searching: false, importance: None, layers }
     }
 
-    /// The recipe for one tensor. Where it takes its global scale from an amax that it shares, that is computed now, one
-    /// tensor at a time, unless it is known already.
+    /// Searches for the global scales that follow from amax.
+    pub(super) fn searching(self, importance: Option<&'a Importance>) -> Self {
+        Self { searching: true, importance, ..self }
+    }
+
+    /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it shares, that is computed now,
+    /// one tensor at a time, unless it is known already.
     ///
     /// # Errors
     /// [`Error::Tensor`], naming the tensor that is to blame: another than the one that is asked for, maybe.
-    pub(super) fn recipe_for(&mut self, tensor: &Tensor<'_>, device: &Device) -> Result<Recipe> {
-        let Scheme::Nvfp4(arithmetic, Global::FromAmax) = self.recipe.scheme else { return Ok(self.recipe) };
-        if let Some(given) = self.given.and_then(|given| given.scales.get(tensor.name)) {
-            return Ok(self.recipe.with_global(Global::Given(*given)));
-        }
-        let Some(layer) = fused(tensor.name).and_then(|layer| self.layers.get_mut(&layer)) else {
-            return Ok(self.recipe);
+    pub(super) fn recipes_for(&mut self, tensor: &Tensor<'_>, device: &Device) -> Result<Chosen> {
+        let given = |plain, best| {
+            let [plain, recipe] = [plain, best].map(|scale| self.recipe.with_global(scale));
+            Chosen { recipe, plain: Recipe { search: Search::None, ..plain } }
         };
-        if layer.amax.is_none() {
-            let mut most = 0.0f32;
-            for part in &layer.parts {
-                most = most.max(amax(part, &self.recipe, device)?);
+        let Scheme::Nvfp4(arithmetic, global @ Global::FromAmax) = self.recipe.scheme else {
+            return Ok(Chosen { recipe: self.recipe, plain: Recipe { search: Search::None, ..self.recipe } });
+        };
+        if let Some(scale) = self.given.and_then(|given| given.scales.get(tensor.name)) {
+            return Ok(given(Global::Given(*scale), Global::Given(*scale)));
+        }
+        let key = fused(tensor.name);
+        let layer = key.as_ref().and_then(|layer| self.layers.get(layer));
+        if layer.is_none() && !self.searching {
+            return Ok(given(global, global));
+        }
+        let found = match layer.and_then(|layer| layer.found) {
+            Some(found) => found,
+            None => {
+                let parts = layer.map_or(slice::from_ref(tensor), |layer| &layer.parts);
+                self.find(parts, &arithmetic, device)?
             }
-            layer.amax = Some(most);
+        };
+        let chosen = given(Global::Given(found.plain), Global::Given(found.best));
+        if let Some(layer) = key.and_then(|layer| self.layers.get_mut(&layer)) {
+            layer.found = Some(found);
+        }
+        Ok(chosen)
+    }
+
+    /// The global scale of tensors that share one.
+    fn find(&self, parts: &[Tensor<'_>], arithmetic: &Arithmetic, device: &Device) -> Result<Found> {
+        let mut most = 0.0f32;
+        for part in parts {
+            most = most.max(amax(part, &self.recipe, device)?);
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
-        let dtype = layer.parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
-        let amax = layer.amax.unwrap_or_default();
-        let shared = arithmetic.global_scale(amax, |x| dtype.narrow(x));
-        Ok(self.recipe.with_global(Global::Given(shared)))
+        let dtype = parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
+        let plain = arithmetic.global_scale(most, |x| dtype.narrow(x));
+        if !self.searching {
+            return Ok(Found { plain, best: plain });
+        }
+        let scales = search_global::global_scales(arithmetic, most, |x| dtype.narrow(x));
+        let best = search_global::choose(&scales, |scale| {
+            let recipe = self.recipe.with_global(Global::Given(scale));
+            let mut errors = ErrorStats::default();
+            for part in parts {
+                errors += Stored::of(part, &recipe, self.importance, device, Instant::now())?.errors;
+            }
+            Ok(errors)
+        })?;
+        Ok(Found { plain, best })
     }
 }
 

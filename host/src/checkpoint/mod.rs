@@ -8,6 +8,7 @@
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
 //! | `selection` | which tensors are quantized, and why the others are not |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
+//! | `importance` | weights by column for the search of block scales |
 //! | `compressed_tensors` | the one convention of files so far: names, dtypes, config |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
@@ -25,6 +26,7 @@ mod error;
 mod fused;
 mod global_scale;
 mod header;
+mod importance;
 mod index;
 mod inspect;
 mod json;
@@ -43,6 +45,7 @@ pub use compare::{Compared, Comparison, Difference, compare};
 pub use dequantize::{Dequantized, dequantize};
 pub use error::{Error, Result};
 pub use global_scale::GlobalScales;
+pub use importance::Importance;
 pub use inspect::{Histogram, Inspected, inspect};
 pub use others::Skipped;
 pub use packed::{Logical, Packed, logical};
@@ -51,5 +54,5 @@ pub use read::{Checkpoint, Tensor};
 pub use rewrite::{OnProgress, Progress};
 pub use safetensors::Dtype as FileDtype;
 pub use selection::{Kept, Reason, Selection, kept};
-pub use summary::{Outcome, Summary, Sums, TensorSummary, Totals};
+pub use summary::{Outcome, Plain, Summary, Sums, TensorSummary, Totals};
 pub use values::{Values, file_dtype, float_dtype};

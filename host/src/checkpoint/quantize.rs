@@ -9,16 +9,19 @@ use serde_json::{Map, Value, json};
 use super::compressed_tensors::{self, Storage};
 use super::error::{Error, Result};
 use super::global_scale::{Chooser, GlobalScales};
+use super::importance::Importance;
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::{Reason, Selection};
-use super::summary::{Outcome, Summary, TensorSummary, facts_to_json};
+use super::summary::{Outcome, Plain, Summary, TensorSummary, facts_to_json};
 use super::values::{selected, with_values};
 use super::write::{Outline, Writer};
 use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::{Global, Scheme};
-use crate::{Element, ErrorStats, Format, QuantizedTensor, Recipe, Shape};
+use crate::{
+    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, search_global,
+};
 
 /// What is to become of each tensor of a checkpoint.
 pub struct Plan<'a> {
@@ -26,6 +29,8 @@ pub struct Plan<'a> {
     recipe: Recipe,
     storage: &'static Storage,
     global_scales: Option<GlobalScales>,
+    importance: Option<Importance>,
+    search_global: bool,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<Planned<'a>>,
 }
@@ -63,7 +68,15 @@ impl<'a> Plan<'a> {
             let bytes_after = outlines.iter().map(Outline::bytes).sum();
             tensors.push(Planned { tensor, reason, bytes_after });
         }
-        let plan = Self { checkpoint, recipe, storage, global_scales: None, tensors };
+        let plan = Self {
+            checkpoint,
+            recipe,
+            storage,
+            global_scales: None,
+            importance: None,
+            search_global: false,
+            tensors,
+        };
         plan.check_names()?;
         Ok(plan)
     }
@@ -86,6 +99,37 @@ impl<'a> Plan<'a> {
         Ok(self.global_scales.insert(found))
     }
 
+    /// Takes weights by column from a file, for the search of block scales. A vector is called `X.importance`, `X_importance` or X, like
+    /// its tensor, and has a float for each of its columns. Tensors without one are searched unweighted.
+    ///
+    /// # Errors
+    /// [`Error::ImportanceUnused`], [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
+    pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
+        Importance::check(&self.recipe)?;
+        let found = Importance::find(file, self.to_quantize())?;
+        Ok(self.importance.insert(found))
+    }
+
+    /// Lets NVFP4's global scales be searched too, as [`search_global`] does: for each tensor, or all that share one, the best of a few.
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalSearch`] unless they follow from amax and the recipe has a search.
+    pub fn search_global_scales(&mut self) -> Result<()> {
+        let why = match self.recipe.scheme {
+            Scheme::Nvfp4(_, Global::FromAmax) if self.global_scales.is_none() => match self.recipe.search {
+                Search::None => "block scales are not searched".into(),
+                _ => {
+                    self.search_global = true;
+                    return Ok(());
+                }
+            },
+            Scheme::Nvfp4(_, Global::Absent) => "there is none (--global-scale none)".into(),
+            Scheme::Nvfp4(..) => "it is given (--global-scale)".into(),
+            _ => format!("the format is {}", self.recipe.format()),
+        };
+        Err(Error::NoGlobalSearch { why })
+    }
+
     /// Everything that decides the bytes, name by name.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = self.recipe.facts();
@@ -93,6 +137,12 @@ impl<'a> Plan<'a> {
             if let Some(scales) = &self.global_scales {
                 *fact = format!("from {}", scales.path.display());
             }
+        }
+        if let Some(importance) = &self.importance {
+            facts.push(("importance", format!("from {}", importance.path.display())));
+        }
+        if self.search_global {
+            facts.push(("search_global", search_global::TRIED.map(|n| n.to_string()).join(", ")));
         }
         facts
     }
@@ -175,7 +225,10 @@ pub fn quantize(
         return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
     }
     let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-    let chooser = Chooser::new(plan.recipe, plan.global_scales.as_ref(), plan.to_quantize());
+    let mut chooser = Chooser::new(plan.recipe, plan.global_scales.as_ref(), plan.to_quantize());
+    if plan.search_global {
+        chooser = chooser.searching(plan.importance.as_ref());
+    }
     let mut work = Quantizer { plan, planned, chooser, device, done: Vec::new() };
     let skipped = rewrite(plan.checkpoint, out, &mut work, progress)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -196,37 +249,71 @@ impl Quantizer<'_> {
         self.planned.get(tensor.name).and_then(|planned| planned.reason.as_ref())
     }
 
-    /// Quantizes a tensor to what a file holds, and measures the loss of that.
+    /// Quantizes a tensor to what a file holds, and measures the loss of that, and of plain scales if others were searched.
     fn quantize(&mut self, tensor: &Tensor<'_>) -> Result<(QuantizedTensor, Outcome)> {
         let start = Instant::now();
-        let recipe = self.chooser.recipe_for(tensor, self.device)?;
-        let values = selected(tensor)?;
-        let quantized =
-            with_values!(&values, slice => quantize_values(slice, tensor, &recipe, self.device, start));
-        quantized.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+        let chosen = self.chooser.recipes_for(tensor, self.device)?;
+        let stored = Stored::of(tensor, &chosen.recipe, self.plan.importance.as_ref(), self.device, start)?;
+        let Stored { report, errors, global_scale, seconds, .. } = stored;
+        let plain = match self.plan.recipe.search {
+            Search::None => None,
+            _ => Some(Stored::of(tensor, &chosen.plain, None, self.device, Instant::now())?),
+        };
+        let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
+        Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain }))
     }
 }
 
-fn quantize_values<T: Element>(
-    values: &[T],
-    tensor: &Tensor<'_>,
-    recipe: &Recipe,
-    device: &Device,
-    start: Instant,
-) -> crate::Result<(QuantizedTensor, Outcome)> {
-    let (rows, cols) = tensor.matrix();
-    let shape = Shape::new(rows, cols);
-    let quantized = device.quantize(values, shape, recipe)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let global_scale = quantized.tensor.global_scale();
-    let stored = match recipe.format() {
-        Format::Nvfp4 => {
-            quantized.tensor.with_global_scale(compressed_tensors::stored_global_scale(global_scale))?
-        }
-        _ => quantized.tensor,
-    };
-    let errors = ErrorStats::of_quantized(values, shape, &stored)?;
-    Ok((stored, Outcome::Quantized { report: quantized.report, errors, global_scale, seconds }))
+/// What a file holds of a tensor, and how that came about.
+pub(super) struct Stored {
+    tensor: QuantizedTensor,
+    report: Report,
+    /// The loss of what the file holds.
+    pub(super) errors: ErrorStats,
+    /// In the convention's direction.
+    global_scale: Option<GlobalScale>,
+    /// From `start` until it was quantized.
+    seconds: f64,
+}
+
+impl Stored {
+    /// Quantizes a tensor to what a file holds, and measures the loss of that.
+    pub(super) fn of(
+        tensor: &Tensor<'_>,
+        recipe: &Recipe,
+        importance: Option<&Importance>,
+        device: &Device,
+        start: Instant,
+    ) -> Result<Self> {
+        let weights = importance.and_then(|importance| importance.of(tensor.name));
+        let (rows, cols) = tensor.matrix();
+        let shape = Shape::new(rows, cols);
+        let stored = with_values!(&selected(tensor)?, slice => {
+            Self::of_values(slice, shape, recipe, weights, device, start)
+        });
+        stored.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+    }
+
+    fn of_values<T: Element>(
+        values: &[T],
+        shape: Shape,
+        recipe: &Recipe,
+        weights: Option<&[f32]>,
+        device: &Device,
+        start: Instant,
+    ) -> crate::Result<Self> {
+        let quantized = device.quantize_weighted(values, shape, recipe, weights)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let global_scale = quantized.tensor.global_scale();
+        let tensor = match recipe.format() {
+            Format::Nvfp4 => {
+                quantized.tensor.with_global_scale(compressed_tensors::stored_global_scale(global_scale))?
+            }
+            _ => quantized.tensor,
+        };
+        let errors = ErrorStats::of_quantized(values, shape, &tensor)?;
+        Ok(Self { tensor, report: quantized.report, errors, global_scale, seconds })
+    }
 }
 
 impl Rewrite for Quantizer<'_> {

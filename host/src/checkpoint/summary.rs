@@ -62,9 +62,20 @@ pub enum Outcome {
         /// NVFP4's global scale in the convention's direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
         /// Time to quantize, from the mapped file to codes and scales. Of tensors that share a global scale, the first
-        /// one's includes the search for the amax of all.
+        /// one's includes the search for the amax, and for the global scale, of all.
         seconds: f64,
+        /// What plain scales would have been like; `None` unless scales were searched.
+        plain: Option<Plain>,
     },
+}
+
+/// A tensor quantized with the scales of the convention, for comparison with searched ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain {
+    /// The loss.
+    pub errors: ErrorStats,
+    /// NVFP4's global scale in the convention's direction; `None` if there is none.
+    pub global_scale: Option<GlobalScale>,
 }
 
 /// Sums over tensors.
@@ -91,6 +102,10 @@ pub struct Totals {
     pub report: Report,
     /// The loss.
     pub errors: ErrorStats,
+    /// The loss of plain scales; `None` unless scales were searched.
+    pub plain: Option<ErrorStats>,
+    /// Tensors that a search gave another global scale than the convention's.
+    pub rescaled_tensors: u64,
     /// Time to quantize.
     pub seconds: f64,
 }
@@ -160,10 +175,14 @@ impl Summary {
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { report, errors, seconds, .. } => {
+                Outcome::Quantized { report, errors, global_scale, seconds, plain } => {
                     totals.report += *report;
                     totals.errors += *errors;
                     totals.seconds += seconds;
+                    if let Some(plain) = plain {
+                        *totals.plain.get_or_insert_default() += plain.errors;
+                        totals.rescaled_tensors += u64::from(plain.global_scale != *global_scale);
+                    }
                     &mut totals.quantized
                 }
             };
@@ -184,7 +203,7 @@ impl Summary {
             "quantized": totals.quantized.to_json(),
             "copied": totals.copied.to_json(),
             "total": totals.quantized.with(totals.copied).to_json(),
-            "loss": loss_to_json(&totals.report, &totals.errors),
+            "loss": loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref()),
             "tensors": self.tensors.iter().map(TensorSummary::to_json).collect::<Vec<_>>(),
             "skipped": self.skipped.iter().map(|skipped| {
                 json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
@@ -210,13 +229,13 @@ impl TensorSummary {
         });
         match &self.outcome {
             Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
-            Outcome::Quantized { report, errors, global_scale, seconds } => {
+            Outcome::Quantized { report, errors, global_scale, seconds, plain } => {
                 json["copied"] = Value::Null;
                 if let Some(scale) = global_scale {
                     json["global_scale"] = scale.value().into();
                 }
                 json["seconds"] = (*seconds).into();
-                json["loss"] = loss_to_json(report, errors);
+                json["loss"] = loss_to_json(report, errors, plain.as_ref().map(|plain| &plain.errors));
             }
         }
         json
@@ -228,8 +247,8 @@ pub(super) fn facts_to_json(facts: &[(&'static str, String)]) -> Map<String, Val
     facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()
 }
 
-fn loss_to_json(report: &Report, errors: &ErrorStats) -> Value {
-    json!({
+fn loss_to_json(report: &Report, errors: &ErrorStats, plain: Option<&ErrorStats>) -> Value {
+    let mut json = json!({
         "relative_squared_error": errors.relative_squared_error(),
         "sqnr_db": errors.sqnr_db(),
         "max_abs_error": errors.max_abs_error(),
@@ -239,5 +258,11 @@ fn loss_to_json(report: &Report, errors: &ErrorStats) -> Value {
         "clipped_blocks": report.clipped_blocks,
         "flushed_blocks": report.flushed_blocks,
         "saturated_scales": report.saturated_scales,
-    })
+    });
+    if let Some(plain) = plain {
+        json["plain_relative_squared_error"] = plain.relative_squared_error().into();
+        json["rescaled_blocks"] = report.rescaled_blocks.into();
+        json["tried_scales"] = report.tried_scales.into();
+    }
+    json
 }

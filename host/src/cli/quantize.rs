@@ -15,9 +15,9 @@ use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
 use super::words::pattern;
-use super::{device, print, warn};
-use crate::DeviceChoice;
-use crate::checkpoint::{self, Checkpoint, Outcome, Plan, Planned, Selection, Summary, Sums};
+use super::{Usage, device, print, warn};
+use crate::checkpoint::{self, Checkpoint, Outcome, Plan, Planned, Selection, Summary, Sums, Totals};
+use crate::{DeviceChoice, ErrorStats};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -57,6 +57,12 @@ pub(super) fn run(args: Args) -> Result<()> {
     if let Some(path) = args.recipe.global_scales() {
         take_global_scales(&mut plan, path)?;
     }
+    if let Some(path) = args.recipe.importance() {
+        take_importance(&mut plan, path)?;
+    }
+    if args.recipe.search_global {
+        plan.search_global_scales().map_err(Usage::new)?;
+    }
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let facts = match &args.out {
         Some(out) if !args.dry_run => {
@@ -84,6 +90,26 @@ fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
         (&found.inverted, "inverted, which rounds, because the convention takes the other direction"),
         (&found.unequal, "not the global scale of the layers that serving engines fuse this with"),
     ];
+    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
+        let (path, names) = (path.display(), some_of(names));
+        warn(format_args!("warning: {path}: {names}: {what}"));
+    }
+    Ok(())
+}
+
+/// Takes weights by column from a file, and says what is odd about it.
+fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
+    let context = || format!("cannot take importance from {}", path.display());
+    let file = Checkpoint::open(path).with_context(context)?;
+    let to_quantize = plan.quantized();
+    let found = plan.take_importance(&file)?;
+    let unweighted = format!(
+        "{} of {} tensors to quantize have no importance and are searched unweighted",
+        count(found.unweighted.len() as u64),
+        count(to_quantize as u64)
+    );
+    let notes =
+        [(&found.unused, "no tensor to quantize is called so"), (&found.unweighted, unweighted.as_str())];
     for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
         let (path, names) = (path.display(), some_of(names));
         warn(format_args!("warning: {path}: {names}: {what}"));
@@ -155,12 +181,36 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
     let whole = format!("{} ({all})", seconds(summary.seconds));
     let mut text = format!("{}\n\n{}\n", sums_table(totals.quantized, totals.copied), facts.trim_fmt());
+    text += &search_table(summary, &totals, blocks);
     text += &reasons_table(&copied);
     text += &skipped_text(&summary.skipped);
     text + &format!(
         "\nformat  {recipe}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
         out.display()
     )
+}
+
+/// What a search for scales changed, if there was one.
+fn search_table(summary: &Summary, totals: &Totals, blocks: u64) -> String {
+    let Some(plain) = totals.plain else { return String::new() };
+    let (report, tensors) = (totals.report, totals.quantized.tensors);
+    let tried = report.tried_scales as f64 / blocks.max(1) as f64;
+    let error =
+        |errors: ErrorStats| format!("{} relative squared error", figure(errors.relative_squared_error()));
+    let of = |n: u64, all: u64| format!("{} of {}", count(n), count(all));
+    let mut rows = table(&["search", ""]);
+    for (what, found) in [
+        ("error before", error(plain)),
+        ("error after", error(totals.errors)),
+        ("blocks changed", of(report.rescaled_blocks, blocks)),
+        ("candidates tried a block", format!("{tried:.1}")),
+    ] {
+        rows.add_row([what, &found]);
+    }
+    if summary.facts.iter().any(|(name, _)| *name == "search_global") {
+        rows.add_row(["global scales changed", &of(totals.rescaled_tensors, tensors)]);
+    }
+    format!("\n{}\n", rows.trim_fmt())
 }
 
 /// What a dry run prints.

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::Usage;
 use super::words::words;
-use crate::checkpoint::compressed_tensors;
+use crate::checkpoint::{Importance, compressed_tensors};
 use crate::formats::{ScaleRule, Ties};
 use crate::recipe::Words;
 use crate::{Convention, Error, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search};
@@ -32,6 +32,15 @@ pub(super) struct RecipeArgs {
     /// best near the usual one (window), or the best of all (full) (mxfp4, nvfp4)
     #[arg(long, default_value = "none", value_parser = words::<Search>())]
     search: Search,
+    /// Weight errors by column in the search: a .safetensors file with a vector of floats for each tensor X, called X.importance,
+    /// X_importance or X, one number for each column of X (such as the mean square of the activations that it meets). Tensors
+    /// without one are searched unweighted
+    #[arg(long, value_name = "FILE")]
+    importance: Option<PathBuf>,
+    /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared error, not weighted
+    /// (nvfp4, with --search)
+    #[arg(long)]
+    pub(super) search_global: bool,
     /// What to do about NaN and infinities
     #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
     non_finite: NonFinite,
@@ -94,7 +103,15 @@ impl RecipeArgs {
         if let Some(global_scale) = &self.global_scale {
             recipe = recipe.with_global(global(global_scale, &recipe.scheme)?);
         }
+        if self.importance.is_some() {
+            Importance::check(&recipe).map_err(Usage::new)?;
+        }
         Ok(recipe)
+    }
+
+    /// The file with weights by column.
+    pub(super) fn importance(&self) -> Option<&Path> {
+        self.importance.as_deref()
     }
 
     /// The file with global scales.
@@ -175,6 +192,12 @@ pub(super) fn recipe_text(facts: &[(&'static str, String)]) -> String {
     }
     if let Some(search) = fact("search").filter(|search| *search != Search::None.word()) {
         details.push(format!("scales searched: {search}"));
+    }
+    if let Some(importance) = fact("importance") {
+        details.push(format!("errors weighted by importance {importance}"));
+    }
+    if let Some(tried) = fact("search_global") {
+        details.push(format!("global scale searched: amax to {tried}"));
     }
     format!("{text}: {}", details.join(", "))
 }

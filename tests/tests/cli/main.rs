@@ -7,6 +7,7 @@ mod nvfp4;
 mod packed;
 mod refusing;
 mod reporting;
+mod search;
 mod writing;
 
 use std::collections::BTreeMap;
