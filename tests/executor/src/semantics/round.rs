@@ -72,9 +72,12 @@ pub(super) fn to_f32<const MODE: u8>(x: f64) -> u32 {
 }
 
 /// The bits, or the canonical NaN's.
+///
+/// Told from the bits: LLVM 22 has been seen to take `is_nan` of a square root for false where the operand was below zero.
 #[inline(always)]
 pub(super) fn canonical(x: f32) -> u32 {
-    if x.is_nan() { CANONICAL_NAN } else { x.to_bits() }
+    let bits = x.to_bits();
+    if bits & 0x7fff_ffff > 0x7f80_0000 { CANONICAL_NAN } else { bits }
 }
 
 #[cfg(test)]
