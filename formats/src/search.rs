@@ -1,23 +1,23 @@
 //! Choosing a block's scale by the squared error that it makes, instead of by amax alone.
 //!
 //! # The error
-//! A block is looked at through a power of two p that brings its amax into [1, 2), so that no square overflows or vanishes. With
+//! A block is looked at through a power of two p, so that no square overflows or vanishes: 1, unless its amax is far from that. With
 //! a = |x|·p and f = p times what the format multiplies codes with when it dequantizes ([`Scales::factor`]), the error of a scale is
 //!
 //! ```text
-//! Σ w·(a − f·q)²          q the E2M1 magnitude nearest to a·(1/f), ties to even
+//! Σ w·(a − f·q)²          q the E2M1 magnitude nearest to a / f
 //! ```
 //!
-//! Every step is rounded to f32 once, and terms are added in pairs: neighbours, then neighbouring sums, and so on. So every
-//! implementation finds the same scale. (1/f is rounded by itself; where a·(1/f) is so close to a midpoint that a convention's quotient
-//! is rounded to the other side, both codes are as far from a.)
+//! Each step is one operation of f32, products and sums fused ([`Candidate::rest`]), and sixteen terms are added in four chains: element
+//! i to chain i mod 4, then (chain 0 + chain 1) + (chain 2 + chain 3); the halves of a block of 32 are added last. So every
+//! implementation finds the same scale.
 //!
 //! The plain scale wins ties, then the smallest scale.
 //!
 //! # Why the full search skips most scales
 //! *Above.* Let s be a scale with 2s a scale too, and no element above 7s. Doubling E2M1's values gives 0, 1, 2, 3, 4, 6, 8, 12, and what
 //! is nearest to an element up to 7 among these is at most 6 (or 8, as far from it as 6 is), so nearest among values that s has as well. So
-//! s errs no more than 2s in any element, and is the smaller. With m the smallest scale that has no element above 7m, every scale of
+//! s errs no more than 2s in any element, and is the smaller. (As the errors are rounded, it may err more by a rounding.) With m the smallest scale that has no element above 7m, every scale of
 //! 2m or more is the double of one that is m or more, if that can be stored; it can unless it is a subnormal E4M3 with an odd last bit,
 //! and so all bytes below 16 are looked at.
 //!
@@ -27,8 +27,15 @@
 //!
 //! Both are elementwise and hold with weights.
 
-use crate::e2m1::{magnitude_code_even, magnitude_value};
-use crate::{E4m3, E8m0, GlobalScale, block};
+mod block;
+mod candidate;
+
+use core::ops::RangeInclusive;
+
+pub use block::Block;
+pub use candidate::{CHAINED, CHAINS, Candidate, Fused, add_term, sum_of_chains};
+
+use crate::{E4m3, E8m0, GlobalScale};
 
 /// How a block's scale is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,47 +99,27 @@ impl Scales for PowersOfTwo {
     }
 }
 
-/// The power of two that brings a finite amax into [1, 2), from its bits, as far as powers of two go.
+/// How far from 1, in powers of two, a block's amax may be for errors to be computed as it stands: squares neither overflow nor vanish
+/// beside each other.
+pub const FAR: u32 = 40;
+
+/// The power of two that a block is looked at through, from the bits of its finite amax: 1, or if that is [far](FAR) from 1, what
+/// brings it into [1, 2), as far as powers of two go.
 #[inline(always)]
 pub const fn unit(amax_bits: u32) -> f32 {
+    if is_near(amax_bits) {
+        return 1.0;
+    }
     let exponent = amax_bits >> 23;
     let exponent = if exponent < 1 { 1 } else { exponent };
     let exponent = if exponent > 253 { 253 } else { exponent };
     f32::from_bits((254 - exponent) << 23)
 }
 
-/// A factor as errors take it: times the unit, and far enough from 0 and infinity that a reciprocal exists. (A block under a factor
-/// that is not is all zeros or all clipped.)
+/// Whether an amax is not [far](FAR) from 1, from its bits.
 #[inline(always)]
-pub fn unit_factor(factor: f32, unit: f32) -> f32 {
-    const FAR: f32 = f32::from_bits((127 + 60) << 23);
-    (factor * unit).clamp(1.0 / FAR, FAR)
-}
-
-/// The error's term of one element, given its magnitude times the unit.
-#[inline(always)]
-pub fn term(a: f32, factor: f32, inverse: f32) -> f32 {
-    let scaled = a * inverse;
-    let code = magnitude_code_even(if scaled < 8.0 { scaled } else { 8.0 });
-    let rest = a - factor * magnitude_value(code);
-    rest * rest
-}
-
-/// The error's term of an element that is clipped; 0 for others.
-#[inline(always)]
-pub fn clipped(a: f32, factor: f32) -> f32 {
-    let rest = (a - 6.0 * factor).max(0.0);
-    rest * rest
-}
-
-/// A block to search the scale of.
-#[derive(Clone, Copy, Debug)]
-pub struct Block<const N: usize> {
-    /// Magnitudes, times the unit.
-    magnitudes: [f32; N],
-    weights: Option<[f32; N]>,
-    unit: f32,
-    amax: f32,
+pub const fn is_near(amax_bits: u32) -> bool {
+    amax_bits.wrapping_sub((127 - FAR) << 23) < (2 * FAR) << 23
 }
 
 /// What a search found.
@@ -144,144 +131,71 @@ pub struct Found {
     pub tried: u32,
 }
 
-impl<const N: usize> Block<N> {
-    /// A block of finite values with weights that are finite and not negative; 1 if there are none.
-    #[inline(always)]
-    pub fn new(values: &[f32; N], weights: Option<[f32; N]>) -> Self {
-        let unit = unit(block::amax_bits(values));
-        let mut magnitudes = [0.0; N];
-        let mut amax = 0.0f32;
-        for (magnitude, value) in magnitudes.iter_mut().zip(values) {
-            *magnitude = f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit;
-            amax = amax.max(*magnitude);
-        }
-        Self { magnitudes, weights, unit, amax }
-    }
+/// A block whose scale is searched.
+pub trait Measure {
+    /// The power of two that it is looked at through.
+    fn unit(&self) -> f32;
 
-    /// The error of a factor that codes are multiplied with, in squares of the unit.
-    #[inline(always)]
-    pub fn error(&self, factor: f32) -> f32 {
-        let factor = unit_factor(factor, self.unit);
-        let inverse = 1.0 / factor;
-        let mut terms = [0.0; N];
-        for (term, a) in terms.iter_mut().zip(&self.magnitudes) {
-            *term = self::term(*a, factor, inverse);
-        }
-        if let Some(weights) = &self.weights {
-            terms.iter_mut().zip(weights).for_each(|(term, weight)| *term *= weight);
-        }
-        let mut count = N;
-        while count > 1 {
-            count /= 2;
-            for i in 0..count {
-                terms[i] = terms[2 * i] + terms[2 * i + 1];
-            }
-        }
-        terms[0]
-    }
+    /// Its amax, times the unit.
+    fn amax(&self) -> f32;
 
-    /// The errors of several factors at once: the same, with lanes for factors instead of elements.
-    #[inline(always)]
-    pub fn errors<const L: usize>(&self, factors: [f32; L]) -> [f32; L] {
-        let factors = factors.map(|factor| unit_factor(factor, self.unit));
-        let inverses = factors.map(|factor| 1.0 / factor);
-        // Sums of 1, 2, 4 and so on terms that wait for their neighbour. No block has more than 2^7 elements.
-        let mut waiting = [[0.0; L]; 8];
-        for i in 0..N {
-            let (a, weight) = (self.magnitudes[i], self.weights.as_ref().map(|weights| weights[i]));
-            let mut sum = [0.0; L];
-            for lane in 0..L {
-                sum[lane] = term(a, factors[lane], inverses[lane]);
-                if let Some(weight) = weight {
-                    sum[lane] *= weight;
-                }
-            }
-            let mut level = 0;
-            while i >> level & 1 == 1 {
-                for lane in 0..L {
-                    sum[lane] += waiting[level][lane];
-                }
-                level += 1;
-            }
-            waiting[level] = sum;
-        }
-        waiting[N.ilog2() as usize]
-    }
+    /// The error of what codes are multiplied with, in squares of the unit.
+    fn error<M: Fused>(&self, factor: f32) -> f32;
 
-    /// The search for the scale, `L` scales at a time, which changes nothing but the speed. `plain` is the convention's byte, `larger` what
-    /// it would be for 1.5 times the amax.
+    /// The most that a candidate's clipping takes from an element, as its term of the error.
+    fn most_clipped<M: Fused>(&self, candidate: &Candidate) -> f32;
+
+    /// The search for the scale. `plain` is the convention's byte, `larger` what it would be for 1.5 times the amax.
     #[inline(always)]
-    pub fn search<const L: usize>(
-        &self,
-        search: Search,
-        scales: &impl Scales,
-        plain: u8,
-        larger: u8,
-    ) -> Found {
+    fn search<M: Fused, S: Scales>(&self, search: Search, scales: &S, plain: u8, larger: u8) -> Found {
+        let mut least = self.error::<M>(scales.factor(plain));
         let mut found = Found { byte: plain, tried: 1 };
-        if search == Search::None || self.amax == 0.0 {
-            return found;
+        let span = self.span::<M, S>(search, scales, least, plain, larger);
+        let mut byte = *span.start();
+        while byte <= *span.end() {
+            if byte != plain {
+                let error = self.error::<M>(scales.factor(byte));
+                found.tried += 1;
+                // In ascending order, so that of equals the smallest wins.
+                if error < least {
+                    (found.byte, least) = (byte, error);
+                }
+            }
+            byte += 1;
         }
-        let plain_error = self.error(scales.factor(plain));
-        let (first, last) = match search {
-            Search::None | Search::FourSix => (larger, larger),
-            Search::Window => Self::window(plain, scales),
-            Search::Full => self.bounds(plain_error, scales, plain),
-        };
-        let mut least = plain_error;
-        let mut see = |byte, error| {
-            // In ascending order, so that of equals the smallest wins; the plain one never wins against itself.
-            if error < least {
-                (found.byte, least) = (byte, error);
-            }
-        };
-        // Few are faster one by one.
-        let mut next = u32::from(first);
-        if last - first < 4 {
-            for byte in (first..=last).filter(|byte| *byte != plain) {
-                see(byte, self.error(scales.factor(byte)));
-            }
-            next = u32::from(last) + 1;
-        }
-        while next <= u32::from(last) {
-            let mut bytes = [0; L];
-            for (byte, ahead) in bytes.iter_mut().zip(next..) {
-                // Past the end the last once more, which does not win again.
-                *byte = ahead.min(u32::from(last)) as u8;
-            }
-            for (byte, error) in bytes.into_iter().zip(self.errors(bytes.map(|byte| scales.factor(byte)))) {
-                see(byte, error);
-            }
-            next += L as u32;
-        }
-        let with_plain = (first..=last).contains(&plain);
-        found.tried += u32::from(last - first) + 1 - u32::from(with_plain);
         found
     }
 
+    /// The bytes of the scales to try, given the plain one's error.
     #[inline(always)]
-    fn window<S: Scales>(plain: u8, _: &S) -> (u8, u8) {
-        let (below, above) = if S::OCTAVE == 1 { (1, 1) } else { WINDOW };
-        (plain.saturating_sub(below).max(S::FIRST), plain.saturating_add(above).min(S::LAST))
-    }
-
-    /// The largest term of an element that a factor clips.
-    #[inline(always)]
-    fn most_clipped(&self, factor: f32) -> f32 {
-        let Some(weights) = &self.weights else { return clipped(self.amax, factor) };
-        let mut most = 0.0f32;
-        for (a, weight) in self.magnitudes.iter().zip(weights) {
-            most = most.max(clipped(*a, factor) * weight);
+    fn span<M: Fused, S: Scales>(
+        &self,
+        search: Search,
+        scales: &S,
+        plain_error: f32,
+        plain: u8,
+        larger: u8,
+    ) -> RangeInclusive<u8> {
+        // A block of zeros keeps its scale.
+        if search == Search::None || self.amax() == 0.0 {
+            return 1..=0;
         }
-        most
+        if search == Search::FourSix {
+            return larger..=larger;
+        }
+        let (first, last) = self.bounds::<M, S>(scales, plain_error, plain);
+        if search == Search::Full {
+            return first..=last;
+        }
+        let (low, high) = window::<S>(plain);
+        first.max(low)..=last.min(high)
     }
 
     /// The first and the last byte of the scales that can win against the plain one with its error.
     #[inline(always)]
-    pub fn bounds<S: Scales>(&self, plain_error: f32, scales: &S, plain: u8) -> (u8, u8) {
-        let at = |byte: u8| unit_factor(scales.factor(byte), self.unit);
-        let reaches = |byte: u8| 7.0 * at(byte) >= self.amax;
-        // The smallest scale with no element above 7 of it.
+    fn bounds<M: Fused, S: Scales>(&self, scales: &S, plain_error: f32, plain: u8) -> (u8, u8) {
+        let at = |byte: u8| Candidate::new(scales.factor(byte), self.unit());
+        let reaches = |byte: u8| REACH * at(byte).factor >= self.amax();
         let mut least = plain.clamp(S::FIRST, S::LAST);
         while least > S::FIRST && reaches(least - 1) {
             least -= 1;
@@ -290,23 +204,45 @@ impl<const N: usize> Block<N> {
             least += 1;
         }
         let mut first = least;
-        while first > S::FIRST {
-            if self.most_clipped(at(first - 1)) > plain_error {
-                break;
-            }
+        while first > S::FIRST && self.most_clipped::<M>(&at(first - 1)) <= plain_error {
             first -= 1;
         }
-        let last = (least.saturating_add(S::OCTAVE) - 1).max(S::UNHALVED - 1).min(S::LAST);
-        (first, last)
+        (first, last_to_try::<S>(least))
     }
 }
 
+/// Elements up to so many scales are as near to 8 as to 6, or nearer to 6.
+pub const REACH: f32 = 7.0;
+
+/// The largest byte that can win where `least` is the smallest scale that [reaches](REACH) the amax.
+#[inline(always)]
+pub fn last_to_try<S: Scales>(least: u8) -> u8 {
+    (least.saturating_add(S::OCTAVE) - 1).max(S::UNHALVED - 1).min(S::LAST)
+}
+
+/// The first and the last byte of a window search.
+#[inline(always)]
+pub fn window<S: Scales>(plain: u8) -> (u8, u8) {
+    let (below, above) = if S::OCTAVE == 1 { (1, 1) } else { WINDOW };
+    (plain.saturating_sub(below).max(S::FIRST), plain.saturating_add(above).min(S::LAST))
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    extern crate std;
+
     use super::*;
 
+    pub(crate) struct Hosts;
+
+    impl Fused for Hosts {
+        fn fma(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+    }
+
     /// Numbers between 0 and 1 that look random.
-    fn numbers(mut seed: u32) -> impl FnMut() -> f32 {
+    pub(crate) fn numbers(mut seed: u32) -> impl FnMut() -> f32 {
         move || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 8) as f32 / (1 << 24) as f32
@@ -318,10 +254,10 @@ mod tests {
         let mut values = [0.25; 32];
         values[0] = 4.0;
         let block = Block::new(&values, None);
-        // 1 is the plain scale: 4 is code 6. 2^-2 of the amax is the unit.
-        let error = |byte| block.error(PowersOfTwo.factor(byte)) * 16.0;
+        // 1 is the plain scale: 4 is code 6.
+        let error = |byte| block.error::<Hosts>(PowersOfTwo.factor(byte));
         assert_eq!([126, 127, 128].map(error), [1.0, 1.9375, 1.9375]);
-        let found = block.search::<1>(Search::Full, &PowersOfTwo, 127, 127);
+        let found = block.search_by::<Hosts, _, 1>(Search::Full, &PowersOfTwo, 127, 127);
         assert_eq!(found, Found { byte: 126, tried: 2 });
     }
 
@@ -330,10 +266,13 @@ mod tests {
         // Both 1 and 2 err by nothing.
         let block = Block::new(&[2.0; 32], None);
         for plain in [127, 128] {
-            assert_eq!(block.search::<4>(Search::Window, &PowersOfTwo, plain, plain).byte, plain);
+            assert_eq!(
+                block.search_by::<Hosts, _, 4>(Search::Window, &PowersOfTwo, plain, plain).byte,
+                plain
+            );
         }
         // Of others the smallest does: ½, 1, 2 and 4 err by nothing, 8 makes zeros of them.
-        assert_eq!(block.search::<4>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
+        assert_eq!(block.search_by::<Hosts, _, 4>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
     }
 
     #[test]
@@ -351,13 +290,13 @@ mod tests {
             }
             let weights = (round % 2 == 1).then(|| [(); 16].map(|()| number()));
             let block = Block::new(&values, weights);
-            let plain = E4m3::from_f32(block.amax / block.unit / 6.0).to_bits();
-            let found = block.search::<8>(Search::Full, &scales, plain, plain);
-            assert_eq!(found, block.search::<1>(Search::Full, &scales, plain, plain));
+            let plain = E4m3::from_f32(block.amax() / block.unit() / 6.0).to_bits();
+            let found = block.search_by::<Hosts, _, 8>(Search::Full, &scales, plain, plain);
+            assert_eq!(found, block.search::<Hosts, _>(Search::Full, &scales, plain, plain));
             tried += found.tried;
-            let least = block.error(scales.factor(found.byte));
+            let least = block.error::<Hosts>(scales.factor(found.byte));
             for byte in 1..=0x7E {
-                let error = block.error(scales.factor(byte));
+                let error = block.error::<Hosts>(scales.factor(byte));
                 assert!(error >= least * (1.0 - 1e-6), "{byte:#x} errs by {error}, {found:?} by {least}");
             }
         }
@@ -370,8 +309,9 @@ mod tests {
         for _ in 0..200 {
             let values = [(); 32].map(|()| number() * 2.0 - 1.0);
             let block = Block::new(&values, None);
-            let factors = [(); 16].map(|()| number());
-            assert_eq!(block.errors(factors), factors.map(|factor| block.error(factor)));
+            let mut factors = [(); 16].map(|()| number());
+            factors.sort_by(f32::total_cmp);
+            assert_eq!(block.errors::<Hosts, _>(factors), factors.map(|factor| block.error::<Hosts>(factor)));
         }
     }
 }

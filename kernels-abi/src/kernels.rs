@@ -12,10 +12,8 @@ pub const WARP_ELEMENTS: u32 = 32 * WARP;
 pub const DEQUANTIZE_CHUNKS: u32 = 2;
 /// Pieces of [`WARP_ELEMENTS`] that a warp of the amax kernels goes through.
 pub const AMAX_PIECES: u32 = 4;
-/// Elements that a lane of the search kernels has at a time.
-pub const SEARCH_EACH: u32 = 8;
-/// How often it has some.
-pub const SEARCH_PIECES: u32 = 2;
+/// Elements that a lane of the search kernels has.
+pub const SEARCH_EACH: u32 = 16;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
 
@@ -57,7 +55,7 @@ type Launch = (u32, u32);
 
 const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS);
 const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES);
-const SEARCH: Launch = (THREADS, THREADS * SEARCH_EACH * SEARCH_PIECES);
+const SEARCH: Launch = (THREADS, THREADS * SEARCH_EACH);
 const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4);
 const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
 const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);

@@ -13,7 +13,7 @@ pub use args::{
     QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, SEARCH_EACH, SEARCH_PIECES, THREADS,
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, SEARCH_EACH, THREADS,
     WARP, WARP_ELEMENTS, kernels,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};

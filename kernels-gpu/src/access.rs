@@ -6,6 +6,8 @@
 //! many steps each of its lanes can become the owner of one block's scale: lane `part` of step j = part, then of step
 //! j = part + lanes, and so on. Blocks of 32 make a lane the owner of one, blocks of 16 of two.
 
+use core::hint::cold_path;
+
 use microscale_formats::layout::{
     TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER, swizzled_distance, swizzled_offset,
 };
@@ -268,6 +270,51 @@ impl<'a> Walk<'a> {
             has_whole_after: rest >= u64::from(2 * D::CHUNK),
         }
     }
+}
+
+/// Loads `count` chunks of a block from element `first` on, zeros for what the row does not have; all zeros if the block does not exist.
+/// With `vector`, rows start on multiples of 16 bytes.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+pub(crate) unsafe fn load_of_block<D: Dtype, F: Blocks>(
+    values: *const u8,
+    grid: &BlockGrid,
+    vector: bool,
+    block: u64,
+    first: u32,
+    count: u32,
+) -> [Chunk; 4] {
+    // Matrices without gaps come as one row.
+    let (row, block_in_row) =
+        if grid.row_blocks.divisor == grid.blocks { (0, block) } else { grid.row_blocks.divide(block) };
+    let col = block_in_row * u64::from(F::BLOCK) + u64::from(first);
+    let rest = if block < grid.blocks { grid.cols.saturating_sub(col) } else { 0 };
+    let index = row * grid.row_stride + col;
+    let whole = vector && rest >= u64::from(count * D::CHUNK);
+    let chunk = |k: u32| {
+        if k >= count {
+            return [0; 4];
+        }
+        if whole {
+            // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
+            return unsafe {
+                ptx::load_16(values.add((index * u64::from(D::BYTES)) as usize).add((16 * k) as usize))
+            };
+        }
+        cold_path();
+        let before = u64::from(k * D::CHUNK);
+        let place = Place {
+            index: index + before,
+            col: col + before,
+            count: rest.saturating_sub(before).min(u64::from(D::CHUNK)) as u32,
+            has_whole_after: false,
+        };
+        // SAFETY: the place lies in the grid's matrix, or is empty.
+        unsafe { load::<D, false>(values, grid, &place) }
+    };
+    [chunk(0), chunk(1), chunk(2), chunk(3)]
 }
 
 /// Loads the chunk of step `j` of a warp whose blocks are contiguous.

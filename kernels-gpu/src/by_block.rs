@@ -11,6 +11,93 @@ use crate::format::Format;
 use crate::quantize::Target;
 use crate::{ptx, warp};
 
+/// A block of which each lane has an element; lanes beyond a shorter block have zeros.
+pub(crate) struct OfWarp {
+    /// The lane's, finite.
+    pub(crate) value: f32,
+    /// The bits of the block's.
+    pub(crate) amax_bits: u32,
+    /// The block gets the NaN scale.
+    pub(crate) nan_block: bool,
+}
+
+impl OfWarp {
+    /// Loads a block, counts what is not finite in it, and replaces that. Entered by the whole warp.
+    ///
+    /// # Safety
+    /// `values` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report` points to a report slot in global memory.
+    #[inline(always)]
+    pub(crate) unsafe fn load<D: Dtype, F: Format>(
+        format: &F,
+        values: *const u8,
+        report: Option<*mut ReportSlot>,
+        grid: &BlockGrid,
+        block: u64,
+    ) -> Self {
+        let lane = warp::lane();
+        let mut value = 0.0;
+        if lane < F::BLOCK {
+            // SAFETY: the block exists.
+            value = f32::from_bits(unsafe { access::element::<D, F>(values, grid, block, lane) });
+        }
+        let non_finite = warp::ballot(!value.is_finite());
+        if non_finite != 0 {
+            if let Some(report) = report {
+                let nan = warp::ballot(value.is_nan()).count_ones();
+                let first = block * u64::from(F::BLOCK) + u64::from(non_finite.trailing_zeros());
+                // SAFETY: the report slot is the caller's promise.
+                unsafe {
+                    if lane == 0 {
+                        count_non_finite(report, nan, non_finite, first);
+                    }
+                }
+            }
+            if format.saturates_non_finite() {
+                value = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
+            }
+        }
+        let nan_block = non_finite != 0 && !format.saturates_non_finite();
+        let amax_bits = largest(value.to_bits() & 0x7FFF_FFFF);
+        Self { value, amax_bits, nan_block }
+    }
+
+    /// Stores the block's scale byte and codes, of which the lane has one.
+    ///
+    /// # Safety
+    /// `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid, and no other warp stores it.
+    #[inline(always)]
+    pub(crate) unsafe fn store<F: Format>(&self, target: Target, block: u64, scale: u8, code: u8) {
+        let lane = warp::lane();
+        let scale = if self.nan_block { F::NAN_SCALE } else { scale };
+        let code = if self.nan_block { 0 } else { code };
+        let across = warp::shuffle_xor(u32::from(code), 1) as u8;
+        let start = block * u64::from(F::BYTES);
+        // SAFETY: F::BYTES code bytes and one scale byte a block, each written by one lane.
+        unsafe {
+            if lane < F::BLOCK && F::BITS == 8 {
+                *target.codes.add((start + u64::from(lane)) as usize) = code;
+            } else if lane < F::BLOCK && lane % 2 == 0 {
+                *target.codes.add((start + u64::from(lane / 2)) as usize) = code | across << 4;
+            }
+            if lane == 0 {
+                *target.scales.add(Scales::new(target.scale_grid, block).offset(block)) = scale;
+            }
+        }
+    }
+}
+
+/// The largest of the lanes' numbers, in all of them.
+#[inline(always)]
+pub(crate) fn largest(mut number: u32) -> u32 {
+    // Not over an array of distances: it would lie in local memory.
+    let mut distance = 16;
+    while distance > 0 {
+        number = number.max(warp::shuffle_xor(number, distance));
+        distance /= 2;
+    }
+    number
+}
+
 /// Quantizes one block. Entered by the whole warp.
 ///
 /// # Safety
@@ -25,57 +112,17 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     grid: &BlockGrid,
     block: u64,
 ) {
-    let lane = warp::lane();
-    // Lanes beyond a shorter block have zeros and write nothing.
-    let mut value = 0.0;
-    if lane < F::BLOCK {
-        // SAFETY: the block exists.
-        value = f32::from_bits(unsafe { access::element::<D, F>(values, grid, block, lane) });
-    }
-    let non_finite = warp::ballot(!value.is_finite());
-    if non_finite != 0 {
-        if let Some(report) = report {
-            let nan = warp::ballot(value.is_nan()).count_ones();
-            let first = block * u64::from(F::BLOCK) + u64::from(non_finite.trailing_zeros());
-            // SAFETY: the report slot is the caller's promise.
-            unsafe {
-                if lane == 0 {
-                    count_non_finite(report, nan, non_finite, first);
-                }
-            }
-        }
-        if format.saturates_non_finite() {
-            value = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
-        }
-    }
-    let nan_block = non_finite != 0 && !format.saturates_non_finite();
-
-    let mut amax_bits = value.to_bits() & 0x7FFF_FFFF;
-    // Not over an array of distances: it would lie in local memory.
-    let mut distance = 16;
-    while distance > 0 {
-        amax_bits = amax_bits.max(warp::shuffle_xor(amax_bits, distance));
-        distance /= 2;
-    }
-    let (scale, scaling, events) = format.define::<D>(amax_bits);
-    let scale = if nan_block { F::NAN_SCALE } else { scale };
-    let code = if nan_block { 0 } else { format.code(value, scaling) };
-    let across = warp::shuffle_xor(u32::from(code), 1) as u8;
-    let start = block * u64::from(F::BYTES);
-    // SAFETY: F::BYTES code bytes and one scale byte a block, each written by one lane; the report slot is the caller's promise.
-    unsafe {
-        if lane < F::BLOCK && F::BITS == 8 {
-            *target.codes.add((start + u64::from(lane)) as usize) = code;
-        } else if lane < F::BLOCK && lane % 2 == 0 {
-            *target.codes.add((start + u64::from(lane / 2)) as usize) = code | across << 4;
-        }
-        if lane == 0 {
-            *target.scales.add(Scales::new(target.scale_grid, block).offset(block)) = scale;
-            if let Some(report) = report.filter(|_| !nan_block) {
-                ptx::add_to_counter(&raw mut (*report).clipped, u64::from(events.clipped));
-                ptx::add_to_counter(&raw mut (*report).scale_saturated, u64::from(events.scale_saturated));
-                ptx::add_to_counter(&raw mut (*report).flushed, u64::from(events.flushed));
-            }
+    // SAFETY: the same contract.
+    let of_warp = unsafe { OfWarp::load::<D, F>(format, values, report, grid, block) };
+    let (scale, scaling, events) = format.define::<D>(of_warp.amax_bits);
+    // SAFETY: the same contract.
+    unsafe { of_warp.store::<F>(target, block, scale, format.code(of_warp.value, scaling)) };
+    if let Some(report) = report.filter(|_| !of_warp.nan_block && warp::lane() == 0) {
+        // SAFETY: the report slot is the caller's promise.
+        unsafe {
+            ptx::add_to_counter(&raw mut (*report).clipped, u64::from(events.clipped));
+            ptx::add_to_counter(&raw mut (*report).scale_saturated, u64::from(events.scale_saturated));
+            ptx::add_to_counter(&raw mut (*report).flushed, u64::from(events.flushed));
         }
     }
 }

@@ -104,6 +104,25 @@ pub(crate) unsafe fn raise_counter(address: *mut u64, value: u64) {
     }
 }
 
+/// [`load_16`] where it stands: the compiler does not move it out of a loop.
+///
+/// # Safety
+/// As for [`load_16`].
+#[inline(always)]
+pub(crate) unsafe fn load_16_here(address: *const u8) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise is what the instruction needs; not said to be pure, so that it stays.
+    unsafe {
+        asm!(
+            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            address = in(reg64) address,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    [a, b, c, d]
+}
+
 /// Instructions on registers only: one line each.
 macro_rules! register_instructions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $class:ident $type:ty),+) -> $out_class:ident $out:ty = $text:literal;)+) => {$(

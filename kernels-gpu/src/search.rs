@@ -1,42 +1,68 @@
-//! Quantization with searched block scales (`microscale_formats::search`): a lane eight elements, one by one, so that every layout and
-//! option is the same to it.
+//! Quantization with searched block scales (`microscale_formats::search`): a lane sixteen elements, a block of NVFP4 or half of one of
+//! the MX formats.
 //!
-//! The lanes of a block all hold its amax, its bounds and the error of the scale that is being tried. They add it up in pairs, each
-//! its own elements and then by shuffles: the order of the definition. Blocks of a warp try different scales at the same time, until the
-//! last is done.
+//! Each lane goes through the scales that its block may take; the warp goes on until the last is done. A candidate costs two shuffles, and
+//! each of its elements six instructions. A warp with a block that is not usual does its blocks over again, one after another, each by the
+//! whole warp: slowly, but without a register's cost to the others.
 
 use core::hint::cold_path;
+use core::marker::PhantomData;
 
-use microscale_formats::search::{self, Scales, Search, WINDOW};
-use microscale_formats::{E2m1, block};
+use microscale_formats::search::{
+    self, CHAINED, CHAINS, Candidate, Fused, Measure, REACH, Search, add_term, last_to_try,
+};
+use microscale_formats::{BlockEvents, E2m1, NegativeZero};
 use microscale_kernels_abi::{
     BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, SEARCH_EACH,
-    SEARCH_PIECES, ScaleGrid, THREADS, WARP,
+    ScaleGrid, THREADS, WARP,
 };
 
 use crate::access::{self, Scales as ScalePlaces};
-use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::format::{Blocks, Format, Mx, Nv};
+use crate::by_block::{self, OfWarp};
+use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
+use crate::format::{Blocks, Mx, Nv, Plain, Searched};
 use crate::quantize::Target;
-use crate::{by_block, format, ptx, warp};
+use crate::{ptx, warp};
 
-/// A format whose scales can be searched.
-pub(crate) trait Searched: Format + Scales {}
-impl Searched for Mx<E2m1, 0> {}
-impl Searched for Mx<E2m1, 1> {}
-impl Searched for Mx<E2m1, 2> {}
-impl Searched for Nv {}
+/// The GPU's own instructions.
+struct Ptx;
+
+impl Fused for Ptx {
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        ptx::fma_f32(a, b, c)
+    }
+
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        a.min(b)
+    }
+}
 
 /// How to search.
 #[derive(Clone, Copy)]
 struct SearchOptions {
     /// Weights by column, or null.
     importance: *const f32,
-    /// `Search` as a number.
+    /// [`Search`] as a number.
     search: u32,
 }
 
-/// What a lane has counted so far.
+impl SearchOptions {
+    /// The search; a kernel is not launched without one.
+    #[inline(always)]
+    fn search(&self) -> Search {
+        const FOUR_SIX: u32 = Search::FourSix as u32;
+        const WINDOW: u32 = Search::Window as u32;
+        match self.search {
+            FOUR_SIX => Search::FourSix,
+            WINDOW => Search::Window,
+            _ => Search::Full,
+        }
+    }
+}
+
+/// What happened in blocks that did not get the NaN scale.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     clipped: u32,
@@ -46,24 +72,52 @@ struct Counts {
     tried: u32,
 }
 
-/// Elements that a lane has.
-const EACH: usize = SEARCH_EACH as usize;
+impl Counts {
+    /// Adds a block.
+    #[inline(always)]
+    fn add(&mut self, events: BlockEvents, changed: bool, tried: u32) {
+        self.clipped += u32::from(events.clipped);
+        self.flushed += u32::from(events.flushed);
+        self.scale_saturated += u32::from(events.scale_saturated);
+        self.rescaled += u32::from(changed);
+        self.tried += tried;
+    }
 
-/// Their numbers. Arrays are gone through by `map`, which leaves no loop and so no array in memory.
-const NUMBERS: [u32; EACH] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-/// Small numbers, so many bits each, in a word.
-#[inline(always)]
-fn packed([a, b, c, d, e, f, g, h]: [u32; EACH], bits: u32) -> u32 {
-    let pair = |low: u32, high: u32, bits: u32| low | high << bits;
-    let low = pair(pair(a, b, bits), pair(c, d, bits), 2 * bits);
-    pair(low, pair(pair(e, f, bits), pair(g, h, bits), 2 * bits), 4 * bits)
+    /// Those of a warp, of which some lanes have one block each. All lanes of the warp take part.
+    #[inline(always)]
+    fn of_lanes(counted: bool, events: BlockEvents, changed: bool, tried: u32) -> Self {
+        let count = |happened: bool| warp::ballot(counted && happened).count_ones();
+        let mut all_tried = if counted { tried } else { 0 };
+        let mut distance = 1;
+        while distance < WARP {
+            all_tried += warp::shuffle_xor(all_tried, distance);
+            distance *= 2;
+        }
+        Self {
+            clipped: count(events.clipped),
+            flushed: count(events.flushed),
+            scale_saturated: count(events.scale_saturated),
+            rescaled: count(changed),
+            tried: all_tried,
+        }
+    }
 }
 
-/// The largest of some numbers.
-#[inline(always)]
-fn largest([a, b, c, d, e, f, g, h]: [u32; EACH]) -> u32 {
-    a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)))
+/// Elements that a lane has.
+const EACH: usize = SEARCH_EACH as usize;
+const _: () = assert!(EACH == CHAINED);
+
+/// An array of something for each number. Written out, lest a loop or a call leave arrays in memory.
+macro_rules! each {
+    (4, $i:ident => $value:expr) => {
+        each!([0, 1, 2, 3], $i => $value)
+    };
+    (16, $i:ident => $value:expr) => {
+        each!([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], $i => $value)
+    };
+    ([$($number:literal),+], $i:ident => $value:expr) => {
+        [$({ let $i: usize = $number; $value }),+]
+    };
 }
 
 /// Lanes that share a block.
@@ -71,121 +125,175 @@ const fn lanes<F: Blocks>() -> u32 {
     F::BLOCK / SEARCH_EACH
 }
 
+/// Chunks that a lane has.
+const fn chunks<D: Dtype>() -> u32 {
+    SEARCH_EACH / D::CHUNK
+}
+
 /// The largest of a block's lanes' numbers, in all of them.
 #[inline(always)]
-fn most<F: Blocks>(mut bits: u32) -> u32 {
-    let mut distance = const { lanes::<F>() / 2 };
-    while distance > 0 {
-        bits = bits.max(warp::shuffle_xor(bits, distance));
-        distance /= 2;
-    }
-    bits
+fn most<F: Blocks>(number: u32) -> u32 {
+    if const { lanes::<F>() } == 2 { number.max(warp::shuffle_xor(number, 1)) } else { number }
 }
 
-/// The sum of the numbers of a block's lanes, in all of them: neighbours first.
-#[inline(always)]
-fn sum<F: Blocks>([a, b, c, d, e, f, g, h]: [f32; EACH]) -> f32 {
-    let mut sum = ((a + b) + (c + d)) + ((e + f) + (g + h));
-    let mut distance = 1;
-    while distance < const { lanes::<F>() } {
-        sum += f32::from_bits(warp::shuffle_xor(sum.to_bits(), distance));
-        distance *= 2;
-    }
-    sum
-}
-
-/// A lane's elements, and what the search knows of their block.
-struct Lane<'a, F> {
-    format: &'a F,
-    /// Their magnitudes times the unit.
+/// What a lane searches a block's scale with: [`Measure`], for all blocks of a warp at a time, with a unit of 1. All lanes of the warp
+/// take part in everything.
+struct Lane<F> {
+    /// [`Searched::candidates_of_lanes`].
+    of_lane: (f32, f32),
+    /// Magnitudes.
     a: [f32; EACH],
-    weights: [f32; EACH],
-    weighted: bool,
-    unit: f32,
-    /// The block's, times the unit.
+    /// The block's.
     amax: f32,
+    format: PhantomData<F>,
 }
 
-impl<F: Searched> Lane<'_, F> {
-    /// A scale's factor in units. Scales past the end are taken for the last one.
+/// Where the weights of a lane's elements lie: sixteen, on 16 bytes. They are loaded whenever they are needed, lest they take the registers
+/// of searches without weights.
+#[derive(Clone, Copy)]
+struct Weights(*const f32);
+
+impl Weights {
+    /// Four of them.
     #[inline(always)]
-    fn factor(&self, byte: u32) -> f32 {
-        search::unit_factor(self.format.factor(byte as u8), self.unit)
+    fn four(self, first: usize) -> [f32; 4] {
+        // SAFETY: `usual` has seen that all sixteen are in global memory, and nothing writes them during the kernel.
+        unsafe { ptx::load_16_here(self.0.add(first).cast()).map(f32::from_bits) }
+    }
+}
+
+impl<F: Searched> Lane<F> {
+    /// A scale's candidate.
+    #[inline(always)]
+    fn candidate(&self, byte: u32) -> Candidate {
+        let (factor, inverse) = F::candidate(self.of_lane, byte);
+        Candidate::with_inverse(factor, inverse)
     }
 
-    /// The error of a scale. All lanes of the warp take part.
+    /// The error of a scale.
     #[inline(always)]
-    fn error(&self, byte: u32) -> f32 {
-        let factor = self.factor(byte);
-        let inverse = format::divide(1.0, factor);
-        let mut terms = self.a.map(|a| search::term(a, factor, inverse));
-        if self.weighted {
-            terms = NUMBERS.map(|i| terms[i as usize] * self.weights[i as usize]);
+    fn error(&self, byte: u32, weights: Option<Weights>) -> f32 {
+        let candidate = self.candidate(byte);
+        let mut chains = [0.0; CHAINS];
+        chains = self.add_four(0, chains, &candidate, weights);
+        chains = self.add_four(4, chains, &candidate, weights);
+        chains = self.add_four(8, chains, &candidate, weights);
+        chains = self.add_four(12, chains, &candidate, weights);
+        let sum = search::sum_of_chains(chains);
+        if const { lanes::<F>() } == 2 {
+            return sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), 1));
         }
-        sum::<F>(terms)
+        sum
     }
 
-    /// `search::Block::bounds`. All lanes of the warp take part.
+    /// Adds the terms of four elements to the chains.
     #[inline(always)]
-    fn bounds(&self, plain_error: f32, plain: u32) -> (u32, u32) {
-        let (lowest, highest) = (u32::from(F::FIRST), u32::from(F::LAST));
-        let reaches = |byte: u32| 7.0 * self.factor(byte) >= self.amax;
-        let mut least = plain.clamp(lowest, highest);
-        while least > lowest && reaches(least - 1) {
-            least -= 1;
-        }
-        while least < highest && !reaches(least) {
-            least += 1;
-        }
+    fn add_four(
+        &self,
+        first: usize,
+        chains: [f32; CHAINS],
+        candidate: &Candidate,
+        weights: Option<Weights>,
+    ) -> [f32; CHAINS] {
+        let four = weights.map(|weights| weights.four(first));
+        each!(4, i => {
+            let a = self.a[first + i];
+            match four {
+                Some(weights) => {
+                    add_term::<Ptx>(candidate.rest::<Ptx, false>(a, a * a), Some(weights[i]), chains[i])
+                }
+                None => add_term::<Ptx>(candidate.rest::<Ptx, true>(a, a * a), None, chains[i]),
+            }
+        })
+    }
+
+    /// The largest of the bits of four elements' [`Measure::most_clipped`].
+    #[inline(always)]
+    fn clipped_of_four(&self, first: usize, candidate: &Candidate, weights: Weights) -> u32 {
+        let weights = weights.four(first);
+        let [a, b, c, d] = each!(4, i => {
+            add_term::<Ptx>(candidate.clipped::<Ptx>(self.a[first + i]), Some(weights[i]), 0.0).to_bits()
+        });
+        a.max(b).max(c.max(d))
+    }
+
+    /// [`Measure::most_clipped`].
+    #[inline(always)]
+    fn most_clipped(&self, candidate: &Candidate, weights: Option<Weights>) -> f32 {
+        let Some(weights) = weights else {
+            return add_term::<Ptx>(candidate.clipped::<Ptx>(self.amax), None, 0.0);
+        };
+        // Not negative, so their bits order as they do.
+        let low =
+            self.clipped_of_four(0, candidate, weights).max(self.clipped_of_four(4, candidate, weights));
+        let high =
+            self.clipped_of_four(8, candidate, weights).max(self.clipped_of_four(12, candidate, weights));
+        f32::from_bits(most::<F>(low.max(high)))
+    }
+
+    /// Whether clipping alone does not make a scale's error larger than the plain one's.
+    #[inline(always)]
+    fn may_win(&self, byte: u32, plain_error: f32, weights: Option<Weights>) -> bool {
+        self.most_clipped(&self.candidate(byte), weights) <= plain_error
+    }
+
+    /// [`Measure::bounds`]. A first byte that has no usual candidate may be too large.
+    #[inline(always)]
+    fn bounds(&self, plain_error: f32, near_least: u32, weights: Option<Weights>) -> (u32, u32) {
+        let reaches = REACH * self.candidate(near_least).factor >= self.amax;
+        let least = near_least + u32::from(!reaches);
         let mut first = least;
         let mut lower = true;
         while warp::ballot(lower) != 0 {
-            lower &= first > lowest;
-            let factor = self.factor(if lower { first - 1 } else { first });
-            let clipped = if self.weighted {
-                let clipped = |i: u32| search::clipped(self.a[i as usize], factor) * self.weights[i as usize];
-                // Not negative, so their bits order as they do.
-                f32::from_bits(most::<F>(largest(NUMBERS.map(|i| clipped(i).to_bits()))))
-            } else {
-                search::clipped(self.amax, factor)
-            };
-            lower &= clipped <= plain_error;
+            // Two steps at a time; where the first is one too many, so is the second.
+            let one = self.may_win(first.saturating_sub(1), plain_error, weights);
+            let two = self.may_win(first.saturating_sub(2), plain_error, weights);
+            first -= u32::from(lower && one && first > F::LAST_UNUSUAL);
+            lower &= one && two && first > F::LAST_UNUSUAL;
             first -= u32::from(lower);
         }
-        let octave = u32::from(F::OCTAVE);
-        (first, (least + octave - 1).max(u32::from(F::UNHALVED) - 1).min(highest))
+        (first, u32::from(last_to_try::<F>(least as u8)))
     }
 
-    /// The byte of the scale that is chosen, and how many were tried. All lanes of the warp take part.
+    /// [`Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in all lanes, if a block may take
+    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL), or without weights an element is not [near](Candidate::NEAR).
     #[inline(always)]
-    fn search(&self, search: u32, plain: u32, larger: u32) -> (u32, u32) {
-        let plain_error = self.error(plain);
-        let (mut byte, last) = if search == Search::FourSix as u32 {
-            (larger, larger)
-        } else if search == Search::Window as u32 {
-            let (below, above) = if F::OCTAVE == 1 { (1, 1) } else { WINDOW };
-            let first = plain.saturating_sub(u32::from(below)).max(u32::from(F::FIRST));
-            (first, (plain + u32::from(above)).min(u32::from(F::LAST)))
-        } else {
-            self.bounds(plain_error, plain)
-        };
-        // A block of zeros keeps its scale.
-        let last = if self.amax == 0.0 { 0 } else { last };
-        if self.amax == 0.0 {
-            byte = 1;
+    fn search(
+        &self,
+        search: Search,
+        plain: u32,
+        near_least: u32,
+        larger: u32,
+        weights: Option<Weights>,
+    ) -> Option<(u32, u32)> {
+        let plain_error = self.error(plain, weights);
+        let (mut byte, mut last) = (larger, larger);
+        if !matches!(search, Search::FourSix) {
+            (byte, last) = self.bounds(plain_error, near_least, weights);
+            if matches!(search, Search::Window) {
+                let (low, high) = search::window::<F>(plain as u8);
+                (byte, last) = (byte.max(u32::from(low)), last.min(u32::from(high)));
+            }
+            let near = weights.is_some() || self.amax <= Candidate::NEAR * self.candidate(byte).factor;
+            if warp::ballot(byte <= F::LAST_UNUSUAL || !near) != 0 {
+                cold_path();
+                return None;
+            }
         }
         let (mut best, mut least, mut tried) = (plain, plain_error, 1);
+        byte += u32::from(byte == plain);
         while warp::ballot(byte <= last) != 0 {
-            let error = self.error(byte.min(u32::from(F::LAST)));
-            if byte <= last && byte != plain {
+            let error = self.error(byte, weights);
+            if byte <= last {
                 tried += 1;
                 if error < least {
                     (best, least) = (byte, error);
                 }
             }
             byte += 1;
+            byte += u32::from(byte == plain);
         }
-        (best, tried)
+        Some((best, tried))
     }
 }
 
@@ -205,166 +313,315 @@ unsafe fn quantize<D: Dtype, F: Searched>(
     let warp_number = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
     // SAFETY: slots are REPORT_SLOTS in number.
     let report = unsafe { report.add(warp_number as usize % REPORT_SLOTS) };
-    let blocks_at_once = u64::from(WARP / const { lanes::<F>() });
-    let part = warp::lane() % const { lanes::<F>() };
-    let mut counts = Counts::default();
-    // A number that the compiler does not know, lest it unroll the loop.
-    let pieces = ptx::opaque(SEARCH_PIECES);
-    let mut piece = 0;
-    while piece < pieces {
-        let first = (u64::from(warp_number) * u64::from(SEARCH_PIECES) + u64::from(piece)) * blocks_at_once;
-        if first >= grid.blocks {
-            break; // The whole warp.
-        }
-        let block = first + u64::from(warp::lane() / const { lanes::<F>() });
-        let exists = block < grid.blocks;
-        let element = |i: u32| part * SEARCH_EACH + i;
-        let of_lane = NUMBERS.map(|i| {
-            // SAFETY: the block exists.
-            let bits =
-                if exists { unsafe { access::element::<D, F>(values, &grid, block, element(i)) } } else { 0 };
-            f32::from_bits(bits)
-        });
-        let mut weights = [1.0; EACH];
-        if !options.importance.is_null() {
-            weights = NUMBERS.map(|i| {
-                // SAFETY: the block exists, and there is a weight for each of its columns.
-                if exists {
-                    unsafe { importance::<F>(options.importance, &grid, block, element(i)) }
-                } else {
-                    0.0
-                }
-            });
-        }
-        // SAFETY: the same contract; all lanes are here.
-        unsafe {
-            one::<D, F>(format, of_lane, weights, block, exists, target, report, &options, &mut counts);
-        }
-        piece += 1;
+    let at_once = const { WARP / lanes::<F>() };
+    let vector = (values.addr() as u64 | grid.row_stride * u64::from(D::BYTES)).is_multiple_of(16);
+    let first = u64::from(warp_number) * u64::from(at_once);
+    if first >= grid.blocks {
+        return; // The whole warp.
     }
-    // SAFETY: the report slot is the caller's promise.
-    unsafe { count(counts, report) };
+    let share = Share::<F> {
+        grid: &grid,
+        block: first + u64::from(warp::lane() / const { lanes::<F>() }),
+        format: PhantomData,
+    };
+    // SAFETY: the same contract; all lanes are here.
+    let done = unsafe {
+        let count = const { chunks::<D>() };
+        let chunks =
+            access::load_of_block::<D, F>(values, &grid, vector, share.block, share.first_element(), count);
+        usual::<D, F>(format, chunks, &share, target, report, &options)
+    };
+    if !done {
+        cold_path();
+        let mut counts = Counts::default();
+        // A number that the compiler does not know, lest it unroll the loop.
+        for block in first..grid.blocks.min(first + u64::from(ptx::opaque(at_once))) {
+            // SAFETY: the same contract; the block exists.
+            unsafe {
+                of_warp::<D, F>(format, values, target, report, &grid, block, &options, &mut counts);
+            }
+        }
+        if warp::lane() == 0 {
+            // SAFETY: the report slot is the caller's promise.
+            unsafe { add_to_report(&counts, report) };
+        }
+    }
 }
 
-/// The weight of an element; 0 for padding.
+/// A lane's part of a block.
+struct Share<'a, F> {
+    grid: &'a BlockGrid,
+    block: u64,
+    format: PhantomData<F>,
+}
+
+impl<F: Blocks> Share<'_, F> {
+    #[inline(always)]
+    fn exists(&self) -> bool {
+        self.block < self.grid.blocks
+    }
+
+    /// The lane's number within those of the block.
+    #[inline(always)]
+    fn part(&self) -> u32 {
+        warp::lane() % const { lanes::<F>() }
+    }
+
+    /// Its first element's number in the block.
+    #[inline(always)]
+    fn first_element(&self) -> u32 {
+        self.part() * SEARCH_EACH
+    }
+}
+
+/// The weights of a block's elements from one on, and how many there are.
 ///
 /// # Safety
-/// The block exists, and `weights` are as many as columns.
+/// `weights` are as many as columns.
 #[inline(always)]
-unsafe fn importance<F: Blocks>(weights: *const f32, grid: &BlockGrid, block: u64, part: u32) -> f32 {
+unsafe fn weights<F: Blocks>(
+    weights: *const f32,
+    grid: &BlockGrid,
+    block: u64,
+    element: u32,
+) -> (*const f32, u32) {
     let (_, block_in_row) = grid.row_blocks.divide(block);
-    let col = block_in_row * u64::from(F::BLOCK) + u64::from(part);
-    // SAFETY: the caller's promise.
-    if col < grid.cols { unsafe { *weights.add(col as usize) } } else { 0.0 }
+    let col = block_in_row * u64::from(F::BLOCK) + u64::from(element);
+    let rest = grid.cols.saturating_sub(col).min(u64::from(F::BLOCK)) as u32;
+    // SAFETY: within the weights, or nothing is read there.
+    (weights.wrapping_add(col as usize), rest)
 }
 
-/// Quantizes the blocks whose elements the lanes hold. Entered by the whole warp.
+/// Quantizes the blocks whose elements the lanes hold, if all are usual; else it does nothing. Entered by the whole warp.
 ///
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a warp's whole state, taken out of a loop to be read")]
-unsafe fn one<D: Dtype, F: Searched>(
+unsafe fn usual<D: Dtype, F: Searched>(
     format: &F,
-    mut values: [f32; EACH],
-    weights: [f32; EACH],
-    block: u64,
-    exists: bool,
+    mut chunks: [Chunk; 4],
+    share: &Share<F>,
     target: Target,
     report: *mut ReportSlot,
     options: &SearchOptions,
-    counts: &mut Counts,
-) {
-    let part = warp::lane() % const { lanes::<F>() };
-    let mut nan_block = false;
-    let magnitudes = |values: [f32; EACH]| values.map(|value| value.to_bits() & 0x7FFF_FFFF);
-    let mut amax_bits = most::<F>(largest(magnitudes(values)));
-    if warp::ballot(block::is_non_finite(amax_bits)) != 0 {
-        cold_path();
-        let non_finite = packed(values.map(|value| u32::from(!value.is_finite())), 1);
-        let nan = packed(values.map(|value| u32::from(value.is_nan())), 1);
-        // Each lane counts its own; of the block's positions the first wins.
-        if non_finite != 0 {
-            let first = part * SEARCH_EACH + non_finite.trailing_zeros();
-            let first = block * u64::from(F::BLOCK) + u64::from(first);
-            // SAFETY: the report slot is the caller's promise.
-            unsafe { by_block::count_non_finite(report, nan.count_ones(), non_finite, first) };
-        }
-        nan_block = block::is_non_finite(amax_bits) && !format.saturates_non_finite();
-        values = values.map(|value| {
-            let finite = if value.is_nan() { 0.0 } else { value.clamp(-D::MAX, D::MAX) };
-            let replaced = if format.saturates_non_finite() { finite } else { 0.0 };
-            if value.is_finite() { value } else { replaced }
-        });
-        amax_bits = most::<F>(largest(magnitudes(values)));
+) -> bool {
+    let exists = share.exists();
+    let amax_bits = amax::<D, F>(&chunks);
+    let amax = f32::from_bits(amax_bits);
+    let Plain { byte: plain, near_least, usual } = format.plain::<D>(amax_bits);
+    if warp::ballot(exists && !(usual && search::is_near(amax_bits))) != 0 {
+        return false;
     }
-
-    let (plain, _, plain_events) = format.define::<D>(amax_bits);
+    let (plain, near_least) = (u32::from(plain), u32::from(near_least));
     let mut larger = plain;
-    if options.search == Search::FourSix as u32 {
-        (larger, _, _) = format.define::<D>((f32::from_bits(amax_bits) * 1.5).to_bits());
+    if matches!(options.search(), Search::FourSix) {
+        larger = u32::from(format.plain::<D>((amax * 1.5).to_bits()).byte);
     }
-    let unit = search::unit(amax_bits);
-    let lane = Lane {
-        format,
-        a: values.map(|value| f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit),
-        weights,
-        weighted: !options.importance.is_null(),
-        unit,
-        amax: f32::from_bits(amax_bits) * unit,
+    let lane = Lane::<F> {
+        of_lane: format.candidates_of_lanes(),
+        a: each!(16, i => D::widen(&chunks[i / D::CHUNK as usize], i as u32 % D::CHUNK).abs()),
+        amax,
+        format: PhantomData,
     };
-    let (byte, tried) = lane.search(options.search, u32::from(plain), u32::from(larger));
+    let found = if options.importance.is_null() {
+        lane.search(options.search(), plain, near_least, larger, None)
+    } else {
+        cold_path();
+        let first = share.first_element();
+        // SAFETY: there is a weight for each column.
+        let (start, count) = unsafe { weights::<F>(options.importance, share.grid, share.block, first) };
+        if warp::ballot(exists && (count < SEARCH_EACH || !start.addr().is_multiple_of(16))) != 0 {
+            return false;
+        }
+        // Lanes without a block read the first weights.
+        let weights = Weights(if exists { start } else { options.importance });
+        lane.search(options.search(), plain, near_least, larger, Some(weights))
+    };
+    let Some((byte, tried)) = found else { return false };
     let byte = byte as u8;
-    let (scaling, events) = format.define_under::<D>(amax_bits, byte);
-    let scale = if nan_block { F::NAN_SCALE } else { byte };
-    let codes = packed(values.map(|value| u32::from(format.code(value, scaling))), 4);
-    let codes = if nan_block { 0 } else { codes };
+
+    let mut shortcut = format.has_shortcut::<D>();
+    let mut under = format.usual_under::<D>(amax_bits, byte);
+    if warp::ballot(exists && !under.in_range) != 0 {
+        cold_path();
+        shortcut = false;
+        under = format.scale_under::<D>(amax_bits, byte);
+        if warp::ballot(exists && !under.in_range) != 0 {
+            return false;
+        }
+        if F::LIMITS && warp::ballot(under.events.clipped) != 0 {
+            chunks = each!(4, k => F::limit::<D>(&chunks[k], under.factor));
+        }
+    }
+    let zeros = format.negative_zero();
+    if zeros == NegativeZero::DropInput as u32 {
+        chunks = each!(4, k => chunks[k].map(D::drop_negative_zeros));
+    } else if zeros == NegativeZero::Force as u32 {
+        cold_path();
+        chunks = each!(4, k => chunks[k].map(D::force_negative_zeros));
+    }
+    let mut codes = if shortcut {
+        pack_chunks::<D>(each!(4, k => format.shortcut_encode::<D>(&chunks[k], under.factor[0])))
+    } else {
+        pack_chunks::<D>(each!(4, k => format.encode::<D>(&chunks[k], under.factor)))
+    };
+    if zeros == NegativeZero::Drop as u32 {
+        cold_path();
+        codes = codes.map(dtype::drop_negative_zero_codes);
+    }
     if exists {
-        // SAFETY: four code bytes, aligned as codes are, and one scale byte a block, each written by one lane.
+        let [low, high] = codes.map(u64::from);
+        let place = share.block * u64::from(F::BYTES) + u64::from(share.part() * (SEARCH_EACH / 2));
+        // SAFETY: eight code bytes, aligned as codes are, and one scale byte a block, each written by one lane.
         unsafe {
-            let place = block * u64::from(F::BYTES) + u64::from(part * (SEARCH_EACH / 2));
-            *target.codes.add(place as usize).cast::<u32>() = codes;
-            if part == 0 {
-                *target.scales.add(ScalePlaces::new(target.scale_grid, block).offset(block)) = scale;
+            *target.codes.add(place as usize).cast::<u64>() = high << 32 | low;
+            if share.part() == 0 {
+                *target.scales.add(ScalePlaces::new(target.scale_grid, share.block).offset(share.block)) =
+                    byte;
             }
         }
     }
-    let counted = part == 0 && exists && !nan_block;
-    let changed = byte != plain;
-    counts.clipped += u32::from(counted && if changed { events.clipped } else { plain_events.clipped });
-    counts.flushed += u32::from(counted && if changed { events.flushed } else { plain_events.flushed });
-    counts.scale_saturated += u32::from(counted && plain_events.scale_saturated);
-    counts.rescaled += u32::from(counted && changed);
-    counts.tried += if counted { tried } else { 0 };
+    let changed = u32::from(byte) != plain;
+    let counts = Counts::of_lanes(exists && share.part() == 0, under.events, changed, tried);
+    if warp::lane() == 0 {
+        // SAFETY: the report slot is the caller's promise.
+        unsafe { add_to_report(&counts, report) };
+    }
+    true
 }
 
-/// Adds what the lanes have counted. Entered by the whole warp.
+/// The bits of a block's amax, from its lanes' chunks.
+#[inline(always)]
+fn amax<D: Dtype, F: Blocks>(chunks: &[Chunk; 4]) -> u32 {
+    let [a, b, c, d] = each!(4, k => {
+        let [a, b, c, d] = chunks[k];
+        D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d))
+    });
+    let mut word = D::max_magnitudes(a, b);
+    if const { self::chunks::<D>() } == 4 {
+        word = D::max_magnitudes(word, D::max_magnitudes(c, d));
+    }
+    most::<F>(D::magnitude_to_f32_bits(D::largest(word)))
+}
+
+/// The codes of a lane's chunks, the first in the lowest bits of the first word.
+#[inline(always)]
+fn pack_chunks<D: Dtype>(codes: [u64; 4]) -> [u32; 2] {
+    let [a, b, c, d] = codes.map(|codes| codes as u32);
+    // Above four codes are other bits.
+    if D::CHUNK == 8 { [a, b] } else { [a & 0xFFFF | b << 16, c & 0xFFFF | d << 16] }
+}
+
+/// A block of which each lane has an element.
+struct MeasuredOfWarp<F> {
+    /// Its magnitude times the unit.
+    a: f32,
+    weight: Option<f32>,
+    unit: f32,
+    amax: f32,
+    format: PhantomData<F>,
+}
+
+impl<F: Blocks> Measure for MeasuredOfWarp<F> {
+    #[inline(always)]
+    fn unit(&self) -> f32 {
+        self.unit
+    }
+
+    #[inline(always)]
+    fn amax(&self) -> f32 {
+        self.amax
+    }
+
+    #[inline(always)]
+    fn error<M: Fused>(&self, factor: f32) -> f32 {
+        let rest = Candidate::new(factor, self.unit).rest::<M, false>(self.a, self.a * self.a);
+        let weighted = self.weight.map_or(rest, |weight| weight * rest);
+        // Each lane adds up a chain of its half of the block.
+        let first = warp::lane() & (F::BLOCK - 1) & !(SEARCH_EACH - 1) | warp::lane() % CHAINS as u32;
+        let mut sum = 0.0;
+        let mut i = 0;
+        while i < SEARCH_EACH {
+            let of = |rest: f32| f32::from_bits(warp::shuffle(rest.to_bits(), first + i));
+            sum = M::fma(of(weighted), of(rest), sum);
+            i += CHAINS as u32;
+        }
+        let across = |sum: f32, distance| sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), distance));
+        sum = across(across(sum, 1), 2);
+        if F::BLOCK > SEARCH_EACH { across(sum, SEARCH_EACH) } else { sum }
+    }
+
+    #[inline(always)]
+    fn most_clipped<M: Fused>(&self, candidate: &Candidate) -> f32 {
+        let of_lane = if self.weight.is_some() { self.a } else { self.amax };
+        let term = add_term::<M>(candidate.clipped::<M>(of_lane), self.weight, 0.0);
+        // Not negative, so their bits order as they do.
+        f32::from_bits(by_block::largest(term.to_bits()))
+    }
+}
+
+/// Quantizes one block, whatever it holds. Entered by the whole warp.
+///
+/// # Safety
+/// The contract of the kernels below; `block` exists, and `report` points to a report slot in global memory.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "a kernel's whole state")]
+unsafe fn of_warp<D: Dtype, F: Searched>(
+    format: &F,
+    values: *const u8,
+    target: Target,
+    report: *mut ReportSlot,
+    grid: &BlockGrid,
+    block: u64,
+    options: &SearchOptions,
+    counts: &mut Counts,
+) {
+    // SAFETY: the same contract.
+    let of_warp = unsafe { OfWarp::load::<D, F>(format, values, Some(report), grid, block) };
+    let mut weight = None;
+    if !options.importance.is_null() {
+        // SAFETY: there is a weight for each column.
+        let (start, count) = unsafe { weights::<F>(options.importance, grid, block, warp::lane()) };
+        let exists = warp::lane() < F::BLOCK && count > 0;
+        // SAFETY: the column's.
+        weight = Some(if exists { unsafe { *start } } else { 0.0 });
+    }
+    let unit = search::unit(of_warp.amax_bits);
+    let measured = MeasuredOfWarp::<F> {
+        a: f32::from_bits(of_warp.value.to_bits() & 0x7FFF_FFFF) * unit,
+        weight,
+        unit,
+        amax: f32::from_bits(of_warp.amax_bits) * unit,
+        format: PhantomData,
+    };
+    let (plain, _, plain_events) = format.define::<D>(of_warp.amax_bits);
+    let (larger, _, _) = format.define::<D>((f32::from_bits(of_warp.amax_bits) * 1.5).to_bits());
+    let found = measured.search::<Ptx, F>(options.search(), format, plain, larger);
+    let (scaling, events) = format.define_under::<D>(of_warp.amax_bits, found.byte);
+    // SAFETY: the same contract.
+    unsafe { of_warp.store::<F>(target, block, found.byte, format.code(of_warp.value, scaling)) };
+    if warp::lane() == 0 && !of_warp.nan_block {
+        let changed = found.byte != plain;
+        let events = BlockEvents { scale_saturated: plain_events.scale_saturated, ..events };
+        counts.add(if changed { events } else { plain_events }, changed, found.tried);
+    }
+}
+
+/// Adds counts to the report. Entered by one lane.
 ///
 /// # Safety
 /// `report` points to a report slot in global memory.
 #[inline(always)]
-unsafe fn count(counts: Counts, report: *mut ReportSlot) {
-    let total = |mut count: u32| {
-        let mut distance = 1;
-        while distance < WARP {
-            count += warp::shuffle_xor(count, distance);
-            distance *= 2;
-        }
-        u64::from(count)
-    };
-    let [clipped, flushed, saturated, rescaled, tried] =
-        [counts.clipped, counts.flushed, counts.scale_saturated, counts.rescaled, counts.tried].map(total);
-    if warp::lane() != 0 {
-        return;
-    }
+unsafe fn add_to_report(counts: &Counts, report: *mut ReportSlot) {
+    let Counts { clipped, flushed, scale_saturated, rescaled, tried } = *counts;
     // SAFETY: fields of a report slot, which is touched by atomic operations only.
     unsafe {
-        ptx::add_to_counter(&raw mut (*report).rescaled, rescaled);
-        ptx::add_to_counter(&raw mut (*report).tried, tried);
-        if clipped | flushed | saturated != 0 {
-            ptx::add_to_counter(&raw mut (*report).clipped, clipped);
-            ptx::add_to_counter(&raw mut (*report).flushed, flushed);
-            ptx::add_to_counter(&raw mut (*report).scale_saturated, saturated);
+        ptx::add_to_counter(&raw mut (*report).rescaled, u64::from(rescaled));
+        ptx::add_to_counter(&raw mut (*report).tried, u64::from(tried));
+        if clipped | flushed | scale_saturated != 0 {
+            ptx::add_to_counter(&raw mut (*report).clipped, u64::from(clipped));
+            ptx::add_to_counter(&raw mut (*report).flushed, u64::from(flushed));
+            ptx::add_to_counter(&raw mut (*report).scale_saturated, u64::from(scale_saturated));
         }
     }
 }
@@ -375,7 +632,7 @@ macro_rules! mx_entries {
         /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes` (aligned to 4) has
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes` (aligned to 8) has
         /// room for `grid.blocks` blocks, and `scales` for their bytes where `scale_grid` puts them; `report` points to
         /// `REPORT_SLOTS` slots; `importance` is null, or there is a weight for each of the grid's columns. All in global memory,
         /// and none overlap. The launch shape is the one that `microscale_kernels_abi` gives.

@@ -1,12 +1,22 @@
 //! Quantizing with searched scales: `microscale_formats::search`, a block at a time, with as many scales at once as there are lanes.
 
-use microscale_formats::search::{Block, PowersOfTwo, Scales};
+use microscale_formats::search::{Block, Fused, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block};
 
 use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
 use super::policy::{self, Tally, block_at};
 use super::rule::{Kind, Mx, Rule, Searching};
 use crate::element::Element;
+
+/// The processor's own instruction where the stamp has it.
+struct Hosts;
+
+impl Fused for Hosts {
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
 
 /// Quantizes a piece, computing the errors of `LANES` scales together. `weights` are those of its elements.
 #[inline(always)]
@@ -89,8 +99,12 @@ impl<T: Element> Piece<'_, T> {
                 Search::FourSix => format.scale::<T>((f32::from_bits(amax) * 1.5).to_bits()).0,
                 _ => plain,
             };
-            let found =
-                Block::new(&wide, weights).search::<LANES>(self.searching.search, candidates, plain, larger);
+            let found = Block::new(&wide, weights).search_by::<Hosts, _, LANES>(
+                self.searching.search,
+                candidates,
+                plain,
+                larger,
+            );
             if found.byte != plain {
                 let scale_saturated = events.scale_saturated;
                 (scaling, events) = format.rescale::<T>(amax, found.byte);

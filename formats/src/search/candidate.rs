@@ -1,0 +1,147 @@
+//! A scale to try, and what elements lose under it.
+//!
+//! # Rounding to E2M1 by three additions
+//! Where one unit in the last place is S, P − (P − s) is s rounded to multiples of S. E2M1's step is ½ below 2, 1 from there to 4, and 2 up
+//! to 6; so P must lie in [2²², 2²³) for the first, in [2²³, 2²⁴) for the second and in [2²⁴, 2²⁵) for the third. Around 2 and 4 both steps
+//! give the same: from 1.75 to 2.25 nothing but 2 is near, from 3.5 to 4.5 nothing but 4. That is room enough for
+//! P = 2²²·(33 + 197/32·s²)/32, which reaches 2²³ at s = 2.244, 2²⁴ at 3.928 and 2²⁵ at 6.019, where all further rounding gives 6 or more, which
+//! becomes 6. Of two magnitudes that are equally near it takes one or the other, as P has it.
+
+use crate::e2m1::MAX;
+
+/// What processors do in one instruction, and `core` does not have.
+pub trait Fused {
+    /// a · b + c, rounded once.
+    fn fma(a: f32, b: f32, c: f32) -> f32;
+
+    /// The smaller of two numbers.
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        if a < b { a } else { b }
+    }
+}
+
+/// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a reciprocal exists. (A block under a factor
+/// beyond is all clipped or all zeros.)
+const FACTORS: (f32, f32) = (f32::from_bits((127 - 50) << 23), f32::from_bits((127 + 50) << 23));
+
+/// A scale as errors take it.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// What codes are multiplied with, times the unit.
+    pub factor: f32,
+    /// Its reciprocal.
+    pub inverse: f32,
+    /// What P takes of a².
+    curve: f32,
+}
+
+/// P at 0.
+const START: f32 = 33.0 / 32.0 * (1 << 22) as f32;
+/// What P takes of s².
+const CURVE: f32 = 197.0 / 1024.0 * (1 << 22) as f32;
+/// The largest P whose unit in the last place is 2.
+const LARGEST: f32 = ((1 << 25) - 2) as f32;
+
+impl Candidate {
+    /// Magnitudes up to this multiple of the factor are [near](Self::rest).
+    pub const NEAR: f32 = 16.0;
+
+    /// For what codes are multiplied with, and a block's unit.
+    #[inline(always)]
+    pub fn new(factor: f32, unit: f32) -> Self {
+        let factor = Self::limited(factor, unit);
+        Self::with_inverse(factor, 1.0 / factor)
+    }
+
+    /// What codes are multiplied with, times a block's unit, with a reciprocal.
+    #[inline(always)]
+    pub fn limited(factor: f32, unit: f32) -> f32 {
+        (factor * unit).clamp(FACTORS.0, FACTORS.1)
+    }
+
+    /// For a factor, times the unit, and its reciprocal, rounded to nearest.
+    #[inline(always)]
+    pub fn with_inverse(factor: f32, inverse: f32) -> Self {
+        Self { factor, inverse, curve: inverse * inverse * CURVE }
+    }
+
+    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all elements are `NEAR`, it is
+    /// an instruction less.
+    #[inline(always)]
+    pub fn rest<M: Fused, const NEAR: bool>(&self, a: f32, square: f32) -> f32 {
+        let p = M::fma(square, self.curve, START);
+        let p = if NEAR { p } else { M::min(p, LARGEST) };
+        let q = p - M::fma(-a, self.inverse, p);
+        M::fma(-self.factor, M::min(q, MAX), a)
+    }
+
+    /// The least that an element leaves because it is clipped; 0 for others.
+    #[inline(always)]
+    pub fn clipped<M: Fused>(&self, a: f32) -> f32 {
+        M::fma(-self.factor, MAX, a).max(0.0)
+    }
+}
+
+/// The error's term of what an element leaves, added to others.
+#[inline(always)]
+pub fn add_term<M: Fused>(rest: f32, weight: Option<f32>, sum: f32) -> f32 {
+    M::fma(weight.map_or(rest, |weight| weight * rest), rest, sum)
+}
+
+/// Elements whose terms are added in chains.
+pub const CHAINED: usize = 16;
+/// The chains.
+pub const CHAINS: usize = 4;
+
+/// The sum of the chains.
+#[inline(always)]
+pub fn sum_of_chains([a, b, c, d]: [f32; CHAINS]) -> f32 {
+    (a + b) + (c + d)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::e2m1::{self, VALUES};
+    use crate::search::tests::{Hosts, numbers};
+
+    #[test]
+    fn rests_are_those_of_the_nearest_magnitudes() {
+        let mut number = numbers(3);
+        for factor in [1.0, 1.125, 1.999_999_9, 2f32.powi(-50), 1.7e9]
+            .into_iter()
+            .chain((0..20).map(|_| number() + 0.5))
+        {
+            let candidate = Candidate::new(factor, 1.0);
+            // Around the midpoints and the ends of the steps, and everywhere else in small steps.
+            let near = e2m1::MIDPOINTS.iter().chain(&VALUES).chain(&[2.25, 4.5, 6.02, 7.0, 25.0]);
+            let near = near
+                .flat_map(|x| (-2000..2000).map(move |i| (x * factor).to_bits().saturating_add_signed(i)));
+            let all = (0..(34 << 23)).step_by(997).map(|step| (factor * 2f32.powi(-24)).to_bits() + step);
+            for a in near.chain(all).map(f32::from_bits).filter(|a| a.is_finite()) {
+                let rest = candidate.rest::<Hosts, false>(a, a * a);
+                let distance = |value: f32| (f64::from(a) - f64::from(value) * f64::from(factor)).abs();
+                let least = VALUES.into_iter().map(distance).fold(f64::INFINITY, f64::min);
+                // Where a quotient is within a rounding of a midpoint, either side is as good.
+                let most = least + f64::from(a) * 2f64.powi(-23);
+                assert!(
+                    f64::from(rest.abs()) <= most,
+                    "{a:e} under {factor:e} leaves {rest:e} instead of {least:e}"
+                );
+                if a < Candidate::NEAR * factor {
+                    assert_eq!(rest, candidate.rest::<Hosts, true>(a, a * a), "{a:e} under {factor:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn far_factors_leave_everything_or_nothing() {
+        let [tiny, huge] = [1e-38, 1e38].map(|factor| Candidate::new(factor, 1.0));
+        for a in [0.0f32, 1.0, 1.5] {
+            assert_eq!(tiny.rest::<Hosts, false>(a, a * a), a);
+            assert_eq!(huge.rest::<Hosts, false>(a, a * a), a);
+        }
+    }
+}
