@@ -46,7 +46,8 @@ pub enum Search {
     /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax, so that the largest element
     /// lands on 4 instead of 6 (Transformer Engine and FlashInfer call it four over six).
     FourSix,
-    /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`].
+    /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`]; for MXFP4 it is the same, except
+    /// under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with weights.
     Window,
     /// The best of all scales that can be stored.
     Full,
@@ -178,7 +179,7 @@ pub trait Measure {
     ) -> RangeInclusive<u8> {
         // A block of zeros keeps its scale.
         if search == Search::None || self.amax() == 0.0 {
-            return 1..=0;
+            return RangeInclusive::new(1, 0);
         }
         if search == Search::FourSix {
             return larger..=larger;

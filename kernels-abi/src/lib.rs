@@ -13,8 +13,8 @@ pub use args::{
     QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, SEARCH_EACH, THREADS,
-    WARP, WARP_ELEMENTS, kernels,
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, SEARCH_EACH, THREADS, WARP,
+    WARP_ELEMENTS, kernels,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

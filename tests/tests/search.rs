@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, quantize_weighted_with};
-use microscale::formats::search::{Block, Fused, PowersOfTwo, Scales};
+use microscale::formats::search::{Block, Fused, Measure, PowersOfTwo, Scales};
 use microscale::formats::{ScaleRule, mx, nvfp4};
 use microscale::{
     Convention, Element, Format, GlobalScale, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme,

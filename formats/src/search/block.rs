@@ -120,8 +120,8 @@ impl<const N: usize> Measure for Block<N> {
     fn error<M: Fused>(&self, factor: f32) -> f32 {
         let candidate = Candidate::new(factor, self.unit);
         let mut rests = [0.0; N];
-        for i in 0..N {
-            rests[i] = candidate.rest::<M, false>(self.magnitudes[i], self.squares[i]);
+        for (rest, (a, square)) in rests.iter_mut().zip(self.magnitudes.iter().zip(&self.squares)) {
+            *rest = candidate.rest::<M, false>(*a, *square);
         }
         let mut weighted = rests;
         if let Some(weights) = &self.weights {
