@@ -101,7 +101,8 @@ pub mod identity {
     pub const BASE_BF16X2: u32 = 0x4300_4300;
 }
 
-/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for finite 0 ≤ `a` ≤ 2²⁰.
+/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are no longer exact, but still
+/// above the 7, also at infinity.
 #[inline(always)]
 pub fn magnitude_code_even(a: f32) -> u32 {
     use identity::BASE_F32 as BASE;
@@ -207,6 +208,13 @@ mod tests {
         assert_eq!(rounded(Ties::Even), [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
         assert_eq!(rounded(Ties::Away), [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
         assert_eq!(rounded(Ties::Zero), [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn the_identity_saturates_however_large_magnitudes_are() {
+        for bits in (6f32.to_bits()..=f32::INFINITY.to_bits()).step_by(61).chain([f32::INFINITY.to_bits()]) {
+            assert_eq!(magnitude_code_even(f32::from_bits(bits)), 7, "{bits:#x}");
+        }
     }
 
     #[test]

@@ -117,6 +117,47 @@ pub enum Error {
         wrong: Option<usize>,
     },
 
+    /// A Hessian where scales are not searched.
+    #[error(
+        "a Hessian weighs the errors that a search for scales compares, and the recipe has none; \
+         set its search to four-six, window or full, or quantize without a Hessian"
+    )]
+    HessianWithoutSearch,
+
+    /// A Hessian with another number of entries than the columns need.
+    #[error(
+        "the Hessian has {found} entries, but {columns} columns in blocks of {0} need {1} × {0} × {0} = {expected}; \
+         pass a matrix for each block of columns, the last one padded to {0} × {0}",
+        .format.block(), .columns.div_ceil(.format.block())
+    )]
+    HessianLength {
+        /// The format.
+        format: Format,
+        /// Columns of the matrix.
+        columns: usize,
+        /// Entries needed.
+        expected: usize,
+        /// Entries found.
+        found: usize,
+    },
+
+    /// A matrix that is no Hessian.
+    #[error(
+        "the Hessian of block {block} of columns has {value} in its row {row}, column {col}, which {}", .fault.what()
+    )]
+    HessianEntry {
+        /// Which block of columns.
+        block: usize,
+        /// Row in the block's matrix.
+        row: usize,
+        /// Column in the block's matrix.
+        col: usize,
+        /// The entry.
+        value: f32,
+        /// What is wrong with it.
+        fault: HessianFault,
+    },
+
     /// A global scale that does not go with a convention.
     #[error(
         "the global scale is a {} but the convention takes a {}; \
@@ -189,6 +230,34 @@ pub enum Error {
         /// The driver's word.
         message: String,
     },
+}
+
+/// What is wrong with an entry of a Hessian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HessianFault {
+    /// It is NaN or infinite.
+    NotFinite,
+    /// It is on the diagonal, and negative.
+    NegativeDiagonal,
+    /// It differs from the entry that mirrors it by more than rounding explains.
+    NotSymmetric,
+}
+
+impl HessianFault {
+    fn what(self) -> &'static str {
+        match self {
+            Self::NotFinite => {
+                "is not finite; look for NaN, infinities and overflow in the inputs that it was made of"
+            }
+            Self::NegativeDiagonal => {
+                "is negative, as no sum of squares is; pass XᵀX of the layer's inputs X"
+            }
+            Self::NotSymmetric => {
+                "differs from its mirror image by more than rounding explains; pass XᵀX, whole blocks row by row, or the \
+                 mean of the matrix and its transpose"
+            }
+        }
+    }
 }
 
 /// The conventions that a format has, by name.

@@ -43,10 +43,10 @@ mod tensor;
 pub mod cli;
 
 pub use amax::Amax;
-pub use cpu::{amax, dequantize, dequantize_into, quantize, quantize_weighted};
+pub use cpu::{amax, dequantize, dequantize_into, quantize, quantize_hessian, quantize_weighted};
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
-pub use error::{Error, Result};
+pub use error::{Error, HessianFault, Result};
 pub use microscale_formats as formats;
 pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::hessian::{self, Hessians};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::Widen;
 use super::policy::Tally;
@@ -50,6 +51,17 @@ macro_rules! stamp {
                 scales: &mut [u8],
             ) -> Tally {
                 lanes::quantize::<T, F16c>(v, weights, rule, codes, scales)
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn quantize_hessian<T: Element>(
+                v: &[T],
+                hessians: Hessians<'_>,
+                rule: &Rule,
+                codes: &mut [u8],
+                scales: &mut [u8],
+            ) -> Tally {
+                hessian::quantize::<T, F16c>(v, hessians, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -169,6 +181,30 @@ impl Isa {
                 unsafe { avx512::quantize(v, weights, rule, codes, scales) }
             }
             _ => lanes::quantize::<T, lanes::ByElement>(v, weights, rule, codes, scales),
+        }
+    }
+
+    /// With scales that are searched, given the Hessian of each block.
+    pub(super) fn quantize_hessian<T: Element>(
+        self,
+        v: &[T],
+        hessians: Hessians<'_>,
+        rule: &Rule,
+        codes: &mut [u8],
+        scales: &mut [u8],
+    ) -> Tally {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx2::quantize_hessian(v, hessians, rule, codes, scales) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if self.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx512::quantize_hessian(v, hessians, rule, codes, scales) }
+            }
+            _ => hessian::quantize::<T, lanes::ByElement>(v, hessians, rule, codes, scales),
         }
     }
 

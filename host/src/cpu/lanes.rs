@@ -314,7 +314,7 @@ fn decode_blocks<T: Element, const N: usize>(
 
 /// Unpacks and decodes a block of E2M1 elements.
 #[inline(always)]
-fn decode_e2m1<T: Element, const N: usize>(codes: &[u8], factor: f32, values: &mut [T; N]) {
+pub(super) fn decode_e2m1<T: Element, const N: usize>(codes: &[u8], factor: f32, values: &mut [T; N]) {
     let mut nibbles = [0u8; N];
     for (pair, byte) in nibbles.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
         *pair = (u16::from(*byte) & 0xF | u16::from(*byte) << 4 & 0xF00).to_le_bytes();

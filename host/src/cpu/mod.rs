@@ -5,6 +5,7 @@
 //! tested bit for bit against the reference. This file cuts matrices into pieces and spreads them over rayon's threads.
 
 mod amax;
+mod hessian;
 mod isa;
 mod lanes;
 mod layout;
@@ -16,6 +17,8 @@ mod search;
 use rayon::prelude::*;
 
 pub use amax::{amax, amax_with};
+use hessian::HessianStore;
+pub use hessian::{quantize_hessian, quantize_hessian_with};
 pub use isa::Isa;
 pub(crate) use layout::{swizzle, unswizzle};
 use microscale_formats::ScaleLayout;
@@ -102,15 +105,38 @@ pub fn quantize_weighted_with<T: Element>(
     importance: Option<&[f32]>,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
+    check_importance(importance, shape)?;
+    let weighting = importance.map_or(Weighting::None, Weighting::Columns);
+    quantize_by(isa, values, shape, recipe, weighting, out)
+}
+
+/// What the errors of scales are weighted with.
+#[derive(Clone, Copy)]
+enum Weighting<'a> {
+    None,
+    /// A weight for each column.
+    Columns(&'a [f32]),
+    /// A Hessian for each block of columns.
+    Hessians(&'a HessianStore),
+}
+
+/// The body of quantizing.
+fn quantize_by<T: Element>(
+    isa: Isa,
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    weighting: Weighting<'_>,
+    out: &mut QuantizedTensor,
+) -> Result<Report> {
     shape.check("the input", values.len())?;
     out.shape().require(QuantizedShape::of(recipe, shape))?;
     recipe.check()?;
-    check_importance(importance, shape)?;
     let (rule, global_scale) = Rule::new(recipe, |arithmetic| {
         amax_with(isa, values, shape).map(|amax| amax.global_scale::<T>(arithmetic, recipe.non_finite))
     })?;
     out.set_global_scale(if shape.is_empty() { None } else { global_scale });
-    let job = Job { isa, values, shape, rule, importance };
+    let job = Job { isa, values, shape, rule, weighting };
     let quantized = out.shape();
     let (codes, scales) = out.parts_mut();
     let report = match recipe.scale_layout {
@@ -130,16 +156,17 @@ struct Job<'a, T> {
     values: &'a [T],
     shape: Shape,
     rule: Rule,
-    /// Weights by column.
-    importance: Option<&'a [f32]>,
+    weighting: Weighting<'a>,
 }
 
 impl<T: Element> Job<'_, T> {
     /// Quantizes with linear scales, in tasks of [`TASK_BLOCKS`].
     fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
-        let pieces = match self.importance {
-            None => Pieces::of(self.shape, quantized.format.block()),
-            Some(_) => Pieces::by_row(self.shape, quantized.format.block()),
+        let pieces = match self.weighting {
+            Weighting::None => Pieces::of(self.shape, quantized.format.block()),
+            Weighting::Columns(_) | Weighting::Hessians(_) => {
+                Pieces::by_row(self.shape, quantized.format.block())
+            }
         };
         let block_bytes = quantized.format.block_bytes();
         let one = |(task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
@@ -184,8 +211,17 @@ impl<T: Element> Job<'_, T> {
             let scales = &mut scales[done..][..piece.blocks];
             let values = &self.values[piece.start..][..piece.len];
             let col = piece.start % self.shape.row_stride;
-            let weights = self.importance.map(|weights| &weights[col..][..piece.len]);
-            let tally = self.isa.quantize(values, weights, &self.rule, codes, scales);
+            let (isa, rule) = (self.isa, &self.rule);
+            let tally = match self.weighting {
+                Weighting::None => isa.quantize(values, None, rule, codes, scales),
+                Weighting::Columns(weights) => {
+                    isa.quantize(values, Some(&weights[col..][..piece.len]), rule, codes, scales)
+                }
+                Weighting::Hessians(store) => {
+                    let hessians = store.blocks(col / pieces.block, piece.blocks);
+                    isa.quantize_hessian(values, hessians, rule, codes, scales)
+                }
+            };
             report += tally.placed(|offset| self.shape.position(piece.start + offset));
             done += piece.blocks;
         }

@@ -1,0 +1,212 @@
+//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block at a time.
+
+use microscale_formats::hessian::Hessian;
+use microscale_formats::search::{Found, Scales};
+use microscale_formats::{Search, mx, nvfp4};
+use rayon::prelude::*;
+
+use super::lanes::{Vectorised, Widen, decode_e2m1};
+use super::policy::Tally;
+use super::rule::Rule;
+use super::search::{self, Find, Start};
+use super::{Isa, Weighting, quantize_by};
+use crate::element::Element;
+use crate::error::{Error, HessianFault, Result};
+use crate::recipe::{Format, Recipe};
+use crate::report::Report;
+use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+
+/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what products
+/// summed in 16 bits come to.
+const ASYMMETRY: f64 = 1.0 / 256.0;
+
+/// [`quantize`](super::quantize), searching scales (`recipe.search`) by the error that they make in what a layer
+/// computes: rᵀHr, with r what the codes of a scale leave of a block and H the block's Hessian.
+///
+/// `hessian` is `[blocks in a row, N, N]`, row by row, with N the format's block: 16 for NVFP4 and 32 for MXFP4. It is
+/// shared by all rows. Block j is the j-th of the diagonal blocks of XᵀX, with X the inputs `[tokens, columns]` that
+/// the layer meets, in any unit. Rows and columns behind the last column of the matrix are ignored. With
+/// [`Search::Full`] the result is the least error that any scale has, in the arithmetic of
+/// [`microscale_formats::hessian`]; [`Search::Window`] and [`Search::FourSix`] look at fewer scales.
+///
+/// # Errors
+/// Those of [`quantize`](super::quantize); [`Error::HessianWithoutSearch`] if the recipe has no search and
+/// [`Error::NoSearch`] if the format has none; [`Error::HessianLength`] and [`Error::HessianEntry`] if there are not as
+/// many entries as needed, or one is not finite, not symmetric (beyond 1/256 of the geometric mean of its diagonal
+/// entries), or negative on the diagonal.
+pub fn quantize_hessian<T: Element>(
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    hessian: &[f32],
+) -> Result<Quantized> {
+    shape.check("the input", values.len())?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, shape))?;
+    let report = quantize_hessian_with(Isa::best(), values, shape, recipe, hessian, &mut tensor)?;
+    Ok(Quantized { tensor, report })
+}
+
+/// [`quantize_hessian`] on a chosen instruction set, into a tensor that exists already.
+///
+/// # Errors
+/// Those of [`quantize_hessian`] and [`quantize_into`](super::quantize_into).
+pub fn quantize_hessian_with<T: Element>(
+    isa: Isa,
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    hessian: &[f32],
+    out: &mut QuantizedTensor,
+) -> Result<Report> {
+    shape.check("the input", values.len())?;
+    let store = HessianStore::new(hessian, recipe, shape.cols)?;
+    quantize_by(isa, values, shape, recipe, Weighting::Hessians(&store), out)
+}
+
+/// The Hessians of all blocks of columns.
+pub(super) enum HessianStore {
+    Nvfp4(Vec<Hessian<{ nvfp4::BLOCK }>>),
+    Mxfp4(Vec<Hessian<{ mx::BLOCK }>>),
+}
+
+/// Those of a piece's blocks.
+#[derive(Clone, Copy)]
+pub(super) enum Hessians<'a> {
+    Nvfp4(&'a [Hessian<{ nvfp4::BLOCK }>]),
+    Mxfp4(&'a [Hessian<{ mx::BLOCK }>]),
+}
+
+impl HessianStore {
+    /// Checks the entries and prepares what searches need of them.
+    fn new(entries: &[f32], recipe: &Recipe, columns: usize) -> Result<Self> {
+        let format = recipe.format();
+        if !matches!(format, Format::Mxfp4 | Format::Nvfp4) {
+            return Err(Error::NoSearch { format });
+        }
+        if recipe.search == Search::None {
+            return Err(Error::HessianWithoutSearch);
+        }
+        let blocks = columns.div_ceil(format.block());
+        let expected = blocks.saturating_mul(format.block() * format.block());
+        if entries.len() != expected {
+            return Err(Error::HessianLength { format, columns, expected, found: entries.len() });
+        }
+        match format {
+            Format::Nvfp4 => prepare(entries, columns).map(Self::Nvfp4),
+            _ => prepare(entries, columns).map(Self::Mxfp4),
+        }
+    }
+
+    /// Those of `count` blocks of columns from `first` on.
+    pub(super) fn blocks(&self, first: usize, count: usize) -> Hessians<'_> {
+        match self {
+            Self::Nvfp4(all) => Hessians::Nvfp4(&all[first..][..count]),
+            Self::Mxfp4(all) => Hessians::Mxfp4(&all[first..][..count]),
+        }
+    }
+}
+
+fn prepare<const N: usize>(entries: &[f32], columns: usize) -> Result<Vec<Hessian<N>>> {
+    let blocks = entries.as_chunks::<N>().0.as_chunks::<N>().0;
+    let used = |block: usize| N.min(columns - block * N);
+    if let Some(error) = blocks.iter().enumerate().find_map(|(block, rows)| fault(block, rows, used(block))) {
+        return Err(error);
+    }
+    Ok(blocks.par_iter().enumerate().map(|(block, rows)| Hessian::new(rows, used(block))).collect())
+}
+
+/// The first thing that is wrong with a block's matrix, of which the first `used` rows and columns count.
+fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Option<Error> {
+    let places = || (0..used).flat_map(|row| (0..used).map(move |col| (row, col)));
+    let found = |fault, (row, col): (usize, usize)| Error::HessianEntry {
+        block,
+        row,
+        col,
+        value: rows[row][col],
+        fault,
+    };
+    // The diagonal is judged before symmetry, which is measured by it.
+    let not_finite = places().find(|(i, j)| !rows[*i][*j].is_finite());
+    let negative = || (0..used).map(|i| (i, i)).find(|(i, _)| rows[*i][*i] < 0.0);
+    let asymmetric = || {
+        places().find(|(i, j)| {
+            let [a, b, ii, jj] = [rows[*i][*j], rows[*j][*i], rows[*i][*i], rows[*j][*j]].map(f64::from);
+            (a - b) * (a - b) > ASYMMETRY * ASYMMETRY * ii * jj
+        })
+    };
+    not_finite
+        .map(|place| found(HessianFault::NotFinite, place))
+        .or_else(|| negative().map(|place| found(HessianFault::NegativeDiagonal, place)))
+        .or_else(|| asymmetric().map(|place| found(HessianFault::NotSymmetric, place)))
+}
+
+/// Quantizes a piece, given the Hessian of each of its blocks.
+#[inline(always)]
+pub(super) fn quantize<T: Element, W: Widen>(
+    values: &[T],
+    hessians: Hessians<'_>,
+    rule: &Rule,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Tally {
+    match &rule.searching {
+        Some(searching) => {
+            search::quantize_finding::<T, W>(values, &hessians, rule, searching, codes, scales)
+        }
+        // Refused where Hessians are checked.
+        None => Tally::default(),
+    }
+}
+
+impl Find<{ nvfp4::BLOCK }> for Hessians<'_> {
+    #[inline(always)]
+    fn find<T: Element>(
+        &self,
+        i: usize,
+        wide: &[f32; nvfp4::BLOCK],
+        format: &impl Vectorised<{ nvfp4::BLOCK }>,
+        candidates: &impl Scales,
+        start: Start,
+    ) -> Found {
+        match self {
+            Self::Nvfp4(hessians) => find::<T, _>(&hessians[i], wide, format, candidates, start),
+            Self::Mxfp4(_) => Found { byte: start.plain, tried: 0 },
+        }
+    }
+}
+
+impl Find<{ mx::BLOCK }> for Hessians<'_> {
+    #[inline(always)]
+    fn find<T: Element>(
+        &self,
+        i: usize,
+        wide: &[f32; mx::BLOCK],
+        format: &impl Vectorised<{ mx::BLOCK }>,
+        candidates: &impl Scales,
+        start: Start,
+    ) -> Found {
+        match self {
+            Self::Mxfp4(hessians) => find::<T, _>(&hessians[i], wide, format, candidates, start),
+            Self::Nvfp4(_) => Found { byte: start.plain, tried: 0 },
+        }
+    }
+}
+
+#[inline(always)]
+fn find<T: Element, const N: usize>(
+    hessian: &Hessian<N>,
+    wide: &[f32; N],
+    format: &impl Vectorised<N>,
+    candidates: &impl Scales,
+    Start { search, amax_bits, plain, larger }: Start,
+) -> Found {
+    let decoded = |byte| {
+        let (scaling, _) = format.rescale::<T>(amax_bits, byte);
+        let (mut codes, mut values) = ([0; N], [0.0; N]);
+        let codes = &mut codes[..N / 2];
+        format.encode(wide, scaling, codes);
+        decode_e2m1(codes, 1.0, &mut values);
+        values
+    };
+    hessian.search(wide, search, candidates, (plain, larger), decoded)
+}
