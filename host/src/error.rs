@@ -5,6 +5,7 @@ use microscale_formats::nvfp4::Direction;
 
 use crate::recipe::{Convention, Format, Words};
 use crate::report::{Position, Report};
+use crate::strided::Strided;
 use crate::tensor::QuantizedShape;
 
 /// The result of the library's tensor operations.
@@ -54,6 +55,63 @@ pub enum Error {
         cols: usize,
         /// Row stride of the shape, in elements.
         row_stride: usize,
+    },
+
+    /// No such axis.
+    #[error("there is no axis {axis}; the tensor has {rank}, counted from 0")]
+    Axis {
+        /// The axis asked for.
+        axis: usize,
+        /// Dimensions of the tensor.
+        rank: usize,
+    },
+
+    /// Strides that do not describe rows.
+    #[error(
+        "strides {strides:?} of dimensions {dims:?} do not describe rows along axis {axis}; there must be a stride for each \
+         dimension, and the other axes at most two groups that one stride each passes through: quantize slices of the tensor"
+    )]
+    Strides {
+        /// The dimensions.
+        dims: Vec<usize>,
+        /// The strides, in elements.
+        strides: Vec<usize>,
+        /// The axis along which blocks run.
+        axis: usize,
+    },
+
+    /// A stride of 0.
+    #[error("{what} is 0, so elements would be the same one; it must be 1 or more")]
+    ZeroStride {
+        /// Which stride.
+        what: &'static str,
+    },
+
+    /// The slice is too short for the strides.
+    #[error(
+        "the input has {found} elements, but {} times {} rows of {} with strides {}, {} and {} reach over {expected}; \
+         pass a longer slice, fewer rows or smaller strides",
+        .strided.outer, .strided.rows, .strided.cols,
+        .strided.outer_stride, .strided.row_stride, .strided.col_stride
+    )]
+    StridedLength {
+        /// What should be there.
+        strided: Strided,
+        /// Elements that it reaches over.
+        expected: usize,
+        /// Elements in the slice.
+        found: usize,
+    },
+
+    /// The strides reach over more elements than can be addressed.
+    #[error(
+        "{} times {} rows of {} with strides {}, {} and {} are more elements than can be addressed; check dimensions and strides",
+        .strided.outer, .strided.rows, .strided.cols,
+        .strided.outer_stride, .strided.row_stride, .strided.col_stride
+    )]
+    StridedTooLarge {
+        /// What was asked for.
+        strided: Strided,
     },
 
     /// Codes or scales of another length than the shape needs.

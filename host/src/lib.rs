@@ -16,7 +16,7 @@
 //! | to | see |
 //! |---|---|
 //! | say what is wanted | [`Recipe`], [`Format`], [`Convention`] |
-//! | quantize host memory on the CPU | [`quantize`], [`dequantize`], [`amax()`] |
+//! | quantize host memory on the CPU | [`quantize`], [`quantize_strided`], [`dequantize`], [`amax()`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
 //! | measure the loss | [`ErrorStats`] |
 //! | read and write checkpoints | [`checkpoint`] |
@@ -36,6 +36,7 @@ mod quality;
 mod recipe;
 mod report;
 pub mod search_global;
+mod strided;
 mod tensor;
 
 #[cfg(feature = "cli")]
@@ -43,7 +44,9 @@ mod tensor;
 pub mod cli;
 
 pub use amax::Amax;
-pub use cpu::{amax, dequantize, dequantize_into, quantize, quantize_hessian, quantize_weighted};
+pub use cpu::{
+    amax, dequantize, dequantize_into, quantize, quantize_hessian, quantize_strided, quantize_weighted,
+};
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, Result};
@@ -52,6 +55,7 @@ pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;
 pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
 pub use report::{Position, Report};
+pub use strided::Strided;
 pub use tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
 // The README's example is compiled and run like the others.

@@ -10,4 +10,5 @@ mod property_tests {
     mod quality;
     mod quantize;
     mod round_trip;
+    mod strided;
 }

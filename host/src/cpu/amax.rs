@@ -50,7 +50,7 @@ pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: Shape) -> Result<Ama
     }))
 }
 
-fn of_part<T: Element>(isa: Isa, values: &[T]) -> Amax {
+pub(super) fn of_part<T: Element>(isa: Isa, values: &[T]) -> Amax {
     let most = f32::from_bits(isa.amax_bits(values));
     if most.is_finite() {
         return Amax { finite: most, ..Amax::default() };

@@ -13,6 +13,7 @@ mod policy;
 mod reference;
 mod rule;
 mod search;
+mod strided;
 
 use rayon::prelude::*;
 
@@ -25,6 +26,7 @@ use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 pub(crate) use rule::Decoder;
 use rule::Rule;
+pub use strided::{quantize_strided, quantize_strided_with};
 
 use crate::element::Element;
 use crate::error::{Error, Result};

@@ -1,0 +1,275 @@
+//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time, and a tile
+//! fits the second-level cache.
+
+use rayon::prelude::*;
+
+use super::amax::of_part;
+use super::layout::scatter_row;
+use super::rule::Rule;
+use super::{Isa, TASK_BLOCKS, TILE_BYTES, TILE_COLS, TILE_ROWS, quantize_weighted_with};
+use crate::amax::Amax;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::recipe::{NonFinite, Recipe, check_importance};
+use crate::report::{Position, Report};
+use crate::strided::Strided;
+use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
+use microscale_formats::ScaleLayout;
+
+/// Elements of a row that are gathered together: whole blocks.
+const COLS: usize = 256;
+/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the first-level
+/// cache.
+const PITCH: usize = COLS + 32;
+/// Rows that are gathered together, at most: their elements of one column are two or more lines of the cache.
+const ROWS: usize = TILE_ROWS;
+
+/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run along its
+/// columns. The result is that of [`quantize`](super::quantize) for a copy whose rows are contiguous, or of
+/// [`quantize_weighted`](super::quantize_weighted) if there are weights by column.
+///
+/// It is fastest where either the elements of a row or those of a column follow each other in memory.
+///
+/// # Errors
+/// [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`] if the slice does not hold the matrix,
+/// and those of [`quantize_weighted`](super::quantize_weighted) that do not concern shapes. Positions are those of the
+/// copy.
+pub fn quantize_strided<T: Element>(
+    values: &[T],
+    strided: &Strided,
+    recipe: &Recipe,
+    importance: Option<&[f32]>,
+) -> Result<Quantized> {
+    strided.check(values.len())?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, strided.shape()))?;
+    let report = quantize_strided_with(Isa::best(), values, strided, recipe, importance, &mut tensor)?;
+    Ok(Quantized { tensor, report })
+}
+
+/// [`quantize_strided`] on a chosen instruction set, into a tensor that exists already.
+///
+/// # Errors
+/// Those of [`quantize_strided`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or scale
+/// layout.
+pub fn quantize_strided_with<T: Element>(
+    isa: Isa,
+    values: &[T],
+    strided: &Strided,
+    recipe: &Recipe,
+    importance: Option<&[f32]>,
+    out: &mut QuantizedTensor,
+) -> Result<Report> {
+    strided.check(values.len())?;
+    if let Some(shape) = strided.as_rows() {
+        return quantize_weighted_with(isa, values, shape, recipe, importance, out);
+    }
+    let quantized = QuantizedShape::of(recipe, strided.shape());
+    out.shape().require(quantized)?;
+    recipe.check()?;
+    check_importance(importance, strided.shape())?;
+    let (rule, global_scale) = Rule::new(recipe, |arithmetic| {
+        Ok::<_, Error>(amax(isa, values, strided).global_scale::<T>(arithmetic, recipe.non_finite))
+    })?;
+    out.set_global_scale(if strided.is_empty() { None } else { global_scale });
+    let job = Job { isa, values, strided, rule, importance, block: recipe.format().block() };
+    let (codes, scales) = out.parts_mut();
+    let report = match recipe.scale_layout {
+        _ if strided.is_empty() => Report::default(),
+        ScaleLayout::Linear => job.linear(quantized, codes, scales),
+        ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
+    };
+    match report.first_non_finite {
+        Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
+        _ => Ok(report),
+    }
+}
+
+/// A matrix to quantize, and how.
+struct Job<'a, T> {
+    isa: Isa,
+    values: &'a [T],
+    strided: &'a Strided,
+    rule: Rule,
+    /// Weights by column.
+    importance: Option<&'a [f32]>,
+    block: usize,
+}
+
+impl<T: Element> Job<'_, T> {
+    fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
+        let row_blocks = quantized.blocks_per_row();
+        let row_bytes = row_blocks * quantized.format.block_bytes();
+        let rows = rows_a_task(size_of::<T>(), quantized);
+        let tasks = codes.par_chunks_mut(rows * row_bytes).zip(scales.par_chunks_mut(rows * row_blocks));
+        let report = |tile: &mut Vec<T>, (task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
+            self.rows(task * rows, codes, scales, row_blocks, tile)
+        };
+        tasks.enumerate().map_init(Vec::new, report).reduce(Report::default, Report::plus)
+    }
+
+    /// With swizzled scales, in tasks of the rows whose scales lie together.
+    fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
+        let row_blocks = quantized.blocks_per_row();
+        let row_bytes = row_blocks * quantized.format.block_bytes();
+        let tasks = scales.par_chunks_mut(row_blocks.div_ceil(TILE_COLS) * TILE_BYTES);
+        let tasks = tasks.zip(codes.par_chunks_mut(TILE_ROWS * row_bytes)).enumerate();
+        let reports = tasks.map_init(Vec::new, |tile, (task, (places, codes))| {
+            let mut linear = vec![0; codes.len() / row_bytes * row_blocks];
+            let report = self.rows(task * TILE_ROWS, codes, &mut linear, row_blocks, tile);
+            places.fill(0);
+            for (row, scales) in linear.chunks(row_blocks).enumerate() {
+                scatter_row(scales, row, places);
+            }
+            report
+        });
+        reports.reduce(Report::default, Report::plus)
+    }
+
+    /// Quantizes the rows that `scales` has room for, from row `first` on.
+    fn rows(
+        &self,
+        first: usize,
+        codes: &mut [u8],
+        scales: &mut [u8],
+        row_blocks: usize,
+        tile: &mut Vec<T>,
+    ) -> Report {
+        let row_bytes = codes.len() / scales.len() * row_blocks;
+        let count = scales.len() / row_blocks;
+        let mut report = Report::default();
+        let mut done = 0;
+        while done < count {
+            // Rows of one group lie `row_stride` apart.
+            let in_group = self.strided.rows - (first + done) % self.strided.rows;
+            let rows = in_group.min(count - done).min(ROWS);
+            let codes = &mut codes[done * row_bytes..][..rows * row_bytes];
+            let scales = &mut scales[done * row_blocks..][..rows * row_blocks];
+            for col in (0..self.strided.cols).step_by(COLS) {
+                report += self.tile(first + done, col, codes, scales, row_blocks, tile);
+            }
+            done += rows;
+        }
+        report
+    }
+
+    /// Quantizes the columns from `col` on, as many as are gathered together, of rows of one group.
+    fn tile(
+        &self,
+        first: usize,
+        col: usize,
+        codes: &mut [u8],
+        scales: &mut [u8],
+        row_blocks: usize,
+        tile: &mut Vec<T>,
+    ) -> Report {
+        let block_bytes = codes.len() / scales.len();
+        let (cols, start) =
+            (COLS.min(self.strided.cols - col), self.strided.start(first) + col * self.col_stride());
+        let blocks = cols.div_ceil(self.block);
+        let in_place = self.col_stride() == 1;
+        if !in_place {
+            tile.resize(ROWS * PITCH, T::default());
+            self.gather(start, scales.len() / row_blocks, cols, tile);
+        }
+        let weights = self.importance.map(|weights| &weights[col..][..cols]);
+        let mut report = Report::default();
+        let rows = codes.chunks_mut(row_blocks * block_bytes).zip(scales.chunks_mut(row_blocks));
+        for (row, (codes, scales)) in rows.enumerate() {
+            let values = match in_place {
+                true => &self.values[start + row * self.strided.row_stride..][..cols],
+                false => &tile[row * PITCH..][..cols],
+            };
+            let skipped = col / self.block;
+            let codes = &mut codes[skipped * block_bytes..][..blocks * block_bytes];
+            let scales = &mut scales[skipped..][..blocks];
+            let tally = self.isa.quantize(values, weights, &self.rule, codes, scales);
+            report += tally.placed(|offset| Position { row: first + row, col: col + offset });
+        }
+        report
+    }
+
+    /// The stride of columns, 1 if there is but one.
+    fn col_stride(&self) -> usize {
+        if self.strided.cols > 1 { self.strided.col_stride } else { 1 }
+    }
+
+    /// Copies a tile's rows into lines of [`PITCH`] elements.
+    fn gather(&self, start: usize, rows: usize, cols: usize, tile: &mut [T]) {
+        let (row_stride, col_stride) = (self.strided.row_stride, self.col_stride());
+        if rows > 1 && row_stride == 1 {
+            return transpose(&self.values[start..], col_stride, rows, cols, tile);
+        }
+        for (row, line) in tile.chunks_mut(PITCH).take(rows).enumerate() {
+            let values = self.values[start + row * row_stride..].iter().step_by(col_stride);
+            line[..cols].iter_mut().zip(values).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+/// Copies `cols` columns of `rows` elements each, `col_stride` apart, into rows of [`PITCH`].
+fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usize, tile: &mut [T]) {
+    // Squares of so many, whose loops the compiler unrolls.
+    const SIDE: usize = 8;
+    let column = |col: usize| &values[col * col_stride..][..rows];
+    let whole = cols / SIDE * SIDE;
+    for col in (0..whole).step_by(SIDE) {
+        let columns: [&[T]; SIDE] = std::array::from_fn(|i| column(col + i));
+        let columns: [_; SIDE] = columns.map(|column| column.as_chunks::<SIDE>());
+        for square in 0..rows / SIDE {
+            let from: [[T; SIDE]; SIDE] = std::array::from_fn(|i| columns[i].0[square]);
+            let lines = tile[square * SIDE * PITCH + col..].chunks_mut(PITCH).take(SIDE);
+            for (i, line) in lines.enumerate() {
+                if let Some(to) = line.first_chunk_mut::<SIDE>() {
+                    *to = std::array::from_fn(|j| from[j][i]);
+                }
+            }
+        }
+        for row in rows / SIDE * SIDE..rows {
+            let to = &mut tile[row * PITCH + col..][..SIDE];
+            to.iter_mut().zip(&columns).for_each(|(to, column)| *to = column.1[row % SIDE]);
+        }
+    }
+    for col in whole..cols {
+        column(col).iter().enumerate().for_each(|(row, value)| tile[row * PITCH + col] = *value);
+    }
+}
+
+/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads without work.
+fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
+    const LINE: usize = 64;
+    let tasks = quantized.rows.div_ceil(ROWS);
+    let tile = if tasks < 4 * rayon::current_num_threads() { LINE / size } else { ROWS };
+    (TASK_BLOCKS / quantized.blocks_per_row()).next_multiple_of(tile).max(tile)
+}
+
+/// The largest magnitude of a matrix that its slice holds, in the order of memory.
+fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
+    const PIECE: usize = 1 << 16;
+    /// What has a NaN or an infinity is looked at again, one by one.
+    const PART: usize = 1 << 12;
+    if strided.is_empty() {
+        return Amax::default();
+    }
+    let [(n, outer), (middle, stride), (inner, step)] = strided.in_memory_order();
+    let pieces = inner.div_ceil(PIECE);
+    let one = |index: usize| {
+        let (at, line) = (index % pieces * PIECE, index / pieces);
+        let far = |count: usize, index: usize, stride: usize| if count > 1 { index * stride } else { 0 };
+        let step = if inner > 1 { step } else { 1 };
+        let start = far(n, line / middle, outer) + far(middle, line % middle, stride) + at * step;
+        let len = PIECE.min(inner - at);
+        let mut sum = Amax::default();
+        if step == 1 {
+            values[start..][..len].chunks(PART).for_each(|part| sum.add(of_part(isa, part)));
+        } else {
+            let values = values[start..].iter().step_by(step).take(len);
+            values.for_each(|value| sum.add(Amax::of_value(value.to_f32())));
+        }
+        sum
+    };
+    let plus = |mut sum: Amax, part| {
+        sum.add(part);
+        sum
+    };
+    (0..n * middle * pieces).into_par_iter().map(one).reduce(Amax::default, plus)
+}
