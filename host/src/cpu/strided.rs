@@ -17,7 +17,7 @@ use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
 use microscale_formats::ScaleLayout;
 
 /// Elements of a row that are gathered together: whole blocks.
-const COLS: usize = 256;
+const COLS: usize = 512;
 /// Elements from one gathered row to the next. A power of two would put the rows into few sets of the first-level
 /// cache.
 const PITCH: usize = COLS + 32;
@@ -208,30 +208,39 @@ impl<T: Element> Job<'_, T> {
 
 /// Copies `cols` columns of `rows` elements each, `col_stride` apart, into rows of [`PITCH`].
 fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usize, tile: &mut [T]) {
-    // Squares of so many, whose loops the compiler unrolls.
-    const SIDE: usize = 8;
     let column = |col: usize| &values[col * col_stride..][..rows];
     let whole = cols / SIDE * SIDE;
     for col in (0..whole).step_by(SIDE) {
-        let columns: [&[T]; SIDE] = std::array::from_fn(|i| column(col + i));
-        let columns: [_; SIDE] = columns.map(|column| column.as_chunks::<SIDE>());
+        let columns: [_; SIDE] = std::array::from_fn(|i| column(col + i).as_chunks::<SIDE>());
         for square in 0..rows / SIDE {
-            let from: [[T; SIDE]; SIDE] = std::array::from_fn(|i| columns[i].0[square]);
-            let lines = tile[square * SIDE * PITCH + col..].chunks_mut(PITCH).take(SIDE);
-            for (i, line) in lines.enumerate() {
-                if let Some(to) = line.first_chunk_mut::<SIDE>() {
-                    *to = std::array::from_fn(|j| from[j][i]);
-                }
+            let columns = columns.map(|(squares, _)| squares[square]);
+            let lines = &mut tile[square * SIDE * PITCH + col..][..(SIDE - 1) * PITCH + SIDE];
+            for (i, row) in shuffle(shuffle(shuffle(columns))).iter().enumerate() {
+                lines[i * PITCH..][..SIDE].copy_from_slice(row);
             }
         }
         for row in rows / SIDE * SIDE..rows {
             let to = &mut tile[row * PITCH + col..][..SIDE];
-            to.iter_mut().zip(&columns).for_each(|(to, column)| *to = column.1[row % SIDE]);
+            to.iter_mut().zip(&columns).for_each(|(to, (_, rest))| *to = rest[row % SIDE]);
         }
     }
     for col in whole..cols {
         column(col).iter().enumerate().for_each(|(row, value)| tile[row * PITCH + col] = *value);
     }
+}
+
+/// The side of the squares that are transposed at once.
+const SIDE: usize = 8;
+
+/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an element's
+/// place by one, so that three shuffles exchange rows and columns; and it is what the vector instructions for
+/// interleaving do, where a loop over single elements stays one.
+#[inline(always)]
+fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
+    let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
+    let high = |a: [T; SIDE], b: [T; SIDE]| [a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]];
+    let [a, b, c, d, e, f, g, h] = lines;
+    [low(a, e), high(a, e), low(b, f), high(b, f), low(c, g), high(c, g), low(d, h), high(d, h)]
 }
 
 /// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads without work.

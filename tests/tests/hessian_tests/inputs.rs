@@ -1,0 +1,128 @@
+//! Matrices, what layers' inputs look like, and recipes.
+
+use microscale::{Convention, Format, Global, Recipe, Shape};
+use microscale_tests::oracle::Exact;
+
+/// Numbers that look random.
+pub(crate) struct Numbers(pub(crate) fastrand::Rng);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    /// From a normal distribution.
+    pub(crate) fn normal(&mut self) -> f64 {
+        let (a, b) = (1.0 - self.0.f64(), self.0.f64());
+        (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+    }
+}
+
+/// What inputs of a layer look like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Inputs {
+    /// So many tokens of independent columns.
+    Independent(usize),
+    /// A few directions that all columns share, and a mean, with little noise.
+    Correlated,
+    /// Columns of very different size, some never active.
+    Uneven,
+    /// One column at a time.
+    Diagonal,
+    /// The unit matrix.
+    Identity,
+    /// No inputs have this: errors are negative, too.
+    Indefinite,
+}
+
+pub(crate) const ALL_INPUTS: [Inputs; 7] = [
+    Inputs::Independent(200),
+    // Fewer than the columns of a block: of deficient rank.
+    Inputs::Independent(9),
+    Inputs::Correlated,
+    Inputs::Uneven,
+    Inputs::Diagonal,
+    Inputs::Identity,
+    Inputs::Indefinite,
+];
+
+/// The diagonal blocks of XᵀX, what lies behind the last column NaN.
+pub(crate) fn hessian(inputs: Inputs, cols: usize, block: usize, numbers: &mut Numbers) -> Vec<f32> {
+    let tokens = if let Inputs::Independent(tokens) = inputs { tokens } else { 100 };
+    let shared: Vec<[f64; 3]> = (0..cols).map(|_| [(); 3].map(|()| numbers.normal())).collect();
+    let sizes: Vec<f64> = (0..cols)
+        .map(|_| match inputs {
+            Inputs::Uneven if numbers.0.u8(..) < 40 => 0.0,
+            Inputs::Uneven | Inputs::Diagonal => (3.0 * numbers.normal()).exp(),
+            _ => 1.0,
+        })
+        .collect();
+    let mut all = vec![f32::NAN; cols.div_ceil(block) * block * block];
+    let x: Vec<Vec<f64>> = (0..tokens)
+        .map(|_| {
+            let common = [(); 3].map(|()| numbers.normal());
+            let column = |col: usize, own: f64| match inputs {
+                Inputs::Correlated => {
+                    let together: f64 = common.iter().zip(shared[col]).map(|(a, b)| a * b).sum();
+                    together + 2.0 + 0.05 * own
+                }
+                _ => own * sizes[col],
+            };
+            (0..cols).map(|col| column(col, numbers.normal())).collect()
+        })
+        .collect();
+    for (i, entries) in all.chunks_mut(block * block).enumerate() {
+        let used = block.min(cols - i * block);
+        for (row, col) in (0..used).flat_map(|row| (0..used).map(move |col| (row, col))) {
+            let (a, b) = (i * block + row, i * block + col);
+            let sum: f64 = match inputs {
+                Inputs::Identity => f64::from(u8::from(a == b)),
+                Inputs::Indefinite if a == b => 0.3,
+                Inputs::Indefinite => (1.0 + (a * b) as f64).sin(),
+                Inputs::Diagonal => {
+                    if a == b {
+                        sizes[a]
+                    } else {
+                        0.0
+                    }
+                }
+                _ => x.iter().map(|x| x[a] * x[b]).sum(),
+            };
+            entries[row * block + col] = sum as f32;
+        }
+    }
+    all
+}
+
+/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block can hold.
+pub(crate) fn element(kind: usize, numbers: &mut Numbers) -> f64 {
+    let normal = numbers.normal();
+    match kind {
+        0 => normal,
+        1 => normal * normal * normal,
+        2 => 1e-30 * normal,
+        3 => (normal * 4.0).round() / 4.0,
+        4 if numbers.0.u8(..) < 12 => normal * 3000.0,
+        _ => 0.02 * normal,
+    }
+}
+
+pub(crate) fn matrix<T: Exact>(shape: Shape, kind: usize, numbers: &mut Numbers) -> Vec<T> {
+    (0..shape.rows * shape.row_stride).map(|_| T::round_f64(element(kind, numbers))).collect()
+}
+
+/// MXFP4 and NVFP4 by several conventions.
+pub(crate) fn recipes() -> Vec<Recipe> {
+    let of = |format, convention| Recipe::of(format, convention).expect("there is one");
+    let nvfp4 = of(Format::Nvfp4, Convention::Modelopt);
+    vec![
+        of(Format::Mxfp4, Convention::Ocp),
+        of(Format::Mxfp4, Convention::Modelopt),
+        of(Format::Mxfp4, Convention::Ggml),
+        nvfp4.with_global(Global::Absent),
+        nvfp4,
+        of(Format::Nvfp4, Convention::CompressedTensors),
+        of(Format::Nvfp4, Convention::TransformerEngine),
+        of(Format::Nvfp4, Convention::Torchao),
+    ]
+}
