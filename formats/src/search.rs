@@ -33,7 +33,7 @@ mod candidate;
 use core::ops::RangeInclusive;
 
 pub use block::Block;
-pub use candidate::{CHAINED, CHAINS, Candidate, Fused, add_term, sum_of_chains};
+pub use candidate::{CHAINED, CHAINS, Candidate, Fused, Machine, NEAR, add_term, limited, sum_of_chains};
 
 use crate::{E4m3, E8m0, GlobalScale};
 
@@ -195,7 +195,7 @@ pub trait Measure {
     /// The first and the last byte of the scales that can win against the plain one with its error.
     #[inline(always)]
     fn bounds<M: Fused, S: Scales>(&self, scales: &S, plain_error: f32, plain: u8) -> (u8, u8) {
-        let at = |byte: u8| Candidate::new(scales.factor(byte), self.unit());
+        let at = |byte: u8| Candidate::new::<M>(scales.factor(byte), self.unit());
         let reaches = |byte: u8| REACH * at(byte).factor >= self.amax();
         let mut least = plain.clamp(S::FIRST, S::LAST);
         while least > S::FIRST && reaches(least - 1) {
@@ -258,7 +258,7 @@ pub(crate) mod tests {
         // 1 is the plain scale: 4 is code 6.
         let error = |byte| block.error::<Hosts>(PowersOfTwo.factor(byte));
         assert_eq!([126, 127, 128].map(error), [1.0, 1.9375, 1.9375]);
-        let found = block.search_by::<Hosts, _, 1>(Search::Full, &PowersOfTwo, 127, 127);
+        let found = block.search::<Hosts, _>(Search::Full, &PowersOfTwo, 127, 127);
         assert_eq!(found, Found { byte: 126, tried: 2 });
     }
 
@@ -267,13 +267,10 @@ pub(crate) mod tests {
         // Both 1 and 2 err by nothing.
         let block = Block::new(&[2.0; 32], None);
         for plain in [127, 128] {
-            assert_eq!(
-                block.search_by::<Hosts, _, 4>(Search::Window, &PowersOfTwo, plain, plain).byte,
-                plain
-            );
+            assert_eq!(block.search::<Hosts, _>(Search::Window, &PowersOfTwo, plain, plain).byte, plain);
         }
         // Of others the smallest does: ½, 1, 2 and 4 err by nothing, 8 makes zeros of them.
-        assert_eq!(block.search_by::<Hosts, _, 4>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
+        assert_eq!(block.search::<Hosts, _>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
     }
 
     #[test]
@@ -292,8 +289,7 @@ pub(crate) mod tests {
             let weights = (round % 2 == 1).then(|| [(); 16].map(|()| number()));
             let block = Block::new(&values, weights);
             let plain = E4m3::from_f32(block.amax() / block.unit() / 6.0).to_bits();
-            let found = block.search_by::<Hosts, _, 8>(Search::Full, &scales, plain, plain);
-            assert_eq!(found, block.search::<Hosts, _>(Search::Full, &scales, plain, plain));
+            let found = block.search::<Hosts, _>(Search::Full, &scales, plain, plain);
             tried += found.tried;
             let least = block.error::<Hosts>(scales.factor(found.byte));
             for byte in 1..=0x7E {
@@ -302,17 +298,5 @@ pub(crate) mod tests {
             }
         }
         assert!(tried < 20 * 3000, "{tried} scales tried");
-    }
-
-    #[test]
-    fn lanes_change_nothing() {
-        let mut number = numbers(2);
-        for _ in 0..200 {
-            let values = [(); 32].map(|()| number() * 2.0 - 1.0);
-            let block = Block::new(&values, None);
-            let mut factors = [(); 16].map(|()| number());
-            factors.sort_by(f32::total_cmp);
-            assert_eq!(block.errors::<Hosts, _>(factors), factors.map(|factor| block.error::<Hosts>(factor)));
-        }
     }
 }

@@ -175,6 +175,22 @@ pub enum Error {
         wrong: Option<usize>,
     },
 
+    /// A search for scales missed the best one.
+    #[error(
+        "block {block} of row {row} has the scale byte {chosen:#04x}, but {better:#04x} errs less: a full search missed it; \
+         please report this, or check the result of a full search with the same weights"
+    )]
+    SkippedScale {
+        /// The row.
+        row: usize,
+        /// The block in its row.
+        block: usize,
+        /// The scale's byte.
+        chosen: u8,
+        /// One that errs less.
+        better: u8,
+    },
+
     /// A Hessian where scales are not searched.
     #[error(
         "a Hessian weighs the errors that a search for scales compares, and the recipe has none; \

@@ -25,6 +25,7 @@ mod amax;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod bench;
+mod check_search;
 pub mod checkpoint;
 pub mod cpu;
 pub mod device;
@@ -44,6 +45,7 @@ mod tensor;
 pub mod cli;
 
 pub use amax::Amax;
+pub use check_search::check_search;
 pub use cpu::{
     amax, dequantize, dequantize_into, quantize, quantize_hessian, quantize_strided, quantize_weighted,
 };

@@ -167,7 +167,7 @@ impl<F: Searched> Lane<F> {
     #[inline(always)]
     fn candidate(&self, byte: u32) -> Candidate {
         let (factor, inverse) = F::candidate(self.of_lane, byte);
-        Candidate::with_inverse(factor, inverse)
+        Candidate::with_inverse::<Ptx>(factor, inverse)
     }
 
     /// The error of a scale.
@@ -256,7 +256,7 @@ impl<F: Searched> Lane<F> {
     }
 
     /// [`Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in all lanes, if a block may take
-    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL), or without weights an element is not [near](Candidate::NEAR).
+    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL), or without weights an element is not [near](search::NEAR).
     #[inline(always)]
     fn search(
         &self,
@@ -274,7 +274,7 @@ impl<F: Searched> Lane<F> {
                 let (low, high) = search::window::<F>(plain as u8);
                 (byte, last) = (byte.max(u32::from(low)), last.min(u32::from(high)));
             }
-            let near = weights.is_some() || self.amax <= Candidate::NEAR * self.candidate(byte).factor;
+            let near = weights.is_some() || self.amax <= search::NEAR * self.candidate(byte).factor;
             if warp::ballot(byte <= F::LAST_UNUSUAL || !near) != 0 {
                 cold_path();
                 return None;
@@ -535,7 +535,7 @@ impl<F: Blocks> Measure for MeasuredOfWarp<F> {
 
     #[inline(always)]
     fn error<M: Fused>(&self, factor: f32) -> f32 {
-        let rest = Candidate::new(factor, self.unit).rest::<M, false>(self.a, self.a * self.a);
+        let rest = Candidate::new::<M>(factor, self.unit).rest::<M, false>(self.a, self.a * self.a);
         let weighted = self.weight.map_or(rest, |weight| weight * rest);
         // Each lane adds up a chain of its half of the block.
         let first = warp::lane() & (F::BLOCK - 1) & !(SEARCH_EACH - 1) | warp::lane() % CHAINS as u32;

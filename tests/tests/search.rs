@@ -12,8 +12,8 @@ use microscale::cpu::{Isa, quantize_weighted_with};
 use microscale::formats::search::{Block, Fused, Measure, PowersOfTwo, Scales};
 use microscale::formats::{ScaleRule, mx, nvfp4};
 use microscale::{
-    Convention, Element, Format, GlobalScale, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme,
-    Search, Shape, Words,
+    Convention, Element, Error, Format, GlobalScale, Quantized, QuantizedShape, QuantizedTensor, Recipe,
+    Scheme, Search, Shape, Words, check_search,
 };
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -387,7 +387,7 @@ impl Fused for Hosts {
 fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales: &S, plain: u8, full: u8) {
     let error = |byte| block.error::<Hosts>(scales.factor(byte));
     let plain_error = error(plain);
-    let (first, last) = block.bounds::<Hosts, S>(plain_error, scales, plain);
+    let (first, last) = block.bounds::<Hosts, S>(scales, plain_error, plain);
     let mut best = (plain, plain_error);
     for byte in first..=last {
         let error = error(byte);
@@ -439,6 +439,40 @@ fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
 fn what_full_skips_cannot_win() {
     check_skipped_everywhere::<{ nvfp4::BLOCK }, _>(Format::Nvfp4, QuantizedTensor::global_scale);
     check_skipped_everywhere::<{ mx::BLOCK }, _>(Format::Mxfp4, |_| PowersOfTwo);
+}
+
+#[test]
+fn checking_a_search_passes_the_best_and_finds_any_other() {
+    let weights = importance();
+    for format in FORMATS {
+        let recipe = recipe(format, Convention::default_for(format), Search::Full);
+        for (name, values) in matrices(format.block(), FEWER_BLOCKS / 4) {
+            let shape = Shape::new(values.len() / COLS, COLS);
+            let blocks = (values.len() / format.block()) as u64;
+            for importance in [None, Some(&weights[..])] {
+                let tensor = quantize(Isa::best(), &values, &recipe, importance).tensor;
+                let check =
+                    |tensor: &QuantizedTensor| check_search(&values, shape, &recipe, importance, tensor);
+                assert_eq!(check(&tensor).expect("the best scales"), blocks, "{format}, {name}");
+                // A scale a third or a quarter as large is far from the best: it clips.
+                let mut scales = tensor.scales().to_vec();
+                let (row, block) = (shape.rows / 2, 7);
+                let changed = &mut scales[row * COLS / format.block() + block];
+                let chosen = *changed - if format == Format::Nvfp4 { 12 } else { 2 };
+                *changed = chosen;
+                let quantized = QuantizedShape::new(format, shape.rows, shape.cols);
+                let mut worse = QuantizedTensor::from_parts(quantized, tensor.codes().to_vec(), scales)
+                    .expect("a tensor");
+                if let Some(scale) = tensor.global_scale() {
+                    worse = worse.with_global_scale(scale).expect("a global scale");
+                }
+                let found = check(&worse);
+                let here = matches!(found, Err(Error::SkippedScale { row: r, block: b, chosen: c, .. })
+                    if (r, b, c) == (row, block, chosen));
+                assert!(here, "{format}, {name}: {found:?}");
+            }
+        }
+    }
 }
 
 #[test]

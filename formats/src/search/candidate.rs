@@ -9,7 +9,7 @@
 
 use crate::e2m1::MAX;
 
-/// What processors do in one instruction, and `core` does not have.
+/// What processors do with f32 in one instruction, and `core` does not have.
 pub trait Fused {
     /// a · b + c, rounded once.
     fn fma(a: f32, b: f32, c: f32) -> f32;
@@ -21,19 +21,85 @@ pub trait Fused {
     }
 }
 
+/// What a search needs of a processor: of f32, or of vectors of them.
+pub trait Machine {
+    /// A number, or one in each lane.
+    type Number: Copy;
+
+    /// This number, everywhere.
+    fn splat(x: f32) -> Self::Number;
+
+    /// a · b
+    fn mul(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// a − b
+    fn sub(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// a · b + c, rounded once.
+    fn fma(a: Self::Number, b: Self::Number, c: Self::Number) -> Self::Number;
+
+    /// c − a · b, rounded once.
+    fn fnma(a: Self::Number, b: Self::Number, c: Self::Number) -> Self::Number;
+
+    /// The smaller of two numbers.
+    fn min(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// The larger of two numbers.
+    fn max(a: Self::Number, b: Self::Number) -> Self::Number;
+}
+
+impl<F: Fused> Machine for F {
+    type Number = f32;
+
+    #[inline(always)]
+    fn splat(x: f32) -> f32 {
+        x
+    }
+
+    #[inline(always)]
+    fn mul(a: f32, b: f32) -> f32 {
+        a * b
+    }
+
+    #[inline(always)]
+    fn sub(a: f32, b: f32) -> f32 {
+        a - b
+    }
+
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        <F as Fused>::fma(a, b, c)
+    }
+
+    #[inline(always)]
+    fn fnma(a: f32, b: f32, c: f32) -> f32 {
+        <F as Fused>::fma(-a, b, c)
+    }
+
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        <F as Fused>::min(a, b)
+    }
+
+    #[inline(always)]
+    fn max(a: f32, b: f32) -> f32 {
+        if a > b { a } else { b }
+    }
+}
+
 /// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a reciprocal exists. (A block under a factor
 /// beyond is all clipped or all zeros.)
 const FACTORS: (f32, f32) = (f32::from_bits((127 - 50) << 23), f32::from_bits((127 + 50) << 23));
 
-/// A scale as errors take it.
+/// A scale as errors take it, or one in each lane.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub struct Candidate<N = f32> {
     /// What codes are multiplied with, times the unit.
-    pub factor: f32,
+    pub factor: N,
     /// Its reciprocal.
-    pub inverse: f32,
+    pub inverse: N,
     /// What P takes of a².
-    curve: f32,
+    curve: N,
 }
 
 /// P at 0.
@@ -43,50 +109,56 @@ const CURVE: f32 = 197.0 / 1024.0 * (1 << 22) as f32;
 /// The largest P whose unit in the last place is 2.
 const LARGEST: f32 = ((1 << 25) - 2) as f32;
 
-impl Candidate {
-    /// Magnitudes up to this multiple of the factor are [near](Self::rest).
-    pub const NEAR: f32 = 16.0;
+/// Magnitudes up to this multiple of a factor are [near](Candidate::rest).
+pub const NEAR: f32 = 16.0;
 
+/// What codes are multiplied with, times a block's unit, as far as there is a reciprocal.
+#[inline(always)]
+pub fn limited(factor: f32, unit: f32) -> f32 {
+    (factor * unit).clamp(FACTORS.0, FACTORS.1)
+}
+
+impl Candidate {
     /// For what codes are multiplied with, and a block's unit.
     #[inline(always)]
-    pub fn new(factor: f32, unit: f32) -> Self {
-        let factor = Self::limited(factor, unit);
-        Self::with_inverse(factor, 1.0 / factor)
+    pub fn new<M: Fused>(factor: f32, unit: f32) -> Self {
+        let factor = limited(factor, unit);
+        Self::with_inverse::<M>(factor, 1.0 / factor)
     }
+}
 
-    /// What codes are multiplied with, times a block's unit, with a reciprocal.
+impl<N: Copy> Candidate<N> {
+    /// For a factor, times the unit and [limited], and its reciprocal, rounded to nearest.
     #[inline(always)]
-    pub fn limited(factor: f32, unit: f32) -> f32 {
-        (factor * unit).clamp(FACTORS.0, FACTORS.1)
+    pub fn with_inverse<M: Machine<Number = N>>(factor: N, inverse: N) -> Self {
+        Self { factor, inverse, curve: M::mul(M::mul(inverse, inverse), M::splat(CURVE)) }
     }
 
-    /// For a factor, times the unit, and its reciprocal, rounded to nearest.
-    #[inline(always)]
-    pub fn with_inverse(factor: f32, inverse: f32) -> Self {
-        Self { factor, inverse, curve: inverse * inverse * CURVE }
-    }
-
-    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all elements are `NEAR`, it is
+    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all elements are [`NEAR`], it is
     /// an instruction less.
     #[inline(always)]
-    pub fn rest<M: Fused, const NEAR: bool>(&self, a: f32, square: f32) -> f32 {
-        let p = M::fma(square, self.curve, START);
-        let p = if NEAR { p } else { M::min(p, LARGEST) };
-        let q = p - M::fma(-a, self.inverse, p);
-        M::fma(-self.factor, M::min(q, MAX), a)
+    pub fn rest<M: Machine<Number = N>, const ALL_NEAR: bool>(&self, a: N, square: N) -> N {
+        let p = M::fma(square, self.curve, M::splat(START));
+        let p = if ALL_NEAR { p } else { M::min(p, M::splat(LARGEST)) };
+        let q = M::sub(p, M::fnma(a, self.inverse, p));
+        M::fnma(self.factor, M::min(q, M::splat(MAX)), a)
     }
 
     /// The least that an element leaves because it is clipped; 0 for others.
     #[inline(always)]
-    pub fn clipped<M: Fused>(&self, a: f32) -> f32 {
-        M::fma(-self.factor, MAX, a).max(0.0)
+    pub fn clipped<M: Machine<Number = N>>(&self, a: N) -> N {
+        M::max(M::fnma(self.factor, M::splat(MAX), a), M::splat(0.0))
     }
 }
 
 /// The error's term of what an element leaves, added to others.
 #[inline(always)]
-pub fn add_term<M: Fused>(rest: f32, weight: Option<f32>, sum: f32) -> f32 {
-    M::fma(weight.map_or(rest, |weight| weight * rest), rest, sum)
+pub fn add_term<M: Machine>(rest: M::Number, weight: Option<M::Number>, sum: M::Number) -> M::Number {
+    let weighted = match weight {
+        Some(weight) => M::mul(weight, rest),
+        None => rest,
+    };
+    M::fma(weighted, rest, sum)
 }
 
 /// Elements whose terms are added in chains.
@@ -113,7 +185,7 @@ mod tests {
             .into_iter()
             .chain((0..20).map(|_| number() + 0.5))
         {
-            let candidate = Candidate::new(factor, 1.0);
+            let candidate = Candidate::new::<Hosts>(factor, 1.0);
             // Around the midpoints and the ends of the steps, and everywhere else in small steps.
             let near = e2m1::MIDPOINTS.iter().chain(&VALUES).chain(&[2.25, 4.5, 6.02, 7.0, 25.0]);
             let near = near
@@ -129,7 +201,7 @@ mod tests {
                     f64::from(rest.abs()) <= most,
                     "{a:e} under {factor:e} leaves {rest:e} instead of {least:e}"
                 );
-                if a < Candidate::NEAR * factor {
+                if a < NEAR * factor {
                     assert_eq!(rest, candidate.rest::<Hosts, true>(a, a * a), "{a:e} under {factor:e}");
                 }
             }
@@ -138,7 +210,7 @@ mod tests {
 
     #[test]
     fn far_factors_leave_everything_or_nothing() {
-        let [tiny, huge] = [1e-38, 1e38].map(|factor| Candidate::new(factor, 1.0));
+        let [tiny, huge] = [1e-38, 1e38].map(|factor| Candidate::new::<Hosts>(factor, 1.0));
         for a in [0.0f32, 1.0, 1.5] {
             assert_eq!(tiny.rest::<Hosts, false>(a, a * a), a);
             assert_eq!(huge.rest::<Hosts, false>(a, a * a), a);

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::Words;
-use crate::{Format, ScaleLayout};
+use crate::{Format, ScaleLayout, Search};
 
 /// The result of the library's checkpoint operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -282,6 +282,16 @@ pub enum Error {
     NoGlobalSearch {
         /// What stands against it.
         why: String,
+    },
+
+    /// Checking a search that does not look for the best of all scales.
+    #[error(
+        "only a full search looks for the best of all scales, and this is {}; choose --search full, or leave out --check-search",
+        .search.word()
+    )]
+    NothingToCheck {
+        /// The search.
+        search: Search,
     },
 
     /// Two checkpoints whose tensors of one name have different shapes.

@@ -20,7 +20,8 @@ use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::{Global, Scheme};
 use crate::{
-    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, search_global,
+    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
+    search_global,
 };
 
 /// What is to become of each tensor of a checkpoint.
@@ -31,6 +32,7 @@ pub struct Plan<'a> {
     global_scales: Option<GlobalScales>,
     importance: Option<Importance>,
     search_global: bool,
+    check_search: bool,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<Planned<'a>>,
 }
@@ -75,6 +77,7 @@ impl<'a> Plan<'a> {
             global_scales: None,
             importance: None,
             search_global: false,
+            check_search: false,
             tensors,
         };
         plan.check_names()?;
@@ -128,6 +131,18 @@ impl<'a> Plan<'a> {
             _ => format!("the format is {}", self.recipe.format()),
         };
         Err(Error::NoGlobalSearch { why })
+    }
+
+    /// Lets [`check_search`] look at each tensor once its scales are chosen.
+    ///
+    /// # Errors
+    /// [`Error::NothingToCheck`] unless the recipe has a full search.
+    pub fn check_searches(&mut self) -> Result<()> {
+        if self.recipe.search != Search::Full {
+            return Err(Error::NothingToCheck { search: self.recipe.search });
+        }
+        self.check_search = true;
+        Ok(())
     }
 
     /// Everything that decides the bytes, name by name.
@@ -229,11 +244,12 @@ pub fn quantize(
     if plan.search_global {
         chooser = chooser.searching(plan.importance.as_ref());
     }
-    let mut work = Quantizer { plan, planned, chooser, device, done: Vec::new() };
+    let mut work = Quantizer { plan, planned, chooser, device, done: Vec::new(), checked_blocks: 0 };
     let skipped = rewrite(plan.checkpoint, out, &mut work, progress)?;
     let seconds = start.elapsed().as_secs_f64();
     let (recipe, facts, device) = (plan.recipe, plan.facts(), device.to_string());
-    Ok(Summary { recipe, facts, device, tensors: work.done, skipped, seconds })
+    let checked_blocks = plan.check_search.then_some(work.checked_blocks);
+    Ok(Summary { recipe, facts, device, tensors: work.done, skipped, seconds, checked_blocks })
 }
 
 struct Quantizer<'a> {
@@ -242,6 +258,7 @@ struct Quantizer<'a> {
     chooser: Chooser<'a>,
     device: &'a Device,
     done: Vec<TensorSummary>,
+    checked_blocks: u64,
 }
 
 impl Quantizer<'_> {
@@ -255,12 +272,26 @@ impl Quantizer<'_> {
         let chosen = self.chooser.recipes_for(tensor, self.device)?;
         let stored = Stored::of(tensor, &chosen.recipe, self.plan.importance.as_ref(), self.device, start)?;
         let Stored { report, errors, global_scale, seconds, .. } = stored;
+        if self.plan.check_search {
+            self.checked_blocks += self.check(tensor, &chosen.recipe, &stored.tensor)?;
+        }
         let plain = match self.plan.recipe.search {
             Search::None => None,
             _ => Some(Stored::of(tensor, &chosen.plain, None, self.device, Instant::now())?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
         Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain }))
+    }
+
+    /// Compares the scales that were chosen with all others.
+    fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
+        let weights = self.plan.importance.as_ref().and_then(|importance| importance.of(tensor.name));
+        let (rows, cols) = tensor.matrix();
+        let shape = Shape::new(rows, cols);
+        let checked = with_values!(&selected(tensor)?, slice => {
+            check_search(slice, shape, recipe, weights, quantized)
+        });
+        checked.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Summary {
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
+    /// Blocks whose scales were compared with all others, if that was wanted.
+    pub checked_blocks: Option<u64>,
 }
 
 /// What happened to one tensor.
@@ -211,6 +213,9 @@ impl Summary {
         });
         if let Value::Object(figures) = figures {
             json.extend(figures);
+        }
+        if let Some(blocks) = self.checked_blocks {
+            json.insert("checked_blocks".into(), blocks.into());
         }
         json.into()
     }

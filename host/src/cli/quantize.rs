@@ -63,6 +63,9 @@ pub(super) fn run(args: Args) -> Result<()> {
     if args.recipe.search_global {
         plan.search_global_scales().map_err(Usage::new)?;
     }
+    if args.recipe.check_search {
+        plan.check_searches().map_err(Usage::new)?;
+    }
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let facts = match &args.out {
         Some(out) if !args.dry_run => {
@@ -209,6 +212,9 @@ fn search_table(summary: &Summary, totals: &Totals, blocks: u64) -> String {
     }
     if summary.facts.iter().any(|(name, _)| *name == "search_global") {
         rows.add_row(["global scales changed", &of(totals.rescaled_tensors, tensors)]);
+    }
+    if let Some(checked) = summary.checked_blocks {
+        rows.add_row(["scales that no other beats", &of(checked, blocks)]);
     }
     format!("\n{}\n", rows.trim_fmt())
 }

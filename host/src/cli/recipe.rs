@@ -41,6 +41,9 @@ pub(super) struct RecipeArgs {
     /// (nvfp4, with --search)
     #[arg(long)]
     pub(super) search_global: bool,
+    /// Compare each scale that was chosen with all that can be stored, slowly, and stop if one errs less (with --search full)
+    #[arg(long)]
+    pub(super) check_search: bool,
     /// What to do about NaN and infinities
     #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
     non_finite: NonFinite,

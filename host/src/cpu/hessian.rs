@@ -198,7 +198,7 @@ fn find<T: Element, const N: usize>(
     wide: &[f32; N],
     format: &impl Vectorised<N>,
     candidates: &impl Scales,
-    Start { search, amax_bits, plain, larger }: Start,
+    Start { search, amax_bits, plain, larger, .. }: Start,
 ) -> Found {
     let decoded = |byte| {
         let (scaling, _) = format.rescale::<T>(amax_bits, byte);

@@ -1,5 +1,7 @@
 //! The instruction sets: one stamp of `lanes` for each, chosen once at run time.
 
+#[cfg(target_arch = "x86_64")]
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::hessian::{self, Hessians};
@@ -7,6 +9,8 @@ use super::hessian::{self, Hessians};
 use super::lanes::Widen;
 use super::policy::Tally;
 use super::rule::{Decoder, Rule};
+#[cfg(target_arch = "x86_64")]
+use super::vector::{Avx2, Avx512, Vector};
 use super::{lanes, reference};
 #[cfg(target_arch = "x86_64")]
 use crate::element::Dtype;
@@ -38,7 +42,7 @@ impl Words for Isa {
 /// A stamp for an instruction set: the same functions, compiled with its features enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! stamp {
-    ($module:ident, $features:literal) => {
+    ($module:ident, $vector:ident, $features:literal) => {
         mod $module {
             use super::*;
 
@@ -50,7 +54,7 @@ macro_rules! stamp {
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                lanes::quantize::<T, F16c>(v, weights, rule, codes, scales)
+                lanes::quantize::<T, F16c<$vector>>(v, weights, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -61,7 +65,7 @@ macro_rules! stamp {
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                hessian::quantize::<T, F16c>(v, hessians, rule, codes, scales)
+                hessian::quantize::<T, F16c<$vector>>(v, hessians, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -71,18 +75,20 @@ macro_rules! stamp {
 
             #[target_feature(enable = $features)]
             pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
-                lanes::amax_bits::<T, F16c>(v)
+                lanes::amax_bits::<T, F16c<$vector>>(v)
             }
         }
     };
 }
 
-/// Widens f16 by the instruction for it; the compiler does not find it by itself.
+/// Widens f16 by the instruction for it; the compiler does not find it by itself. For the vectors of a stamp.
 #[cfg(target_arch = "x86_64")]
-struct F16c;
+struct F16c<V>(PhantomData<V>);
 
 #[cfg(target_arch = "x86_64")]
-impl Widen for F16c {
+impl<V: Vector> Widen for F16c<V> {
+    type Vector = V;
+
     #[inline(always)]
     fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
@@ -103,9 +109,9 @@ impl Widen for F16c {
 }
 
 #[cfg(target_arch = "x86_64")]
-stamp!(avx2, "avx2,bmi2,f16c,fma");
+stamp!(avx2, Avx2, "avx2,bmi2,f16c,fma");
 #[cfg(target_arch = "x86_64")]
-stamp!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
+stamp!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
 
 impl Isa {
     /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it. Decided at the

@@ -7,11 +7,15 @@ use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties
 use super::policy::{self, Tally, block_at};
 use super::rule::{Blocks, Decoder, Kind, Mx, Rule};
 use super::search;
+use super::vector::{Portable, Vector};
 use crate::element::Element;
 use crate::recipe::{Format, NonFinite};
 
 /// How blocks of an instruction set are widened to f32.
 pub(super) trait Widen {
+    /// Its vectors.
+    type Vector: Vector;
+
     /// The exact f32 of each element.
     fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N];
 }
@@ -20,6 +24,8 @@ pub(super) trait Widen {
 pub(super) struct ByElement;
 
 impl Widen for ByElement {
+    type Vector = Portable;
+
     #[inline(always)]
     fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
         let mut wide = [0.0; N];
@@ -55,7 +61,7 @@ pub(super) fn quantize<T: Element, W: Widen>(
     scales: &mut [u8],
 ) -> Tally {
     if let Some(searching) = &rule.searching {
-        return search::quantize::<T, W, 16>(values, weights, rule, searching, codes, scales);
+        return search::quantize::<T, W>(values, weights, rule, searching, codes, scales);
     }
     let policy = rule.non_finite;
     match rule.kind {

@@ -13,7 +13,9 @@ mod policy;
 mod reference;
 mod rule;
 mod search;
+mod search_lanes;
 mod strided;
+mod vector;
 
 use rayon::prelude::*;
 
@@ -27,6 +29,7 @@ use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 pub(crate) use rule::Decoder;
 use rule::Rule;
 pub use strided::{quantize_strided, quantize_strided_with};
+pub(crate) use vector::Scalars;
 
 use crate::element::Element;
 use crate::error::{Error, Result};

@@ -2,7 +2,6 @@
 
 use microscale_formats::{mx, nvfp4};
 
-use super::lanes::ByElement;
 use super::policy::{Tally, block_at, quantize_block};
 use super::rule::{Blocks, Decoder, Kind, Rule};
 use super::search;
@@ -17,7 +16,7 @@ pub(super) fn quantize<T: Element>(
     scales: &mut [u8],
 ) -> Tally {
     if let Some(searching) = &rule.searching {
-        return search::quantize::<T, ByElement, 1>(values, weights, rule, searching, codes, scales);
+        return search::quantize_by_definition(values, weights, rule, searching, codes, scales);
     }
     match &rule.kind {
         Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),

@@ -1,23 +1,17 @@
-//! Quantizing with searched scales, a block at a time. What finds a block's scale is a [`Find`]: [`Weighted`] is
-//! `microscale_formats::search`, with as many scales at once as there are lanes, and `Hessians` is in its own file.
+//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is `microscale_formats::search`,
+//! [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is in its own file.
 
-use microscale_formats::search::{Block, Found, Fused, PowersOfTwo, Scales};
+use std::marker::PhantomData;
+
+use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
 
-use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
+use super::lanes::{AWAY, ByElement, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
 use super::policy::{self, Tally, block_at};
 use super::rule::{Kind, Mx, Rule, Searching};
+use super::search_lanes;
+use super::vector::{LANES, Scalars, Vector};
 use crate::element::Element;
-
-/// The processor's own instruction where the stamp has it.
-struct Hosts;
-
-impl Fused for Hosts {
-    #[inline(always)]
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 /// What finds the scale of a block of a piece.
 pub(super) trait Find<const N: usize> {
@@ -30,10 +24,27 @@ pub(super) trait Find<const N: usize> {
         candidates: &impl Scales,
         start: Start,
     ) -> Found;
+
+    /// Finds those of some blocks from block `first` on; of what is past them, something.
+    #[inline(always)]
+    fn find_all<T: Element>(
+        &self,
+        first: usize,
+        wide: &[[f32; N]; LANES],
+        format: &impl Vectorised<N>,
+        candidates: &impl Scales,
+        starts: &[Start],
+    ) -> [Found; LANES] {
+        let mut all = [Found { byte: 0, tried: 0 }; LANES];
+        for (i, start) in starts.iter().enumerate() {
+            all[i] = self.find::<T>(first + i, &wide[i], format, candidates, *start);
+        }
+        all
+    }
 }
 
 /// What a search for a block's scale begins with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Start {
     pub(super) search: Search,
     /// The block's, finite.
@@ -42,12 +53,25 @@ pub(super) struct Start {
     pub(super) plain: u8,
     /// What it would be for 1.5 times the amax.
     pub(super) larger: u8,
+    /// The block got the NaN scale: it is not searched.
+    nan_block: bool,
 }
 
-/// By squared errors, computing those of `LANES` scales together, with the weights of the piece's elements.
-struct Weighted<'a, const LANES: usize>(Option<&'a [f32]>);
+/// By squared errors, with the weights of the piece's elements: a block at a time, by the definition.
+struct Weighted<'a>(Option<&'a [f32]>);
 
-impl<const N: usize, const LANES: usize> Find<N> for Weighted<'_, LANES> {
+impl Weighted<'_> {
+    /// Those of block `i`.
+    #[inline(always)]
+    fn of<const N: usize>(&self, i: usize) -> Option<[f32; N]> {
+        self.0.map(|weights| {
+            let mut padded = [0.0; N];
+            *block_at(weights, i, &mut padded)
+        })
+    }
+}
+
+impl<const N: usize> Find<N> for Weighted<'_> {
     #[inline(always)]
     fn find<T: Element>(
         &self,
@@ -57,17 +81,56 @@ impl<const N: usize, const LANES: usize> Find<N> for Weighted<'_, LANES> {
         candidates: &impl Scales,
         Start { search, plain, larger, .. }: Start,
     ) -> Found {
-        let weights = self.0.map(|weights| {
-            let mut padded = [0.0; N];
-            *block_at(weights, i, &mut padded)
-        });
-        Block::new(wide, weights).search_by::<Hosts, _, LANES>(search, candidates, plain, larger)
+        Block::new(wide, self.of(i)).search::<Scalars, _>(search, candidates, plain, larger)
     }
 }
 
-/// Quantizes a piece, computing the errors of `LANES` scales together. `weights` are those of its elements.
-#[inline(always)]
-pub(super) fn quantize<T: Element, W: Widen, const LANES: usize>(
+/// The same, several blocks at a time.
+struct WeightedLanes<'a, V>(Weighted<'a>, PhantomData<V>);
+
+impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
+    #[inline(always)]
+    fn find<T: Element>(
+        &self,
+        i: usize,
+        wide: &[f32; N],
+        format: &impl Vectorised<N>,
+        candidates: &impl Scales,
+        start: Start,
+    ) -> Found {
+        self.0.find::<T>(i, wide, format, candidates, start)
+    }
+
+    #[inline(always)]
+    fn find_all<T: Element>(
+        &self,
+        first: usize,
+        wide: &[[f32; N]; LANES],
+        _: &impl Vectorised<N>,
+        candidates: &impl Scales,
+        starts: &[Start],
+    ) -> [Found; LANES] {
+        // Past the end the last once more.
+        let last = starts.len() - 1;
+        let (mut plain, mut larger) = ([0; LANES], [0; LANES]);
+        for (lane, (plain, larger)) in plain.iter_mut().zip(&mut larger).enumerate() {
+            let start = &starts[lane.min(last)];
+            (*plain, *larger) = (start.plain, start.larger);
+        }
+        let mut weights = [[0.0; LANES]; N];
+        for lane in 0..LANES {
+            let Some(of_block) = self.0.of::<N>(first + lane.min(last)) else { break };
+            for (weights, weight) in weights.iter_mut().zip(of_block) {
+                weights[lane] = weight;
+            }
+        }
+        let weights = self.0.0.map(|_| &weights);
+        search_lanes::search::<V, N, _>(wide, weights, starts[0].search, candidates, &plain, &larger)
+    }
+}
+
+/// Quantizes a piece by the definition. `weights` are those of its elements.
+pub(super) fn quantize_by_definition<T: Element>(
     values: &[T],
     weights: Option<&[f32]>,
     rule: &Rule,
@@ -75,7 +138,27 @@ pub(super) fn quantize<T: Element, W: Widen, const LANES: usize>(
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    quantize_finding::<T, W>(values, &Weighted::<LANES>(weights), rule, searching, codes, scales)
+    quantize_finding::<T, ByElement>(values, &Weighted(weights), rule, searching, codes, scales)
+}
+
+/// Quantizes a piece. `weights` are those of its elements.
+#[inline(always)]
+pub(super) fn quantize<T: Element, W: Widen>(
+    values: &[T],
+    weights: Option<&[f32]>,
+    rule: &Rule,
+    searching: &Searching,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Tally {
+    quantize_finding::<T, W>(
+        values,
+        &WeightedLanes(Weighted(weights), PhantomData::<W::Vector>),
+        rule,
+        searching,
+        codes,
+        scales,
+    )
 }
 
 /// Quantizes a piece whose scales `finder` finds.
@@ -141,34 +224,63 @@ impl<T: Element, F> Piece<'_, T, F> {
     {
         let mut tally = Tally::default();
         let block_bytes = self.codes.len() / self.scales.len();
-        let blocks = self.codes.chunks_exact_mut(block_bytes).zip(self.scales.iter_mut());
-        for (i, (codes, scale)) in blocks.enumerate() {
-            let mut padded = [T::default(); N];
-            let mut wide = W::widen(block_at(self.values, i, &mut padded));
-            if block::is_non_finite(block::amax_bits(&wide)) {
-                wide = policy::replace_non_finite::<T, N>(wide, i * N, self.rule.non_finite, &mut tally);
-                if block::is_non_finite(block::amax_bits(&wide)) {
-                    (*scale, _) = format.quantize_block::<T>(&wide, codes);
-                    continue;
+        let unset = (format.scale::<T>(0).1, BlockEvents::default());
+        let groups = self.codes.chunks_mut(block_bytes * LANES).zip(self.scales.chunks_mut(LANES));
+        for (number, (codes, scales)) in groups.enumerate() {
+            let first = number * LANES;
+            let mut wide = [[0.0; N]; LANES];
+            let mut starts = [Start::default(); LANES];
+            let mut chosen = [unset; LANES];
+            for i in 0..scales.len() {
+                let mut padded = [T::default(); N];
+                wide[i] = W::widen(block_at(self.values, first + i, &mut padded));
+                let mut amax = block::amax_bits(&wide[i]);
+                if block::is_non_finite(amax) {
+                    let offset = (first + i) * N;
+                    wide[i] =
+                        policy::replace_non_finite::<T, N>(wide[i], offset, self.rule.non_finite, &mut tally);
+                    amax = block::amax_bits(&wide[i]);
+                    if block::is_non_finite(amax) {
+                        let (scale, _) = format
+                            .quantize_block::<T>(&wide[i], &mut codes[i * block_bytes..][..block_bytes]);
+                        scales[i] = scale;
+                        starts[i].nan_block = true;
+                        // Searched with the others, for nothing.
+                        wide[i] = [0.0; N];
+                        amax = 0;
+                    }
                 }
+                let (plain, scaling, events) = format.scale::<T>(amax);
+                let larger = match self.searching.search {
+                    Search::FourSix => format.scale::<T>((f32::from_bits(amax) * 1.5).to_bits()).0,
+                    _ => plain,
+                };
+                chosen[i] = (scaling, events);
+                starts[i] = Start {
+                    search: self.searching.search,
+                    amax_bits: amax,
+                    plain,
+                    larger,
+                    nan_block: starts[i].nan_block,
+                };
             }
-            let amax = block::amax_bits(&wide);
-            let (plain, mut scaling, mut events) = format.scale::<T>(amax);
-            let larger = match self.searching.search {
-                Search::FourSix => format.scale::<T>((f32::from_bits(amax) * 1.5).to_bits()).0,
-                _ => plain,
-            };
-            let start = Start { search: self.searching.search, amax_bits: amax, plain, larger };
-            let found = self.finder.find::<T>(i, &wide, format, candidates, start);
-            if found.byte != plain {
-                let scale_saturated = events.scale_saturated;
-                (scaling, events) = format.rescale::<T>(amax, found.byte);
-                events = BlockEvents { scale_saturated, ..events };
+            let starts = &starts[..scales.len()];
+            let found = self.finder.find_all::<T>(first, &wide, format, candidates, starts);
+            let blocks = codes.chunks_exact_mut(block_bytes).zip(scales);
+            for (i, ((codes, scale), start)) in
+                blocks.zip(starts).enumerate().filter(|(_, (_, start))| !start.nan_block)
+            {
+                let (mut scaling, mut events) = chosen[i];
+                if found[i].byte != start.plain {
+                    let scale_saturated = events.scale_saturated;
+                    (scaling, events) = format.rescale::<T>(start.amax_bits, found[i].byte);
+                    events = BlockEvents { scale_saturated, ..events };
+                }
+                tally.add(events);
+                tally.add_search(found[i], start.plain);
+                format.encode(&wide[i], scaling, codes);
+                *scale = found[i].byte;
             }
-            tally.add(events);
-            tally.add_search(found, plain);
-            format.encode(&wide, scaling, codes);
-            *scale = found.byte;
         }
         tally
     }

@@ -272,6 +272,20 @@ fn searching_global_scales_lowers_the_error_of_the_sample() {
 }
 
 #[test]
+fn a_search_can_be_checked() {
+    let scratch = Scratch::new();
+    let facts = scratch.path("facts.json");
+    for (format, blocks) in [("mxfp4", "17,280"), ("nvfp4", "34,560")] {
+        let more = ["--format", format, "--search", "full", "--check-search"];
+        let more = [&more[..], &["--json", facts.to_str().unwrap()]].concat();
+        let text = quantize(&scratch, &sample(), format, &more).ok();
+        let line = text.lines().find(|line| line.starts_with("scales that no other beats")).unwrap();
+        assert!(line.ends_with(&format!("{blocks} of {blocks}")), "{line}");
+        assert_eq!(read_json(facts.clone())["checked_blocks"].to_string(), blocks.replace(',', ""));
+    }
+}
+
+#[test]
 fn options_that_do_not_go_together() {
     let scratch = Scratch::new();
     let input = scratch.write_tensors("x.safetensors", &[weight("a.weight", 0)]);
@@ -279,9 +293,10 @@ fn options_that_do_not_go_together() {
     let scales = scratch.write_tensors("scales.safetensors", &[scale]);
     let scales = scales.to_str().unwrap();
     let before = scratch.contents();
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 9] = [
         (&["--format", "mxfp8-e4m3", "--search", "full"], &["mxfp8-e4m3 cannot be searched"]),
         (&["--importance", scales], &["importance weights the errors of a search", "--search four-six"]),
+        (&["--check-search", "--search", "window"], &["this is window", "choose --search full"]),
         (&["--search-global"], &["the format is mxfp4", "--format nvfp4"]),
         (&["--search-global", "--search", "full"], &["the format is mxfp4"]),
         (&["--search-global", "--format", "nvfp4"], &["block scales are not searched", "--search four-six"]),

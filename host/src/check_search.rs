@@ -1,0 +1,109 @@
+//! The debug mode of searched scales: whether one that was not tried would have been better.
+
+use rayon::prelude::*;
+
+use crate::cpu::Scalars;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::formats::search::{Block, Measure, PowersOfTwo, Scales};
+use crate::formats::{E8m0, block, mx, nvfp4};
+use crate::recipe::{Format, NonFinite, Recipe, check_importance};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+
+/// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its steps, each to 2⁻²⁴: the factor and
+/// its reciprocal, the difference, and a sum of at most eight roundings make 6; once for either of two scales. What lies between the
+/// scales that are compared and those that are stored (a global scale brought to the other direction) is as much again.
+const ROUNDING: f64 = 24.0 / (1 << 24) as f64;
+
+/// Compares the error of each block's scale with those of all scales that can be stored, 126 or 255, for the result of a full search
+/// ([`Search::Full`](crate::Search::Full)) on any device: nothing that the search skipped may have less, by more than rounding. It takes ten
+/// times as long as the search. Blocks with the NaN scale are left out. Returns how many blocks were looked at.
+///
+/// # Errors
+/// [`Error::SkippedScale`] for a block that another scale fits better; [`Error::Length`], [`Error::RowStride`], [`Error::TooLarge`],
+/// [`Error::QuantizedShape`] and [`Error::Importance`] if the arguments do not fit together; [`Error::NoSearch`] for a format whose scales are
+/// not searched.
+pub fn check_search<T: Element>(
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+    importance: Option<&[f32]>,
+    tensor: &QuantizedTensor,
+) -> Result<u64> {
+    shape.check("the input", values.len())?;
+    tensor.shape().require(QuantizedShape::of(recipe, shape))?;
+    check_importance(importance, shape)?;
+    if shape.is_empty() {
+        return Ok(0);
+    }
+    let scales = tensor.linear_scales();
+    let check = Check { shape, non_finite: recipe.non_finite, importance, scales: &scales };
+    match recipe.format() {
+        Format::Nvfp4 => check.rows::<T, { nvfp4::BLOCK }>(values, &tensor.global_scale()),
+        Format::Mxfp4 => check.rows::<T, { mx::BLOCK }>(values, &PowersOfTwo),
+        format => Err(Error::NoSearch { format }),
+    }
+}
+
+struct Check<'a> {
+    shape: Shape,
+    non_finite: NonFinite,
+    importance: Option<&'a [f32]>,
+    /// In linear order.
+    scales: &'a [u8],
+}
+
+impl Check<'_> {
+    fn rows<T: Element, const N: usize>(&self, values: &[T], scales: &(impl Scales + Sync)) -> Result<u64> {
+        let Shape { cols, row_stride, .. } = self.shape;
+        let rows = values[..self.shape.span()?].par_chunks(row_stride);
+        rows.enumerate()
+            .map(|(row, values)| {
+                let blocks = values[..cols].chunks(N).enumerate();
+                blocks.map(|(i, values)| self.block::<T, N>(row, i, values, scales)).sum::<Result<u64>>()
+            })
+            .sum()
+    }
+
+    /// Block `i` of a row.
+    fn block<T: Element, const N: usize>(
+        &self,
+        row: usize,
+        i: usize,
+        values: &[T],
+        scales: &impl Scales,
+    ) -> Result<u64> {
+        let mut wide = [0.0; N];
+        for (wide, value) in wide.iter_mut().zip(values) {
+            let value = value.to_f32();
+            *wide = match self.non_finite {
+                NonFinite::Saturate if value.is_nan() => 0.0,
+                NonFinite::Saturate => value.clamp(-T::MAX, T::MAX),
+                NonFinite::Error | NonFinite::Propagate => value,
+            };
+        }
+        if block::is_non_finite(block::amax_bits(&wide)) {
+            return Ok(0);
+        }
+        let weights = self.importance.map(|importance| {
+            let mut weights = [0.0; N];
+            let of_block = importance[i * N..].iter().take(values.len());
+            weights.iter_mut().zip(of_block).for_each(|(weight, of_column)| *weight = *of_column);
+            weights
+        });
+        let chosen = self.scales[row * self.shape.cols.div_ceil(N) + i];
+        let block = Block::new(&wide, weights);
+        let root = |factor: f32| f64::from(block.error::<Scalars>(factor)).sqrt();
+        let least = root(scales.factor(chosen));
+        // Under the largest factor there is, all elements become zeros.
+        let allowed = least - ROUNDING * (root(f32::MAX) + least);
+        let better = bytes(scales).find(|byte| root(scales.factor(*byte)) < allowed);
+        better.map_or(Ok(1), |better| Err(Error::SkippedScale { row, block: i, chosen, better }))
+    }
+}
+
+/// The bytes of all scales but 0 and NaN.
+fn bytes<S: Scales>(_: &S) -> std::ops::RangeInclusive<u8> {
+    const { assert!(S::LAST < E8m0::NAN.to_bits()) };
+    S::FIRST..=S::LAST
+}
