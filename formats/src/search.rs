@@ -17,9 +17,9 @@
 //! # Why the full search skips most scales
 //! *Above.* Let s be a scale with 2s a scale too, and no element above 7s. Doubling E2M1's values gives 0, 1, 2, 3, 4, 6, 8, 12, and what
 //! is nearest to an element up to 7 among these is at most 6 (or 8, as far from it as 6 is), so nearest among values that s has as well. So
-//! s errs no more than 2s in any element, and is the smaller. (As the errors are rounded, it may err more by a rounding.) With m the smallest scale that has no element above 7m, every scale of
-//! 2m or more is the double of one that is m or more, if that can be stored; it can unless it is a subnormal E4M3 with an odd last bit,
-//! and so all bytes below 16 are looked at.
+//! s errs no more than 2s in any element, and is the smaller. (As the errors are rounded, it may err more by a rounding.) With m the smallest
+//! scale that has no element above 7m, every scale of 2m or more is the double of one that is m or more, if that can be stored; it can
+//! unless it is a subnormal E4M3 with an odd last bit, and so all bytes below 16 are looked at.
 //!
 //! *Below.* Elements above 6s are clipped, and err by what they exceed it. Once that of one element, squared and weighted, exceeds the
 //! error of the plain scale, no smaller scale can win. Rounding is monotone, so this holds of the rounded numbers too. Without weights

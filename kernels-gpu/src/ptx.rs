@@ -11,6 +11,20 @@ pub(crate) fn trap() -> ! {
     unsafe { core::arch::nvptx::trap() }
 }
 
+/// The instruction of the two functions below, with options of theirs: `readonly` because it has no other effect.
+macro_rules! load_16 {
+    ($address:ident $(, $option:ident)?) => {{
+        let (a, b, c, d);
+        asm!(
+            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            address = in(reg64) $address,
+            options($($option,)? readonly, nostack, preserves_flags)
+        );
+        [a, b, c, d]
+    }};
+}
+
 /// Reads 16 bytes that no one writes during the kernel.
 ///
 /// Through the read-only path and without a hint: on an H200 `L1::no_allocate`, `L1::evict_first`, `.cs` and a prefetch
@@ -20,17 +34,8 @@ pub(crate) fn trap() -> ! {
 /// `address` points to 16 readable bytes in global memory, is a multiple of 16, and nothing writes there meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn load_16(address: *const u8) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's promise is what the instruction needs; `readonly` because it has no other effect.
-    unsafe {
-        asm!(
-            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
-            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
-            address = in(reg64) address,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    [a, b, c, d]
+    // SAFETY: the caller's promise.
+    unsafe { load_16!(address, pure) }
 }
 
 /// Writes 16 bytes that will not be read soon.
@@ -110,17 +115,8 @@ pub(crate) unsafe fn raise_counter(address: *mut u64, value: u64) {
 /// As for [`load_16`].
 #[inline(always)]
 pub(crate) unsafe fn load_16_here(address: *const u8) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's promise is what the instruction needs; not said to be pure, so that it stays.
-    unsafe {
-        asm!(
-            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
-            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
-            address = in(reg64) address,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
-    [a, b, c, d]
+    // SAFETY: the caller's promise; not said to be pure, so that it stays.
+    unsafe { load_16!(address) }
 }
 
 /// Instructions on registers only: one line each.

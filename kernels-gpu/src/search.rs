@@ -179,7 +179,7 @@ impl<F: Searched> Lane<F> {
         chains = self.add_four(4, chains, &candidate, weights);
         chains = self.add_four(8, chains, &candidate, weights);
         chains = self.add_four(12, chains, &candidate, weights);
-        let sum = search::sum_of_chains(chains);
+        let sum = search::sum_of_chains::<Ptx>(chains);
         if const { lanes::<F>() } == 2 {
             return sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), 1));
         }
@@ -256,7 +256,8 @@ impl<F: Searched> Lane<F> {
     }
 
     /// [`Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in all lanes, if a block may take
-    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL), or without weights an element is not [near](search::NEAR).
+    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL) or is limited, or without weights an element is not
+    /// [near](search::NEAR).
     #[inline(always)]
     fn search(
         &self,
@@ -274,8 +275,11 @@ impl<F: Searched> Lane<F> {
                 let (low, high) = search::window::<F>(plain as u8);
                 (byte, last) = (byte.max(u32::from(low)), last.min(u32::from(high)));
             }
-            let near = weights.is_some() || self.amax <= search::NEAR * self.candidate(byte).factor;
-            if warp::ballot(byte <= F::LAST_UNUSUAL || !near) != 0 {
+            let factor = self.candidate(byte).factor;
+            // Weights may lead to scales so small that the definition limits them, or the one below, which the bounds have looked at.
+            let limited = search::limited(0.5 * factor, 1.0) != 0.5 * factor;
+            let far = if weights.is_none() { self.amax > search::NEAR * factor } else { limited };
+            if warp::ballot(byte <= F::LAST_UNUSUAL || far) != 0 {
                 cold_path();
                 return None;
             }
@@ -374,21 +378,12 @@ impl<F: Blocks> Share<'_, F> {
     }
 }
 
-/// The weights of a block's elements from one on, and how many there are.
-///
-/// # Safety
-/// `weights` are as many as columns.
+/// Where the weights of a block's elements lie from one on, of as many as columns, and how many there are.
 #[inline(always)]
-unsafe fn weights<F: Blocks>(
-    weights: *const f32,
-    grid: &BlockGrid,
-    block: u64,
-    element: u32,
-) -> (*const f32, u32) {
+fn weights<F: Blocks>(weights: *const f32, grid: &BlockGrid, block: u64, element: u32) -> (*const f32, u32) {
     let (_, block_in_row) = grid.row_blocks.divide(block);
     let col = block_in_row * u64::from(F::BLOCK) + u64::from(element);
     let rest = grid.cols.saturating_sub(col).min(u64::from(F::BLOCK)) as u32;
-    // SAFETY: within the weights, or nothing is read there.
     (weights.wrapping_add(col as usize), rest)
 }
 
@@ -428,8 +423,7 @@ unsafe fn usual<D: Dtype, F: Searched>(
     } else {
         cold_path();
         let first = share.first_element();
-        // SAFETY: there is a weight for each column.
-        let (start, count) = unsafe { weights::<F>(options.importance, share.grid, share.block, first) };
+        let (start, count) = weights::<F>(options.importance, share.grid, share.block, first);
         if warp::ballot(exists && (count < SEARCH_EACH || !start.addr().is_multiple_of(16))) != 0 {
             return false;
         }
@@ -580,8 +574,7 @@ unsafe fn of_warp<D: Dtype, F: Searched>(
     let of_warp = unsafe { OfWarp::load::<D, F>(format, values, Some(report), grid, block) };
     let mut weight = None;
     if !options.importance.is_null() {
-        // SAFETY: there is a weight for each column.
-        let (start, count) = unsafe { weights::<F>(options.importance, grid, block, warp::lane()) };
+        let (start, count) = weights::<F>(options.importance, grid, block, warp::lane());
         let exists = warp::lane() < F::BLOCK && count > 0;
         // SAFETY: the column's.
         weight = Some(if exists { unsafe { *start } } else { 0.0 });

@@ -9,8 +9,6 @@ use crate::block;
 pub struct Block<const N: usize> {
     /// Magnitudes, times the unit.
     magnitudes: [f32; N],
-    /// Their squares.
-    squares: [f32; N],
     weights: Option<[f32; N]>,
     unit: f32,
     amax: f32,
@@ -24,12 +22,10 @@ impl<const N: usize> Block<N> {
         let amax_bits = block::amax_bits(values);
         let unit = unit(amax_bits);
         let mut magnitudes = [0.0; N];
-        let mut squares = [0.0; N];
-        for ((magnitude, square), value) in magnitudes.iter_mut().zip(&mut squares).zip(values) {
+        for (magnitude, value) in magnitudes.iter_mut().zip(values) {
             *magnitude = f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit;
-            *square = *magnitude * *magnitude;
         }
-        Self { magnitudes, squares, weights, unit, amax: f32::from_bits(amax_bits) * unit }
+        Self { magnitudes, weights, unit, amax: f32::from_bits(amax_bits) * unit }
     }
 }
 
@@ -47,22 +43,16 @@ impl<const N: usize> Measure for Block<N> {
     #[inline(always)]
     fn error<M: Fused>(&self, factor: f32) -> f32 {
         let candidate = Candidate::new::<M>(factor, self.unit);
-        let mut rests = [0.0; N];
-        for (rest, (a, square)) in rests.iter_mut().zip(self.magnitudes.iter().zip(&self.squares)) {
-            *rest = candidate.rest::<M, false>(*a, *square);
-        }
-        let mut weighted = rests;
-        if let Some(weights) = &self.weights {
-            weighted.iter_mut().zip(weights).for_each(|(rest, weight)| *rest *= weight);
-        }
         let mut error = 0.0;
-        for (rests, weighted) in rests.as_chunks::<CHAINED>().0.iter().zip(weighted.as_chunks::<CHAINED>().0)
-        {
+        for first in (0..N).step_by(CHAINED) {
             let mut chains = [0.0; CHAINS];
             for i in 0..CHAINED {
-                chains[i % CHAINS] = M::fma(weighted[i], rests[i], chains[i % CHAINS]);
+                let a = self.magnitudes[first + i];
+                let rest = candidate.rest::<M, false>(a, a * a);
+                let weight = self.weights.map(|weights| weights[first + i]);
+                chains[i % CHAINS] = add_term::<M>(rest, weight, chains[i % CHAINS]);
             }
-            error += sum_of_chains(chains);
+            error += sum_of_chains::<M>(chains);
         }
         error
     }

@@ -32,6 +32,9 @@ pub trait Machine {
     /// a · b
     fn mul(a: Self::Number, b: Self::Number) -> Self::Number;
 
+    /// a + b
+    fn add(a: Self::Number, b: Self::Number) -> Self::Number;
+
     /// a − b
     fn sub(a: Self::Number, b: Self::Number) -> Self::Number;
 
@@ -62,6 +65,11 @@ impl<F: Fused> Machine for F {
     }
 
     #[inline(always)]
+    fn add(a: f32, b: f32) -> f32 {
+        a + b
+    }
+
+    #[inline(always)]
     fn sub(a: f32, b: f32) -> f32 {
         a - b
     }
@@ -87,8 +95,8 @@ impl<F: Fused> Machine for F {
     }
 }
 
-/// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a reciprocal exists. (A block under a factor
-/// beyond is all clipped or all zeros.)
+/// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a reciprocal exists. (A block
+/// under a factor beyond is all clipped or all zeros.)
 const FACTORS: (f32, f32) = (f32::from_bits((127 - 50) << 23), f32::from_bits((127 + 50) << 23));
 
 /// A scale as errors take it, or one in each lane.
@@ -168,8 +176,8 @@ pub const CHAINS: usize = 4;
 
 /// The sum of the chains.
 #[inline(always)]
-pub fn sum_of_chains([a, b, c, d]: [f32; CHAINS]) -> f32 {
-    (a + b) + (c + d)
+pub fn sum_of_chains<M: Machine>([a, b, c, d]: [M::Number; CHAINS]) -> M::Number {
+    M::add(M::add(a, b), M::add(c, d))
 }
 
 #[cfg(test)]

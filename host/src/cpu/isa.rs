@@ -113,6 +113,25 @@ stamp!(avx2, Avx2, "avx2,bmi2,f16c,fma");
 #[cfg(target_arch = "x86_64")]
 stamp!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
 
+/// Calls a function of the stamp of an instruction set, or where there is none does the other thing.
+macro_rules! by_stamp {
+    ($isa:expr, $function:ident($($arg:expr),*), $otherwise:expr) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if $isa.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx2::$function($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if $isa.is_available() => {
+                // SAFETY: the features that the stamp enables were just detected on this CPU.
+                unsafe { avx512::$function($($arg),*) }
+            }
+            _ => $otherwise,
+        }
+    };
+}
+
 impl Isa {
     /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it. Decided at the
     /// first call.
@@ -176,17 +195,11 @@ impl Isa {
     ) -> Tally {
         match self {
             Self::Reference => reference::quantize(v, weights, rule, codes, scales),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::quantize(v, weights, rule, codes, scales) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::quantize(v, weights, rule, codes, scales) }
-            }
-            _ => lanes::quantize::<T, lanes::ByElement>(v, weights, rule, codes, scales),
+            _ => by_stamp!(
+                self,
+                quantize(v, weights, rule, codes, scales),
+                lanes::quantize::<T, lanes::ByElement>(v, weights, rule, codes, scales)
+            ),
         }
     }
 
@@ -199,19 +212,11 @@ impl Isa {
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::quantize_hessian(v, hessians, rule, codes, scales) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::quantize_hessian(v, hessians, rule, codes, scales) }
-            }
-            _ => hessian::quantize::<T, lanes::ByElement>(v, hessians, rule, codes, scales),
-        }
+        by_stamp!(
+            self,
+            quantize_hessian(v, hessians, rule, codes, scales),
+            hessian::quantize::<T, lanes::ByElement>(v, hessians, rule, codes, scales)
+        )
     }
 
     pub(crate) fn dequantize<T: Element>(
@@ -223,17 +228,11 @@ impl Isa {
     ) {
         match self {
             Self::Reference => reference::dequantize(decoder, codes, scales, values),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::dequantize(decoder, codes, scales, values) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::dequantize(decoder, codes, scales, values) }
-            }
-            _ => lanes::dequantize(decoder, codes, scales, values),
+            _ => by_stamp!(
+                self,
+                dequantize(decoder, codes, scales, values),
+                lanes::dequantize(decoder, codes, scales, values)
+            ),
         }
     }
 
@@ -241,17 +240,7 @@ impl Isa {
     pub(super) fn amax_bits<T: Element>(self, v: &[T]) -> u32 {
         match self {
             Self::Reference => reference::amax_bits(v),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx2::amax_bits(v) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if self.is_available() => {
-                // SAFETY: the features that the stamp enables were just detected on this CPU.
-                unsafe { avx512::amax_bits(v) }
-            }
-            _ => lanes::amax_bits::<T, lanes::ByElement>(v),
+            _ => by_stamp!(self, amax_bits(v), lanes::amax_bits::<T, lanes::ByElement>(v)),
         }
     }
 }

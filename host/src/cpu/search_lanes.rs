@@ -2,7 +2,8 @@
 //! holds. Each lane goes through the scales that its block may take, until the last is done.
 
 use microscale_formats::search::{
-    self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited, window,
+    self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,
+    sum_of_chains, window,
 };
 use microscale_formats::{Search, block};
 
@@ -83,8 +84,7 @@ impl<'a, const N: usize> Group<'a, N> {
                 };
                 chains[i % CHAINS] = add_term::<V>(rest, weight, chains[i % CHAINS]);
             }
-            let [a, b, c, d] = chains;
-            errors = V::add(errors, V::add(V::add(a, b), V::add(c, d)));
+            errors = V::add(errors, sum_of_chains::<V>(chains));
         }
         errors
     }

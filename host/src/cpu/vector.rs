@@ -31,9 +31,6 @@ pub(super) trait Vector: Machine {
     /// To memory.
     fn store(vector: Self::Number) -> Lanes<f32>;
 
-    /// a + b
-    fn add(a: Self::Number, b: Self::Number) -> Self::Number;
-
     /// a / b
     fn div(a: Self::Number, b: Self::Number) -> Self::Number;
 

@@ -120,6 +120,27 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
+/// Blocks whose largest element weighs nothing and whose second, a little above a quarter of the scale, leaves a little less than
+/// itself: so the bounds allow for scales so small that the definition limits them.
+fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
+    for recipe in recipes().into_iter().filter(|recipe| recipe.search != Search::None) {
+        let shape = Shape::new(24, 64);
+        let make = move || {
+            let value = |i: usize| match i % 32 {
+                0 => 2f32.powi(-39),
+                1 => (1.0 + 1.0 / 128.0) * 2f32.powi(-43 + (i / 64) as i32 % 3),
+                _ => 0.0,
+            };
+            let values: Vec<T> = (0..shape.elements()).map(|i| T::from_f32(value(i))).collect();
+            let weights: Vec<f32> =
+                (0..shape.cols).map(|col| if col % 32 == 0 { 0.0 } else { 1.0 }).collect();
+            quantizing(Input { values: &values, shape, weights: Some(&weights) }, &recipe, Access::Search)
+        };
+        let what = format!("{} {shape:?} {recipe:?}, tiny elements", T::DTYPE.word());
+        cases.push(Case { what, kernel: quantizer::<T>(&recipe, Access::Search), make: Box::new(make) });
+    }
+}
+
 fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     for (_, format) in Format::WORDS {
         for (i, shape) in SHAPES.into_iter().enumerate() {
@@ -189,6 +210,8 @@ pub(crate) fn cases() -> Vec<Case> {
     quantizing_cases::<f32>(&mut cases);
     quantizing_cases::<f16>(&mut cases);
     quantizing_cases::<bf16>(&mut cases);
+    tiny_elements_cases::<f32>(&mut cases);
+    tiny_elements_cases::<bf16>(&mut cases);
     dequantizing_cases::<f32>(&mut cases);
     dequantizing_cases::<f16>(&mut cases);
     dequantizing_cases::<bf16>(&mut cases);

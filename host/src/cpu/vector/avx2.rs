@@ -32,6 +32,12 @@ impl Machine for Avx2 {
     }
 
     #[inline(always)]
+    fn add(a: Pair, b: Pair) -> Pair {
+        // SAFETY: as above.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     fn sub(a: Pair, b: Pair) -> Pair {
         // SAFETY: as above.
         unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
@@ -78,12 +84,6 @@ impl Vector for Avx2 {
             _mm256_storeu_ps(lanes.as_mut_ptr().add(8), vector[1]);
         }
         lanes
-    }
-
-    #[inline(always)]
-    fn add(a: Pair, b: Pair) -> Pair {
-        // SAFETY: as above.
-        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
     }
 
     #[inline(always)]

@@ -28,6 +28,12 @@ impl Machine for Avx512 {
     }
 
     #[inline(always)]
+    fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
     fn sub(a: __m512, b: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_sub_ps(a, b) }
@@ -71,12 +77,6 @@ impl Vector for Avx512 {
         // SAFETY: sixteen f32 are the 64 bytes that are written, without a demand on alignment; for the rest as above.
         unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), vector) };
         lanes
-    }
-
-    #[inline(always)]
-    fn add(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]

@@ -31,6 +31,11 @@ impl Machine for Portable {
     }
 
     #[inline(always)]
+    fn add(a: Lanes<f32>, b: Lanes<f32>) -> Lanes<f32> {
+        lanes!(lane => a[lane] + b[lane])
+    }
+
+    #[inline(always)]
     fn sub(a: Lanes<f32>, b: Lanes<f32>) -> Lanes<f32> {
         lanes!(lane => a[lane] - b[lane])
     }
@@ -65,11 +70,6 @@ impl Vector for Portable {
     #[inline(always)]
     fn store(vector: Lanes<f32>) -> Lanes<f32> {
         vector
-    }
-
-    #[inline(always)]
-    fn add(a: Lanes<f32>, b: Lanes<f32>) -> Lanes<f32> {
-        lanes!(lane => a[lane] + b[lane])
     }
 
     #[inline(always)]
