@@ -470,15 +470,14 @@ macro_rules! plan_entries {
                 let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
                 let arithmetic = *options.plan.quantizer.arithmetic();
                 let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
-                // `NvShortcut::new`, a mantissa a lane.
-                let mut factor = None;
-                if <$dtype>::BYTES == 2 {
+                // `NvShortcut::new`, a mantissa a lane. Only `has_factors` looks at it; the plan says already that there is none.
+                if <$dtype>::BYTES == 2 && cfg!(not(microscale_fp4)) {
                     let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;
-                    factor = nv_factor(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa);
+                    let factor = nv_factor(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa);
+                    plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);
+                    plan.shortcut.factors = [0, 1, 2, 3, 4, 5, 6, 7]
+                        .map(|mantissa| warp::shuffle(factor.unwrap_or(0), mantissa));
                 }
-                plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);
-                plan.shortcut.factors =
-                    [0, 1, 2, 3, 4, 5, 6, 7].map(|mantissa| warp::shuffle(factor.unwrap_or(0), mantissa));
                 if warp::lane() == 0 {
                     (*global).plan = plan;
                 }

@@ -1,9 +1,11 @@
 //! Cases for every kernel, with every option.
 
+use std::collections::BTreeMap;
+
 use half::{bf16, f16};
 use microscale::{
-    Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Scheme, Search,
-    Shape, Words,
+    Convention, Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout,
+    Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
 use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
@@ -19,6 +21,8 @@ pub(crate) struct Case {
     pub(crate) what: String,
     /// The kernel that it is about.
     pub(crate) kernel: String,
+    /// Whether it is one of [`tails`], many and small.
+    pub(crate) tail: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
 }
 
@@ -114,7 +118,12 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                     T::DTYPE.word(),
                     if wild { "wild" } else { "ordinary" }
                 );
-                cases.push(Case { what, kernel: quantizer::<T>(&recipe, access), make: Box::new(make) });
+                cases.push(Case {
+                    what,
+                    kernel: quantizer::<T>(&recipe, access),
+                    tail: false,
+                    make: Box::new(make),
+                });
             }
         }
     }
@@ -137,7 +146,72 @@ fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
             quantizing(Input { values: &values, shape, weights: Some(&weights) }, &recipe, Access::Search)
         };
         let what = format!("{} {shape:?} {recipe:?}, tiny elements", T::DTYPE.word());
-        cases.push(Case { what, kernel: quantizer::<T>(&recipe, Access::Search), make: Box::new(make) });
+        cases.push(Case {
+            what,
+            kernel: quantizer::<T>(&recipe, Access::Search),
+            tail: false,
+            make: Box::new(make),
+        });
+    }
+}
+
+/// Two rows of every length up to two NVFP4 blocks, as far apart as `stride` says; and values for them. A row's largest magnitude is its
+/// last, so that nothing is well that leaves it out, nor is what takes more in: the gap is full of what is larger still.
+fn tails<T: Element>() -> impl Iterator<Item = (Shape, Vec<T>)> {
+    (1..=32usize).map(|cols| {
+        let shape = Shape::new(2, cols).with_row_stride(cols.next_multiple_of(8) + 8);
+        let mut values = ordinary::<T>(shape.span().unwrap(), cols as u64);
+        for (i, value) in values.iter_mut().enumerate().filter(|(i, _)| i % shape.row_stride + 1 >= cols) {
+            *value = T::from_f32(if i % shape.row_stride + 1 == cols { -7.25 } else { 100.0 });
+        }
+        (shape, values)
+    })
+}
+
+fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
+    let mut push = |kernel: String, shape: Shape, make: Box<dyn Fn() -> Prepared + Send + Sync>| {
+        cases.push(Case { what: format!("{kernel} {shape:?}, a tail"), kernel, tail: true, make });
+    };
+    // Each kernel once.
+    let mut quantizers = BTreeMap::new();
+    for recipe in recipes() {
+        let accesses: &[Access] = match recipe.search {
+            Search::None => &[Access::Vector, Access::Element],
+            _ => &[Access::Search],
+        };
+        for &access in accesses {
+            quantizers.entry(quantizer::<T>(&recipe, access)).or_insert((recipe, access));
+        }
+    }
+    for (shape, values) in tails::<T>() {
+        for (kernel, &(recipe, access)) in &quantizers {
+            let values = values.clone();
+            let make = move || quantizing(Input { values: &values, shape, weights: None }, &recipe, access);
+            push(kernel.clone(), shape, Box::new(make));
+        }
+        for (access, word) in [(Access::Vector, "vector"), (Access::Element, "element")] {
+            for &(_, format) in Format::WORDS {
+                let recipe = Recipe::of(format, Convention::Torchao).expect("torchao has every format");
+                let values = values.clone();
+                let make = move || {
+                    let tensor = quantize(&values, shape, &recipe).expect("the CPU quantizes").tensor;
+                    dequantizing::<T>(&tensor, shape.row_stride, access)
+                };
+                let format = super::quantizing::word(format);
+                push(format!("{format}_dequantize_{}_{word}", T::DTYPE.word()), shape, Box::new(make));
+            }
+            let values = values.clone();
+            let make = move || amax(&values, shape, access);
+            push(format!("amax_{}_{word}", T::DTYPE.word()), shape, Box::new(make));
+        }
+        for variant in ["thread_a_block", "warp_a_block"] {
+            let values = values.clone();
+            let make = move || {
+                let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
+                baseline(&values, shape, &recipe, variant)
+            };
+            push(format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word()), shape, Box::new(make));
+        }
     }
 }
 
@@ -174,7 +248,7 @@ fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                         T::DTYPE.word()
                     );
                     let what = format!("{kernel} {shape:?} {scale_layout:?}");
-                    cases.push(Case { what, kernel, make: Box::new(make) });
+                    cases.push(Case { what, kernel, tail: false, make: Box::new(make) });
                 }
             }
         }
@@ -190,7 +264,12 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
                     move || amax(&patterns::<T>(shape.span().unwrap(), non_finite, i as u64), shape, access);
                 let word = if access == Access::Element { "element" } else { "vector" };
                 let kernel = format!("amax_{}_{word}", T::DTYPE.word());
-                cases.push(Case { what: format!("{kernel} {shape:?}"), kernel, make: Box::new(make) });
+                cases.push(Case {
+                    what: format!("{kernel} {shape:?}"),
+                    kernel,
+                    tail: false,
+                    make: Box::new(make),
+                });
             }
         }
         for variant in ["thread_a_block", "warp_a_block"] {
@@ -199,7 +278,12 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
                 baseline(&patterns::<T>(shape.span().unwrap(), true, i as u64), shape, &recipe, variant)
             };
             let kernel = format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word());
-            cases.push(Case { what: format!("{kernel} {shape:?}"), kernel, make: Box::new(make) });
+            cases.push(Case {
+                what: format!("{kernel} {shape:?}"),
+                kernel,
+                tail: false,
+                make: Box::new(make),
+            });
         }
     }
 }
@@ -212,6 +296,9 @@ pub(crate) fn cases() -> Vec<Case> {
     quantizing_cases::<bf16>(&mut cases);
     tiny_elements_cases::<f32>(&mut cases);
     tiny_elements_cases::<bf16>(&mut cases);
+    tail_cases::<f32>(&mut cases);
+    tail_cases::<f16>(&mut cases);
+    tail_cases::<bf16>(&mut cases);
     dequantizing_cases::<f32>(&mut cases);
     dequantizing_cases::<f16>(&mut cases);
     dequantizing_cases::<bf16>(&mut cases);
@@ -226,6 +313,7 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(Case {
                 what: format!("{name} {rows}x{blocks}"),
                 kernel: name.into(),
+                tail: false,
                 make: Box::new(make),
             });
         }
@@ -235,6 +323,6 @@ pub(crate) fn cases() -> Vec<Case> {
         case.step("empty", 1, Vec::new());
         case
     };
-    cases.push(Case { what: "empty".into(), kernel: "empty".into(), make: Box::new(make) });
+    cases.push(Case { what: "empty".into(), kernel: "empty".into(), tail: false, make: Box::new(make) });
     cases
 }
