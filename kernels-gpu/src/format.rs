@@ -326,6 +326,11 @@ fn from_e4m3(scale: E4m3) -> f32 {
     scale.to_f32()
 }
 
+/// Whether values of the dtype may be scaled by a tensor's `NvShortcut`: the hardware's conversion to E2M1 has no use for it.
+pub(crate) const fn uses_shortcut<D: Dtype>() -> bool {
+    cfg!(not(microscale_fp4)) && D::BYTES == 2
+}
+
 /// NVFP4, for a tensor.
 pub(crate) struct Nv {
     plan: NvPlan,
@@ -462,8 +467,7 @@ impl Format for Nv {
 
     #[inline(always)]
     fn has_shortcut<D: Dtype>(&self) -> bool {
-        // The hardware's conversion has no use for it.
-        cfg!(not(microscale_fp4)) && D::BYTES == 2 && self.plan.shortcut.complete != 0
+        uses_shortcut::<D>() && self.plan.shortcut.complete != 0
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ use microscale_kernels_abi::{
 use crate::access::{self, Lane, MOST_OWNED, Scales, Walk, WarpPlace};
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
-use crate::format::{Factor, Format, Mx, Nv};
+use crate::format::{Factor, Format, Mx, Nv, uses_shortcut};
 use crate::{ptx, warp};
 
 /// The most chunks that a lane handles, those of f32.
@@ -470,8 +470,8 @@ macro_rules! plan_entries {
                 let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
                 let arithmetic = *options.plan.quantizer.arithmetic();
                 let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
-                // `NvShortcut::new`, a mantissa a lane. Only `has_factors` looks at it; the plan says already that there is none.
-                if <$dtype>::BYTES == 2 && cfg!(not(microscale_fp4)) {
+                // `NvShortcut::new`, a mantissa a lane; the plan has none yet.
+                if const { uses_shortcut::<$dtype>() } {
                     let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;
                     let factor = nv_factor(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa);
                     plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);

@@ -12,7 +12,7 @@ use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_
 use microscale_tests::inputs::patterns;
 
 use super::case::Prepared;
-use super::operations::{amax, baseline, converting, dequantizing};
+use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing};
 use super::quantizing::{Access, Input, fits, quantizing};
 
 /// A case, made when it is wanted.
@@ -24,6 +24,12 @@ pub(crate) struct Case {
     /// Whether it is one of [`tails`], many and small.
     pub(crate) tail: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
+}
+
+impl Case {
+    fn new(what: String, kernel: String, make: impl Fn() -> Prepared + Send + Sync + 'static) -> Self {
+        Self { what, kernel, tail: false, make: Box::new(make) }
+    }
 }
 
 /// Shapes with cut blocks, gaps, odd rows, whole warps, more than a thread block, and whole tiles of scales.
@@ -88,11 +94,7 @@ fn quantizer<T: Element>(recipe: &Recipe, access: Access) -> String {
 
 fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     for (i, recipe) in recipes().into_iter().enumerate() {
-        let accesses: &[Access] = match recipe.search {
-            Search::None => &[Access::Vector, Access::Element],
-            _ => &[Access::Search],
-        };
-        for &access in accesses {
+        for &access in Access::of(&recipe) {
             let mut shapes = vec![SHAPES[i % 12], SHAPES[(i * 7 + 5) % 12]];
             if i.is_multiple_of(5) {
                 shapes.push(TILES);
@@ -170,16 +172,12 @@ fn tails<T: Element>() -> impl Iterator<Item = (Shape, Vec<T>)> {
 
 fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
     let mut push = |kernel: String, shape: Shape, make: Box<dyn Fn() -> Prepared + Send + Sync>| {
-        cases.push(Case { what: format!("{kernel} {shape:?}, a tail"), kernel, tail: true, make });
+        cases.push(Case { tail: true, ..Case::new(format!("{kernel} {shape:?}, a tail"), kernel, make) });
     };
     // Each kernel once.
     let mut quantizers = BTreeMap::new();
     for recipe in recipes() {
-        let accesses: &[Access] = match recipe.search {
-            Search::None => &[Access::Vector, Access::Element],
-            _ => &[Access::Search],
-        };
-        for &access in accesses {
+        for &access in Access::of(&recipe) {
             quantizers.entry(quantizer::<T>(&recipe, access)).or_insert((recipe, access));
         }
     }
@@ -189,7 +187,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             let make = move || quantizing(Input { values: &values, shape, weights: None }, &recipe, access);
             push(kernel.clone(), shape, Box::new(make));
         }
-        for (access, word) in [(Access::Vector, "vector"), (Access::Element, "element")] {
+        for access in Access::BOTH {
             for &(_, format) in Format::WORDS {
                 let recipe = Recipe::of(format, Convention::Torchao).expect("torchao has every format");
                 let values = values.clone();
@@ -197,12 +195,11 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
                     let tensor = quantize(&values, shape, &recipe).expect("the CPU quantizes").tensor;
                     dequantizing::<T>(&tensor, shape.row_stride, access)
                 };
-                let format = super::quantizing::word(format);
-                push(format!("{format}_dequantize_{}_{word}", T::DTYPE.word()), shape, Box::new(make));
+                push(dequantizer::<T>(format, access), shape, Box::new(make));
             }
             let values = values.clone();
             let make = move || amax(&values, shape, access);
-            push(format!("amax_{}_{word}", T::DTYPE.word()), shape, Box::new(make));
+            push(amax_kernel::<T>(access), shape, Box::new(make));
         }
         for variant in ["thread_a_block", "warp_a_block"] {
             let values = values.clone();
@@ -218,7 +215,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
 fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     for (_, format) in Format::WORDS {
         for (i, shape) in SHAPES.into_iter().enumerate() {
-            for access in [Access::Vector, Access::Element] {
+            for access in Access::BOTH {
                 let row_stride = shape.row_stride;
                 if !fits::<T>(shape, access) {
                     continue;
@@ -241,14 +238,9 @@ fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                         }
                         dequantizing::<T>(&tensor, row_stride, access)
                     };
-                    let access = if access == Access::Element { "element" } else { "vector" };
-                    let kernel = format!(
-                        "{}_dequantize_{}_{access}",
-                        super::quantizing::word(*format),
-                        T::DTYPE.word()
-                    );
+                    let kernel = dequantizer::<T>(*format, access);
                     let what = format!("{kernel} {shape:?} {scale_layout:?}");
-                    cases.push(Case { what, kernel, tail: false, make: Box::new(make) });
+                    cases.push(Case::new(what, kernel, make));
                 }
             }
         }
@@ -257,19 +249,12 @@ fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
 
 fn other_cases<T: Element>(cases: &mut Vec<Case>) {
     for (i, shape) in SHAPES.into_iter().enumerate() {
-        for access in [Access::Vector, Access::Element].into_iter().filter(|access| fits::<T>(shape, *access))
-        {
+        for access in Access::BOTH.into_iter().filter(|access| fits::<T>(shape, *access)) {
             for non_finite in [false, true] {
                 let make =
                     move || amax(&patterns::<T>(shape.span().unwrap(), non_finite, i as u64), shape, access);
-                let word = if access == Access::Element { "element" } else { "vector" };
-                let kernel = format!("amax_{}_{word}", T::DTYPE.word());
-                cases.push(Case {
-                    what: format!("{kernel} {shape:?}"),
-                    kernel,
-                    tail: false,
-                    make: Box::new(make),
-                });
+                let kernel = amax_kernel::<T>(access);
+                cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
             }
         }
         for variant in ["thread_a_block", "warp_a_block"] {
@@ -278,12 +263,7 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
                 baseline(&patterns::<T>(shape.span().unwrap(), true, i as u64), shape, &recipe, variant)
             };
             let kernel = format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word());
-            cases.push(Case {
-                what: format!("{kernel} {shape:?}"),
-                kernel,
-                tail: false,
-                make: Box::new(make),
-            });
+            cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
         }
     }
 }
@@ -310,12 +290,7 @@ pub(crate) fn cases() -> Vec<Case> {
             [("scales_to_swizzled", ScaleLayout::Swizzled), ("scales_to_linear", ScaleLayout::Linear)]
         {
             let make = move || converting(rows, blocks, to, rows as u64);
-            cases.push(Case {
-                what: format!("{name} {rows}x{blocks}"),
-                kernel: name.into(),
-                tail: false,
-                make: Box::new(make),
-            });
+            cases.push(Case::new(format!("{name} {rows}x{blocks}"), name.into(), make));
         }
     }
     let make = || {
@@ -323,6 +298,6 @@ pub(crate) fn cases() -> Vec<Case> {
         case.step("empty", 1, Vec::new());
         case
     };
-    cases.push(Case { what: "empty".into(), kernel: "empty".into(), tail: false, make: Box::new(make) });
+    cases.push(Case::new("empty".into(), "empty".into(), make));
     cases
 }

@@ -59,10 +59,19 @@ pub(crate) fn dequantizing<T: Element>(
         };
         arguments.push((apply as u32).into());
     }
-    let access = if access == Access::Element { "element" } else { "vector" };
-    let name = format!("{}_dequantize_{}_{access}", word(tensor.format()), T::DTYPE.word());
+    let name = dequantizer::<T>(tensor.format(), access);
     case.step(name, by_blocks.blocks * tensor.format().block() as u64, arguments);
     case
+}
+
+/// The kernel that dequantizes.
+pub(crate) fn dequantizer<T: Element>(format: Format, access: Access) -> String {
+    format!("{}_dequantize_{}_{}", word(format), T::DTYPE.word(), access.word())
+}
+
+/// The kernel that finds the largest magnitude.
+pub(crate) fn amax_kernel<T: Element>(access: Access) -> String {
+    format!("amax_{}_{}", T::DTYPE.word(), access.word())
 }
 
 /// The largest magnitude.
@@ -82,9 +91,8 @@ pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Pr
         let found = offsets.map(|offset| u32::from_le_bytes(*bytes[offset..].first_chunk().unwrap()));
         if found == expected { Ok(()) } else { Err(format!("amax: {found:x?} instead of {expected:x?}")) }
     }));
-    let access = if access == Access::Element { "element" } else { "vector" };
     let arguments = vec![given, slot.into(), argument(&by_blocks)];
-    case.step(format!("amax_{}_{access}", T::DTYPE.word()), by_blocks.blocks * mx::BLOCK as u64, arguments);
+    case.step(amax_kernel::<T>(access), by_blocks.blocks * mx::BLOCK as u64, arguments);
     case
 }
 

@@ -11,6 +11,7 @@ use microscale_kernels_abi::{
 };
 
 use super::case::{Prepared, argument, nv_options};
+use super::operations::amax_kernel;
 
 /// How a kernel reaches values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +20,25 @@ pub(crate) enum Access {
     Element,
     /// By the search kernels.
     Search,
+}
+
+impl Access {
+    /// The two that all operations but the search have.
+    pub(crate) const BOTH: [Self; 2] = [Self::Vector, Self::Element];
+
+    /// Those that quantizers of a recipe have.
+    pub(crate) fn of(recipe: &Recipe) -> &'static [Self] {
+        if recipe.search == Search::None { &Self::BOTH } else { &[Self::Search] }
+    }
+
+    /// The word for it in the kernels' names.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Vector => "vector",
+            Self::Element => "element",
+            Self::Search => "search",
+        }
+    }
 }
 
 /// Whether a matrix can be given to the kernels with this access.
@@ -120,11 +140,11 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
             if global == Global::FromAmax {
                 // The search has no vector variant, so that it takes all matrices; the amax has.
                 let vector = access != Access::Element && fits::<T>(shape, Access::Vector);
-                let amax_access = if vector { "vector" } else { "element" };
+                let amax_access = if vector { Access::Vector } else { Access::Element };
                 let amax_grid = grid(shape, mx::BLOCK, true);
                 let covered = amax_grid.blocks * mx::BLOCK as u64;
                 let amax_arguments = vec![given, slot.into(), argument(&amax_grid)];
-                case.step(format!("amax_{dtype}_{amax_access}"), covered, amax_arguments);
+                case.step(amax_kernel::<T>(amax_access), covered, amax_arguments);
                 case.step(format!("nvfp4_plan_{dtype}"), 1, vec![slot.into(), options.clone()]);
             }
             let variant = if global == Global::FromAmax { "planned" } else { "given" };
@@ -138,19 +158,15 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
         }
     };
     arguments.extend([report, argument(&by_blocks), argument(&scale_grid), options]);
-    let (operation, access) = match access {
-        Access::Vector => ("quantize", "_vector"),
-        Access::Element => ("quantize", "_element"),
-        Access::Search => ("search", ""),
-    };
-    if operation == "search" {
+    let mut name = format!("{}_quantize_{}_{variant}_{}", word(format), T::DTYPE.word(), access.word());
+    if access == Access::Search {
+        name = format!("{}_search_{}_{variant}", word(format), T::DTYPE.word());
         let importance = weights.map(|weights| {
             Argument::from(case.memory.allocate_from("importance", bytemuck::cast_slice(weights)))
         });
         arguments.extend([importance.unwrap_or_else(|| 0u64.into()), (recipe.search as u32).into()]);
         assert_ne!(recipe.search, Search::None);
     }
-    let name = format!("{}_{operation}_{}_{variant}{access}", word(format), T::DTYPE.word());
     case.step(name, elements, arguments);
     case.expect("codes", codes, expected.tensor.codes().to_vec());
     case.expect("scales", scales, expected.tensor.scales().to_vec());

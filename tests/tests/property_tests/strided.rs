@@ -163,30 +163,3 @@ fn errors_say_what_is_wrong() {
         quantize_strided(&vec![1.0f32; 2000], &strided, &Recipe { search: Search::Full, ..mxfp8 }, None);
     assert!(matches!(found, Err(Error::NoSearch { .. })), "{found:?}");
 }
-
-/// Prints how long a square takes along its columns, and along its rows.
-#[test]
-#[ignore = "measures"]
-fn time_of_an_axis() {
-    let dims = [4096, 4096];
-    let values: Vec<bf16> = numbered(4096 * 4096);
-    let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
-    for format in [Format::Mxfp4, Format::Nvfp4] {
-        let recipe = Recipe::of(format, microscale::Convention::default_for(format)).expect("its own");
-        for axis in [0, 1] {
-            let strided = Strided::along(&dims, axis).expect("an axis");
-            let shape = QuantizedShape::new(format, 4096, 4096);
-            let mut out = QuantizedTensor::zeros(shape).expect("small");
-            let best = (0..40).map(|_| {
-                let start = std::time::Instant::now();
-                let quantize =
-                    || quantize_strided_with(Isa::best(), &values, &strided, &recipe, None, &mut out);
-                threads.install(quantize).expect("finite");
-                start.elapsed()
-            });
-            let best = best.min().expect("some");
-            let rate = values.len() as f64 * 2.0 / best.as_secs_f64() / 1e9;
-            eprintln!("{format} along {axis}: {:.2} ms, {rate:.2} GB/s read", best.as_secs_f64() * 1e3);
-        }
-    }
-}
