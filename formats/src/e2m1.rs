@@ -2,6 +2,8 @@
 //!
 //! One sign bit, two exponent bits (bias 1), one mantissa bit; no infinities and no NaN.
 
+use crate::search::Machine;
+
 /// The magnitudes of codes 0 to 7. Bit 3 of a code is the sign.
 pub const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -111,6 +113,17 @@ pub fn magnitude_code_even(a: f32) -> u32 {
     let twos = (a * 0.5 + (BASE + 4.0)).to_bits();
     let most = (BASE + 7.0).to_bits();
     halves.min(ones).min(twos.min(most)) & 7
+}
+
+/// The same in each lane of vectors, for 0 ≤ `a` ≤ 6: numbers whose low 22 bits are the codes.
+#[inline(always)]
+pub fn magnitude_codes_even<M: Machine>(a: M::Number) -> M::Number {
+    use identity::BASE_F32 as BASE;
+    // The products are exact, so that the sums are rounded once.
+    let halves = M::fma(a, M::splat(2.0), M::splat(BASE));
+    let ones = M::add(a, M::splat(BASE + 2.0));
+    let twos = M::fma(a, M::splat(0.5), M::splat(BASE + 4.0));
+    M::min(M::min(halves, ones), twos)
 }
 
 /// The value of a code from 0 to 7, without subnormal numbers, which are slow on CPUs, and without a table.

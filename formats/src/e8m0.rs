@@ -48,11 +48,26 @@ impl E8m0 {
             b => (254 - b as u32) << 23,
         })
     }
+
+    /// The same of a scale that is not NaN, without a branch.
+    #[inline(always)]
+    pub fn reciprocal_of_number(self) -> f32 {
+        // Of 2^127 only a subnormal number is left.
+        f32::from_bits(254u32.wrapping_sub(self.0.into()).wrapping_mul(1 << 23).max(0x0040_0000))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_number_has_its_reciprocal() {
+        for bits in 0..255 {
+            let scale = E8m0::from_bits(bits);
+            assert_eq!(scale.reciprocal_of_number().to_bits(), scale.reciprocal().to_bits());
+        }
+    }
 
     #[test]
     fn every_byte_is_its_power_of_two() {

@@ -5,10 +5,9 @@
 /// to even, as a code without sign. `a` is at most the format's largest value.
 #[inline(always)]
 fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
-    let dropped = 23 - mantissa;
     let bits = a.to_bits();
-    // The exponent field of the smallest normal, 2^(smallest + mantissa), which the code counts as 1.
-    let rebias = ((smallest + mantissa as i32 + 127 - 1) as u32) << 23;
+    let rebias = rebias(mantissa, smallest);
+    let dropped = 23 - mantissa;
     let normal =
         bits.wrapping_sub(rebias).wrapping_add((1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
     // Below it the code counts smallest steps: adding a number whose unit in the last place is one step rounds for us.
@@ -17,11 +16,15 @@ fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     if bits < rebias + (1 << 23) { subnormal } else { normal }
 }
 
+/// The exponent field below that of the smallest normal, 2^(smallest + mantissa), which the code counts as 1.
+const fn rebias(mantissa: u32, smallest: i32) -> u32 {
+    ((smallest + mantissa as i32 + 127 - 1) as u32) << 23
+}
+
 /// The value of a code without sign, for codes that are numbers.
 #[inline(always)]
 fn magnitude(code: u32, mantissa: u32, smallest: i32) -> f32 {
-    let rebias = ((smallest + mantissa as i32 + 127 - 1) as u32) << 23;
-    let normal = f32::from_bits((code << (23 - mantissa)) + rebias);
+    let normal = f32::from_bits((code << (23 - mantissa)) + rebias(mantissa, smallest));
     let step = f32::from_bits(((smallest + 127) as u32) << 23);
     if code >> mantissa == 0 { code as f32 * step } else { normal }
 }
@@ -40,6 +43,8 @@ macro_rules! fp8 {
             pub const MAX: f32 = $max;
             /// Stored mantissa bits.
             pub const MANTISSA_BITS: u32 = $mantissa;
+            /// The bits of f32 that count as code 0 where numbers are normal.
+            pub const NORMAL_ZERO: u32 = rebias($mantissa, $smallest);
             /// The NaN that is written.
             pub const NAN: Self = Self(0x7F);
 

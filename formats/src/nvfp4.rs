@@ -7,6 +7,7 @@
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
 use crate::fp8::E4m3;
+use crate::search::{Fused, Machine};
 
 /// Elements that share a block scale.
 pub const BLOCK: usize = 16;
@@ -245,6 +246,38 @@ impl Scaling {
     }
 }
 
+/// What a block's scale is worked out with.
+pub trait ScaleSteps<N> {
+    /// Rounds to the dtype of the input.
+    fn narrow(&self, x: N) -> N;
+
+    /// x · y, rounded to f32.
+    fn times(&self, x: N, y: f32) -> N;
+
+    /// x / y, rounded to f32.
+    fn over(&self, x: N, y: f32) -> N;
+}
+
+/// Those of f32, given how to narrow.
+struct Narrowing<F>(F);
+
+impl<F: Fn(f32) -> f32> ScaleSteps<f32> for Narrowing<F> {
+    #[inline(always)]
+    fn narrow(&self, x: f32) -> f32 {
+        (self.0)(x)
+    }
+
+    #[inline(always)]
+    fn times(&self, x: f32, y: f32) -> f32 {
+        x * y
+    }
+
+    #[inline(always)]
+    fn over(&self, x: f32, y: f32) -> f32 {
+        x / y
+    }
+}
+
 impl Quantizer {
     /// For a tensor with this global scale, whose direction is taken to be the arithmetic's. A tensor without one has 1.
     #[inline(always)]
@@ -264,11 +297,19 @@ impl Quantizer {
     /// A block's scale before it is rounded, given its finite amax and how the input's dtype rounds.
     #[inline(always)]
     pub fn wanted_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> f32 {
+        self.wanted_scale_by(amax, Narrowing(narrow))
+    }
+
+    /// [`Self::wanted_scale`] by the steps of a kind of numbers, such as vectors.
+    #[inline(always)]
+    pub fn wanted_scale_by<N>(&self, amax: N, steps: impl ScaleSteps<N>) -> N {
         match self.arithmetic.block_scale {
-            BlockScale::SixthOverGlobal => amax / 6.0 / self.for_scale,
-            BlockScale::GlobalTimesNarrowSixth => self.for_scale * narrow(amax / 6.0),
-            BlockScale::OverSixGlobals => amax / self.for_scale,
-            BlockScale::TimesSixthOfGlobal => amax * self.for_scale,
+            BlockScale::SixthOverGlobal => steps.over(steps.over(amax, 6.0), self.for_scale),
+            BlockScale::GlobalTimesNarrowSixth => {
+                steps.times(steps.narrow(steps.over(amax, 6.0)), self.for_scale)
+            }
+            BlockScale::OverSixGlobals => steps.over(amax, self.for_scale),
+            BlockScale::TimesSixthOfGlobal => steps.times(amax, self.for_scale),
         }
     }
 
@@ -374,6 +415,36 @@ impl Quantizer {
         let scaling = self.scaling(scale);
         e2m1::pack(codes, values, 4, |value| self.encode(value, scaling));
     }
+}
+
+/// 1 / d in two parts: the nearest number, and the rest. `d` is a normal number far from underflow and overflow.
+#[inline(always)]
+pub fn reciprocal<F: Fused>(d: f32) -> [f32; 2] {
+    let y = 1.0 / d;
+    [y, rest_of_reciprocal::<F>(d, y)]
+}
+
+/// What [`reciprocal`] leaves: 1 / d − y, for y the nearest number to 1 / d.
+#[inline(always)]
+pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
+    let rest = <F as Fused>::fma(-d, y, 1.0);
+    <F as Fused>::fma(rest * y, rest, rest * y)
+}
+
+/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of vectors. A `short` x has a
+/// significand of 11 bits or less.
+///
+/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and matters where
+/// x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to, but for one d, with which
+/// the parts are exact (`tests/tests/division.rs` looks at every d). Another x is corrected once more, by Markstein's theorem to x/d
+/// rounded to nearest: q + (x − d·q)·y, for q off by at most one unit in the last place. Where x/d is so small that what is left
+/// underflows, the code is 0 all the same.
+///
+/// With z = 0 it is the product x·y, rounded, of a short x.
+#[inline(always)]
+pub fn quotient<M: Machine>(x: M::Number, [y, z]: [M::Number; 2], d: M::Number, short: bool) -> M::Number {
+    let q = M::fma(x, y, M::mul(x, z));
+    if short { q } else { M::fma(M::fnma(d, q, x), y, q) }
 }
 
 /// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a global one. A NaN

@@ -59,7 +59,7 @@ impl ErrorStats {
         }
         let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
         let row_blocks = tensor.blocks_per_row();
-        let decoder = cpu::Decoder::of(tensor);
+        let decoder = cpu::Decoder::of::<f32>(tensor);
         let scales = tensor.linear_scales();
         let rows: Vec<Self> = values
             .par_chunks(shape.row_stride)

@@ -13,6 +13,7 @@ use microscale_formats::{
 use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
 
 use crate::dtype::{self, Chunk, Dtype};
+use crate::search::Ptx;
 use crate::{ptx, warp};
 
 /// How long blocks are, and how wide codes.
@@ -293,19 +294,11 @@ pub(crate) fn divide(a: f32, b: f32) -> f32 {
     step(NvStep { factor: r, divisor: b, correction: r }, a)
 }
 
-/// x / d, rounded, from the words `[y, z, d]`: 1/d in two parts, y the nearest to it and z the rest.
-///
-/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and matters where
-/// x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to, but for one d, with which
-/// the parts are exact (`tests/tests/division.rs` looks at every d). An f32 is corrected once more, by Markstein's theorem to x/d rounded to nearest:
-/// q + (x − d·q)·y, for q off by at most one unit in the last place.
-///
-/// With z = 0 it is the product x·y, rounded, of a 16-bit x.
+/// [`nvfp4::quotient`] from the words `[y, z, d]`.
 #[inline(always)]
 fn quotient<D: Dtype>(x: f32, [y, z, d]: Factor) -> f32 {
     let (y, z, d) = (f32::from_bits(y), f32::from_bits(z), f32::from_bits(d));
-    let q = ptx::fma_f32(x, y, x * z);
-    if D::BYTES == 4 { ptx::fma_f32(ptx::fma_f32(-d, q, x), y, q) } else { q }
+    nvfp4::quotient::<Ptx>(x, [y, z], d, D::BYTES == 2)
 }
 
 /// The nearest E4M3 to a number that is not negative, by the hardware where it can.
@@ -366,8 +359,7 @@ impl Nv {
     fn factor(&self, scale: E4m3) -> Factor {
         let divisor = step(self.plan.third, from_e4m3(scale));
         let y = divide(self.plan.numerator, divisor);
-        let rest = ptx::fma_f32(-divisor, y, 1.0);
-        let z = ptx::fma_f32(rest * y, rest, rest * y);
+        let z = nvfp4::rest_of_reciprocal::<Ptx>(divisor, y);
         [y.to_bits(), if self.plan.divides != 0 { z.to_bits() } else { 0 }, divisor.to_bits()]
     }
 

@@ -25,7 +25,7 @@ use crate::quantize::Target;
 use crate::{ptx, warp};
 
 /// The GPU's own instructions.
-struct Ptx;
+pub(crate) struct Ptx;
 
 impl Fused for Ptx {
     #[inline(always)]

@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::tensor::Shape;
 
-/// Elements that are looked at together: what has a NaN or an infinity is looked at again, one by one.
+/// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is among one by one.
 const PART: usize = 1 << 12;
 
 /// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
@@ -28,18 +28,15 @@ pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: Shape) -> Result<Ama
     if shape.is_empty() {
         return Ok(Amax::default());
     }
-    let (pieces, block) = (Pieces::of(shape, 32), 32);
+    let pieces = Pieces::of(shape, 32);
     let blocks = pieces.blocks();
     let task = |first: usize| {
         let mut sum = Amax::default();
         for piece in pieces.in_blocks(first, TASK_BLOCKS.min(blocks - first)) {
-            for part in values[piece.start..][..piece.len].chunks(PART) {
-                sum.add(of_part(isa, part));
-            }
+            sum.add(of_part(isa, &values[piece.start..][..piece.len]));
         }
         sum
     };
-    debug_assert!(PART.is_multiple_of(block));
     if blocks <= TASK_BLOCKS {
         return Ok(task(0));
     }
@@ -55,8 +52,14 @@ pub(super) fn of_part<T: Element>(isa: Isa, values: &[T]) -> Amax {
     if most.is_finite() {
         return Amax { finite: most, ..Amax::default() };
     }
-    values.iter().fold(Amax::default(), |mut sum, value| {
-        sum.add(Amax::of_value(value.to_f32()));
-        sum
-    })
+    let mut sum = Amax::default();
+    for part in values.chunks(PART) {
+        let most = f32::from_bits(isa.amax_bits(part));
+        if most.is_finite() {
+            sum.add(Amax { finite: most, ..Amax::default() });
+        } else {
+            part.iter().for_each(|value| sum.add(Amax::of_value(value.to_f32())));
+        }
+    }
+    sum
 }

@@ -1,20 +1,26 @@
 //! The instruction sets: one stamp of `lanes` for each, chosen once at run time.
+//!
+//! What leads to a stamp is not generic, so that a stamp is compiled once, with this library, and not again by each program that uses it.
 
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+
+use half::{bf16, f16};
 
 use super::hessian::{self, Hessians};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::Widen;
 use super::policy::Tally;
-use super::rule::{Decoder, Rule};
+use super::rule::{Decoder, Kind, Rule};
+use super::thresholds::Thresholds;
+#[cfg(target_arch = "aarch64")]
+use super::vector::Neon;
+use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
-use super::{lanes, reference};
-#[cfg(target_arch = "x86_64")]
-use crate::element::Dtype;
-use crate::element::Element;
+use super::{groups, lanes, reference};
+use crate::element::{Dtype, Element};
 use crate::recipe::Words;
 
 /// A way of computing on the CPU. All give the same bytes.
@@ -22,8 +28,10 @@ use crate::recipe::Words;
 pub enum Isa {
     /// The definition, element by element: what the others are tested against.
     Reference,
-    /// Whatever the compiler may assume of any CPU of this architecture: SSE2 on x86-64, NEON on AArch64.
+    /// Whatever the compiler may assume of any CPU of this architecture, such as SSE2 on x86-64.
     Portable,
+    /// NEON, which every AArch64 has.
+    Neon,
     /// AVX2 on x86-64.
     Avx2,
     /// AVX-512 F, BW, DQ and VL on x86-64.
@@ -34,15 +42,16 @@ impl Words for Isa {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("reference", Self::Reference),
         ("portable", Self::Portable),
+        ("neon", Self::Neon),
         ("avx2", Self::Avx2),
         ("avx512", Self::Avx512),
     ];
 }
 
-/// A stamp for an instruction set: the same functions, compiled with its features enabled.
-#[cfg(target_arch = "x86_64")]
+/// A stamp for an instruction set: the same functions, compiled with its features enabled, given its vectors and how it widens.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! stamp {
-    ($module:ident, $vector:ident, $features:literal) => {
+    ($module:ident, $vector:ty, $widen:ty, $features:literal) => {
         mod $module {
             use super::*;
 
@@ -54,7 +63,7 @@ macro_rules! stamp {
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                lanes::quantize::<T, F16c<$vector>>(v, weights, rule, codes, scales)
+                lanes::quantize::<T, $widen>(v, weights, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
@@ -65,17 +74,22 @@ macro_rules! stamp {
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                hessian::quantize::<T, F16c<$vector>>(v, hessians, rule, codes, scales)
+                hessian::quantize::<T, $widen>(v, hessians, rule, codes, scales)
             }
 
             #[target_feature(enable = $features)]
             pub(super) fn dequantize<T: Element>(d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
-                lanes::dequantize(d, codes, scales, values);
+                lanes::dequantize::<T, $vector>(d, codes, scales, values);
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn thresholds<T: Element>(_: &[T], kind: &Kind) -> Arc<Thresholds> {
+                kind.thresholds::<T, $vector>()
             }
 
             #[target_feature(enable = $features)]
             pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
-                lanes::amax_bits::<T, F16c<$vector>>(v)
+                groups::amax_bits::<T, $vector>(v)
             }
         }
     };
@@ -93,7 +107,7 @@ impl<V: Vector> Widen for F16c<V> {
     fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
         if T::DTYPE != Dtype::F16 || !N.is_multiple_of(8) {
-            return lanes::ByElement::widen(block);
+            return lanes::ByElement::<V>::widen(block);
         }
         let mut wide = [0.0; N];
         for (wide, values) in wide.as_chunks_mut::<8>().0.iter_mut().zip(block.as_chunks::<8>().0) {
@@ -109,14 +123,22 @@ impl<V: Vector> Widen for F16c<V> {
 }
 
 #[cfg(target_arch = "x86_64")]
-stamp!(avx2, Avx2, "avx2,bmi2,f16c,fma");
+stamp!(avx2, Avx2, F16c<Avx2>, "avx2,bmi2,f16c,fma,popcnt");
 #[cfg(target_arch = "x86_64")]
-stamp!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma");
+stamp!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
+
+#[cfg(target_arch = "aarch64")]
+stamp!(neon, Neon, lanes::ByElement<Neon>, "neon");
 
 /// Calls a function of the stamp of an instruction set, or where there is none does the other thing.
 macro_rules! by_stamp {
     ($isa:expr, $function:ident($($arg:expr),*), $otherwise:expr) => {
         match $isa {
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                // SAFETY: NEON is part of AArch64.
+                unsafe { neon::$function($($arg),*) }
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if $isa.is_available() => {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
@@ -165,12 +187,14 @@ impl Isa {
     fn is_available(self) -> bool {
         match self {
             Self::Reference | Self::Portable => true,
+            Self::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("bmi2")
                     && is_x86_feature_detected!("f16c")
                     && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("popcnt")
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
@@ -185,6 +209,11 @@ impl Isa {
         }
     }
 
+    /// What quantizing 16-bit values compares them with; the reference does not.
+    pub(super) fn thresholds<T: Element>(self, kind: &Kind) -> Arc<Thresholds> {
+        thresholds(self, Values::of::<T>(&[]), kind)
+    }
+
     pub(super) fn quantize<T: Element>(
         self,
         v: &[T],
@@ -193,14 +222,7 @@ impl Isa {
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
-        match self {
-            Self::Reference => reference::quantize(v, weights, rule, codes, scales),
-            _ => by_stamp!(
-                self,
-                quantize(v, weights, rule, codes, scales),
-                lanes::quantize::<T, lanes::ByElement>(v, weights, rule, codes, scales)
-            ),
-        }
+        quantize(self, Values::of(v), weights, rule, codes, scales)
     }
 
     /// With scales that are searched, given the Hessian of each block.
@@ -212,11 +234,7 @@ impl Isa {
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
-        by_stamp!(
-            self,
-            quantize_hessian(v, hessians, rule, codes, scales),
-            hessian::quantize::<T, lanes::ByElement>(v, hessians, rule, codes, scales)
-        )
+        quantize_hessian(self, Values::of(v), hessians, rule, codes, scales)
     }
 
     pub(crate) fn dequantize<T: Element>(
@@ -226,21 +244,118 @@ impl Isa {
         scales: &[u8],
         values: &mut [T],
     ) {
-        match self {
-            Self::Reference => reference::dequantize(decoder, codes, scales, values),
-            _ => by_stamp!(
-                self,
-                dequantize(decoder, codes, scales, values),
-                lanes::dequantize(decoder, codes, scales, values)
-            ),
-        }
+        dequantize(self, decoder, codes, scales, ValuesMut::of(values));
     }
 
     /// The largest magnitude's bits.
     pub(super) fn amax_bits<T: Element>(self, v: &[T]) -> u32 {
-        match self {
-            Self::Reference => reference::amax_bits(v),
-            _ => by_stamp!(self, amax_bits(v), lanes::amax_bits::<T, lanes::ByElement>(v)),
+        amax_bits(self, Values::of(v))
+    }
+}
+
+/// Values of a dtype.
+enum Values<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Values<'a> {
+    fn of<T: Element>(values: &'a [T]) -> Self {
+        match T::DTYPE {
+            Dtype::F32 => Self::F32(bytemuck::cast_slice(values)),
+            Dtype::F16 => Self::F16(bytemuck::cast_slice(values)),
+            Dtype::Bf16 => Self::Bf16(bytemuck::cast_slice(values)),
         }
     }
+}
+
+/// Where values of a dtype go to.
+enum ValuesMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+    Bf16(&'a mut [bf16]),
+}
+
+impl<'a> ValuesMut<'a> {
+    fn of<T: Element>(values: &'a mut [T]) -> Self {
+        match T::DTYPE {
+            Dtype::F32 => Self::F32(bytemuck::cast_slice_mut(values)),
+            Dtype::F16 => Self::F16(bytemuck::cast_slice_mut(values)),
+            Dtype::Bf16 => Self::Bf16(bytemuck::cast_slice_mut(values)),
+        }
+    }
+}
+
+/// The same expression for values of each dtype.
+macro_rules! by_dtype {
+    ($Values:ident, $values:ident => $expr:expr) => {
+        match $values {
+            $Values::F32($values) => $expr,
+            $Values::F16($values) => $expr,
+            $Values::Bf16($values) => $expr,
+        }
+    };
+}
+
+fn thresholds(isa: Isa, none: Values<'_>, kind: &Kind) -> Arc<Thresholds> {
+    by_dtype!(Values, none => match isa {
+        Isa::Reference => Thresholds::none(),
+        _ => by_stamp!(isa, thresholds(none, kind), of_portable(none, kind)),
+    })
+}
+
+fn of_portable<T: Element>(_: &[T], kind: &Kind) -> Arc<Thresholds> {
+    kind.thresholds::<T, Portable>()
+}
+
+fn quantize(
+    isa: Isa,
+    v: Values<'_>,
+    weights: Option<&[f32]>,
+    rule: &Rule,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Tally {
+    by_dtype!(Values, v => match isa {
+        Isa::Reference => reference::quantize(v, weights, rule, codes, scales),
+        _ => by_stamp!(
+            isa,
+            quantize(v, weights, rule, codes, scales),
+            lanes::quantize::<_, lanes::ByElement<Portable>>(v, weights, rule, codes, scales)
+        ),
+    })
+}
+
+fn quantize_hessian(
+    isa: Isa,
+    v: Values<'_>,
+    hessians: Hessians<'_>,
+    rule: &Rule,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Tally {
+    by_dtype!(Values, v => by_stamp!(
+        isa,
+        quantize_hessian(v, hessians, rule, codes, scales),
+        hessian::quantize::<_, lanes::ByElement<Portable>>(v, hessians, rule, codes, scales)
+    ))
+}
+
+fn dequantize(isa: Isa, decoder: &Decoder, codes: &[u8], scales: &[u8], values: ValuesMut<'_>) {
+    by_dtype!(ValuesMut, values => match isa {
+        Isa::Reference => reference::dequantize(decoder, codes, scales, values),
+        _ => by_stamp!(
+            isa,
+            dequantize(decoder, codes, scales, values),
+            lanes::dequantize::<_, Portable>(decoder, codes, scales, values)
+        ),
+    })
+}
+
+fn amax_bits(isa: Isa, v: Values<'_>) -> u32 {
+    by_dtype!(Values, v => match isa {
+        Isa::Reference => reference::amax_bits(v),
+        _ => by_stamp!(isa, amax_bits(v), groups::amax_bits::<_, Portable>(v)),
+    })
 }

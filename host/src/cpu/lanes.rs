@@ -1,14 +1,19 @@
 //! The block arithmetic over all lanes of a block at once, without branches on the data, so that the compiler turns each loop
 //! into a few vector instructions of whatever instruction set the caller was stamped for.
 
+use std::marker::PhantomData;
+
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, block, e2m1, mx};
 
+use super::groups::{self, DROP, DROP_INPUT, FORCE, Grouped, KEEP, MxGroups, NvFactors, NvGroups};
 use super::policy::{self, Tally, block_at};
 use super::rule::{Blocks, Decoder, Kind, Mx, Rule};
 use super::search;
-use super::vector::{Portable, Vector};
-use crate::element::Element;
+use super::stream;
+use super::thresholds::Thresholds;
+use super::vector::Vector;
+use crate::element::{Dtype, Element};
 use crate::recipe::{Format, NonFinite};
 
 /// How blocks of an instruction set are widened to f32.
@@ -21,10 +26,10 @@ pub(super) trait Widen {
 }
 
 /// Element by element, which the compiler vectorises.
-pub(super) struct ByElement;
+pub(super) struct ByElement<V>(PhantomData<V>);
 
-impl Widen for ByElement {
-    type Vector = Portable;
+impl<V: Vector> Widen for ByElement<V> {
+    type Vector = V;
 
     #[inline(always)]
     fn widen<T: Element, const N: usize>(block: &[T; N]) -> [f32; N] {
@@ -63,70 +68,102 @@ pub(super) fn quantize<T: Element, W: Widen>(
     if let Some(searching) = &rule.searching {
         return search::quantize::<T, W>(values, weights, rule, searching, codes, scales);
     }
-    let policy = rule.non_finite;
-    match rule.kind {
-        Kind::Mxfp4(mx) => {
-            let keep = mx.arithmetic.negative_zero == NegativeZero::Keep;
-            match (mx.arithmetic.ties, keep) {
-                (Ties::Even, true) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<EVEN, true>(mx), policy, codes, scales)
-                }
-                (Ties::Even, false) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<EVEN, false>(mx), policy, codes, scales)
-                }
-                (Ties::Away, true) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<AWAY, true>(mx), policy, codes, scales)
-                }
-                (Ties::Away, false) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<AWAY, false>(mx), policy, codes, scales)
-                }
-                (Ties::Zero, true) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<ZERO, true>(mx), policy, codes, scales)
-                }
-                (Ties::Zero, false) => {
-                    blocks::<T, W, _, _>(values, &Mxfp4::<ZERO, false>(mx), policy, codes, scales)
-                }
-            }
+    let mut piece = Piece { values, policy: rule.non_finite, codes, scales, tally: Tally::default() };
+    match &rule.kind {
+        Kind::Mxfp4(mx) => piece.mxfp4::<W>(*mx, &rule.thresholds),
+        Kind::Mxfp8E4m3(mx) => piece.one_by_one::<W, _, _>(mx),
+        Kind::Mxfp8E5m2(mx) => piece.one_by_one::<W, _, _>(mx),
+        Kind::Nvfp4(quantizer, factors) => piece.nvfp4::<W>(quantizer, factors, &rule.thresholds),
+    }
+    piece.tally
+}
+
+/// Contiguous blocks, with where they go to.
+struct Piece<'a, T> {
+    values: &'a [T],
+    policy: NonFinite,
+    codes: &'a mut [u8],
+    scales: &'a mut [u8],
+    tally: Tally,
+}
+
+impl<T: Element> Piece<'_, T> {
+    #[inline(always)]
+    fn mxfp4<W: Widen>(&mut self, mx: Mx<E2m1>, thresholds: &Thresholds) {
+        const N: usize = mx::BLOCK;
+        let groups = &MxGroups { mx, thresholds };
+        let words = T::DTYPE != Dtype::F32;
+        let vectors = W::Vector::FUSED && mx.arithmetic.ties == Ties::Even;
+        match (mx.arithmetic.ties, mx.arithmetic.negative_zero) {
+            (_, NegativeZero::Keep) if words || vectors => self.in_groups::<W, _, N, KEEP>(groups),
+            (_, NegativeZero::DropInput) if words || vectors => self.in_groups::<W, _, N, DROP_INPUT>(groups),
+            (_, NegativeZero::Drop) if words => self.in_groups::<W, _, N, DROP>(groups),
+            (_, NegativeZero::Force) if words => self.in_groups::<W, _, N, FORCE>(groups),
+            (Ties::Even, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, true>(mx)),
+            (Ties::Even, _) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, false>(mx)),
+            (Ties::Away, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<AWAY, true>(mx)),
+            (Ties::Away, _) => self.one_by_one::<W, _, _>(&Mxfp4::<AWAY, false>(mx)),
+            (Ties::Zero, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<ZERO, true>(mx)),
+            (Ties::Zero, _) => self.one_by_one::<W, _, _>(&Mxfp4::<ZERO, false>(mx)),
         }
-        Kind::Mxfp8E4m3(mx) => blocks::<T, W, _, _>(values, &mx, policy, codes, scales),
-        Kind::Mxfp8E5m2(mx) => blocks::<T, W, _, _>(values, &mx, policy, codes, scales),
-        Kind::Nvfp4(quantizer) => match quantizer.negative_zero() == NegativeZero::Keep {
-            true => blocks::<T, W, _, _>(values, &Nvfp4::<true>(quantizer), policy, codes, scales),
-            false => blocks::<T, W, _, _>(values, &Nvfp4::<false>(quantizer), policy, codes, scales),
-        },
+    }
+
+    #[inline(always)]
+    fn nvfp4<W: Widen>(&mut self, quantizer: &Quantizer, factors: &NvFactors, thresholds: &Thresholds) {
+        const N: usize = nvfp4::BLOCK;
+        let words = T::DTYPE != Dtype::F32;
+        let divided = &NvGroups::<true> { quantizer, factors, thresholds };
+        let multiplied = &NvGroups::<false> { quantizer, factors, thresholds };
+        // Words are compared, however thresholds were found.
+        match (quantizer.negative_zero(), factors.divides && !words) {
+            (NegativeZero::Keep, false) if words => self.in_groups::<W, _, N, KEEP>(multiplied),
+            (NegativeZero::DropInput, false) if words => self.in_groups::<W, _, N, DROP_INPUT>(multiplied),
+            (NegativeZero::Drop, false) if words => self.in_groups::<W, _, N, DROP>(multiplied),
+            (NegativeZero::Force, false) if words => self.in_groups::<W, _, N, FORCE>(multiplied),
+            (NegativeZero::Keep, true) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(divided),
+            (NegativeZero::Keep, false) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(multiplied),
+            (NegativeZero::DropInput, true) if W::Vector::FUSED => {
+                self.in_groups::<W, _, N, DROP_INPUT>(divided);
+            }
+            (NegativeZero::DropInput, false) if W::Vector::FUSED => {
+                self.in_groups::<W, _, N, DROP_INPUT>(multiplied);
+            }
+            (NegativeZero::Keep, _) => self.one_by_one::<W, _, _>(&Nvfp4::<true>(*quantizer)),
+            _ => self.one_by_one::<W, _, _>(&Nvfp4::<false>(*quantizer)),
+        }
+    }
+
+    #[inline(always)]
+    fn in_groups<W: Widen, G: Grouped<N>, const N: usize, const SIGNS: u8>(&mut self, format: &G) {
+        let Self { values, codes, scales, tally, .. } = self;
+        groups::quantize::<T, W::Vector, G, N, SIGNS>(values, format, self.policy, codes, scales, tally);
+    }
+
+    /// A block at a time.
+    #[inline(always)]
+    fn one_by_one<W: Widen, V: Vectorised<N>, const N: usize>(&mut self, format: &V) {
+        let block_bytes = self.codes.len() / self.scales.len();
+        let codes = self.codes.chunks_exact_mut(block_bytes);
+        for (i, (codes, scale)) in codes.zip(&mut *self.scales).enumerate() {
+            let mut padded = [T::default(); N];
+            let block = block_at(self.values, i, &mut padded);
+            let wide = W::widen(block);
+            let amax = block::amax_bits(&wide);
+            if block::is_non_finite(amax) {
+                *scale = policy::quantize_block(block, i * N, format, self.policy, codes, &mut self.tally);
+                continue;
+            }
+            let (byte, scaling, events) = format.scale::<T>(amax);
+            self.tally.add(events);
+            format.encode(&wide, scaling, codes);
+            *scale = byte;
+        }
     }
 }
 
 pub(super) const EVEN: u8 = 0;
 pub(super) const AWAY: u8 = 1;
 pub(super) const ZERO: u8 = 2;
-
-#[inline(always)]
-fn blocks<T: Element, W: Widen, V: Vectorised<N>, const N: usize>(
-    values: &[T],
-    format: &V,
-    policy: NonFinite,
-    codes: &mut [u8],
-    scales: &mut [u8],
-) -> Tally {
-    let mut tally = Tally::default();
-    let block_bytes = codes.len() / scales.len();
-    for (i, (codes, scale)) in codes.chunks_exact_mut(block_bytes).zip(scales).enumerate() {
-        let mut padded = [T::default(); N];
-        let block = block_at(values, i, &mut padded);
-        let wide = W::widen(block);
-        let amax = block::amax_bits(&wide);
-        if block::is_non_finite(amax) {
-            *scale = policy::quantize_block(block, i * N, format, policy, codes, &mut tally);
-            continue;
-        }
-        let (byte, scaling, events) = format.scale::<T>(amax);
-        tally.add(events);
-        format.encode(&wide, scaling, codes);
-        *scale = byte;
-    }
-    tally
-}
 
 /// MXFP4 with a rule of ties, and with −0 kept or not.
 pub(super) struct Mxfp4<const TIES: u8, const KEEP: bool>(pub(super) Mx<E2m1>);
@@ -283,11 +320,47 @@ fn pack<const N: usize>(nibbles: &[u8; N], codes: &mut [u8]) {
     }
 }
 
+/// Bytes of values that are worked out before they are written past the caches.
+const STAGE: usize = 4096;
+
 /// Dequantizes a piece.
 #[inline(always)]
-pub(super) fn dequantize<T: Element>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+pub(super) fn dequantize<T: Element, V: Vector>(
+    decoder: &Decoder,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [T],
+) {
+    if !decoder.streams {
+        return decode::<T, V>(decoder, codes, scales, values);
+    }
+    let mut stage = [0u64; STAGE / size_of::<u64>()];
+    let stage: &mut [T] = bytemuck::cast_slice_mut(&mut stage);
+    let blocks = stage.len() / decoder.format.block();
+    let pieces = codes.chunks(blocks * decoder.format.block_bytes()).zip(scales.chunks(blocks));
+    for ((codes, scales), values) in pieces.zip(values.chunks_mut(stage.len())) {
+        let stage = &mut stage[..values.len()];
+        decode::<T, V>(decoder, codes, scales, stage);
+        stream::copy(bytemuck::cast_slice(stage), bytemuck::cast_slice_mut(values));
+    }
+    stream::finish();
+}
+
+#[inline(always)]
+fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
     const MX: usize = mx::BLOCK;
     const NV: usize = nvfp4::BLOCK;
+    let (mut codes, mut scales, mut values) = (codes, scales, values);
+    if let Some(rows) = &decoder.values {
+        let words = bytemuck::cast_slice_mut(values);
+        let done = match decoder.format {
+            Format::Nvfp4 => groups::decode::<V, NV>(rows, codes, scales, words),
+            _ => groups::decode::<V, MX>(rows, codes, scales, words),
+        };
+        let blocks = done / decoder.format.block();
+        (codes, scales) = (&codes[blocks * decoder.format.block_bytes()..], &scales[blocks..]);
+        values = &mut values[done..];
+    }
     match decoder.format {
         Format::Mxfp4 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_e2m1),
         Format::Nvfp4 => decode_blocks::<T, NV>(decoder, codes, scales, values, decode_e2m1),
@@ -343,19 +416,4 @@ fn decode_bytes<T: Element, E: mx::Element>(codes: &[u8], factor: f32, values: &
 #[inline(always)]
 fn element(nibble: u32) -> f32 {
     f32::from_bits(e2m1::magnitude_value(nibble & 7).to_bits() | (nibble & 8) << 28)
-}
-
-/// The largest magnitude's bits.
-#[inline(always)]
-pub(super) fn amax_bits<T: Element, W: Widen>(values: &[T]) -> u32 {
-    const LANES: usize = 128;
-    let (wholes, tail) = values.as_chunks::<LANES>();
-    let mut most = 0;
-    for block in wholes {
-        most = most.max(block::amax_bits(&W::widen(block)));
-    }
-    for value in tail {
-        most = most.max(value.to_f32().to_bits() & 0x7FFF_FFFF);
-    }
-    most
 }

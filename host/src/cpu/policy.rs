@@ -24,6 +24,12 @@ impl Tally {
         self.counts.saturated_scales += u64::from(events.scale_saturated);
     }
 
+    /// Adds blocks that were clipped.
+    #[inline(always)]
+    pub(super) fn add_clipped(&mut self, blocks: u32) {
+        self.counts.clipped_blocks += u64::from(blocks);
+    }
+
     /// Adds a search that began with the convention's byte.
     #[inline(always)]
     pub(super) fn add_search(&mut self, found: Found, plain: u8) {
@@ -40,9 +46,9 @@ impl Tally {
     fn count_non_finite(&mut self, values: &[f32], offset: usize) {
         self.counts.nan += values.iter().filter(|v| v.is_nan()).count() as u64;
         self.counts.infinite += values.iter().filter(|v| v.is_infinite()).count() as u64;
-        if self.first_non_finite.is_none() {
-            self.first_non_finite = values.iter().position(|v| !v.is_finite()).map(|i| offset + i);
-        }
+        // Blocks come in any order.
+        let first = values.iter().position(|v| !v.is_finite()).map(|i| offset + i);
+        self.first_non_finite = self.first_non_finite.into_iter().chain(first).min();
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn quantize<T: Element>(
         Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
         Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
         Kind::Mxfp8E5m2(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
-        Kind::Nvfp4(quantizer) => quantize_blocks(values, quantizer, rule.non_finite, codes, scales),
+        Kind::Nvfp4(quantizer, _) => quantize_blocks(values, quantizer, rule.non_finite, codes, scales),
     }
 }
 

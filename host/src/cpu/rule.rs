@@ -1,12 +1,18 @@
 //! What the loops over blocks need to know: a recipe with the tensor's global scale put in, and the way back.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
 use microscale_formats::search::Scales;
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, Search, mx};
 
-use crate::element::Element;
+use super::groups::NvFactors;
+use super::isa::Isa;
+use super::thresholds::Thresholds;
+use super::values::Values;
+use super::vector::Vector;
+use crate::element::{Dtype, Element};
 use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme};
 use crate::tensor::QuantizedTensor;
 
@@ -14,6 +20,8 @@ use crate::tensor::QuantizedTensor;
 #[derive(Clone)]
 pub(super) struct Rule {
     pub(super) kind: Kind,
+    /// E2M1's, for values of 16 bits.
+    pub(super) thresholds: Arc<Thresholds>,
     pub(super) non_finite: NonFinite,
     /// If scales are searched.
     pub(super) searching: Option<Box<Searching>>,
@@ -50,12 +58,30 @@ impl Scales for Factors {
 }
 
 /// The arithmetic of each format.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) enum Kind {
     Mxfp4(Mx<E2m1>),
     Mxfp8E4m3(Mx<E4m3>),
     Mxfp8E5m2(Mx<E5m2>),
-    Nvfp4(Quantizer),
+    /// With the factors that follow.
+    Nvfp4(Quantizer, Box<NvFactors>),
+}
+
+impl Kind {
+    fn nvfp4(arithmetic: nvfp4::Arithmetic, global_scale: f32, dtype: Dtype) -> Self {
+        let quantizer = Quantizer::new(arithmetic, global_scale);
+        Self::Nvfp4(quantizer, Box::new(NvFactors::new(&quantizer, global_scale, dtype)))
+    }
+
+    /// What 16-bit values are compared with.
+    #[inline(always)]
+    pub(super) fn thresholds<T: Element, V: Vector>(&self) -> Arc<Thresholds> {
+        match self {
+            Self::Mxfp4(mx) => Thresholds::mxfp4::<T, V>(mx.arithmetic.ties),
+            Self::Nvfp4(quantizer, _) => Thresholds::nvfp4::<T, V>(quantizer),
+            Self::Mxfp8E4m3(_) | Self::Mxfp8E5m2(_) => Thresholds::none(),
+        }
+    }
 }
 
 /// An MX format's arithmetic.
@@ -83,9 +109,11 @@ impl<E> Mx<E> {
 }
 
 impl Rule {
-    /// The rule of a recipe, and the global scale to store. `computed` gives the one that an arithmetic takes from the tensor.
-    pub(super) fn new<E>(
+    /// The rule of a recipe, for values of a dtype on an instruction set, and the global scale to store. `computed` gives the one that an arithmetic takes
+    /// from the tensor.
+    pub(super) fn new<T: Element, E>(
         recipe: &Recipe,
+        isa: Isa,
         computed: impl FnOnce(&nvfp4::Arithmetic) -> Result<GlobalScale, E>,
     ) -> Result<(Self, Option<GlobalScale>), E> {
         let (kind, global) = match recipe.scheme {
@@ -98,12 +126,13 @@ impl Rule {
                     Global::Given(given) => Some(given),
                     Global::Absent => None,
                 };
-                (Kind::Nvfp4(Quantizer::new(arithmetic, global.map_or(1.0, GlobalScale::value))), global)
+                (Kind::nvfp4(arithmetic, global.map_or(1.0, GlobalScale::value), T::DTYPE), global)
             }
         };
+        let thresholds = isa.thresholds::<T>(&kind);
         let searching = (recipe.search != Search::None)
             .then(|| Box::new(Searching { search: recipe.search, factors: Factors::new(global) }));
-        Ok((Self { kind, non_finite: recipe.non_finite, searching }, global))
+        Ok((Self { kind, thresholds, non_finite: recipe.non_finite, searching }, global))
     }
 }
 
@@ -132,16 +161,29 @@ impl Blocks<{ nvfp4::BLOCK }> for Quantizer {
 }
 
 /// How blocks are dequantized.
-#[derive(Clone, Copy)]
 pub(crate) struct Decoder {
     pub(super) format: Format,
     global_scale: Option<GlobalScale>,
+    /// Of E2M1, if values have 16 bits.
+    pub(super) values: Option<Arc<Values>>,
+    /// Whether values are written past the caches.
+    pub(super) streams: bool,
 }
 
 impl Decoder {
-    /// For the blocks of a tensor.
-    pub(crate) fn of(tensor: &QuantizedTensor) -> Self {
-        Self { format: tensor.format(), global_scale: tensor.global_scale() }
+    /// For the blocks of a tensor, and values of a dtype.
+    pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
+        let (format, global_scale) = (tensor.format(), tensor.global_scale());
+        let mut decoder = Self { format, global_scale, values: None, streams: false };
+        if T::DTYPE != Dtype::F32 && matches!(format, Format::Mxfp4 | Format::Nvfp4) {
+            decoder.values = Some(Values::of::<T>(&decoder));
+        }
+        decoder
+    }
+
+    /// Values are written past the caches.
+    pub(super) fn streaming(self, streams: bool) -> Self {
+        Self { streams, ..self }
     }
 
     /// What the elements of a block are multiplied with; `None` for a NaN scale.

@@ -10,7 +10,7 @@ use super::lanes::{AWAY, ByElement, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO}
 use super::policy::{self, Tally, block_at};
 use super::rule::{Kind, Mx, Rule, Searching};
 use super::search_lanes;
-use super::vector::{LANES, Scalars, Vector};
+use super::vector::{LANES, Portable, Scalars, Vector};
 use crate::element::Element;
 
 /// What finds the scale of a block of a piece.
@@ -138,7 +138,7 @@ pub(super) fn quantize_by_definition<T: Element>(
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    quantize_finding::<T, ByElement>(values, &Weighted(weights), rule, searching, codes, scales)
+    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(weights), rule, searching, codes, scales)
 }
 
 /// Quantizes a piece. `weights` are those of its elements.
@@ -185,7 +185,7 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
                 (Ties::Zero, false) => piece.mxfp4::<W, ZERO, false>(*mx),
             }
         }
-        Kind::Nvfp4(quantizer) => match quantizer.negative_zero() == NegativeZero::Keep {
+        Kind::Nvfp4(quantizer, _) => match quantizer.negative_zero() == NegativeZero::Keep {
             true => piece.blocks::<W, _, _, _>(&Nvfp4::<true>(*quantizer), &searching.factors),
             false => piece.blocks::<W, _, _, _>(&Nvfp4::<false>(*quantizer), &searching.factors),
         },

@@ -67,7 +67,7 @@ pub fn quantize_strided_with<T: Element>(
     out.shape().require(quantized)?;
     recipe.check()?;
     check_importance(importance, strided.shape())?;
-    let (rule, global_scale) = Rule::new(recipe, |arithmetic| {
+    let (rule, global_scale) = Rule::new::<T, _>(recipe, isa, |arithmetic| {
         Ok::<_, Error>(amax(isa, values, strided).global_scale::<T>(arithmetic, recipe.non_finite))
     })?;
     out.set_global_scale(if strided.is_empty() { None } else { global_scale });

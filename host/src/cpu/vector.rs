@@ -8,6 +8,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +17,41 @@ pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
 use microscale_formats::search::{Fused, Machine};
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
 pub(super) use portable::Portable;
+
+use super::words::WordVector;
+use crate::element::{Dtype, Element};
+
+/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the instruction set of what they are in.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! parts {
+    ($($index:literal)*; $part:ident => $value:expr) => {
+        [$({
+            let $part: usize = $index;
+            $value
+        }),*]
+    };
+}
+#[cfg(target_arch = "x86_64")]
+macro_rules! halves {
+    ($part:ident => $value:expr) => {
+        $crate::cpu::vector::parts!(0 1; $part => $value)
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! quarters {
+    ($part:ident => $value:expr) => {
+        $crate::cpu::vector::parts!(0 1 2 3; $part => $value)
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use halves;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use parts;
+#[cfg(target_arch = "aarch64")]
+pub(super) use quarters;
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
@@ -24,12 +60,101 @@ pub(super) const LANES: usize = 16;
 pub(super) type Lanes<T> = [T; LANES];
 
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
-pub(super) trait Vector: Machine {
+pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
+    /// Whether [`Machine::fma`] is an instruction.
+    const FUSED: bool = true;
+
     /// From memory.
     fn load(lanes: &Lanes<f32>) -> Self::Number;
 
     /// To memory.
     fn store(vector: Self::Number) -> Lanes<f32>;
+
+    /// Those with an even index, and the others, of two vectors after each other.
+    fn deinterleave(a: Self::Number, b: Self::Number) -> (Self::Number, Self::Number);
+
+    /// One number in the first half, one in the second.
+    fn halves(first: f32, second: f32) -> Self::Number;
+
+    /// The bits of numbers.
+    fn bits(numbers: Self::Number) -> Self::Bits;
+
+    /// The numbers of bits.
+    fn number(bits: Self::Bits) -> Self::Number;
+
+    /// These bits, everywhere.
+    fn splat_bits(bits: u32) -> Self::Bits;
+
+    /// a & b
+    fn and(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// a | b
+    fn or(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// The bits of `set` where the mask has ones, and those of `unset` where it has zeros.
+    #[inline(always)]
+    fn select_bits(mask: Self::Bits, set: Self::Bits, unset: Self::Bits) -> Self::Bits {
+        Self::or(Self::and(mask, set), Self::and_not(mask, unset))
+    }
+
+    /// !a & b
+    fn and_not(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// bits << by
+    fn shift_left(bits: Self::Bits, by: u32) -> Self::Bits;
+
+    /// bits >> by
+    fn shift_right(bits: Self::Bits, by: u32) -> Self::Bits;
+
+    /// The larger, as integers.
+    fn max_bits(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// The larger ones of the two halves of a, and after them those of b.
+    fn folded(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// The largest of each half of the vectors, in order.
+    fn largest_of_halves(vectors: &[Self::Bits; LANES / 2]) -> Self::Bits;
+
+    /// a + b, without carry.
+    fn add_bits(a: Self::Bits, b: Self::Bits) -> Self::Bits;
+
+    /// Bit i for lane i: where a > b, both below 2^31.
+    fn above(a: Self::Bits, b: Self::Bits) -> u16;
+
+    /// The bits of numbers that are not negative, rounded to f16, to nearest, ties to even.
+    fn narrowed_to_f16(numbers: Self::Number) -> Self::Bits;
+
+    /// The numbers that f16 are, which are not negative, by their bits.
+    fn widened_f16(bits: Self::Bits) -> Self::Number;
+
+    /// The bits of numbers that are not negative, nor NaN, rounded to a 16-bit dtype.
+    #[inline(always)]
+    fn narrowed<T: Element>(numbers: Self::Number) -> Self::Bits {
+        if T::DTYPE == Dtype::F16 {
+            return Self::narrowed_to_f16(numbers);
+        }
+        let bits = Self::bits(numbers);
+        let odd = Self::and(Self::shift_right(bits, 16), Self::splat_bits(1));
+        Self::shift_right(Self::add_bits(Self::add_bits(bits, odd), Self::splat_bits(0x7FFF)), 16)
+    }
+
+    /// The numbers of a 16-bit dtype that are not negative, by their bits.
+    #[inline(always)]
+    fn widened<T: Element>(bits: Self::Bits) -> Self::Number {
+        if T::DTYPE == Dtype::F16 {
+            return Self::widened_f16(bits);
+        }
+        Self::number(Self::shift_left(bits, 16))
+    }
+
+    /// The low byte of each lane.
+    fn low_bytes(bits: Self::Bits) -> Lanes<u8>;
+
+    /// The smaller of |a| and b ≥ 0.
+    #[inline(always)]
+    fn min_magnitude(a: Self::Number, b: Self::Number) -> Self::Number {
+        Self::min(Self::number(Self::and(Self::bits(a), Self::splat_bits(0x7FFF_FFFF))), b)
+    }
 
     /// a / b
     fn div(a: Self::Number, b: Self::Number) -> Self::Number;
@@ -66,7 +191,7 @@ mod tests {
     /// Calls every method and compares it with f32's own.
     fn check<V: Vector>() {
         let mut random = fastrand::Rng::with_seed(7);
-        for round in 0..1000 {
+        for round in 0..if cfg!(miri) { 2 } else { 1000 } {
             let [a, mut b, c] = [(); 3].map(|()| numbers(&mut random));
             b[round % LANES] = a[round % LANES];
             let [va, vb, vc] = [a, b, c].map(|lanes| V::load(&lanes));
@@ -82,6 +207,61 @@ mod tests {
             assert_eq!(V::store(V::fnma(va, vb, vc)), lanes(|a, b, c| (-a).mul_add(b, c)));
             assert_eq!(V::store(V::min(va, vb)), lanes(|a, b, _| a.min(b)));
             assert_eq!(V::store(V::max(va, vb)), lanes(|a, b, _| a.max(b)));
+            let bits = [a, b].map(|lanes| lanes.map(f32::to_bits));
+            let [ba, bb] = [va, vb].map(V::bits);
+            let stored = |vector: V::Bits| V::store(V::number(vector)).map(f32::to_bits);
+            let each = |f: fn(u32, u32) -> u32| -> Lanes<u32> {
+                std::array::from_fn(|lane| f(bits[0][lane], bits[1][lane]))
+            };
+            assert_eq!(stored(V::splat_bits(bits[0][0])), [bits[0][0]; LANES]);
+            assert_eq!(stored(V::and(ba, bb)), each(|a, b| a & b));
+            assert_eq!(stored(V::or(ba, bb)), each(|a, b| a | b));
+            assert_eq!(stored(V::and_not(ba, bb)), each(|a, b| !a & b));
+            let selected = std::array::from_fn(|lane| {
+                let [mask, unset] = [0, 1].map(|i| bits[i][lane]);
+                mask & c[lane].to_bits() | !mask & unset
+            });
+            assert_eq!(stored(V::select_bits(ba, V::bits(vc), bb)), selected);
+            let limit = b[0].abs();
+            assert_eq!(V::store(V::min_magnitude(va, V::splat(limit))), a.map(|a| a.abs().min(limit)));
+            assert_eq!(stored(V::max_bits(ba, bb)), each(u32::max));
+            assert_eq!(stored(V::add_bits(ba, bb)), each(u32::wrapping_add));
+            let halves = bits.map(|bits| bits.map(|bits| bits >> 1));
+            let above = (0..LANES).fold(0, |mask, i| mask | u16::from(halves[0][i] > halves[1][i]) << i);
+            assert_eq!(V::above(V::shift_right(ba, 1), V::shift_right(bb, 1)), above);
+            let magnitudes = V::load(&a.map(f32::abs));
+            let bits_of = |half: u16| u32::from(half);
+            let narrowed = a.map(|a| bits_of(half::f16::from_f32(a.abs()).to_bits()));
+            assert_eq!(stored(V::narrowed::<half::f16>(magnitudes)), narrowed);
+            assert_eq!(
+                V::store(V::widened::<half::f16>(V::narrowed::<half::f16>(magnitudes))),
+                a.map(|a| half::f16::from_f32(a.abs()).to_f32())
+            );
+            let narrowed = a.map(|a| bits_of(half::bf16::from_f32(a.abs()).to_bits()));
+            assert_eq!(stored(V::narrowed::<half::bf16>(magnitudes)), narrowed);
+            assert_eq!(
+                V::store(V::widened::<half::bf16>(V::narrowed::<half::bf16>(magnitudes))),
+                a.map(|a| half::bf16::from_f32(a.abs()).to_f32())
+            );
+            assert_eq!(stored(V::shift_left(ba, 4)), each(|a, _| a << 4));
+            assert_eq!(stored(V::shift_right(ba, 20)), each(|a, _| a >> 20));
+            assert_eq!(V::low_bytes(ba), bits[0].map(|bits| bits as u8));
+            let folded = |lanes: Lanes<u32>| (0..8).map(move |lane| lanes[lane].max(lanes[lane + 8]));
+            let expected: Vec<_> = bits.into_iter().flat_map(folded).collect();
+            assert_eq!(stored(V::folded(ba, bb))[..], expected);
+
+            let (even, odd) = V::deinterleave(va, vb);
+            let both = [a, b].concat();
+            assert!(V::store(even).iter().eq(both.iter().step_by(2)));
+            assert!(V::store(odd).iter().eq(both.iter().skip(1).step_by(2)));
+            let halves = V::store(V::halves(a[0], b[0]));
+            assert_eq!((halves[..8].to_vec(), halves[8..].to_vec()), (vec![a[0]; 8], vec![b[0]; 8]));
+            let vectors: [Lanes<u32>; 8] = std::array::from_fn(|_| std::array::from_fn(|_| random.u32(..)));
+            let largest =
+                V::largest_of_halves(&vectors.map(|lanes| V::bits(V::load(&lanes.map(f32::from_bits)))));
+            let expected = vectors.as_flattened().chunks(8).map(|half| *half.iter().max().unwrap());
+            assert!(stored(largest).into_iter().eq(expected));
+
             let at_most = (0..LANES).fold(0, |mask, lane| mask | u16::from(a[lane] <= b[lane]) << lane);
             assert_eq!(V::at_most(va, vb), at_most);
             let mask = random.u16(..);
@@ -93,6 +273,12 @@ mod tests {
     #[test]
     fn portable_vectors_are_sixteen_f32() {
         check::<Portable>();
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn neon_vectors_are_sixteen_f32() {
+        check::<Neon>();
     }
 
     #[cfg(target_arch = "x86_64")]

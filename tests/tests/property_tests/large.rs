@@ -242,3 +242,36 @@ fn error_figures_do_not_depend_on_threads() {
     });
     assert!(figures.iter().all(|figure| *figure == figures[0]), "{figures:?}");
 }
+
+/// So large an output is written past the caches: from any address, into rows that lie together and into rows that do not.
+fn past_the_caches<T: Exact>(format: Format) {
+    let (rows, cols) = (4100, 33 * 128);
+    let mut rng = fastrand::Rng::with_seed(5);
+    let shape = QuantizedShape::new(format, rows, cols);
+    let (code_bytes, scale_bytes) = shape.bytes().expect("a size");
+    let codes = (0..code_bytes).map(|_| rng.u8(..)).collect();
+    // With the bytes of NaN among them.
+    let scales = (0..scale_bytes).map(|_| rng.u8(0x40..=0x7F)).collect();
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales).expect("a tensor");
+    for (row_stride, offset) in [(cols, 0), (cols, 3), (cols + 5, 1)] {
+        let len = rows * row_stride + offset;
+        assert!(len * size_of::<T>() > 32 << 20, "large enough");
+        let filled = |isa| {
+            let mut out = vec![T::round_f64(7.0); len];
+            dequantize_with(isa, &tensor, &mut out[offset..], row_stride).expect("rows that fit");
+            out
+        };
+        let expected = filled(Isa::Reference);
+        for isa in Isa::available() {
+            let same = filled(isa).iter().zip(&expected).all(|(a, b)| a.bits() == b.bits());
+            assert!(same, "{isa:?} {format:?} {row_stride} {offset}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_past_the_caches_is_the_same() {
+    past_the_caches::<bf16>(Format::Nvfp4);
+    past_the_caches::<f16>(Format::Mxfp4);
+    past_the_caches::<f32>(Format::Nvfp4);
+}

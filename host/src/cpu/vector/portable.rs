@@ -1,15 +1,17 @@
 //! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64, NEON on AArch64.
 
+use half::f16;
 use microscale_formats::search::Machine;
 
 use super::{LANES, Lanes, Vector};
+use crate::element::Element;
 
 pub(in crate::cpu) struct Portable;
 
 /// Something of each lane. A loop, for the compiler sees vectors in loops.
 macro_rules! lanes {
     ($lane:ident => $value:expr) => {{
-        let mut lanes = [0.0; LANES];
+        let mut lanes = [Default::default(); LANES];
         for $lane in 0..LANES {
             lanes[$lane] = $value;
         }
@@ -62,6 +64,8 @@ impl Machine for Portable {
 }
 
 impl Vector for Portable {
+    const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
     #[inline(always)]
     fn load(lanes: &Lanes<f32>) -> Lanes<f32> {
         *lanes
@@ -70,6 +74,114 @@ impl Vector for Portable {
     #[inline(always)]
     fn store(vector: Lanes<f32>) -> Lanes<f32> {
         vector
+    }
+
+    #[inline(always)]
+    fn deinterleave(a: Lanes<f32>, b: Lanes<f32>) -> (Lanes<f32>, Lanes<f32>) {
+        let both = [a, b];
+        let both = both.as_flattened();
+        (lanes!(lane => both[2 * lane]), lanes!(lane => both[2 * lane + 1]))
+    }
+
+    #[inline(always)]
+    fn halves(first: f32, second: f32) -> Lanes<f32> {
+        lanes!(lane => if lane < LANES / 2 { first } else { second })
+    }
+
+    #[inline(always)]
+    fn bits(numbers: Lanes<f32>) -> Lanes<u32> {
+        lanes!(lane => numbers[lane].to_bits())
+    }
+
+    #[inline(always)]
+    fn number(bits: Lanes<u32>) -> Lanes<f32> {
+        lanes!(lane => f32::from_bits(bits[lane]))
+    }
+
+    #[inline(always)]
+    fn splat_bits(bits: u32) -> Lanes<u32> {
+        [bits; LANES]
+    }
+
+    #[inline(always)]
+    fn and(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        lanes!(lane => a[lane] & b[lane])
+    }
+
+    #[inline(always)]
+    fn or(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        lanes!(lane => a[lane] | b[lane])
+    }
+
+    #[inline(always)]
+    fn and_not(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        lanes!(lane => !a[lane] & b[lane])
+    }
+
+    #[inline(always)]
+    fn shift_left(bits: Lanes<u32>, by: u32) -> Lanes<u32> {
+        lanes!(lane => bits[lane] << by)
+    }
+
+    #[inline(always)]
+    fn shift_right(bits: Lanes<u32>, by: u32) -> Lanes<u32> {
+        lanes!(lane => bits[lane] >> by)
+    }
+
+    #[inline(always)]
+    fn max_bits(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        lanes!(lane => a[lane].max(b[lane]))
+    }
+
+    #[inline(always)]
+    fn folded(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        let mut lanes = [0; LANES];
+        for lane in 0..LANES / 2 {
+            lanes[lane] = a[lane].max(a[lane + LANES / 2]);
+            lanes[lane + LANES / 2] = b[lane].max(b[lane + LANES / 2]);
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn largest_of_halves(vectors: &[Lanes<u32>; LANES / 2]) -> Lanes<u32> {
+        let halves = vectors.as_flattened().as_chunks::<{ LANES / 2 }>().0;
+        let mut largest = [0; LANES];
+        for (largest, half) in largest.iter_mut().zip(halves) {
+            for bits in half {
+                *largest = (*bits).max(*largest);
+            }
+        }
+        largest
+    }
+
+    #[inline(always)]
+    fn add_bits(a: Lanes<u32>, b: Lanes<u32>) -> Lanes<u32> {
+        lanes!(lane => a[lane].wrapping_add(b[lane]))
+    }
+
+    #[inline(always)]
+    fn above(a: Lanes<u32>, b: Lanes<u32>) -> u16 {
+        let mut mask = 0;
+        for lane in 0..LANES {
+            mask |= u16::from(a[lane] > b[lane]) << lane;
+        }
+        mask
+    }
+
+    #[inline(always)]
+    fn narrowed_to_f16(numbers: Lanes<f32>) -> Lanes<u32> {
+        lanes!(lane => u32::from(<f16 as Element>::from_f32(numbers[lane]).to_bits()))
+    }
+
+    #[inline(always)]
+    fn widened_f16(bits: Lanes<u32>) -> Lanes<f32> {
+        lanes!(lane => Element::to_f32(f16::from_bits(bits[lane] as u16)))
+    }
+
+    #[inline(always)]
+    fn low_bytes(bits: Lanes<u32>) -> Lanes<u8> {
+        lanes!(lane => bits[lane] as u8)
     }
 
     #[inline(always)]

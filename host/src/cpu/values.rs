@@ -1,0 +1,64 @@
+//! The 16-bit values of E2M1 codes, for each scale byte: dequantizing is looking them up.
+
+use std::sync::{Arc, OnceLock};
+
+use half::{bf16, f16};
+use microscale_formats::e2m1;
+
+use super::rule::Decoder;
+use crate::element::{Dtype, Element};
+
+/// The sixteen values that codes have under a scale, their bits in two halves: vectors look bytes up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(32))]
+pub(super) struct ValueRow {
+    pub(super) low: [u8; 16],
+    pub(super) high: [u8; 16],
+}
+
+/// A row for each scale byte.
+pub(super) struct Values(Box<[ValueRow; 256]>);
+
+impl Values {
+    /// Those of a decoder of E2M1 and a 16-bit dtype.
+    pub(super) fn of<T: Element>(decoder: &Decoder) -> Arc<Self> {
+        static MXFP4: [OnceLock<Arc<Values>>; 2] = [const { OnceLock::new() }; 2];
+        let new = || {
+            Arc::new(match T::DTYPE {
+                Dtype::F16 => Self::new(decoder, |value| <f16 as Element>::from_f32(value).to_bits()),
+                _ => Self::new(decoder, |value| <bf16 as Element>::from_f32(value).to_bits()),
+            })
+        };
+        if decoder.format == crate::recipe::Format::Mxfp4 {
+            MXFP4[usize::from(T::DTYPE == Dtype::F16)].get_or_init(new).clone()
+        } else {
+            new()
+        }
+    }
+
+    fn new(decoder: &Decoder, bits: impl Fn(f32) -> u16) -> Self {
+        let mut rows = Box::new([ValueRow::default(); 256]);
+        for (scale, row) in (0..=u8::MAX).zip(rows.iter_mut()) {
+            let factor = decoder.factor(scale);
+            let mut values = [bits(f32::NAN); 16];
+            if let Some(factor) = factor {
+                let (positive, negative) = values.split_at_mut(8);
+                for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
+                    *positive = bits(e2m1::magnitude_value(code as u32) * factor);
+                    // Rounding is the same for both signs.
+                    *negative = *positive ^ 0x8000;
+                }
+            }
+            for (i, value) in values.into_iter().enumerate() {
+                [row.low[i], row.high[i]] = value.to_le_bytes();
+            }
+        }
+        Self(rows)
+    }
+
+    /// That of a scale.
+    #[inline(always)]
+    pub(super) fn row(&self, scale: u8) -> &ValueRow {
+        &self.0[usize::from(scale)]
+    }
+}
