@@ -53,6 +53,18 @@ mod device {
     impl<T> OnDevice for T {}
 }
 
+/// The f32 of an element of 16 bits, by its bits.
+#[inline(always)]
+pub(crate) fn word_to_f32<T: Element>(word: u16) -> f32 {
+    bytemuck::cast::<_, T>(word).to_f32()
+}
+
+/// The bits of an element of 16 bits, rounded as [`Element::from_f32`] does.
+#[inline(always)]
+pub(crate) fn word_from_f32<T: Element>(value: f32) -> u16 {
+    bytemuck::cast(T::from_f32(value))
+}
+
 /// A type that can be quantized from and dequantized to: `f32`, [`half::f16`], [`half::bf16`].
 pub trait Element:
     sealed::Sealed + device::OnDevice + bytemuck::Pod + Default + Send + Sync + std::fmt::Debug

@@ -13,10 +13,11 @@ use microscale_kernels_abi::{NV_FAR, NvPlan, power_of_two};
 use super::policy::{self, Tally};
 use super::rule::{Blocks, Mx};
 use super::thresholds::Thresholds;
-use super::values::Values;
 use super::vector::{LANES, Lanes, Scalars, Vector};
 use crate::element::{Dtype, Element};
 use crate::recipe::NonFinite;
+
+pub(super) use words::decode;
 
 /// NVFP4's factors for each scale byte, under a tensor's global scale: what elements are multiplied with, or divided by as
 /// [`nvfp4::quotient`] does it.
@@ -65,8 +66,8 @@ pub(super) struct Factors<N> {
 
 /// A format's blocks, in groups.
 pub(super) trait Grouped<const N: usize>: Blocks<N> {
-    /// Writes the scale byte of each block of a group with these amaxes, and adds what happens in them. Returns false, having done
-    /// neither, if the group is not for this.
+    /// Writes the scale byte of each block of a group with these finite amaxes, and adds what happens in them. Returns false, having
+    /// done neither, if the group is not for this.
     fn scales<T: Element, V: Vector>(
         &self,
         amax: V::Number,
@@ -103,9 +104,6 @@ impl Grouped<{ mx::BLOCK }> for MxGroups<'_> {
     ) -> bool {
         let arithmetic = &self.mx.arithmetic;
         let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
-        if V::at_most(amax, V::splat(f32::MAX)) != u16::MAX {
-            return false;
-        }
         // As `mx` has them: the rounded exponents, the scales, and what clips.
         let largest_exponent = <E2m1 as mx::Element>::LARGEST_EXPONENT;
         let exponents = V::shift_right(V::add_bits(V::bits(amax), V::splat_bits(addend)), 23);
@@ -173,8 +171,6 @@ impl<const DIVIDES: bool> Grouped<{ nvfp4::BLOCK }> for NvGroups<'_, DIVIDES> {
             if plan.usual == 0 || near | zeros != u16::MAX {
                 return false;
             }
-        } else if V::at_most(amax, V::splat(f32::MAX)) != u16::MAX {
-            return false;
         }
         let wanted = quantizer.wanted_scale_by(amax, Steps::<T, V>(PhantomData));
         // Where a normal scale is within rounding of what was wanted, nothing happens; nor in blocks of zeros.
@@ -262,7 +258,7 @@ const WINDOW: usize = 2048;
 /// Places of a piece that are worked at in turn, a window each: processors read ahead in each, and there is more time for it.
 const STREAMS: usize = 2;
 
-/// Quantizes a piece in windows of whole groups: the scales of a window first, then its codes, so that neither waits for the other.
+/// Quantizes a piece in windows of whole groups.
 #[inline(always)]
 pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
     values: &[T],
@@ -283,13 +279,13 @@ pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, con
             continue;
         }
         let end = whole.min(first + window);
-        let values = &values[first * group..end * group];
-        let codes = &mut codes[first * group_codes..end * group_codes];
-        let scales = &mut scales[first * LANES..end * LANES];
-        let left = quantize_window::<T, V, G, N, SIGNS>(values, groups, codes, scales, tally);
-        if left != 0 {
-            by_definition(left, first * group, values, groups, non_finite, codes, scales, tally);
-        }
+        let window = Window {
+            offset: first * group,
+            values: &values[first * group..end * group],
+            codes: &mut codes[first * group_codes..end * group_codes],
+            scales: &mut scales[first * LANES..end * LANES],
+        };
+        window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
     }
     // What is left, as a group with zeros after it.
     let scales = &mut scales[whole * LANES..];
@@ -298,11 +294,13 @@ pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, con
         let mut padded = [T::default(); MOST];
         padded[..values.len()].copy_from_slice(values);
         let (mut all_codes, mut all_scales) = ([0; MOST / 2], [0; LANES]);
-        let (padded, all_codes) = (&padded[..group], &mut all_codes[..group_codes]);
-        let left = quantize_window::<T, V, G, N, SIGNS>(padded, groups, all_codes, &mut all_scales, tally);
-        if left != 0 {
-            by_definition(left, whole * group, padded, groups, non_finite, all_codes, &mut all_scales, tally);
-        }
+        let window = Window {
+            offset: whole * group,
+            values: &padded[..group],
+            codes: &mut all_codes[..group_codes],
+            scales: &mut all_scales,
+        };
+        window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
         codes.copy_from_slice(&all_codes[..codes.len()]);
         scales.copy_from_slice(&all_scales[..scales.len()]);
     }
@@ -311,53 +309,67 @@ pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, con
 /// Elements of the largest group.
 const MOST: usize = LANES * mx::BLOCK;
 
-/// Quantizes the groups of a window. Returns those that were left, a bit each.
-#[inline(always)]
-fn quantize_window<T: Element, V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
-    values: &[T],
-    groups: &G,
-    codes: &mut [u8],
-    scales: &mut [u8],
-    tally: &mut Tally,
-) -> u32 {
-    let mut left = 0;
-    let (all_scales, _) = scales.as_chunks_mut::<LANES>();
-    for (i, (group, scales)) in values.chunks_exact(LANES * N).zip(&mut *all_scales).enumerate() {
-        let amax = match T::DTYPE {
-            Dtype::F32 => floats::amax::<V, N>(bytemuck::cast_slice(group)),
-            Dtype::F16 | Dtype::Bf16 => words::amax::<T, V, N>(group),
-        };
-        if !groups.scales::<T, V>(amax, scales, tally) {
-            left |= 1 << i;
-        }
-    }
-    match T::DTYPE {
-        Dtype::F32 => floats::encode::<V, G, N, SIGNS>(bytemuck::cast_slice(values), groups, scales, codes),
-        Dtype::F16 | Dtype::Bf16 => {
-            words::encode::<V, N, SIGNS>(bytemuck::cast_slice(values), groups.thresholds(), scales, codes);
-        }
-    }
-    left
+/// Whole groups, with where they go to.
+struct Window<'a, T> {
+    /// Of the first value in its piece.
+    offset: usize,
+    values: &'a [T],
+    codes: &'a mut [u8],
+    scales: &'a mut [u8],
 }
 
-/// Quantizes the groups of a window whose bits are set, block by block. The window begins at `offset` of its piece.
-#[cold]
-#[inline(never)]
-#[allow(clippy::too_many_arguments)]
-fn by_definition<T: Element, const N: usize>(
-    left: u32,
-    offset: usize,
-    values: &[T],
-    blocks: &impl Blocks<N>,
-    non_finite: NonFinite,
-    codes: &mut [u8],
-    scales: &mut [u8],
-    tally: &mut Tally,
-) {
-    let codes = codes.chunks_exact_mut(N / 2);
-    for (i, ((block, codes), scale)) in values.as_chunks::<N>().0.iter().zip(codes).zip(scales).enumerate() {
-        if left >> (i / LANES) & 1 != 0 {
-            *scale = policy::quantize_block(block, offset + i * N, blocks, non_finite, codes, tally);
+impl<T: Element> Window<'_, T> {
+    /// All scales first, then the codes, so that neither waits for the other; and at last the groups that were left.
+    #[inline(always)]
+    fn quantize<V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
+        self,
+        groups: &G,
+        non_finite: NonFinite,
+        tally: &mut Tally,
+    ) {
+        let Self { values, codes, scales, .. } = self;
+        let mut left = 0;
+        let (all_scales, _) = scales.as_chunks_mut::<LANES>();
+        for (i, (group, scales)) in values.chunks_exact(LANES * N).zip(all_scales).enumerate() {
+            let amax = match T::DTYPE {
+                Dtype::F32 => floats::amax::<V, N>(bytemuck::cast_slice(group)),
+                Dtype::F16 | Dtype::Bf16 => words::amax::<T, V, N>(group),
+            };
+            let finite = V::at_most(amax, V::splat(f32::MAX)) == u16::MAX;
+            if !(finite && groups.scales::<T, V>(amax, scales, tally)) {
+                left |= 1 << i;
+            }
+        }
+        match T::DTYPE {
+            Dtype::F32 => {
+                floats::encode::<V, G, N, SIGNS>(bytemuck::cast_slice(values), groups, scales, codes);
+            }
+            Dtype::F16 | Dtype::Bf16 => {
+                let thresholds = groups.thresholds();
+                words::encode::<V, N, SIGNS>(bytemuck::cast_slice(values), thresholds, scales, codes);
+            }
+        }
+        if left != 0 {
+            Self { values, codes, scales, ..self }.by_definition(left, groups, non_finite, tally);
+        }
+    }
+
+    /// Quantizes the groups whose bits are set, block by block.
+    #[cold]
+    #[inline(never)]
+    fn by_definition<const N: usize>(
+        self,
+        left: u32,
+        blocks: &impl Blocks<N>,
+        non_finite: NonFinite,
+        tally: &mut Tally,
+    ) {
+        let codes = self.codes.chunks_exact_mut(N / 2).zip(self.scales);
+        for (i, (block, (codes, scale))) in self.values.as_chunks::<N>().0.iter().zip(codes).enumerate() {
+            if left >> (i / LANES) & 1 != 0 {
+                let offset = self.offset + i * N;
+                *scale = policy::quantize_block(block, offset, blocks, non_finite, codes, tally);
+            }
         }
     }
 }
@@ -376,17 +388,6 @@ fn prefetch<T>(behind: &T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = behind;
-}
-
-/// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
-#[inline(always)]
-pub(super) fn decode<V: Vector, const N: usize>(
-    rows: &Values,
-    codes: &[u8],
-    scales: &[u8],
-    values: &mut [u16],
-) -> usize {
-    words::decode::<V, N>(rows, codes, scales, values)
 }
 
 /// The bits of the largest magnitude of a piece: those of a NaN or an infinity if it has one.

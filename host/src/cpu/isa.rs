@@ -48,14 +48,13 @@ impl Words for Isa {
     ];
 }
 
-/// A stamp for an instruction set: the same functions, compiled with its features enabled, given its vectors and how it widens.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+/// A stamp for an instruction set: the same functions, compiled with its features enabled, if any, given its vectors and how it widens.
 macro_rules! stamp {
-    ($module:ident, $vector:ty, $widen:ty, $features:literal) => {
+    ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
         mod $module {
             use super::*;
 
-            #[target_feature(enable = $features)]
+            $(#[target_feature(enable = $features)])?
             pub(super) fn quantize<T: Element>(
                 v: &[T],
                 weights: Option<&[f32]>,
@@ -66,7 +65,7 @@ macro_rules! stamp {
                 lanes::quantize::<T, $widen>(v, weights, rule, codes, scales)
             }
 
-            #[target_feature(enable = $features)]
+            $(#[target_feature(enable = $features)])?
             pub(super) fn quantize_hessian<T: Element>(
                 v: &[T],
                 hessians: Hessians<'_>,
@@ -77,17 +76,17 @@ macro_rules! stamp {
                 hessian::quantize::<T, $widen>(v, hessians, rule, codes, scales)
             }
 
-            #[target_feature(enable = $features)]
+            $(#[target_feature(enable = $features)])?
             pub(super) fn dequantize<T: Element>(d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
                 lanes::dequantize::<T, $vector>(d, codes, scales, values);
             }
 
-            #[target_feature(enable = $features)]
+            $(#[target_feature(enable = $features)])?
             pub(super) fn thresholds<T: Element>(_: &[T], kind: &Kind) -> Arc<Thresholds> {
                 kind.thresholds::<T, $vector>()
             }
 
-            #[target_feature(enable = $features)]
+            $(#[target_feature(enable = $features)])?
             pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
                 groups::amax_bits::<T, $vector>(v)
             }
@@ -122,6 +121,8 @@ impl<V: Vector> Widen for F16c<V> {
     }
 }
 
+stamp!(portable, Portable, lanes::ByElement<Portable>);
+
 #[cfg(target_arch = "x86_64")]
 stamp!(avx2, Avx2, F16c<Avx2>, "avx2,bmi2,f16c,fma,popcnt");
 #[cfg(target_arch = "x86_64")]
@@ -130,9 +131,9 @@ stamp!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bm
 #[cfg(target_arch = "aarch64")]
 stamp!(neon, Neon, lanes::ByElement<Neon>, "neon");
 
-/// Calls a function of the stamp of an instruction set, or where there is none does the other thing.
+/// Calls a function of the stamp of an instruction set; the portable one where this machine lacks it, and for the reference.
 macro_rules! by_stamp {
-    ($isa:expr, $function:ident($($arg:expr),*), $otherwise:expr) => {
+    ($isa:expr, $function:ident($($arg:expr),*)) => {
         match $isa {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => {
@@ -149,7 +150,7 @@ macro_rules! by_stamp {
                 // SAFETY: the features that the stamp enables were just detected on this CPU.
                 unsafe { avx512::$function($($arg),*) }
             }
-            _ => $otherwise,
+            _ => portable::$function($($arg),*),
         }
     };
 }
@@ -211,7 +212,7 @@ impl Isa {
 
     /// What quantizing 16-bit values compares them with; the reference does not.
     pub(super) fn thresholds<T: Element>(self, kind: &Kind) -> Arc<Thresholds> {
-        thresholds(self, Values::of::<T>(&[]), kind)
+        thresholds(self, Elements::of::<T>(&[]), kind)
     }
 
     pub(super) fn quantize<T: Element>(
@@ -222,7 +223,7 @@ impl Isa {
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
-        quantize(self, Values::of(v), weights, rule, codes, scales)
+        quantize(self, Elements::of(v), weights, rule, codes, scales)
     }
 
     /// With scales that are searched, given the Hessian of each block.
@@ -234,7 +235,7 @@ impl Isa {
         codes: &mut [u8],
         scales: &mut [u8],
     ) -> Tally {
-        quantize_hessian(self, Values::of(v), hessians, rule, codes, scales)
+        quantize_hessian(self, Elements::of(v), hessians, rule, codes, scales)
     }
 
     pub(crate) fn dequantize<T: Element>(
@@ -244,23 +245,23 @@ impl Isa {
         scales: &[u8],
         values: &mut [T],
     ) {
-        dequantize(self, decoder, codes, scales, ValuesMut::of(values));
+        dequantize(self, decoder, codes, scales, ElementsMut::of(values));
     }
 
     /// The largest magnitude's bits.
     pub(super) fn amax_bits<T: Element>(self, v: &[T]) -> u32 {
-        amax_bits(self, Values::of(v))
+        amax_bits(self, Elements::of(v))
     }
 }
 
 /// Values of a dtype.
-enum Values<'a> {
+enum Elements<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),
 }
 
-impl<'a> Values<'a> {
+impl<'a> Elements<'a> {
     fn of<T: Element>(values: &'a [T]) -> Self {
         match T::DTYPE {
             Dtype::F32 => Self::F32(bytemuck::cast_slice(values)),
@@ -271,13 +272,13 @@ impl<'a> Values<'a> {
 }
 
 /// Where values of a dtype go to.
-enum ValuesMut<'a> {
+enum ElementsMut<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [f16]),
     Bf16(&'a mut [bf16]),
 }
 
-impl<'a> ValuesMut<'a> {
+impl<'a> ElementsMut<'a> {
     fn of<T: Element>(values: &'a mut [T]) -> Self {
         match T::DTYPE {
             Dtype::F32 => Self::F32(bytemuck::cast_slice_mut(values)),
@@ -289,73 +290,57 @@ impl<'a> ValuesMut<'a> {
 
 /// The same expression for values of each dtype.
 macro_rules! by_dtype {
-    ($Values:ident, $values:ident => $expr:expr) => {
+    ($Elements:ident, $values:ident => $expr:expr) => {
         match $values {
-            $Values::F32($values) => $expr,
-            $Values::F16($values) => $expr,
-            $Values::Bf16($values) => $expr,
+            $Elements::F32($values) => $expr,
+            $Elements::F16($values) => $expr,
+            $Elements::Bf16($values) => $expr,
         }
     };
 }
 
-fn thresholds(isa: Isa, none: Values<'_>, kind: &Kind) -> Arc<Thresholds> {
-    by_dtype!(Values, none => match isa {
+fn thresholds(isa: Isa, none: Elements<'_>, kind: &Kind) -> Arc<Thresholds> {
+    by_dtype!(Elements, none => match isa {
         Isa::Reference => Thresholds::none(),
-        _ => by_stamp!(isa, thresholds(none, kind), of_portable(none, kind)),
+        _ => by_stamp!(isa, thresholds(none, kind)),
     })
-}
-
-fn of_portable<T: Element>(_: &[T], kind: &Kind) -> Arc<Thresholds> {
-    kind.thresholds::<T, Portable>()
 }
 
 fn quantize(
     isa: Isa,
-    v: Values<'_>,
+    v: Elements<'_>,
     weights: Option<&[f32]>,
     rule: &Rule,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    by_dtype!(Values, v => match isa {
+    by_dtype!(Elements, v => match isa {
         Isa::Reference => reference::quantize(v, weights, rule, codes, scales),
-        _ => by_stamp!(
-            isa,
-            quantize(v, weights, rule, codes, scales),
-            lanes::quantize::<_, lanes::ByElement<Portable>>(v, weights, rule, codes, scales)
-        ),
+        _ => by_stamp!(isa, quantize(v, weights, rule, codes, scales)),
     })
 }
 
 fn quantize_hessian(
     isa: Isa,
-    v: Values<'_>,
+    v: Elements<'_>,
     hessians: Hessians<'_>,
     rule: &Rule,
     codes: &mut [u8],
     scales: &mut [u8],
 ) -> Tally {
-    by_dtype!(Values, v => by_stamp!(
-        isa,
-        quantize_hessian(v, hessians, rule, codes, scales),
-        hessian::quantize::<_, lanes::ByElement<Portable>>(v, hessians, rule, codes, scales)
-    ))
+    by_dtype!(Elements, v => by_stamp!(isa, quantize_hessian(v, hessians, rule, codes, scales)))
 }
 
-fn dequantize(isa: Isa, decoder: &Decoder, codes: &[u8], scales: &[u8], values: ValuesMut<'_>) {
-    by_dtype!(ValuesMut, values => match isa {
+fn dequantize(isa: Isa, decoder: &Decoder, codes: &[u8], scales: &[u8], values: ElementsMut<'_>) {
+    by_dtype!(ElementsMut, values => match isa {
         Isa::Reference => reference::dequantize(decoder, codes, scales, values),
-        _ => by_stamp!(
-            isa,
-            dequantize(decoder, codes, scales, values),
-            lanes::dequantize::<_, Portable>(decoder, codes, scales, values)
-        ),
+        _ => by_stamp!(isa, dequantize(decoder, codes, scales, values)),
     })
 }
 
-fn amax_bits(isa: Isa, v: Values<'_>) -> u32 {
-    by_dtype!(Values, v => match isa {
+fn amax_bits(isa: Isa, v: Elements<'_>) -> u32 {
+    by_dtype!(Elements, v => match isa {
         Isa::Reference => reference::amax_bits(v),
-        _ => by_stamp!(isa, amax_bits(v), groups::amax_bits::<_, Portable>(v)),
+        _ => by_stamp!(isa, amax_bits(v)),
     })
 }

@@ -5,13 +5,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use half::{bf16, f16};
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::{E4m3, E8m0, Ties, e2m1};
 
 use super::vector::{LANES, Lanes, Vector};
 use super::words::Row;
-use crate::element::{Dtype, Element};
+use crate::element::{Dtype, Element, word_from_f32, word_to_f32};
 
 /// A row of thresholds for each scale byte. Those of NaN are of no use.
 pub(super) struct Thresholds([Row; 256]);
@@ -40,10 +39,11 @@ impl Thresholds {
             let scale = E8m0::from_bits(byte);
             (units[usize::from(byte)], operands[usize::from(byte)]) = (scale.to_f32(), scale.reciprocal());
         }
-        let new = Self(rows::<T, V, false>(ties, &units, &operands));
-        // Another thread may have been faster, with the same.
-        let _ = known.set(Arc::new(new));
-        known.get().cloned().unwrap_or_else(Self::none)
+        // Not by `get_or_init`: a closure is compiled without an instruction set's features.
+        let new = Arc::new(Self(rows::<T, V, false>(ties, &units, &operands)));
+        // If another thread was faster, it has the same.
+        let _ = known.set(new.clone());
+        new
     }
 
     /// NVFP4's, under a tensor's global scale.
@@ -147,13 +147,10 @@ fn walk<T: Element, const DIVIDES: bool>(
     operands: &Lanes<f32>,
     rows: &mut [Row; LANES],
 ) {
-    let largest = if T::DTYPE == Dtype::F16 { f16::MAX.to_bits() } else { bf16::MAX.to_bits() };
+    let largest = word_from_f32::<T>(T::MAX);
     for lane in (0..LANES).filter(|lane| wrong >> lane & 1 != 0) {
         let passed = |magnitude: u16| {
-            let x = match T::DTYPE {
-                Dtype::F16 => Element::to_f32(f16::from_bits(magnitude)),
-                _ => Element::to_f32(bf16::from_bits(magnitude)),
-            };
+            let x = word_to_f32::<T>(magnitude);
             let scaled = if DIVIDES { x / operands[lane] } else { x * operands[lane] };
             usize::from(e2m1::magnitude_code(scaled, ties)) > code
         };
@@ -170,6 +167,7 @@ fn walk<T: Element, const DIVIDES: bool>(
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
     use microscale_formats::nvfp4::Arithmetic;
     use microscale_formats::{E2m1, NegativeZero, mx};
 
@@ -183,11 +181,7 @@ mod tests {
             // In order, so that each magnitude is looked at once.
             let mut expected = 0;
             for bits in 0..0x7C00 {
-                let x = if T::DTYPE == Dtype::F16 {
-                    Element::to_f32(f16::from_bits(bits))
-                } else {
-                    Element::to_f32(bf16::from_bits(bits))
-                };
+                let x = word_to_f32::<T>(bits);
                 while expected < 7 && bits > row.0[expected] {
                     expected += 1;
                 }

@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use half::{bf16, f16};
 use microscale_formats::e2m1;
 
 use super::rule::Decoder;
-use crate::element::{Dtype, Element};
+use crate::element::{Dtype, Element, word_from_f32};
 
 /// The sixteen values that codes have under a scale, their bits in two halves: vectors look bytes up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,12 +22,7 @@ impl Values {
     /// Those of a decoder of E2M1 and a 16-bit dtype.
     pub(super) fn of<T: Element>(decoder: &Decoder) -> Arc<Self> {
         static MXFP4: [OnceLock<Arc<Values>>; 2] = [const { OnceLock::new() }; 2];
-        let new = || {
-            Arc::new(match T::DTYPE {
-                Dtype::F16 => Self::new(decoder, |value| <f16 as Element>::from_f32(value).to_bits()),
-                _ => Self::new(decoder, |value| <bf16 as Element>::from_f32(value).to_bits()),
-            })
-        };
+        let new = || Arc::new(Self::new::<T>(decoder));
         if decoder.format == crate::recipe::Format::Mxfp4 {
             MXFP4[usize::from(T::DTYPE == Dtype::F16)].get_or_init(new).clone()
         } else {
@@ -36,15 +30,15 @@ impl Values {
         }
     }
 
-    fn new(decoder: &Decoder, bits: impl Fn(f32) -> u16) -> Self {
+    fn new<T: Element>(decoder: &Decoder) -> Self {
         let mut rows = Box::new([ValueRow::default(); 256]);
         for (scale, row) in (0..=u8::MAX).zip(rows.iter_mut()) {
             let factor = decoder.factor(scale);
-            let mut values = [bits(f32::NAN); 16];
+            let mut values = [word_from_f32::<T>(f32::NAN); 16];
             if let Some(factor) = factor {
                 let (positive, negative) = values.split_at_mut(8);
                 for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
-                    *positive = bits(e2m1::magnitude_value(code as u32) * factor);
+                    *positive = word_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
                     // Rounding is the same for both signs.
                     *negative = *positive ^ 0x8000;
                 }

@@ -3,7 +3,7 @@
 use microscale_formats::{e2m1, nvfp4};
 
 use super::{DROP_INPUT, Factors, Grouped, KEEP, prefetch, side_by_side};
-use crate::cpu::vector::{LANES, Lanes, Vector};
+use crate::cpu::vector::{LANES, Vector};
 
 /// Elements that two vectors hold: of one block of MXFP4 or two of NVFP4.
 const PAIRS: usize = 2 * LANES;
@@ -15,13 +15,17 @@ fn pairs<V: Vector>(values: &[f32; PAIRS]) -> (V::Number, V::Number) {
     V::deinterleave(V::load(&halves[0]), V::load(&halves[1]))
 }
 
+/// The bits of magnitudes.
+#[inline(always)]
+fn magnitudes<V: Vector>(x: V::Number) -> V::Bits {
+    V::and(V::bits(x), V::splat_bits(0x7FFF_FFFF))
+}
+
 /// The magnitudes of two vectors, the larger ones of each two.
 #[inline(always)]
 fn larger<V: Vector>(values: &[f32; PAIRS]) -> V::Bits {
     let halves = values.as_chunks::<LANES>().0;
-    let sign = V::splat_bits(0x7FFF_FFFF);
-    let magnitudes = |half: &Lanes<f32>| V::and(V::bits(V::load(half)), sign);
-    V::max_bits(magnitudes(&halves[0]), magnitudes(&halves[1]))
+    V::max_bits(magnitudes::<V>(V::load(&halves[0])), magnitudes::<V>(V::load(&halves[1])))
 }
 
 /// [`super::amax_bits`]
@@ -53,14 +57,13 @@ pub(super) fn amax_bits<V: Vector>(values: &[f32]) -> u32 {
 /// The amax of each block of a group: something that is not finite where an element is not.
 #[inline(always)]
 pub(super) fn amax<V: Vector, const N: usize>(group: &[f32]) -> V::Number {
-    let sign = V::splat_bits(0x7FFF_FFFF);
     let mut halves = [V::splat_bits(0); LANES / 2];
     let (chunks, _) = group.as_chunks::<PAIRS>();
     for (half, chunks) in halves.iter_mut().zip(chunks.chunks_exact(N / LANES)) {
         let mut both = [*half; 2];
         for (largest, chunk) in both.iter_mut().zip(chunks) {
             let (even, odd) = pairs::<V>(chunk);
-            *largest = V::max_bits(V::and(V::bits(even), sign), V::and(V::bits(odd), sign));
+            *largest = V::max_bits(magnitudes::<V>(even), magnitudes::<V>(odd));
         }
         *half = if N == LANES { both[0] } else { V::folded(both[0], both[1]) };
     }

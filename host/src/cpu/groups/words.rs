@@ -5,16 +5,7 @@ use crate::cpu::thresholds::Thresholds;
 use crate::cpu::values::Values;
 use crate::cpu::vector::{LANES, Vector};
 use crate::cpu::words::{WORDS, WordVector, Words};
-use crate::element::{Dtype, Element};
-
-/// The f32 of a magnitude.
-#[inline(always)]
-fn widened<T: Element>(magnitude: u16) -> f32 {
-    match T::DTYPE {
-        Dtype::F16 => Element::to_f32(half::f16::from_bits(magnitude)),
-        _ => Element::to_f32(half::bf16::from_bits(magnitude)),
-    }
-}
+use crate::element::{Element, word_to_f32};
 
 /// [`super::amax_bits`]
 #[inline(always)]
@@ -36,7 +27,7 @@ pub(super) fn amax_bits<T: Element, V: WordVector>(values: &[u16]) -> u32 {
     for bits in rest {
         most = most.max(bits & 0x7FFF);
     }
-    widened::<T>(most).to_bits()
+    word_to_f32::<T>(most).to_bits()
 }
 
 /// The amax of each block of a group: something that is not finite where an element is not.
@@ -95,9 +86,9 @@ fn nibbles_of<V: WordVector, const SIGNS: u8>(values: &Words, rows: V::Rows, ste
     V::signed(codes, signs)
 }
 
-/// [`super::decode`]
+/// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
 #[inline(always)]
-pub(super) fn decode<V: WordVector, const N: usize>(
+pub(in crate::cpu) fn decode<V: WordVector, const N: usize>(
     rows: &Values,
     codes: &[u8],
     scales: &[u8],
