@@ -65,6 +65,11 @@ impl GlobalScale {
             && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
     }
 
+    /// The same scale in a direction: itself, or its inverse, which is rounded.
+    pub fn toward(self, direction: Direction) -> Self {
+        if self.direction() == direction { self } else { Self::of(direction, 1.0 / self.value()) }
+    }
+
     /// The direction.
     #[inline(always)]
     pub const fn direction(self) -> Direction {

@@ -299,6 +299,7 @@ macro_rules! words {
         }
     };
 }
+pub(crate) use words;
 
 /// Types that are named by one word on the command line, in JSON and in messages.
 pub trait Words: Sized + Copy + PartialEq + 'static {

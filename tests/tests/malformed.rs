@@ -349,7 +349,8 @@ fn shapes_that_differ_cannot_be_compared() {
 /// Everything that reads, on whatever can be opened at all.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
-    let _ = Plan::new(&checkpoint, &Selection::default(), Default::default()).map(|plan| plan.to_json());
+    let _ = Plan::new(&checkpoint, &Selection::default(), Default::default(), Default::default())
+        .map(|plan| plan.to_json());
     let _ = checkpoint::inspect(&checkpoint);
     let _ = checkpoint::compare(&checkpoint, &checkpoint, &microscale::Device::Cpu, &mut |_| {
         std::ops::ControlFlow::Continue(())

@@ -106,7 +106,7 @@ fn values<'a>(tensor: &Logical<'a>, device: &Device) -> Result<Option<Values<'a>
     Ok(match tensor {
         Logical::Plain(tensor) => tensor.values(),
         Logical::Packed(packed) => {
-            let values = device.dequantize(&packed.read()?).map_err(|source| packed.error(source))?;
+            let values = packed.values(device)?;
             Some(Values::F32(Cow::Owned(values)))
         }
     })

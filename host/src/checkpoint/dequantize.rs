@@ -4,9 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use serde_json::{Map, Value};
-
-use super::compressed_tensors;
+use super::convention::Description;
 use super::error::{Error, Result};
 use super::others::Skipped;
 use super::packed::{Logical, Packed, logical};
@@ -45,7 +43,7 @@ pub struct Dequantized {
 /// tensor is in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::NothingToDequantize`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about
+/// [`Error::NothingPacked`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about
 /// writing.
 pub fn dequantize(
     checkpoint: &Checkpoint,
@@ -65,11 +63,11 @@ pub fn dequantize(
                 let (codes, name) = (tensor.codes, taken.name.into());
                 return Err(Error::NameTaken { file: codes.file.into(), tensor: codes.name.into(), name });
             }
-            packed.insert(tensor.codes.name, tensor);
+            packed.insert(tensor.codes.name, &**tensor);
         }
     }
     if packed.is_empty() {
-        return Err(Error::NothingToDequantize { path: checkpoint.path.clone() });
+        return Err(Error::NothingPacked { doing: "dequantize", path: checkpoint.path.clone() });
     }
     let scales =
         packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
@@ -114,13 +112,12 @@ impl Dequantizer<'_> {
     /// Dequantizes a tensor and writes its values.
     fn values<T: Element>(&mut self, packed: &Packed<'_>, writer: &mut Writer) -> Result<()> {
         let start = Instant::now();
-        let tensor = packed.read()?;
-        let values: Vec<T> = self.device.dequantize(&tensor).map_err(|source| packed.error(source))?;
+        let values: Vec<T> = packed.values(self.device)?;
         self.done.compute_seconds += start.elapsed().as_secs_f64();
-        self.done.nan_scales +=
-            tensor.scales().iter().filter(|scale| tensor.format().is_nan_scale(**scale)).count() as u64;
+        let nan_scales = packed.scales.data.iter().filter(|scale| packed.format.is_nan_scale(**scale));
+        self.done.nan_scales += nan_scales.count() as u64;
         let bytes: &[u8] = bytemuck::cast_slice(&values);
-        self.done.dequantized.add(values.len() as u64, tensor.bytes() as u64, bytes.len() as u64);
+        self.done.dequantized.add(values.len() as u64, packed.bytes() as u64, bytes.len() as u64);
         writer.write(packed.name, bytes)
     }
 }
@@ -153,7 +150,7 @@ impl Rewrite for Dequantizer<'_> {
         Ok(())
     }
 
-    fn config(&self, config: &mut Map<String, Value>) {
-        compressed_tensors::remove_config(config);
+    fn describe(&self, description: &mut Description) {
+        description.remove();
     }
 }

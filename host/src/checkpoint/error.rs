@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::FileConvention;
 use crate::recipe::Words;
 use crate::{Format, ScaleLayout, Search};
 
@@ -176,12 +177,11 @@ pub enum Error {
         why: String,
     },
 
-    /// A format that checkpoint files have no convention for.
-    #[error(
-        "compressed-tensors, the convention of checkpoint files, has no {format}; choose mxfp4, nvfp4 or mxfp8-e4m3 \
-         (the library quantizes single tensors to {format} too)"
-    )]
+    /// A format that a convention of files lacks.
+    #[error("{}, the convention of files, has no {format}; {}", .convention.word(), with_format(*.convention, *.format))]
     NotStored {
+        /// The convention.
+        convention: FileConvention,
         /// The format.
         format: Format,
     },
@@ -192,6 +192,28 @@ pub enum Error {
     ScaleLayout {
         /// The order asked for.
         layout: ScaleLayout,
+    },
+
+    /// A quantized tensor that another convention cannot hold as it is.
+    #[error("{}: tensor {tensor}: gpt-oss stores a layer's parameter transposed, with blocks along its inputs, which {} does \
+         not; dequantize, and quantize again with --out-convention {}", .file.display(), .to.word(), .to.word())]
+    NotConverted {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The convention asked for.
+        to: FileConvention,
+    },
+
+    /// Two formats in one checkpoint, where a config can say one.
+    #[error("{} has tensors in {} and in {}, and a config that says so layer by layer is not written; convert the formats \
+         separately", .path.display(), .formats[0], .formats[1])]
+    MixedFormats {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Two of its formats.
+        formats: [Format; 2],
     },
 
     /// A file of global scales that lacks one.
@@ -330,10 +352,11 @@ pub enum Error {
     },
 
     /// Nothing is quantized.
-    #[error("{} has no quantized tensor under compressed-tensors' names (X_packed or X, with X_scale); \
-         there is nothing to dequantize",
-        .path.display())]
-    NothingToDequantize {
+    #[error("{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",
+        .path.display(), all_words::<FileConvention>())]
+    NothingPacked {
+        /// What was asked for.
+        doing: &'static str,
         /// The input.
         path: PathBuf,
     },
@@ -396,6 +419,23 @@ impl Error {
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.to_path_buf(), source }
     }
+}
+
+/// The words of a type, in a list.
+fn all_words<T: Words>() -> String {
+    T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+}
+
+/// What can be chosen where a convention lacks a format.
+fn with_format(convention: FileConvention, format: Format) -> String {
+    let formats: Vec<_> = convention.formats().map(Words::word).collect();
+    let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
+    let others: Vec<_> = others.map(|(word, _)| *word).collect();
+    let others = match others.as_slice() {
+        [] => "and no other has it (the library quantizes single tensors to it)".into(),
+        others => format!("or a convention that has it: {}", others.join(", ")),
+    };
+    format!("choose among its formats ({}), {others}", formats.join(", "))
 }
 
 fn elsewhere(assigned: &Option<String>) -> String {

@@ -5,21 +5,23 @@ use std::path::PathBuf;
 use std::slice;
 use std::time::Instant;
 
+use super::convention::{Storage, StoredGlobal};
 use super::error::{Error, Result};
 use super::fused::{Fused, fused};
 use super::importance::Importance;
+use super::matrix::{self, Matrix};
 use super::packed::global_scale;
 use super::quantize::Stored;
 use super::read::{Checkpoint, Tensor};
-use super::values::{float_dtype, selected, with_values};
+use super::values::{float_dtype, with_values};
+use super::{compressed_tensors, modelopt};
 use crate::device::Device;
 use crate::formats::nvfp4::{Arithmetic, Direction};
 use crate::recipe::{Global, Scheme};
 use crate::{Dtype, Element, ErrorStats, GlobalScale, NonFinite, Recipe, Search, Shape, search_global};
 
-/// What a global scale may be called after its tensor, and its direction then: compressed-tensors' name, and ModelOpt's.
-const SUFFIXES: [(&str, Direction); 2] =
-    [(super::compressed_tensors::GLOBAL_SCALE, Direction::Divisor), ("_scale_2", Direction::Multiplier)];
+/// What a global scale may be called after its tensor, which tells its direction.
+const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
 
 /// Global scales from a file, by the tensors that they are for.
 #[derive(Clone, Debug)]
@@ -57,7 +59,7 @@ impl GlobalScales {
             let mut scale = global_scale(&stored, stored_direction)?;
             if stored_direction != direction {
                 found.inverted.push(name.to_string());
-                scale = inverse(scale, &stored)?;
+                scale = toward(direction, scale, &stored)?;
             }
             if let Some(layer) = fused(name)
                 && *fused_scales.entry(layer).or_insert(scale) != scale
@@ -75,9 +77,9 @@ impl GlobalScales {
 
 /// The stored global scale of a tensor, and its direction.
 fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Result<(Tensor<'a>, Direction)> {
-    let with_suffix = SUFFIXES.map(|(suffix, direction)| (format!("{name}{suffix}"), direction));
-    let [first, second] =
-        with_suffix.map(|(name, direction)| file.tensor(&name).map(|found| (found, direction)));
+    let [first, second] = STORED.map(|StoredGlobal { suffix, direction, .. }| {
+        file.tensor(&format!("{name}{suffix}")).map(|found| (found, direction))
+    });
     let path = || file.path.clone();
     match (first, second) {
         (Some((first, _)), Some((second, _))) => {
@@ -93,12 +95,9 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Resu
     }
 }
 
-/// The same scale in the other direction, rounded.
-fn inverse(scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
-    let inverse = match scale {
-        GlobalScale::Divisor(divisor) => GlobalScale::Multiplier(1.0 / divisor),
-        GlobalScale::Multiplier(multiplier) => GlobalScale::Divisor(1.0 / multiplier),
-    };
+/// The same scale in another direction, rounded.
+fn toward(direction: Direction, scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
+    let inverse = scale.toward(direction);
     let error = || Error::tensor(stored.file, stored.name, crate::Error::GlobalScale { given: inverse });
     if inverse.in_range() { Ok(inverse) } else { Err(error()) }
 }
@@ -106,6 +105,7 @@ fn inverse(scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
 /// Chooses each tensor's global scale while a checkpoint is quantized.
 pub(super) struct Chooser<'a> {
     recipe: Recipe,
+    storage: &'static Storage,
     given: Option<&'a GlobalScales>,
     /// Whether the best of a few is taken instead of the convention's.
     searching: bool,
@@ -141,6 +141,7 @@ impl<'a> Chooser<'a> {
     /// For the tensors that are quantized, all of them.
     pub(super) fn new(
         recipe: Recipe,
+        storage: &'static Storage,
         given: Option<&'a GlobalScales>,
         tensors: impl Iterator<Item = Tensor<'a>>,
     ) -> Self {
@@ -152,7 +153,7 @@ impl<'a> Chooser<'a> {
         }
         // What is left alone needs no pass of its own.
         layers.retain(|_, layer| layer.parts.len() > 1);
-        Self { recipe, given, searching: false, importance: None, layers }
+        Self { recipe, storage, given, searching: false, importance: None, layers }
     }
 
     /// Searches for the global scales that follow from amax.
@@ -199,7 +200,7 @@ impl<'a> Chooser<'a> {
     fn find(&self, parts: &[Tensor<'_>], arithmetic: &Arithmetic, device: &Device) -> Result<Found> {
         let mut most = 0.0f32;
         for part in parts {
-            most = most.max(amax(part, &self.recipe, device)?);
+            most = most.max(amax(part, self.storage, &self.recipe, device)?);
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
         let dtype = parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
@@ -212,7 +213,8 @@ impl<'a> Chooser<'a> {
             let recipe = self.recipe.with_global(Global::Given(scale));
             let mut errors = ErrorStats::default();
             for part in parts {
-                errors += Stored::of(part, &recipe, self.importance, device, Instant::now())?.errors;
+                errors +=
+                    Stored::of(part, self.storage, &recipe, self.importance, device, Instant::now())?.errors;
             }
             Ok(errors)
         })?;
@@ -221,22 +223,17 @@ impl<'a> Chooser<'a> {
 }
 
 /// A tensor's amax, as far as the policy about NaN and infinities lets it count.
-fn amax(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<f32> {
-    let amax = with_values!(&selected(tensor)?, values => amax_of(values, tensor, recipe, device));
-    amax.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+fn amax(tensor: &Tensor<'_>, storage: &Storage, recipe: &Recipe, device: &Device) -> Result<f32> {
+    let Matrix { values, shape } = Matrix::of(tensor, storage)?;
+    let amax = with_values!(&values, values => amax_of(values, shape, recipe, device));
+    amax.map_err(|source| matrix::error(tensor, storage, source))
 }
 
-fn amax_of<T: Element>(
-    values: &[T],
-    tensor: &Tensor<'_>,
-    recipe: &Recipe,
-    device: &Device,
-) -> crate::Result<f32> {
-    let (rows, cols) = tensor.matrix();
-    let amax = device.amax(values, Shape::new(rows, cols))?;
+fn amax_of<T: Element>(values: &[T], shape: Shape, recipe: &Recipe, device: &Device) -> crate::Result<f32> {
+    let amax = device.amax(values, shape)?;
     if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
         // Fails, and knows the place.
-        device.quantize(values, Shape::new(rows, cols), recipe)?;
+        device.quantize(values, shape, recipe)?;
     }
     Ok(amax.under::<T>(recipe.non_finite))
 }

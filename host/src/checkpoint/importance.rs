@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
+use super::convention::Storage;
 use super::error::{Error, Result};
 use super::read::{Checkpoint, Tensor};
 use super::values::with_values;
@@ -36,7 +37,11 @@ impl Importance {
     ///
     /// # Errors
     /// [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
-    pub(super) fn find<'a>(file: &Checkpoint, tensors: impl Iterator<Item = Tensor<'a>>) -> Result<Self> {
+    pub(super) fn find<'a>(
+        file: &Checkpoint,
+        tensors: impl Iterator<Item = Tensor<'a>>,
+        storage: &Storage,
+    ) -> Result<Self> {
         let (mut used, mut unweighted, mut vectors) = (HashSet::new(), Vec::new(), HashMap::new());
         for tensor in tensors {
             let Some(stored) = candidate(file, tensor.name)? else {
@@ -44,7 +49,7 @@ impl Importance {
                 continue;
             };
             used.insert(stored.name);
-            vectors.insert(tensor.name.into(), vector(&stored, &tensor)?);
+            vectors.insert(tensor.name.into(), vector(&stored, &tensor, storage)?);
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
         let unused = unused.map(Into::into).collect();
@@ -69,8 +74,8 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>>
 }
 
 /// The numbers of a vector that is for a tensor.
-fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>) -> Result<Vec<f32>> {
-    let (_, columns) = tensor.matrix();
+fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result<Vec<f32>> {
+    let columns = storage.stored_shape(tensor.shape).last().copied().unwrap_or(1);
     let (file, name) = (stored.file.to_path_buf(), stored.name.to_string());
     let values = stored.values().filter(|_| stored.shape == [columns]);
     let Some(values) = values else {

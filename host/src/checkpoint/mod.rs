@@ -1,7 +1,7 @@
 //! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized, compared.
 //!
 //! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are quantized;
-//! [`quantize`] and [`dequantize`] write a new checkpoint, one tensor at a time; [`compare`] and [`inspect`] only read.
+//! [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time; [`compare`] and [`inspect`] only read.
 //!
 //! | file | what it knows |
 //! |---|---|
@@ -9,10 +9,14 @@
 //! | `selection` | which tensors are quantized, and why the others are not |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
 //! | `importance` | weights by column for the search of block scales |
-//! | `compressed_tensors` | the one convention of files so far: names, dtypes, config |
+//! | `convention` | conventions of files: what a quantized tensor becomes |
+//! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
+//! | `ignored` | the layers that a config must exempt |
+//! | `matrix` | a tensor as the matrix that is quantized |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
+//! | `doctor` | what is wrong with a quantized checkpoint |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `summary` | the operations and what they report |
+//! | `quantize`, `dequantize`, `convert`, `compare`, `inspect`, `summary` | the operations and what they report |
 //!
 //! Files are little-endian, as safetensors demands; so must the machine be.
 
@@ -20,16 +24,23 @@
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
 mod compare;
-pub mod compressed_tensors;
+mod compressed_tensors;
+mod convention;
+mod convert;
 mod dequantize;
+mod doctor;
 mod error;
 mod fused;
 mod global_scale;
+mod gpt_oss;
 mod header;
+mod ignored;
 mod importance;
 mod index;
 mod inspect;
 mod json;
+mod matrix;
+mod modelopt;
 mod others;
 mod output;
 mod packed;
@@ -42,7 +53,10 @@ mod values;
 mod write;
 
 pub use compare::{Compared, Comparison, Difference, compare};
+pub use convention::FileConvention;
+pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
+pub use doctor::{Defect, Diagnosis, Finding, diagnose};
 pub use error::{Error, Result};
 pub use global_scale::GlobalScales;
 pub use importance::Importance;

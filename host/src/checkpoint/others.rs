@@ -26,10 +26,11 @@ pub struct Skipped {
 /// lead out of the checkpoint or back into it.
 pub(super) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
     let root = &checkpoint.path;
-    let config = checkpoint.config.as_ref().map(|config| config.file.clone());
+    let configs = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
+    let configs = configs.map(|config| config.file.clone());
     let index = checkpoint.index.as_ref().map(|index| index.file.clone());
     let shards = checkpoint.shards.iter().map(|shard| shard.path.clone());
-    let rewritten: HashSet<_> = shards.chain(index).chain(config).collect();
+    let rewritten: HashSet<_> = shards.chain(index).chain(configs).collect();
 
     let (mut files, mut skipped, mut directories) = (Vec::new(), Vec::new(), vec![root.clone()]);
     while let Some(directory) = directories.pop() {

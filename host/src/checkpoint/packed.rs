@@ -1,16 +1,21 @@
 //! Reading quantized tensors: which stored tensors belong together, and what they are.
 //!
-//! Names and shapes are those of [`compressed_tensors`](super::compressed_tensors). The format follows from dtypes and shapes,
-//! not from the config.json, which a single file lacks.
+//! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json, which a single file
+//! lacks.
+
+use std::borrow::Cow;
 
 use safetensors::Dtype as FileDtype;
 
-use super::compressed_tensors::{GLOBAL_SCALE, PACKED, SCALE, codes_shape, scales_shape};
+use super::convention::{FileConvention, Storage, WEIGHT, stored};
 use super::error::{Error, Result};
+use super::matrix::transposed;
+use super::modelopt;
 use super::read::{Checkpoint, Tensor};
+use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::Words;
-use crate::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
+use crate::{Element, Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
 /// A tensor by the name that the model knows it by.
 #[derive(Clone, Debug)]
@@ -18,7 +23,7 @@ pub enum Logical<'a> {
     /// Stored as it is.
     Plain(Tensor<'a>),
     /// Stored as codes and scales.
-    Packed(Packed<'a>),
+    Packed(Box<Packed<'a>>),
 }
 
 /// A quantized tensor in a file.
@@ -28,7 +33,7 @@ pub struct Packed<'a> {
     pub name: &'a str,
     /// The format.
     pub format: Format,
-    /// The sizes before packing.
+    /// The sizes of the model's parameter.
     pub shape: Vec<usize>,
     /// The codes.
     pub codes: Tensor<'a>,
@@ -36,6 +41,9 @@ pub struct Packed<'a> {
     pub scales: Tensor<'a>,
     /// The global scale, if the format has one, as it is stored and as a number.
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
+    /// The global scale that the layer's inputs are quantized with, if they are.
+    pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
+    pub(super) storage: &'static Storage,
 }
 
 impl<'a> Logical<'a> {
@@ -65,12 +73,18 @@ impl<'a> Logical<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// Reads codes and scales.
+    /// The convention that it is stored by.
+    pub fn convention(&self) -> FileConvention {
+        self.storage.convention
+    }
+
+    /// Reads codes and scales: the matrix that is stored, whose rows the blocks run along.
     ///
     /// # Errors
     /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign bit set.
     pub fn read(&self) -> Result<QuantizedTensor> {
-        let (rows, cols) = Tensor { shape: &self.shape, ..self.codes }.matrix();
+        let stored = self.storage.stored_shape(&self.shape);
+        let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
         let (codes, scales) = (self.codes.data.to_vec(), self.scales.data.to_vec());
         let tensor = QuantizedTensor::from_parts(QuantizedShape::new(self.format, rows, cols), codes, scales);
         let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
@@ -80,6 +94,19 @@ impl<'a> Packed<'a> {
         with_global_scale.map_err(|source| self.error(source))
     }
 
+    /// The values of the model's parameter.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`], and [`Error::Tensor`] if the device fails.
+    pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
+        let values = device.dequantize(&self.read()?).map_err(|source| self.error(source))?;
+        Ok(if self.storage.transposed {
+            transposed(&values, &self.storage.stored_shape(&self.shape))
+        } else {
+            values
+        })
+    }
+
     /// Gives an error this tensor's name.
     pub fn error(&self, source: crate::Error) -> Error {
         Error::tensor(self.codes.file, self.name, source)
@@ -87,7 +114,8 @@ impl<'a> Packed<'a> {
 
     /// The stored tensors beside the codes.
     pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
-        std::iter::once(&self.scales).chain(self.global_scale.iter().map(|(tensor, _)| tensor))
+        let global_scales = self.global_scale.iter().chain(&self.input_scale);
+        std::iter::once(&self.scales).chain(global_scales.map(|(tensor, _)| tensor))
     }
 
     /// Bytes of everything that is stored.
@@ -108,11 +136,11 @@ pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
 /// What a stored tensor stands for; `None` for scales, which their codes stand for.
 pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Result<Option<Logical<'a>>> {
     if let Some(packed) = of_codes(checkpoint, tensor) {
-        return packed.map(|packed| Some(Logical::Packed(packed)));
+        return packed.map(|packed| Some(Logical::Packed(packed.into())));
     }
-    let owners = [GLOBAL_SCALE, SCALE].into_iter().filter_map(|suffix| tensor.name.strip_suffix(suffix));
-    for owner in owners.flat_map(|name| [format!("{name}{PACKED}"), name.into()]) {
-        if let Some(Ok(packed)) = checkpoint.tensor(&owner).and_then(|codes| of_codes(checkpoint, codes))
+    for storage in stored() {
+        let owner = storage.owner_of(tensor.name).and_then(|owner| checkpoint.tensor(&owner));
+        if let Some(Ok(packed)) = owner.and_then(|codes| of_codes(checkpoint, codes))
             && packed.scale_tensors().any(|scales| scales.name == tensor.name)
         {
             return Ok(None);
@@ -121,21 +149,56 @@ pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
     Ok(Some(Logical::Plain(tensor)))
 }
 
+impl Storage {
+    /// The name of the codes that a tensor of this name would be the scales of.
+    fn owner_of(&self, name: &str) -> Option<String> {
+        let global = self.global_scale.as_ref().and_then(|global| name.strip_suffix(global.suffix));
+        let tensor = name.strip_suffix(self.scales_suffix).or(global).map(Cow::Borrowed);
+        let layer = self.input_scale.as_ref().and_then(|input| name.strip_suffix(input.suffix));
+        let tensor = tensor.or(layer.map(|layer| format!("{layer}{WEIGHT}").into()))?;
+        Some(format!("{tensor}{}", self.codes_suffix))
+    }
+
+    /// Whether codes and scales of these dtypes are stored so. Both dtypes of bytes stand for E8M0.
+    fn has_dtypes(&self, codes: FileDtype, scales: FileDtype) -> bool {
+        let scales = if scales == FileDtype::F8_E8M0 { FileDtype::U8 } else { scales };
+        (self.codes, self.scales) == (codes, scales)
+    }
+}
+
 /// The quantized tensor whose codes these are; `None` if they are no codes.
 fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
-    let is_e8m0 = |scales: &Tensor<'_>| matches!(scales.dtype, FileDtype::U8 | FileDtype::F8_E8M0);
-    let scales_of = |name| checkpoint.tensor(&format!("{name}{SCALE}"));
-    if let Some(name) = codes.name.strip_suffix(PACKED) {
-        let scales = scales_of(name);
-        if scales.is_none() && codes.dtype != FileDtype::U8 {
-            return None;
+    let mut claimed = None;
+    for storage in stored() {
+        let Some(name) = codes.name.strip_suffix(storage.codes_suffix) else { continue };
+        let scales = checkpoint.tensor(&format!("{name}{}", storage.scales_suffix));
+        match scales {
+            Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
+                return Some(packed(checkpoint, name, codes, scales, storage));
+            }
+            // A suffix of its own says that these are codes. Without one, they may be anything.
+            _ if storage.codes_suffix.is_empty() => {}
+            Some(scales) => claimed = Some(format!("{} with scales of {}", codes.dtype, scales.dtype)),
+            None if codes.dtype == storage.codes => {
+                let missing = format!("its scales, {name}{}, are missing", storage.scales_suffix);
+                return Some(Err(missing_part(&codes, missing)));
+            }
+            None => {}
         }
-        return Some(packed(checkpoint, name, codes, scales));
     }
-    // Scales of other dtypes belong to other ways of storing 8-bit floats, which are left as they are.
-    let scales = scales_of(codes.name).filter(is_e8m0);
-    let is_mxfp8 = codes.dtype == FileDtype::F8_E4M3 && scales.is_some();
-    is_mxfp8.then(|| packed(checkpoint, codes.name, codes, scales))
+    let why = match claimed {
+        Some(dtypes) => format!("{dtypes} is no format that can be read"),
+        None => modelopt::unreadable(checkpoint, &codes)?,
+    };
+    Some(Err(unreadable(&codes, why)))
+}
+
+fn unreadable(codes: &Tensor<'_>, why: String) -> Error {
+    Error::Packed { file: codes.file.into(), tensor: codes.name.into(), why }
+}
+
+fn missing_part(codes: &Tensor<'_>, what: String) -> Error {
+    unreadable(codes, format!("{what}; complete the checkpoint"))
 }
 
 /// Puts a quantized tensor together, and checks that its parts fit.
@@ -143,37 +206,34 @@ fn packed<'a>(
     checkpoint: &'a Checkpoint,
     name: &'a str,
     codes: Tensor<'a>,
-    scales: Option<Tensor<'a>>,
+    scales: Tensor<'a>,
+    storage: &'static Storage,
 ) -> Result<Packed<'a>> {
-    let error = |why| Error::Packed { file: codes.file.into(), tensor: codes.name.into(), why };
-    let missing = |what| error(format!("its {what} missing; complete the checkpoint"));
-    let scales = scales.ok_or_else(|| missing(format!("scales, {name}{SCALE}, are")))?;
-    let format = match (codes.dtype, scales.dtype) {
-        (FileDtype::U8, FileDtype::U8 | FileDtype::F8_E8M0) => Format::Mxfp4,
-        (FileDtype::U8, FileDtype::F8_E4M3) => Format::Nvfp4,
-        (FileDtype::F8_E4M3, FileDtype::U8 | FileDtype::F8_E8M0) => Format::Mxfp8E4m3,
-        (codes, scales) => {
-            return Err(error(format!("{codes} with scales of {scales} is no format that can be read")));
-        }
-    };
-    let mut shape = codes.shape.to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = last.saturating_mul(8 / format.bits());
+    if let Some(why) = modelopt::rescaled(checkpoint, name) {
+        return Err(unreadable(&codes, why));
     }
-    let fits = shape.last().is_some_and(|cols| cols % format.block() == 0);
-    if !fits || codes_shape(&shape, format) != codes.shape || scales_shape(&shape, format) != scales.shape {
-        let (codes, scales) = (codes.shape, scales.shape);
+    let format = storage.format;
+    let Some(shape) = storage.model_shape(codes.shape, scales.shape) else {
+        let (codes_shape, scales_shape) = (codes.shape, scales.shape);
         let (word, block) = (format.word(), format.block());
-        return Err(error(format!(
-            "codes of shape {codes:?} and scales of shape {scales:?} are not {word} blocks of {block}"
-        )));
-    }
-    let global_scale = (format == Format::Nvfp4).then(|| {
-        let stored = checkpoint.tensor(&format!("{name}{GLOBAL_SCALE}"));
-        let stored = stored.ok_or_else(|| missing(format!("global scale, {name}{GLOBAL_SCALE}, is")))?;
-        Ok((stored, global_scale(&stored, Direction::Divisor)?))
+        let why = format!(
+            "codes of shape {codes_shape:?} and scales of shape {scales_shape:?} are not {word} blocks of {block}"
+        );
+        return Err(unreadable(&codes, why));
+    };
+    let global_scale = storage.global_scale.as_ref().map(|global| {
+        let suffix = global.suffix;
+        let stored = checkpoint.tensor(&format!("{name}{suffix}"));
+        let missing = || missing_part(&codes, format!("its global scale, {name}{suffix}, is missing"));
+        let stored = stored.ok_or_else(missing)?;
+        Ok((stored, self::global_scale(&stored, global.direction)?))
     });
-    Ok(Packed { name, format, shape, codes, scales, global_scale: global_scale.transpose()? })
+    let input_scale = storage.input_scale.as_ref().and_then(|input| {
+        let stored = checkpoint.tensor(&input.name_beside(name)?)?;
+        Some(self::global_scale(&stored, input.direction).map(|scale| (stored, scale)))
+    });
+    let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
+    Ok(Packed { name, format, shape, codes, scales, global_scale, input_scale, storage })
 }
 
 /// The global scale that a tensor holds.

@@ -4,23 +4,25 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::compressed_tensors::{self, Storage};
+use super::convention::{Description, FileConvention, Storage};
 use super::error::{Error, Result};
 use super::global_scale::{Chooser, GlobalScales};
+use super::ignored::{ignored_module, tied_head};
 use super::importance::Importance;
+use super::matrix::{self, Matrix};
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::{Reason, Selection};
 use super::summary::{Outcome, Plain, Summary, TensorSummary, facts_to_json};
-use super::values::{selected, with_values};
+use super::values::with_values;
 use super::write::{Outline, Writer};
 use crate::device::Device;
 use crate::formats::nvfp4::Direction;
-use crate::recipe::{Global, Scheme};
+use crate::recipe::{Global, Scheme, Words};
 use crate::{
-    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
+    Element, ErrorStats, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
     search_global,
 };
 
@@ -49,20 +51,24 @@ pub struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Decides about every tensor and makes sure that the output's names are free.
+    /// Decides about every tensor and makes sure that the output's names are free. Files are written by a convention of theirs,
+    /// whatever the recipe's arithmetic.
     ///
     /// # Errors
-    /// [`Error::AlreadyQuantized`], [`Error::NameTaken`], and those of [`compressed_tensors::check`].
-    pub fn new(checkpoint: &'a Checkpoint, selection: &Selection, recipe: Recipe) -> Result<Self> {
-        let storage = Storage::of(&recipe)?;
-        if let Some(config) = &checkpoint.config
-            && let Some(method) = compressed_tensors::configured_method(&config.json)
-        {
-            return Err(Error::AlreadyQuantized { config: config.file.clone(), method });
+    /// [`Error::AlreadyQuantized`], [`Error::NameTaken`], and those of [`FileConvention::check`].
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        selection: &Selection,
+        recipe: Recipe,
+        convention: FileConvention,
+    ) -> Result<Self> {
+        let storage = Storage::of(convention, &recipe)?;
+        if let Some((method, config)) = Description::method(checkpoint) {
+            return Err(Error::AlreadyQuantized { config, method });
         }
         let mut tensors = Vec::new();
         for tensor in checkpoint.tensors() {
-            let reason = selection.reason_to_copy(&tensor, recipe.format());
+            let reason = selection.reason_to_copy(&tensor, storage);
             let outlines = match reason {
                 None => storage.outlines(tensor.name, tensor.shape),
                 Some(_) => vec![unchanged(&tensor)],
@@ -109,7 +115,7 @@ impl<'a> Plan<'a> {
     /// [`Error::ImportanceUnused`], [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
     pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
         Importance::check(&self.recipe)?;
-        let found = Importance::find(file, self.to_quantize())?;
+        let found = Importance::find(file, self.to_quantize(), self.storage)?;
         Ok(self.importance.insert(found))
     }
 
@@ -148,6 +154,7 @@ impl<'a> Plan<'a> {
     /// Everything that decides the bytes, name by name.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = self.recipe.facts();
+        facts.push(("files", self.storage.convention.word().into()));
         for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
             if let Some(scales) = &self.global_scales {
                 *fact = format!("from {}", scales.path.display());
@@ -210,12 +217,10 @@ impl<'a> Plan<'a> {
     }
 
     /// The linear layers that the output's config must tell loaders to ignore.
-    fn ignored(&self, config: &Map<String, Value>) -> Vec<String> {
-        let copied = self.tensors.iter().filter_map(|Planned { tensor, reason, .. }| {
-            reason.as_ref().and_then(|reason| compressed_tensors::ignored_module(tensor, reason))
-        });
-        let mut modules: Vec<_> =
-            copied.chain(compressed_tensors::tied_head(config, self.checkpoint)).collect();
+    fn ignored(&self) -> Vec<String> {
+        let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
+        let copied = copied.filter_map(|planned| ignored_module(&planned.tensor));
+        let mut modules: Vec<_> = copied.chain(tied_head(self.checkpoint)).collect();
         modules.sort();
         modules
     }
@@ -240,7 +245,8 @@ pub fn quantize(
         return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
     }
     let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-    let mut chooser = Chooser::new(plan.recipe, plan.global_scales.as_ref(), plan.to_quantize());
+    let mut chooser =
+        Chooser::new(plan.recipe, plan.storage, plan.global_scales.as_ref(), plan.to_quantize());
     if plan.search_global {
         chooser = chooser.searching(plan.importance.as_ref());
     }
@@ -270,14 +276,15 @@ impl Quantizer<'_> {
     fn quantize(&mut self, tensor: &Tensor<'_>) -> Result<(QuantizedTensor, Outcome)> {
         let start = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, self.device)?;
-        let stored = Stored::of(tensor, &chosen.recipe, self.plan.importance.as_ref(), self.device, start)?;
+        let (storage, importance) = (self.plan.storage, self.plan.importance.as_ref());
+        let stored = Stored::of(tensor, storage, &chosen.recipe, importance, self.device, start)?;
         let Stored { report, errors, global_scale, seconds, .. } = stored;
         if self.plan.check_search {
             self.checked_blocks += self.check(tensor, &chosen.recipe, &stored.tensor)?;
         }
         let plain = match self.plan.recipe.search {
             Search::None => None,
-            _ => Some(Stored::of(tensor, &chosen.plain, None, self.device, Instant::now())?),
+            _ => Some(Stored::of(tensor, storage, &chosen.plain, None, self.device, Instant::now())?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
         Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain }))
@@ -286,12 +293,11 @@ impl Quantizer<'_> {
     /// Compares the scales that were chosen with all others.
     fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
         let weights = self.plan.importance.as_ref().and_then(|importance| importance.of(tensor.name));
-        let (rows, cols) = tensor.matrix();
-        let shape = Shape::new(rows, cols);
-        let checked = with_values!(&selected(tensor)?, slice => {
+        let Matrix { values, shape } = Matrix::of(tensor, self.plan.storage)?;
+        let checked = with_values!(&values, slice => {
             check_search(slice, shape, recipe, weights, quantized)
         });
-        checked.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+        checked.map_err(|source| matrix::error(tensor, self.plan.storage, source))
     }
 }
 
@@ -311,23 +317,24 @@ impl Stored {
     /// Quantizes a tensor to what a file holds, and measures the loss of that.
     pub(super) fn of(
         tensor: &Tensor<'_>,
+        storage: &Storage,
         recipe: &Recipe,
         importance: Option<&Importance>,
         device: &Device,
         start: Instant,
     ) -> Result<Self> {
         let weights = importance.and_then(|importance| importance.of(tensor.name));
-        let (rows, cols) = tensor.matrix();
-        let shape = Shape::new(rows, cols);
-        let stored = with_values!(&selected(tensor)?, slice => {
-            Self::of_values(slice, shape, recipe, weights, device, start)
+        let Matrix { values, shape } = Matrix::of(tensor, storage)?;
+        let stored = with_values!(&values, slice => {
+            Self::of_values(slice, shape, storage, recipe, weights, device, start)
         });
-        stored.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+        stored.map_err(|source| matrix::error(tensor, storage, source))
     }
 
     fn of_values<T: Element>(
         values: &[T],
         shape: Shape,
+        storage: &Storage,
         recipe: &Recipe,
         weights: Option<&[f32]>,
         device: &Device,
@@ -336,11 +343,9 @@ impl Stored {
         let quantized = device.quantize_weighted(values, shape, recipe, weights)?;
         let seconds = start.elapsed().as_secs_f64();
         let global_scale = quantized.tensor.global_scale();
-        let tensor = match recipe.format() {
-            Format::Nvfp4 => {
-                quantized.tensor.with_global_scale(compressed_tensors::stored_global_scale(global_scale))?
-            }
-            _ => quantized.tensor,
+        let tensor = match storage.stored_global_scale(global_scale) {
+            Some(stored) => quantized.tensor.with_global_scale(stored)?,
+            None => quantized.tensor,
         };
         let errors = ErrorStats::of_quantized(values, shape, &tensor)?;
         Ok(Self { tensor, report: quantized.report, errors, global_scale, seconds })
@@ -361,11 +366,9 @@ impl Rewrite for Quantizer<'_> {
             (tensor.data.len(), Outcome::Copied(reason))
         } else {
             let (quantized, outcome) = self.quantize(tensor)?;
-            let global_scale = quantized.global_scale().map(|scale| scale.value().to_le_bytes());
-            let parts = [quantized.codes(), quantized.scales()].into_iter();
-            let parts = parts.chain(global_scale.as_ref().map(<[u8; 4]>::as_slice));
+            let parts = self.plan.storage.parts(&quantized);
             for (outline, data) in self.outlines(tensor).iter().zip(parts) {
-                writer.write(&outline.name, data)?;
+                writer.write(&outline.name, &data)?;
             }
             (quantized.bytes(), outcome)
         };
@@ -373,8 +376,7 @@ impl Rewrite for Quantizer<'_> {
         Ok(())
     }
 
-    fn config(&self, config: &mut Map<String, Value>) {
-        let ignored = self.plan.ignored(config);
-        self.plan.storage.add_config(config, &ignored);
+    fn describe(&self, description: &mut Description) {
+        self.plan.storage.describe(description, &self.plan.ignored());
     }
 }

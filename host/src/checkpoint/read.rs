@@ -9,9 +9,10 @@ use safetensors::Dtype as FileDtype;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
 
+use super::convention::CONFIG_FILE;
 use super::error::{Error, Result};
 use super::index::Index;
-use super::{Values, header, json};
+use super::{Values, header, json, modelopt};
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
 pub struct Checkpoint {
@@ -20,11 +21,13 @@ pub struct Checkpoint {
     pub(super) shards: Vec<Shard>,
     pub(super) index: Option<Index>,
     pub(super) config: Option<Config>,
+    /// ModelOpt's hf_quant_config.json.
+    pub(super) hf_quant_config: Option<Config>,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
 }
 
-/// A directory's config.json.
+/// A JSON file of a directory.
 pub(super) struct Config {
     pub(super) file: PathBuf,
     pub(super) json: Map<String, Value>,
@@ -87,19 +90,21 @@ impl Checkpoint {
     /// Everything that is wrong with headers and index, naming file and tensor.
     pub fn open(path: &Path) -> Result<Self> {
         let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
-        let (index, shards, config) = if directory {
+        let (index, shards, config, hf_quant_config) = if directory {
             let files = files_of(path)?;
             let index = Index::find(&files)?;
             let names = shard_names(path, &files, index.as_ref())?;
             let shards =
                 names.into_iter().map(|name| Shard::open(path.join(&name), name)).collect::<Result<_>>()?;
-            (index, shards, Config::read(path)?)
+            let config = Config::read(path, CONFIG_FILE)?;
+            (index, shards, config, Config::read(path, modelopt::CONFIG_FILE)?)
         } else {
             let name = PathBuf::from(path.file_name().unwrap_or(path.as_os_str()));
-            (None, vec![Shard::open(path.into(), name)?], None)
+            (None, vec![Shard::open(path.into(), name)?], None, None)
         };
         let places = places(&shards)?;
-        let checkpoint = Self { path: path.into(), directory, shards, index, config, places };
+        let checkpoint =
+            Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
         checkpoint.check_index()?;
         Ok(checkpoint)
     }
@@ -150,8 +155,8 @@ impl Checkpoint {
 }
 
 impl Config {
-    fn read(directory: &Path) -> Result<Option<Self>> {
-        let file = directory.join("config.json");
+    fn read(directory: &Path, name: &str) -> Result<Option<Self>> {
+        let file = directory.join(name);
         Ok(if file.is_file() { Some(Self { json: json::read_object(&file)?, file }) } else { None })
     }
 }

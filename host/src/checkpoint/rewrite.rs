@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use serde_json::{Map, Value};
-
+use super::convention::Description;
 use super::error::{Error, Result};
 use super::output::Output;
 use super::read::{Checkpoint, Tensor};
@@ -34,8 +33,8 @@ pub(super) trait Rewrite {
     /// Writes what [`outlines`](Self::outlines) announced.
     fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()>;
 
-    /// Changes the config.json.
-    fn config(&self, config: &mut Map<String, Value>);
+    /// Changes what the checkpoint's directory says about its weights.
+    fn describe(&self, description: &mut Description);
 }
 
 /// The outline of a tensor that is copied.
@@ -77,10 +76,12 @@ pub(super) fn rewrite(
         let name = index.file.file_name().unwrap_or_default();
         json::write_object(&output.place(name.as_ref())?, &index.rewritten(&names, total_size))?;
     }
-    if let Some(config) = &checkpoint.config {
-        let mut json = config.json.clone();
-        work.config(&mut json);
-        json::write_object(&output.place("config.json".as_ref())?, &json)?;
+    if checkpoint.directory {
+        let mut description = Description::of(checkpoint);
+        work.describe(&mut description);
+        for (name, json) in description.files() {
+            json::write_object(&output.place(name.as_ref())?, json)?;
+        }
     }
     let (files, skipped) = if checkpoint.directory { others::list(checkpoint)? } else { Default::default() };
     for file in files {

@@ -5,11 +5,10 @@ use std::fmt;
 use globset::{Glob, GlobMatcher};
 use safetensors::Dtype as FileDtype;
 
-use super::compressed_tensors;
+use super::convention::{FileConvention, Storage};
 use super::error::{Error, Result};
 use super::read::Tensor;
 use super::values::float_dtype;
-use crate::Format;
 
 /// Kinds of weights that are left alone by default, told by a part of the name: **the table of exceptions**.
 ///
@@ -53,6 +52,8 @@ pub enum Reason {
     NotAWeight,
     /// No elements.
     Empty,
+    /// Not among the experts, which alone gpt-oss stores quantized.
+    NotAnExpert,
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -75,6 +76,7 @@ impl fmt::Display for Reason {
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),
             Self::Empty => f.write_str("no elements"),
+            Self::NotAnExpert => f.write_str("not gpt-oss experts"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }
@@ -100,8 +102,8 @@ impl Selection {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// Why a tensor is not quantized to a format; `None` if it is.
-    pub fn reason_to_copy(&self, tensor: &Tensor<'_>, format: Format) -> Option<Reason> {
+    /// Why a tensor is not quantized, given how it would be stored; `None` if it is.
+    pub(super) fn reason_to_copy(&self, tensor: &Tensor<'_>, storage: &Storage) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
         }
@@ -115,13 +117,14 @@ impl Selection {
         if tensor.shape.len() < 2 {
             return Some(Reason::Dimensions(tensor.shape.len()));
         }
-        if !included && !tensor.name.ends_with(".weight") {
+        let named = tensor.name.ends_with(".weight") || storage.convention == FileConvention::GptOss;
+        if !included && !named {
             return Some(Reason::NotAWeight);
         }
         if tensor.elements() == 0 {
             return Some(Reason::Empty);
         }
-        compressed_tensors::cannot_hold(tensor.shape, format)
+        storage.cannot_hold(tensor.name, tensor.shape)
     }
 
     /// The patterns that match none of the names: likely misspelt.
@@ -150,10 +153,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::Format;
 
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
-        selection.reason_to_copy(&tensor, Format::Mxfp4).map(|reason| reason.to_string())
+        let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
+        selection.reason_to_copy(&tensor, storage).map(|reason| reason.to_string())
     }
 
     #[test]

@@ -6,8 +6,6 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use safetensors::Dtype as FileDtype;
 
-use super::error::{Error, Result};
-use super::read::Tensor;
 use crate::{Dtype, Element, ErrorStats};
 
 /// The dtype of the values that a file dtype stands for, if they can be quantized.
@@ -38,15 +36,6 @@ pub enum Values<'a> {
     F16(Cow<'a, [f16]>),
     /// Of dtype BF16.
     Bf16(Cow<'a, [bf16]>),
-}
-
-/// The values of a tensor that was selected to be quantized, which only tensors of these dtypes are.
-pub(super) fn selected<'a>(tensor: &Tensor<'a>) -> Result<Values<'a>> {
-    tensor.values().ok_or_else(|| Error::Packed {
-        file: tensor.file.into(),
-        tensor: tensor.name.into(),
-        why: format!("{} cannot be quantized", tensor.dtype),
-    })
 }
 
 /// Evaluates an expression with the typed slice of a [`Values`], whatever the type.

@@ -5,8 +5,10 @@
 
 mod bench;
 mod compare;
+mod convert;
 mod dequantize;
 mod devices;
+mod doctor;
 mod inspect;
 mod progress;
 mod quantize;
@@ -33,10 +35,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8, under compressed-tensors' names.
+    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8.
     Quantize(quantize::Args),
     /// Turn a quantized checkpoint back into floats.
     Dequantize(dequantize::Args),
+    /// Write a quantized checkpoint by another convention of files, without quantizing again.
+    Convert(convert::Args),
+    /// Look for what is wrong with a quantized checkpoint; the exit code is 1 if something is.
+    Doctor(doctor::Args),
     /// Compare two checkpoints tensor by tensor; quantized ones are dequantized first.
     Compare(compare::Args),
     /// List a checkpoint's tensors, and how its scales and codes are distributed.
@@ -57,6 +63,8 @@ pub fn main() -> ExitCode {
     let result = match command {
         Command::Quantize(args) => quantize::run(args),
         Command::Dequantize(args) => dequantize::run(args),
+        Command::Convert(args) => convert::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Devices(args) => devices::run(args),
@@ -106,6 +114,11 @@ impl Usage {
         Self(why.to_string())
     }
 }
+
+/// Something is wrong with a checkpoint that was looked at.
+#[derive(Debug, thiserror::Error)]
+#[error("{} found", if *.0 == 1 { "1 defect was".into() } else { format!("{} defects were", .0) })]
+struct Found(usize);
 
 /// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough is none.
 #[derive(Debug, thiserror::Error)]

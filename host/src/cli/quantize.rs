@@ -14,9 +14,11 @@ use super::recipe::{RecipeArgs, recipe_text};
 use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
-use super::words::pattern;
+use super::words::{pattern, words};
 use super::{Usage, device, print, warn};
-use crate::checkpoint::{self, Checkpoint, Outcome, Plan, Planned, Selection, Summary, Sums, Totals};
+use crate::checkpoint::{
+    self, Checkpoint, FileConvention, Outcome, Plan, Planned, Selection, Summary, Sums, Totals,
+};
 use crate::{DeviceChoice, ErrorStats};
 
 #[derive(clap::Args)]
@@ -28,6 +30,9 @@ pub(super) struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     recipe: RecipeArgs,
+    /// The convention of files to write: names, layout and config
+    #[arg(long, default_value = "compressed-tensors", value_parser = words::<FileConvention>())]
+    out_convention: FileConvention,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
@@ -47,13 +52,14 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     let recipe = args.recipe.recipe()?;
+    args.out_convention.check(&recipe).map_err(Usage::new)?;
     let checkpoint = Checkpoint::open(&args.input)?;
     let selection = Selection::new(&args.include, &args.exclude)?;
     let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     for pattern in selection.unmatched(&names) {
         warn(format_args!("warning: no tensor is called {pattern:?}"));
     }
-    let mut plan = Plan::new(&checkpoint, &selection, recipe)?;
+    let mut plan = Plan::new(&checkpoint, &selection, recipe, args.out_convention)?;
     if let Some(path) = args.recipe.global_scales() {
         take_global_scales(&mut plan, path)?;
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::Usage;
 use super::words::words;
-use crate::checkpoint::{Importance, compressed_tensors};
+use crate::checkpoint::Importance;
 use crate::formats::{ScaleRule, Ties};
 use crate::recipe::Words;
 use crate::{Convention, Error, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search};
@@ -88,7 +88,7 @@ impl RecipeArgs {
     /// The recipe.
     ///
     /// # Errors
-    /// [`Usage`] for options that do not go together, or that checkpoint files cannot hold.
+    /// [`Usage`] for options that do not go together.
     pub(super) fn recipe(&self) -> Result<Recipe> {
         let format = self.format;
         let convention = self.convention.unwrap_or(Convention::default_for(format));
@@ -96,7 +96,6 @@ impl RecipeArgs {
         recipe.non_finite = self.non_finite;
         recipe.search = self.search;
         recipe.check().map_err(Usage::new)?;
-        compressed_tensors::check(&recipe).map_err(Usage::new)?;
         if let Some(rule) = self.scale_rule {
             set_scale_rule(&mut recipe.scheme, rule)?;
         }
@@ -202,7 +201,8 @@ pub(super) fn recipe_text(facts: &[(&'static str, String)]) -> String {
     if let Some(tried) = fact("search_global") {
         details.push(format!("global scale searched: amax to {tried}"));
     }
-    format!("{text}: {}", details.join(", "))
+    let files = fact("files").map_or(String::new(), |files| format!("\nfiles   {files}"));
+    format!("{text}: {}{files}", details.join(", "))
 }
 
 #[cfg(test)]

@@ -1,0 +1,446 @@
+//! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
+//!
+//! A convention is a table of [`Storage`], one for each format that it has, and a few rules, in a file of its own. This is about files
+//! and not about arithmetic: codes and scales of any [`Convention`](crate::Convention) are stored so, to the byte. Only a global scale
+//! may change, by a rounding: [`Storage::stored_global_scale`].
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use safetensors::Dtype as FileDtype;
+use serde_json::{Map, Value};
+
+use super::error::{Error, Result};
+use super::read::{Checkpoint, Config};
+use super::selection::Reason;
+use super::write::Outline;
+use super::{compressed_tensors, gpt_oss, modelopt};
+use crate::formats::ScaleLayout;
+use crate::formats::nvfp4::Direction;
+use crate::recipe::{Words, words};
+use crate::{Format, GlobalScale, QuantizedTensor, Recipe};
+
+/// A convention of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FileConvention {
+    /// compressed-tensors', which vLLM and transformers load.
+    #[default]
+    CompressedTensors,
+    /// NVIDIA ModelOpt's, for NVFP4, which TensorRT-LLM, vLLM and SGLang load.
+    Modelopt,
+    /// That of OpenAI's gpt-oss models, for their experts in MXFP4.
+    GptOss,
+}
+
+words!(FileConvention {
+    Self::CompressedTensors = "compressed-tensors",
+    Self::Modelopt = "modelopt",
+    Self::GptOss = "gpt-oss",
+});
+
+/// A model's config.
+pub(super) const CONFIG_FILE: &str = "config.json";
+
+/// The entry of it that says how weights are quantized.
+pub(super) const QUANTIZATION: &str = "quantization_config";
+
+/// How a convention stores tensors of a format: what a tensor X becomes.
+#[derive(Debug)]
+pub(super) struct Storage {
+    pub(super) convention: FileConvention,
+    pub(super) format: Format,
+    /// What follows the tensor's name.
+    pub(super) codes_suffix: &'static str,
+    pub(super) codes: FileDtype,
+    pub(super) scales_suffix: &'static str,
+    pub(super) scales: FileDtype,
+    pub(super) global_scale: Option<StoredGlobal>,
+    /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the layer's `.weight`.
+    pub(super) input_scale: Option<StoredGlobal>,
+    /// Whether blocks are a dimension of their own.
+    pub(super) blocks_apart: bool,
+    /// Whether the model's parameter is the transpose of what is stored, in its last two dimensions.
+    pub(super) transposed: bool,
+}
+
+/// How a convention stores a global scale: one F32.
+#[derive(Debug)]
+pub(super) struct StoredGlobal {
+    pub(super) suffix: &'static str,
+    pub(super) direction: Direction,
+    /// Without dimensions, or with one.
+    pub(super) shape: &'static [usize],
+}
+
+/// What the name of a layer's weights ends with.
+pub(super) const WEIGHT: &str = ".weight";
+
+impl StoredGlobal {
+    /// What the scale of a layer's inputs is called, by the name of its weights.
+    pub(super) fn name_beside(&self, weight: &str) -> Option<String> {
+        weight.strip_suffix(WEIGHT).map(|layer| format!("{layer}{}", self.suffix))
+    }
+}
+
+/// Every way of storing, of all conventions.
+pub(super) fn stored() -> impl Iterator<Item = &'static Storage> {
+    [compressed_tensors::STORED, modelopt::STORED, gpt_oss::STORED].into_iter().flatten()
+}
+
+impl FileConvention {
+    /// The formats that it has.
+    pub fn formats(self) -> impl Iterator<Item = Format> {
+        stored().filter(move |stored| stored.convention == self).map(|stored| stored.format)
+    }
+
+    /// Makes sure that files can hold what a recipe gives.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`] for a format that the convention lacks, [`Error::ScaleLayout`] for scales that are not linear.
+    pub fn check(self, recipe: &Recipe) -> Result<()> {
+        Storage::of(self, recipe).map(|_| ())
+    }
+}
+
+impl Storage {
+    /// How the result of a recipe is stored.
+    ///
+    /// # Errors
+    /// Those of [`FileConvention::check`].
+    pub(super) fn of(convention: FileConvention, recipe: &Recipe) -> Result<&'static Self> {
+        if recipe.scale_layout != ScaleLayout::Linear {
+            return Err(Error::ScaleLayout { layout: recipe.scale_layout });
+        }
+        Self::of_format(convention, recipe.format())
+    }
+
+    /// How a format is stored.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`].
+    pub(super) fn of_format(convention: FileConvention, format: Format) -> Result<&'static Self> {
+        let found = stored().find(|stored| (stored.convention, stored.format) == (convention, format));
+        found.ok_or(Error::NotStored { convention, format })
+    }
+
+    /// Why a tensor is not for this convention.
+    pub(super) fn cannot_hold(&self, name: &str, shape: &[usize]) -> Option<Reason> {
+        if self.convention == FileConvention::GptOss && !gpt_oss::is_expert(name, shape) {
+            return Some(Reason::NotAnExpert);
+        }
+        let (cols, block) = (self.stored_shape(shape).last().copied().unwrap_or(1), self.format.block());
+        (cols % block != 0).then_some(Reason::Columns { cols, block })
+    }
+
+    /// The sizes of a model's parameter as it is stored, before packing; and the other way round.
+    pub(super) fn stored_shape<'s>(&self, shape: &'s [usize]) -> Cow<'s, [usize]> {
+        match (self.transposed, shape.len()) {
+            (true, rank @ 2..) => {
+                let mut shape = shape.to_vec();
+                shape.swap(rank - 2, rank - 1);
+                shape.into()
+            }
+            _ => shape.into(),
+        }
+    }
+
+    /// The shape of a tensor's codes in a file, given the sizes of the model's parameter.
+    pub(super) fn codes_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = self.scales_shape(shape);
+        if let Some(blocks) = shape.last_mut() {
+            let bytes = self.format.block_bytes();
+            if self.blocks_apart {
+                shape.push(bytes);
+            } else {
+                *blocks *= bytes;
+            }
+        }
+        shape
+    }
+
+    /// The shape of a tensor's block scales in a file, given the sizes of the model's parameter.
+    pub(super) fn scales_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = self.stored_shape(shape).into_owned();
+        if let Some(cols) = shape.last_mut() {
+            *cols /= self.format.block();
+        }
+        shape
+    }
+
+    /// The sizes of the model's parameter, given its codes' and scales'; `None` if those do not fit each other.
+    pub(super) fn model_shape(&self, codes: &[usize], scales: &[usize]) -> Option<Vec<usize>> {
+        let mut stored = scales.to_vec();
+        let cols = stored.last_mut()?;
+        *cols = cols.checked_mul(self.format.block())?;
+        let shape = self.stored_shape(&stored).into_owned();
+        (self.codes_shape(&shape) == codes).then_some(shape)
+    }
+
+    /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale.
+    pub(super) fn outlines(&self, name: &str, shape: &[usize]) -> Vec<Outline> {
+        let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
+        let mut outlines = vec![
+            outline(self.codes_suffix, self.codes, self.codes_shape(shape)),
+            outline(self.scales_suffix, self.scales, self.scales_shape(shape)),
+        ];
+        if let Some(global) = &self.global_scale {
+            outlines.push(outline(global.suffix, FileDtype::F32, global.shape.to_vec()));
+        }
+        outlines
+    }
+
+    /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
+    pub(super) fn parts<'q>(&self, tensor: &'q QuantizedTensor) -> Vec<Cow<'q, [u8]>> {
+        let mut parts: Vec<Cow<'q, [u8]>> = vec![tensor.codes().into(), tensor.scales().into()];
+        if let Some(global) = self.stored_global_scale(tensor.global_scale()) {
+            parts.push(global.value().to_le_bytes().to_vec().into());
+        }
+        parts
+    }
+
+    /// What a file holds for a global scale, in the convention's direction.
+    ///
+    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the file may differ from the
+    /// original's in the last place. A tensor without a global scale gets 1, because loaders want one, and that changes nothing.
+    pub(super) fn stored_global_scale(&self, global_scale: Option<GlobalScale>) -> Option<GlobalScale> {
+        let direction = self.global_scale.as_ref()?.direction;
+        Some(global_scale.unwrap_or(GlobalScale::of(direction, 1.0)).toward(direction))
+    }
+
+    /// Adds what says that weights are stored so to the JSON files of a checkpoint. `ignore` names the linear layers that are not.
+    pub(super) fn describe(&self, description: &mut Description, ignore: &[String]) {
+        match self.convention {
+            FileConvention::CompressedTensors => compressed_tensors::describe(self, description, ignore),
+            FileConvention::Modelopt => modelopt::describe(self, description, ignore),
+            FileConvention::GptOss => gpt_oss::describe(description, ignore),
+        }
+    }
+}
+
+/// What the JSON files of a checkpoint's directory say about its weights.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Description {
+    /// config.json, if there is one.
+    pub(super) config: Option<Map<String, Value>>,
+    /// ModelOpt's own file.
+    pub(super) hf_quant_config: Option<Map<String, Value>>,
+    /// Whether layers' inputs are quantized too.
+    pub(super) activations: bool,
+    /// Whether the cache of keys and values is FP8.
+    pub(super) fp8_cache: bool,
+}
+
+impl Description {
+    /// What a checkpoint's directory says.
+    pub(super) fn of(checkpoint: &Checkpoint) -> Self {
+        let json = |config: &Option<Config>| config.as_ref().map(|config| config.json.clone());
+        let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));
+        Self { config, hf_quant_config, activations: false, fp8_cache: false }
+    }
+
+    /// The files, by their names.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&'static str, &Map<String, Value>)> {
+        let files = [(CONFIG_FILE, &self.config), (modelopt::CONFIG_FILE, &self.hf_quant_config)];
+        files.into_iter().filter_map(|(name, json)| Some((name, json.as_ref()?)))
+    }
+
+    /// Says in config.json how weights are quantized.
+    pub(super) fn set(&mut self, quantization: Value) {
+        if let Some(config) = &mut self.config {
+            config.insert(QUANTIZATION.into(), quantization);
+        }
+    }
+
+    /// The method that it names, if it says that the checkpoint is quantized; and the file that says so.
+    pub(super) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
+        if let Some(config) = &checkpoint.config
+            && let Some(quantization) = config.json.get(QUANTIZATION)
+        {
+            let method = quantization.get("quant_method").and_then(Value::as_str);
+            return Some((method.unwrap_or("of an unknown method").into(), config.file.clone()));
+        }
+        checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
+    }
+
+    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of keys and values is. Words
+    /// that both conventions have are understood.
+    fn cache(&self) -> Option<&Value> {
+        let quantization = self.config.as_ref().and_then(|config| config.get(QUANTIZATION));
+        let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
+        let cache = quantization.and_then(|quantization| quantization.get("kv_cache_scheme"));
+        let cache = cache.or_else(|| own?.get("kv_cache_quant_algo"));
+        cache.filter(|cache| !cache.is_null())
+    }
+
+    /// Notes whether the cache of keys and values is FP8, and returns what it is if that is neither FP8 nor unquantized.
+    pub(super) fn take_cache(&mut self) -> Option<String> {
+        let cache = self.cache()?;
+        let number = |key| cache.get(key).and_then(Value::as_u64);
+        let is_float = cache.get("type").and_then(Value::as_str) == Some("float");
+        self.fp8_cache = cache.as_str() == Some("FP8") || is_float && number("num_bits") == Some(8);
+        (!self.fp8_cache).then(|| self.cache().map(Value::to_string)).flatten()
+    }
+
+    /// Takes away what says that weights are quantized.
+    pub(super) fn remove(&mut self) {
+        if let Some(config) = &mut self.config {
+            config.shift_remove(QUANTIZATION);
+        }
+        self.hf_quant_config = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Convention;
+
+    const E4M3: FileDtype = FileDtype::F8_E4M3;
+    const U8: FileDtype = FileDtype::U8;
+
+    /// Name, dtype and shape.
+    type Part<'a> = (&'a str, FileDtype, &'a [usize]);
+
+    fn stored_as(convention: FileConvention, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
+        Storage::of_format(convention, format).unwrap().outlines(name, shape)
+    }
+
+    #[test]
+    fn names_dtypes_and_shapes_of_the_conventions() {
+        let ct = FileConvention::CompressedTensors;
+        let expected: [(_, _, _, &[usize], &[Part<'_>]); 5] = [
+            (
+                ct,
+                Format::Mxfp4,
+                "a.weight",
+                &[8, 96],
+                &[("a.weight_packed", U8, &[8, 48]), ("a.weight_scale", U8, &[8, 3])],
+            ),
+            (
+                ct,
+                Format::Nvfp4,
+                "experts.down",
+                &[2, 8, 48],
+                &[
+                    ("experts.down_packed", U8, &[2, 8, 24]),
+                    ("experts.down_scale", E4M3, &[2, 8, 3]),
+                    ("experts.down_global_scale", FileDtype::F32, &[1]),
+                ],
+            ),
+            (
+                ct,
+                Format::Mxfp8E4m3,
+                "a.weight",
+                &[8, 96],
+                &[("a.weight", E4M3, &[8, 96]), ("a.weight_scale", U8, &[8, 3])],
+            ),
+            (
+                FileConvention::Modelopt,
+                Format::Nvfp4,
+                "a.weight",
+                &[8, 96],
+                &[
+                    ("a.weight", U8, &[8, 48]),
+                    ("a.weight_scale", E4M3, &[8, 6]),
+                    ("a.weight_scale_2", FileDtype::F32, &[]),
+                ],
+            ),
+            (
+                FileConvention::GptOss,
+                Format::Mxfp4,
+                "mlp.experts.down_proj",
+                &[4, 96, 5],
+                &[
+                    ("mlp.experts.down_proj_blocks", U8, &[4, 5, 3, 16]),
+                    ("mlp.experts.down_proj_scales", U8, &[4, 5, 3]),
+                ],
+            ),
+        ];
+        for (convention, format, name, shape, expected) in expected {
+            let outlines = stored_as(convention, format, name, shape);
+            let found: Vec<_> = outlines
+                .iter()
+                .map(|outline| (outline.name.as_str(), outline.dtype, &outline.shape[..]))
+                .collect();
+            assert_eq!(found, expected);
+            let storage = Storage::of_format(convention, format).unwrap();
+            let model_shape = storage.model_shape(&outlines[0].shape, &outlines[1].shape);
+            assert_eq!(model_shape.as_deref(), Some(shape));
+            assert_eq!(storage.model_shape(&outlines[0].shape, &[8, 2]), None);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_said() {
+        let storage = |convention, format| Storage::of_format(convention, format).unwrap();
+        let ct = |format| storage(FileConvention::CompressedTensors, format);
+        assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 96]), None);
+        assert_eq!(ct(Format::Nvfp4).cannot_hold("a", &[8, 48]), None);
+        let columns = |cols, block| Some(Reason::Columns { cols, block });
+        assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 48]), columns(48, 32));
+        let experts = storage(FileConvention::GptOss, Format::Mxfp4);
+        assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 96, 5]), None);
+        assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 48, 32]), columns(48, 32));
+        assert_eq!(experts.cannot_hold("a.experts.down_proj_bias", &[4, 96]), Some(Reason::NotAnExpert));
+        let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
+        for convention in FileConvention::WORDS.iter().map(|(_, convention)| *convention) {
+            let refused = convention.check(&e5m2).unwrap_err();
+            assert!(matches!(refused, Error::NotStored { format: Format::Mxfp8E5m2, .. }), "{refused}");
+        }
+        let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
+        let refused = FileConvention::CompressedTensors.check(&swizzled);
+        assert!(matches!(refused, Err(Error::ScaleLayout { .. })));
+        let refused = FileConvention::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
+        assert!(
+            refused.contains("its formats (nvfp4)") && refused.contains("compressed-tensors, gpt-oss"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn every_global_scale_can_be_stored() {
+        use GlobalScale::{Divisor, Multiplier};
+        let stored = |convention, scale| {
+            Storage::of_format(convention, Format::Nvfp4).unwrap().stored_global_scale(scale).unwrap()
+        };
+        let (ct, modelopt) = (FileConvention::CompressedTensors, FileConvention::Modelopt);
+        assert_eq!((stored(ct, None), stored(modelopt, None)), (Divisor(1.0), Multiplier(1.0)));
+        assert_eq!(stored(ct, Some(Divisor(3.0))), Divisor(3.0));
+        assert_eq!(stored(ct, Some(Multiplier(0.25))), Divisor(4.0));
+        assert_eq!(stored(modelopt, Some(Divisor(4.0))), Multiplier(0.25));
+        for value in [f32::MIN_POSITIVE, f32::MAX / 448.0] {
+            let scale = Multiplier(value);
+            assert!(scale.in_range() && stored(ct, Some(scale)).in_range(), "{scale:?}");
+        }
+    }
+
+    #[test]
+    fn configs_are_added_and_removed_without_touching_the_rest() {
+        let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
+        for storage in stored() {
+            let mut description = Description {
+                config: original.as_object().cloned(),
+                fp8_cache: true,
+                ..Description::default()
+            };
+            storage.describe(&mut description, &["lm_head".into()]);
+            let quantization = &description.config.as_ref().unwrap()[QUANTIZATION];
+            let method = quantization["quant_method"].as_str().unwrap();
+            let expected = match storage.convention {
+                FileConvention::CompressedTensors => "compressed-tensors",
+                FileConvention::Modelopt => "modelopt",
+                FileConvention::GptOss => "mxfp4",
+            };
+            assert_eq!(method, expected);
+            assert!(quantization.to_string().contains("lm_head"));
+            if storage.convention != FileConvention::GptOss {
+                let mut again = Description { fp8_cache: false, ..description };
+                assert_eq!((again.take_cache(), again.fp8_cache), (None, true));
+                description = again;
+            }
+            description.remove();
+            assert_eq!(Value::Object(description.config.unwrap()).to_string(), original.to_string());
+            assert_eq!(description.hf_quant_config, None);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Converting a quantized checkpoint to another convention of files, without quantizing again.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Instant;
+
+use super::convention::{Description, FileConvention, Storage};
+use super::error::{Error, Result};
+use super::ignored::{ignored_module, tied_head};
+use super::others::Skipped;
+use super::packed::{Logical, Packed, logical};
+use super::read::{Checkpoint, Tensor};
+use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
+use super::summary::Sums;
+use super::write::{Outline, Writer};
+use crate::{Device, ErrorStats, GlobalScale};
+
+/// What happened to a checkpoint that was converted.
+#[derive(Clone, Debug)]
+pub struct Converted {
+    /// The convention of the output.
+    pub to: FileConvention,
+    /// Sums over the quantized tensors.
+    pub converted: Sums,
+    /// Sums over the tensors that were copied.
+    pub copied: Sums,
+    /// The tensors whose values are not the same to the bit.
+    pub rounded: Vec<Rounding>,
+    /// Layers whose inputs have a global scale that was rounded.
+    pub rounded_inputs: Vec<String>,
+    /// How the cache of keys and values was said to be quantized, if the output does not say so.
+    pub dropped_cache: Option<String>,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+}
+
+/// What the other direction of a global scale did to a tensor's values.
+#[derive(Clone, Debug)]
+pub struct Rounding {
+    /// The tensor.
+    pub tensor: String,
+    /// Its global scale before.
+    pub before: GlobalScale,
+    /// And after, in the other direction.
+    pub after: GlobalScale,
+    /// Values that are not the same f32.
+    pub differing: u64,
+    /// All values.
+    pub values: u64,
+    /// The difference of those after from those before.
+    pub errors: ErrorStats,
+}
+
+/// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its order, with its config.
+///
+/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after, and each whose values are
+/// not the same to the bit is told of. As in [`quantize`](super::quantize()), one tensor is in memory at a time and a failure leaves
+/// nothing behind.
+///
+/// # Errors
+/// [`Error::NothingPacked`]; [`Error::NotStored`] and [`Error::NotConverted`] for what the convention cannot hold without quantizing
+/// again; [`Error::NameTaken`], [`Error::Packed`], and everything about writing.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    to: FileConvention,
+    out: &Path,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Converted> {
+    let start = Instant::now();
+    let logical = logical(checkpoint)?;
+    let mut work = Converter::new(checkpoint, &logical, to, device)?;
+    let skipped = rewrite(checkpoint, out, &mut work, progress)?;
+    Ok(Converted { skipped, seconds: start.elapsed().as_secs_f64(), ..work.done })
+}
+
+struct Converter<'a> {
+    checkpoint: &'a Checkpoint,
+    device: &'a Device,
+    /// By the name of the codes.
+    packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
+    /// The names of scales, which are written with their codes.
+    scales: HashSet<&'a str>,
+    done: Converted,
+}
+
+impl<'a> Converter<'a> {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        logical: &'a [Logical<'a>],
+        to: FileConvention,
+        device: &'a Device,
+    ) -> Result<Self> {
+        let mut packed = HashMap::new();
+        for tensor in logical {
+            if let Logical::Packed(tensor) = tensor {
+                let storage = Storage::of_format(to, tensor.format)?;
+                if storage.transposed != tensor.storage.transposed {
+                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
+                    return Err(Error::NotConverted { file, tensor, to });
+                }
+                packed.insert(tensor.codes.name, (&**tensor, storage));
+            }
+        }
+        let mut formats: Vec<_> = packed.values().map(|(packed, _)| packed.format).collect();
+        formats.dedup();
+        if let [first, second, ..] = formats[..] {
+            return Err(Error::MixedFormats { path: checkpoint.path.clone(), formats: [first, second] });
+        }
+        if packed.is_empty() {
+            return Err(Error::NothingPacked { doing: "convert", path: checkpoint.path.clone() });
+        }
+        let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
+        let scales = scales.map(|scales| scales.name).collect();
+        let done = Converted {
+            to,
+            converted: Sums::default(),
+            copied: Sums::default(),
+            rounded: Vec::new(),
+            rounded_inputs: Vec::new(),
+            dropped_cache: dropped_cache(checkpoint, to),
+            skipped: Vec::new(),
+            seconds: 0.0,
+        };
+        let converter = Self { checkpoint, device, packed, scales, done };
+        converter.check_names()?;
+        Ok(converter)
+    }
+
+    /// Every tensor of the output must have a name of its own.
+    fn check_names(&self) -> Result<()> {
+        let mut taken = HashSet::new();
+        for tensor in self.checkpoint.tensors() {
+            for Outline { name, .. } in self.outlines(&tensor) {
+                if !taken.insert(name.clone()) {
+                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                    return Err(Error::NameTaken { file, tensor, name });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The scale of a layer's inputs as it will be stored.
+    fn input_outline(packed: &Packed<'_>, storage: &Storage) -> Option<(Outline, GlobalScale)> {
+        let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
+        let outline = Outline {
+            name: input.name_beside(packed.name)?,
+            dtype: safetensors::Dtype::F32,
+            shape: input.shape.to_vec(),
+        };
+        Some((outline, scale.toward(input.direction)))
+    }
+
+    /// Writes a quantized tensor, and compares its values.
+    fn convert(&mut self, packed: &Packed<'_>, storage: &Storage, writer: &mut Writer) -> Result<()> {
+        let tensor = packed.read()?;
+        let mut bytes_after = 0;
+        for (outline, data) in storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(&tensor))
+        {
+            bytes_after += data.len() as u64;
+            writer.write(&outline.name, &data)?;
+        }
+        if let Some((outline, scale)) = Self::input_outline(packed, storage) {
+            bytes_after += outline.bytes();
+            writer.write(&outline.name, &scale.value().to_le_bytes())?;
+            let (_, before) = packed.input_scale.unwrap_or_else(|| unreachable!("it has an outline"));
+            if scale.toward(before.direction()) != before {
+                self.done.rounded_inputs.push(packed.name.into());
+            }
+        }
+        let elements = packed.shape.iter().map(|size| *size as u64).product();
+        self.done.converted.add(elements, packed.bytes() as u64, bytes_after);
+        let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
+        if let (Some(before), Some(after)) = (before, after)
+            && before != after
+        {
+            let error = |source| packed.error(source);
+            let values: Vec<f32> = self.device.dequantize(&tensor).map_err(error)?;
+            let converted = tensor.with_global_scale(after).map_err(error)?;
+            let others: Vec<f32> = self.device.dequantize(&converted).map_err(error)?;
+            let differing = values.iter().zip(&others).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            if differing != 0 {
+                let errors = ErrorStats::between(&values, &others);
+                let (tensor, differing) = (packed.name.into(), differing as u64);
+                self.done.rounded.push(Rounding {
+                    tensor,
+                    before,
+                    after,
+                    differing,
+                    values: elements,
+                    errors,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.
+fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
+    let mut description = Description::of(checkpoint);
+    let other = description.take_cache();
+    other.or_else(|| (description.fp8_cache && to == FileConvention::GptOss).then(|| "FP8".into()))
+}
+
+impl Rewrite for Converter<'_> {
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        match self.packed.get(tensor.name) {
+            Some((packed, storage)) => {
+                let mut outlines = storage.outlines(packed.name, &packed.shape);
+                outlines.extend(Self::input_outline(packed, storage).map(|(outline, _)| outline));
+                outlines
+            }
+            None if self.scales.contains(tensor.name) => Vec::new(),
+            None => vec![unchanged(tensor)],
+        }
+    }
+
+    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
+        if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
+            return self.convert(packed, storage, writer);
+        }
+        if !self.scales.contains(tensor.name) {
+            let bytes = tensor.data.len() as u64;
+            self.done.copied.add(tensor.elements(), bytes, bytes);
+            writer.write(tensor.name, tensor.data)?;
+        }
+        Ok(())
+    }
+
+    fn describe(&self, description: &mut Description) {
+        description.take_cache();
+        description.remove();
+        description.activations = self.packed.values().any(|(packed, _)| packed.input_scale.is_some());
+        let copied = self
+            .checkpoint
+            .tensors()
+            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
+        let copied = copied.filter_map(|tensor| ignored_module(&tensor));
+        let mut ignore: Vec<_> = copied.chain(tied_head(self.checkpoint)).collect();
+        ignore.sort();
+        if let Some((_, storage)) = self.packed.values().next() {
+            storage.describe(description, &ignore);
+        }
+    }
+}

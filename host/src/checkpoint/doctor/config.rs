@@ -1,0 +1,163 @@
+//! What config.json says about a checkpoint's weights, beside what they are.
+
+use globset::Glob;
+use serde_json::{Map, Value};
+
+use super::{Defect, Finding};
+use crate::checkpoint::convention::{Description, FileConvention, QUANTIZATION, WEIGHT};
+use crate::checkpoint::ignored::ignored_module;
+use crate::checkpoint::packed::Packed;
+use crate::checkpoint::read::{Checkpoint, Tensor};
+use crate::recipe::Words;
+
+/// Layers whose inputs are as wide as the model, by the ends of their names, and those whose outputs are.
+const FROM_HIDDEN: [&str; 5] = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
+const TO_HIDDEN: [&str; 2] = ["o_proj", "down_proj"];
+
+/// Looks at the config of a directory; a file has none.
+pub(super) fn look(
+    checkpoint: &Checkpoint,
+    packed: &[Packed<'_>],
+    plain: &[Tensor<'_>],
+    findings: &mut Vec<Finding>,
+) {
+    let Some(config) = &checkpoint.config else { return };
+    let mut found = |tensor: Option<&str>, what: String| {
+        let tensor = tensor.map(Into::into);
+        findings.push(Finding { defect: Defect::Config, tensor, file: config.file.clone(), what });
+    };
+    match (Description::method(checkpoint), packed.first()) {
+        (None, None) => {}
+        (None, Some(first)) => {
+            let what = format!("there is no {QUANTIZATION}, but {} tensors are quantized", packed.len());
+            found(Some(first.name), what);
+        }
+        (Some((method, file)), None) => {
+            let what = format!("{} says {method}, but no tensor is quantized in a known way", file.display());
+            found(None, what);
+        }
+        (Some((method, _)), Some(_)) => {
+            let quantization = config.json.get(QUANTIZATION).and_then(Value::as_object);
+            for packed in packed.iter().filter(|packed| !fits(&method, packed.convention())) {
+                let stored = packed.convention().word();
+                found(
+                    Some(packed.name),
+                    format!("the method is {method}, but the tensor is stored as {stored}"),
+                );
+            }
+            if let Some(quantization) = quantization {
+                layers(quantization, packed, plain, &mut found);
+            }
+        }
+    }
+    inputs(checkpoint, packed, &mut found);
+    let text = config.json.get("text_config").and_then(Value::as_object).unwrap_or(&config.json);
+    if let Some(hidden) = text.get("hidden_size").and_then(Value::as_u64) {
+        for packed in packed {
+            widths(packed, hidden, &mut found);
+        }
+    }
+}
+
+/// Layers whose inputs are quantized need a global scale for that.
+fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], found: &mut impl FnMut(Option<&str>, String)) {
+    let jsons = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
+    let entries = jsons.flat_map(|config| [QUANTIZATION, "quantization"].map(|key| config.json.get(key)));
+    let quantized =
+        entries.flatten().any(|entry| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4"));
+    for packed in packed.iter().filter(|packed| packed.convention() == FileConvention::Modelopt) {
+        if quantized && packed.input_scale.is_none() {
+            let what = "the config says that inputs are quantized too (NVFP4), but there is no input_scale, and vLLM takes what memory \
+                        holds; for weights alone it must say W4A16_NVFP4";
+            found(Some(packed.name), what.into());
+        }
+    }
+}
+
+/// Whether a config's method is that of a convention.
+fn fits(method: &str, convention: FileConvention) -> bool {
+    match convention {
+        FileConvention::CompressedTensors => method == "compressed-tensors",
+        FileConvention::Modelopt => method.starts_with("modelopt"),
+        FileConvention::GptOss => method == "mxfp4",
+    }
+}
+
+/// Which layers are quantized, and in which format.
+fn layers(
+    quantization: &Map<String, Value>,
+    packed: &[Packed<'_>],
+    plain: &[Tensor<'_>],
+    found: &mut impl FnMut(Option<&str>, String),
+) {
+    if let Some(groups) = quantization.get("config_groups").and_then(Value::as_object) {
+        let weights: Vec<_> = groups.values().filter_map(|group| group.get("weights")).collect();
+        for packed in packed.iter().filter(|packed| !weights.iter().any(|weights| describes(weights, packed)))
+        {
+            let format = packed.format;
+            found(Some(packed.name), format!("it is {format}, which no entry of config_groups describes"));
+        }
+    }
+    // gpt-oss' loaders take experts and leave the rest, whatever is listed.
+    let listed = ["ignore", "exclude_modules"].iter().find_map(|key| quantization.get(*key)?.as_array());
+    let Some(listed) = listed else { return };
+    let ignored: Vec<_> = listed.iter().filter_map(Value::as_str).collect();
+    let is_ignored = |module: &str| ignored.iter().any(|pattern| matches(pattern, module));
+    for packed in packed {
+        let module = packed.name.strip_suffix(WEIGHT).unwrap_or(packed.name);
+        if is_ignored(module) {
+            found(Some(packed.name), "it is quantized, but the config says that it is not".into());
+        }
+    }
+    for tensor in plain {
+        if let Some(module) = ignored_module(tensor).filter(|module| !is_ignored(module)) {
+            let what =
+                format!("the layer is {}, but the config does not list {module} as ignored", tensor.dtype);
+            found(Some(tensor.name), what);
+        }
+    }
+}
+
+/// Whether an entry of a config is about such weights.
+fn describes(weights: &Value, packed: &Packed<'_>) -> bool {
+    let number = |key| weights.get(key).and_then(Value::as_u64);
+    let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
+    number("num_bits") == Some(bits) && number("group_size").is_none_or(|size| size == block)
+}
+
+/// Whether an entry of a list of modules means one: its name, a glob, or after `re:` a regular expression, of which only those that
+/// are as simple as globs are looked into. What is not understood is taken to mean it.
+fn matches(pattern: &str, module: &str) -> bool {
+    let glob = match pattern.strip_prefix("re:") {
+        Some(expression) => {
+            expression.trim_start_matches('^').trim_end_matches('$').replace("\\.", ".").replace(".*", "*")
+        }
+        None => pattern.into(),
+    };
+    let inside = || module.strip_prefix(&*glob).is_some_and(|rest| rest.starts_with('.'));
+    let matcher = Glob::new(&glob).map(|glob| glob.compile_matcher());
+    inside() || matcher.map_or(true, |matcher| matcher.is_match(module))
+}
+
+/// Whether a layer of the language model is as wide as the model.
+fn widths(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>, String)) {
+    let Some(layer) = packed.name.strip_suffix(WEIGHT) else { return };
+    let Some((parent, part)) = layer.rsplit_once('.') else { return };
+    let others = ["vision", "visual", "audio", "encoder"];
+    let [rows, cols] = packed.shape[..] else { return };
+    if !parent.contains("layers.") || others.iter().any(|other| parent.contains(other)) {
+        return;
+    }
+    let (width, what) = match part {
+        _ if FROM_HIDDEN.contains(&part) => (cols, "inputs"),
+        _ if TO_HIDDEN.contains(&part) => (rows, "outputs"),
+        _ => return,
+    };
+    if width as u64 != hidden {
+        let shape = &packed.shape;
+        found(
+            Some(packed.name),
+            format!("it has {width} {what} (shape {shape:?}), but hidden_size is {hidden}"),
+        );
+    }
+}

@@ -1,0 +1,25 @@
+//! Dtypes and shapes that can be understood, but are not what loaders expect.
+
+use safetensors::Dtype as FileDtype;
+
+use super::{Defect, Finding};
+use crate::checkpoint::FileConvention;
+use crate::checkpoint::packed::Packed;
+
+/// Looks at a tensor's parts.
+pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
+    let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
+    if packed.scales.dtype == FileDtype::F8_E8M0 {
+        let (name, convention) = (packed.scales.name, packed.convention());
+        // transformers 5.23 turns such scales into integers by their values, not by their bits.
+        if convention == FileConvention::CompressedTensors {
+            found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));
+        }
+    }
+    let stored = packed.storage.global_scale.as_ref().zip(packed.global_scale);
+    if let Some((global, (tensor, _))) = stored.filter(|(global, (tensor, _))| global.shape != tensor.shape) {
+        // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors divides by it in bf16.
+        let (name, shape, expected) = (tensor.name, tensor.shape, global.shape);
+        found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
+    }
+}
