@@ -24,8 +24,10 @@ pub struct ErrorStats {
     max_abs: f64,
 }
 
-/// Elements summed into one partial sum.
+/// Elements that a thread takes at once.
 const PART: usize = 1 << 14;
+/// Elements summed into one partial sum, which lie in the first-level cache meanwhile.
+const BUFFER: usize = 1024;
 /// Running sums kept side by side, so that the compiler vectorises.
 const LANES: usize = 8;
 
@@ -36,11 +38,18 @@ impl ErrorStats {
     /// If the lengths differ.
     pub fn between<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Self {
         assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
-        let parts: Vec<Self> = original
-            .par_chunks(PART)
-            .zip(approximation.par_chunks(PART))
-            .map(|(a, b)| Self::of_part(a, b))
-            .collect();
+        let isa = cpu::Isa::best();
+        let parts = original.par_chunks(PART).zip(approximation.par_chunks(PART)).map(|(a, b)| {
+            let mut sum = Self::default();
+            let mut buffer = [0.0f32; BUFFER];
+            for (a, b) in a.chunks(BUFFER).zip(b.chunks(BUFFER)) {
+                let wide = &mut buffer[..b.len()];
+                wide.iter_mut().zip(b).for_each(|(wide, b)| *wide = b.to_f32());
+                sum += isa.errors(a, wide);
+            }
+            sum
+        });
+        let parts: Vec<Self> = parts.collect();
         parts.into_iter().fold(Self::default(), |mut sum, part| {
             sum += part;
             sum
@@ -61,21 +70,22 @@ impl ErrorStats {
         let row_blocks = tensor.blocks_per_row();
         let decoder = cpu::Decoder::of::<f32>(tensor);
         let scales = tensor.linear_scales();
+        let isa = cpu::Isa::best();
         let rows: Vec<Self> = values
             .par_chunks(shape.row_stride)
             .zip(tensor.codes().par_chunks(row_blocks * block_bytes))
             .zip(scales.par_chunks(row_blocks))
             .map(|((values, codes), scales)| {
                 let mut sum = Self::default();
-                let mut buffer = [0.0f32; 1024];
+                let mut buffer = [0.0f32; BUFFER];
                 let at_once = buffer.len() / block;
                 let parts = values[..shape.cols].chunks(buffer.len());
                 for ((values, codes), scales) in
                     parts.zip(codes.chunks(at_once * block_bytes)).zip(scales.chunks(at_once))
                 {
                     let back = &mut buffer[..values.len()];
-                    cpu::Isa::best().dequantize(&decoder, codes, scales, back);
-                    sum += Self::of_part(values, back);
+                    isa.dequantize(&decoder, codes, scales, back);
+                    sum += isa.errors(values, back);
                 }
                 sum
             })
@@ -86,35 +96,26 @@ impl ErrorStats {
         }))
     }
 
-    fn of_part<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Self {
-        let mut lanes = [[0.0f64; LANES]; 5];
-        let mut non_finite = 0;
+    /// Of elements and their approximations. The sums have the same order, and so the same bits, whatever it is compiled for.
+    #[inline(always)]
+    pub(crate) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> Self {
+        let mut sums = LaneSums::default();
         let (wholes, tail) = original.as_chunks::<LANES>();
         let (other_wholes, other_tail) = approximation.as_chunks::<LANES>();
-        let mut add = |lane: usize, a: A, b: B| {
-            let (a, b) = (f64::from(a.to_f32()), f64::from(b.to_f32()));
-            let finite = a.is_finite() & b.is_finite();
-            let (a, b) = if finite { (a, b) } else { (0.0, 0.0) };
-            let difference = a - b;
-            non_finite += u64::from(!finite);
-            lanes[0][lane] += a * a;
-            lanes[1][lane] += difference * difference;
-            lanes[2][lane] += b * b;
-            lanes[3][lane] += a * b;
-            lanes[4][lane] = lanes[4][lane].max(difference.abs());
-        };
         for (a, b) in wholes.iter().zip(other_wholes) {
-            for lane in 0..LANES {
-                add(lane, a[lane], b[lane]);
+            let mut wide = [0.0; LANES];
+            for (wide, a) in wide.iter_mut().zip(a) {
+                *wide = a.to_f32();
             }
+            sums.add(&wide, b);
         }
-        for (lane, (a, b)) in tail.iter().zip(other_tail).enumerate() {
-            add(lane, *a, *b);
+        // Zeros beside zeros add nothing.
+        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        for (i, (tail, other)) in tail.iter().zip(other_tail).enumerate() {
+            (a[i], b[i]) = (tail.to_f32(), *other);
         }
-        let [signal, noise, approximation, product, _] = lanes.map(|lanes| lanes.iter().sum());
-        let max_abs = lanes[4].iter().fold(0.0, |most: f64, lane| most.max(*lane));
-        let elements = original.len() as u64 - non_finite;
-        Self { elements, non_finite, signal, noise, approximation, product, max_abs }
+        sums.add(&a, &b);
+        sums.total(original.len() as u64)
     }
 
     /// Pairs compared.
@@ -149,6 +150,52 @@ impl ErrorStats {
             (false, false) => self.product / (self.signal.sqrt() * self.approximation.sqrt()),
             _ => 0.0,
         }
+    }
+}
+
+/// Sums in each lane.
+#[derive(Default)]
+struct LaneSums {
+    signal: [f64; LANES],
+    noise: [f64; LANES],
+    approximation: [f64; LANES],
+    product: [f64; LANES],
+    max_abs: [f64; LANES],
+    non_finite: [u64; LANES],
+}
+
+impl LaneSums {
+    /// Adds a pair to each lane.
+    #[inline(always)]
+    fn add(&mut self, a: &[f32; LANES], b: &[f32; LANES]) {
+        for lane in 0..LANES {
+            let finite = a[lane].abs() < f32::INFINITY && b[lane].abs() < f32::INFINITY;
+            let (a, b) = if finite { (f64::from(a[lane]), f64::from(b[lane])) } else { (0.0, 0.0) };
+            let difference = a - b;
+            self.non_finite[lane] += u64::from(!finite);
+            self.signal[lane] += a * a;
+            self.noise[lane] += difference * difference;
+            self.approximation[lane] += b * b;
+            self.product[lane] += a * b;
+            let magnitude = difference.abs();
+            self.max_abs[lane] = if magnitude > self.max_abs[lane] { magnitude } else { self.max_abs[lane] };
+        }
+    }
+
+    /// Over all lanes, of so many pairs.
+    #[inline(always)]
+    fn total(&self, pairs: u64) -> ErrorStats {
+        let mut total = ErrorStats::default();
+        for lane in 0..LANES {
+            total.signal += self.signal[lane];
+            total.noise += self.noise[lane];
+            total.approximation += self.approximation[lane];
+            total.product += self.product[lane];
+            total.max_abs = total.max_abs.max(self.max_abs[lane]);
+            total.non_finite += self.non_finite[lane];
+        }
+        total.elements = pairs - total.non_finite;
+        total
     }
 }
 

@@ -208,5 +208,7 @@ fn find<T: Element, const N: usize>(
         decode_e2m1(codes, 1.0, &mut values);
         values
     };
+    // One type of function, so that the search is compiled once and not for each dtype, format and instruction set.
+    let decoded: &dyn Fn(u8) -> [f32; N] = &decoded;
     hessian.search(wide, search, candidates, (plain, larger), decoded)
 }

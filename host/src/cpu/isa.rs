@@ -16,11 +16,12 @@ use super::rule::{Decoder, Kind, Rule};
 use super::thresholds::Thresholds;
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
-use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
+use super::vector::{Once, Portable, Stamped};
 use super::{groups, lanes, reference};
 use crate::element::{Dtype, Element};
+use crate::quality::ErrorStats;
 use crate::recipe::Words;
 
 /// A way of computing on the CPU. All give the same bytes.
@@ -51,6 +52,22 @@ impl Words for Isa {
 /// A stamp for an instruction set: the same functions, compiled with its features enabled, if any, given its vectors and how it widens.
 macro_rules! stamp {
     ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
+        impl Stamped for $vector {
+            #[inline(always)]
+            fn once<O: Once<Self>>(what: O) -> O::Output {
+                $(#[target_feature(enable = $features)])?
+                #[inline(never)]
+                fn once<O: Once<$vector>>(what: O) -> O::Output {
+                    what.by()
+                }
+                // SAFETY: as all of this type, it is only called from its stamp, which is entered after the features were detected.
+                #[allow(unused_unsafe, reason = "the portable stamp needs no features")]
+                unsafe {
+                    once(what)
+                }
+            }
+        }
+
         mod $module {
             use super::*;
 
@@ -89,6 +106,11 @@ macro_rules! stamp {
             $(#[target_feature(enable = $features)])?
             pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
                 groups::amax_bits::<T, $vector>(v)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn errors<T: Element>(v: &[T], approximation: &[f32]) -> ErrorStats {
+                ErrorStats::of_part(v, approximation)
             }
         }
     };
@@ -248,6 +270,11 @@ impl Isa {
         dequantize(self, decoder, codes, scales, ElementsMut::of(values));
     }
 
+    /// How far values are from as many approximations.
+    pub(crate) fn errors<T: Element>(self, v: &[T], approximation: &[f32]) -> ErrorStats {
+        errors(self, Elements::of(v), approximation)
+    }
+
     /// The largest magnitude's bits.
     pub(super) fn amax_bits<T: Element>(self, v: &[T]) -> u32 {
         amax_bits(self, Elements::of(v))
@@ -336,6 +363,10 @@ fn dequantize(isa: Isa, decoder: &Decoder, codes: &[u8], scales: &[u8], values: 
         Isa::Reference => reference::dequantize(decoder, codes, scales, values),
         _ => by_stamp!(isa, dequantize(decoder, codes, scales, values)),
     })
+}
+
+fn errors(isa: Isa, v: Elements<'_>, approximation: &[f32]) -> ErrorStats {
+    by_dtype!(Elements, v => by_stamp!(isa, errors(v, approximation)))
 }
 
 fn amax_bits(isa: Isa, v: Elements<'_>) -> u32 {

@@ -3,12 +3,13 @@
 
 use std::marker::PhantomData;
 
+use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
 
 use super::lanes::{AWAY, ByElement, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
 use super::policy::{self, Tally, block_at};
-use super::rule::{Kind, Mx, Rule, Searching};
+use super::rule::{Blocks, Kind, Mx, Rule, Searching};
 use super::search_lanes;
 use super::vector::{LANES, Portable, Scalars, Vector};
 use crate::element::Element;
@@ -125,7 +126,8 @@ impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
             }
         }
         let weights = self.0.0.map(|_| &weights);
-        search_lanes::search::<V, N, _>(wide, weights, starts[0].search, candidates, &plain, &larger)
+        let (search, plain, larger) = (starts[0].search, &plain, &larger);
+        V::once(search_lanes::Blocks { blocks: wide, weights, search, scales: candidates, plain, larger })
     }
 }
 
@@ -173,24 +175,82 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
 ) -> Tally {
     let mut piece = Piece { values, finder, rule, searching, codes, scales };
     match &rule.kind {
-        Kind::Mxfp4(mx) => {
-            let keep = mx.arithmetic.negative_zero == NegativeZero::Keep;
-            // The types that quantizing without a search chooses among.
-            match (mx.arithmetic.ties, keep) {
-                (Ties::Even, true) => piece.mxfp4::<W, EVEN, true>(*mx),
-                (Ties::Even, false) => piece.mxfp4::<W, EVEN, false>(*mx),
-                (Ties::Away, true) => piece.mxfp4::<W, AWAY, true>(*mx),
-                (Ties::Away, false) => piece.mxfp4::<W, AWAY, false>(*mx),
-                (Ties::Zero, true) => piece.mxfp4::<W, ZERO, true>(*mx),
-                (Ties::Zero, false) => piece.mxfp4::<W, ZERO, false>(*mx),
-            }
-        }
-        Kind::Nvfp4(quantizer, _) => match quantizer.negative_zero() == NegativeZero::Keep {
-            true => piece.blocks::<W, _, _, _>(&Nvfp4::<true>(*quantizer), &searching.factors),
-            false => piece.blocks::<W, _, _, _>(&Nvfp4::<false>(*quantizer), &searching.factors),
-        },
+        Kind::Mxfp4(mx) => piece.blocks::<W, _, _, _>(&AnyMxfp4(*mx), &PowersOfTwo),
+        Kind::Nvfp4(quantizer, _) => piece.blocks::<W, _, _, _>(&AnyNvfp4(*quantizer), &searching.factors),
         // A recipe with a search is refused for these.
         Kind::Mxfp8E4m3(_) | Kind::Mxfp8E5m2(_) => Tally::default(),
+    }
+}
+
+/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block, and so the search is not
+/// compiled for each.
+struct AnyMxfp4(Mx<E2m1>);
+
+impl Blocks<{ mx::BLOCK }> for AnyMxfp4 {
+    fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
+        Blocks::quantize_block::<T>(&self.0, values, codes)
+    }
+}
+
+impl Vectorised<{ mx::BLOCK }> for AnyMxfp4 {
+    type Scaling = f32;
+
+    #[inline(always)]
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, f32, BlockEvents) {
+        Vectorised::scale::<T>(&self.0, amax_bits)
+    }
+
+    #[inline(always)]
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (f32, BlockEvents) {
+        Vectorised::rescale::<T>(&self.0, amax_bits, byte)
+    }
+
+    #[inline(always)]
+    fn encode(&self, wide: &[f32; mx::BLOCK], reciprocal: f32, codes: &mut [u8]) {
+        let mx = self.0;
+        match (mx.arithmetic.ties, mx.arithmetic.negative_zero == NegativeZero::Keep) {
+            (Ties::Even, true) => Mxfp4::<EVEN, true>(mx).encode(wide, reciprocal, codes),
+            (Ties::Even, false) => Mxfp4::<EVEN, false>(mx).encode(wide, reciprocal, codes),
+            (Ties::Away, true) => Mxfp4::<AWAY, true>(mx).encode(wide, reciprocal, codes),
+            (Ties::Away, false) => Mxfp4::<AWAY, false>(mx).encode(wide, reciprocal, codes),
+            (Ties::Zero, true) => Mxfp4::<ZERO, true>(mx).encode(wide, reciprocal, codes),
+            (Ties::Zero, false) => Mxfp4::<ZERO, false>(mx).encode(wide, reciprocal, codes),
+        }
+    }
+}
+
+/// The same for NVFP4 and −0.
+struct AnyNvfp4(Quantizer);
+
+impl Blocks<{ nvfp4::BLOCK }> for AnyNvfp4 {
+    fn quantize_block<T: Element>(
+        &self,
+        values: &[f32; nvfp4::BLOCK],
+        codes: &mut [u8],
+    ) -> (u8, BlockEvents) {
+        Blocks::quantize_block::<T>(&self.0, values, codes)
+    }
+}
+
+impl Vectorised<{ nvfp4::BLOCK }> for AnyNvfp4 {
+    type Scaling = Scaling;
+
+    #[inline(always)]
+    fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Scaling, BlockEvents) {
+        Nvfp4::<true>(self.0).scale::<T>(amax_bits)
+    }
+
+    #[inline(always)]
+    fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (Scaling, BlockEvents) {
+        Nvfp4::<true>(self.0).rescale::<T>(amax_bits, byte)
+    }
+
+    #[inline(always)]
+    fn encode(&self, wide: &[f32; nvfp4::BLOCK], scaling: Scaling, codes: &mut [u8]) {
+        match self.0.negative_zero() {
+            NegativeZero::Keep => Nvfp4::<true>(self.0).encode(wide, scaling, codes),
+            _ => Nvfp4::<false>(self.0).encode(wide, scaling, codes),
+        }
     }
 }
 
@@ -205,14 +265,6 @@ struct Piece<'a, T, F> {
 }
 
 impl<T: Element, F> Piece<'_, T, F> {
-    #[inline(always)]
-    fn mxfp4<W: Widen, const TIES: u8, const KEEP: bool>(&mut self, mx: Mx<E2m1>) -> Tally
-    where
-        F: Find<{ mx::BLOCK }>,
-    {
-        self.blocks::<W, _, _, _>(&Mxfp4::<TIES, KEEP>(mx), &PowersOfTwo)
-    }
-
     #[inline(always)]
     fn blocks<W: Widen, V: Vectorised<N>, S: Scales, const N: usize>(
         &mut self,
