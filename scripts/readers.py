@@ -1,0 +1,222 @@
+"""Reads checkpoints that microscale wrote with the libraries that others read them with, and compares every weight.
+
+    python readers.py --microscale target/release/microscale [--sample sample/tiny-llama]
+
+Each check writes a checkpoint, has the library load and dequantize it on the CPU, and compares what comes out with
+`microscale dequantize` bit for bit. ModelOpt and gguf have no -0 among their values; there signs of zeros are left out.
+The exit code is 1 if any check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import modelopt.torch.quantization as mtq
+import torch
+from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
+
+BLOCK = 16
+
+
+class Program:
+    """The program, and a directory for what it writes."""
+
+    def __init__(self, path: Path, scratch: Path):
+        self.path, self.scratch, self.made = path, scratch, 0
+
+    def new(self, name: str) -> Path:
+        self.made += 1
+        return self.scratch / f"{self.made}-{name}"
+
+    def run(self, *args: str | Path) -> str:
+        command = [str(self.path), *map(str, args)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        return done.stdout
+
+    def quantize(self, model: Path, *args: str) -> Path:
+        out = self.new("quantized")
+        self.run("quantize", model, "--out", out, *args)
+        return out
+
+    def convert(self, model: Path, to: str) -> Path:
+        out = self.new(to)
+        self.run("convert", model, "--to", to, "--out", out)
+        return out
+
+    def dequantize(self, model: Path, dtype: str) -> dict[str, torch.Tensor]:
+        out = self.new("dequantized")
+        self.run("dequantize", model, "--dtype", dtype, "--out", out)
+        return tensors(out)
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        found.update(load_file(file))
+    return found
+
+
+def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], *, signs_of_zeros: bool) -> list[str]:
+    """The names of tensors that are not the same, and of those that only one side has."""
+    wrong = sorted(ours.keys() ^ theirs.keys())
+    for name in sorted(ours.keys() & theirs.keys()):
+        a, b = ours[name], theirs[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            wrong.append(f"{name}: {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}")
+            continue
+        same = torch.equal(a, b)
+        if signs_of_zeros:
+            bits = {2: torch.int16, 4: torch.int32}[a.element_size()]
+            same = same and torch.equal(a.view(bits), b.view(bits))
+        if not same:
+            wrong.append(name)
+    return wrong
+
+
+def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
+    """A model's parameters as transformers loads and dequantizes them."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        directory, quantization_config=config, dtype=torch.bfloat16, output_loading_info=True
+    )
+    problems = {key: value for key, value in info.items() if value}
+    if problems:
+        raise RuntimeError(f"transformers reports {problems}")
+    logits = model(torch.arange(8)[None]).logits
+    if not logits.isfinite().all():
+        raise RuntimeError("the model's logits are not finite")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def by_transformers(program: Program, model: Path, config: object) -> list[str]:
+    """Compares a checkpoint as transformers dequantizes it."""
+    theirs = loaded_weights(model, config)
+    ours = program.dequantize(model, "bf16")
+    # Tied weights are one parameter.
+    theirs = {name: theirs[name] for name in theirs if name in ours or name != "lm_head.weight"}
+    return differing(ours, theirs, signs_of_zeros=True)
+
+
+def by_modelopt(program: Program, model: Path) -> list[str]:
+    """Compares a checkpoint as ModelOpt dequantizes it."""
+    stored, ours = tensors(model), program.dequantize(model, "f32")
+    theirs: dict[str, torch.Tensor] = {}
+    for name, codes in stored.items():
+        if codes.dtype != torch.uint8:
+            continue
+        shape = torch.Size((*codes.shape[:-1], codes.shape[-1] * 2))
+        quantized = NVFP4QTensor(shape, torch.float32, codes)
+        scale, double_scale = stored[f"{name}_scale"], stored[f"{name}_scale_2"]
+        theirs[name] = quantized.dequantize(
+            dtype=torch.float32, scale=scale, double_scale=double_scale, block_sizes={-1: BLOCK}
+        )
+    if not theirs:
+        raise RuntimeError("no tensor is stored as ModelOpt stores them")
+    return differing({name: ours[name] for name in theirs}, theirs, signs_of_zeros=False)
+
+
+def tiny_gpt_oss(directory: Path) -> Path:
+    """A random model of gpt-oss' architecture, unquantized."""
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        num_hidden_layers=2, num_local_experts=3, vocab_size=64, hidden_size=64, intermediate_size=96, head_dim=32,
+        num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=1, sliding_window=16, dtype="bfloat16",
+        pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    directory.mkdir()
+    weights = {name: weight.contiguous().clone() for name, weight in model.state_dict().items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    described = config.to_dict() | {"architectures": ["GptOssForCausalLM"]}
+    (directory / "config.json").write_text(json.dumps(described))
+    return directory
+
+
+def modelopt_export(directory: Path) -> Path:
+    """A random Llama that ModelOpt itself has quantized and exported."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=False, dtype="bfloat16",
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.config.architectures = ["LlamaForCausalLM"]
+    model = mtq.quantize(model, mtq.W4A16_NVFP4_CFG, lambda model: model(torch.arange(32)[None]))
+    export_hf_checkpoint(model, export_dir=str(directory))
+    return directory
+
+
+def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]:
+    ct = CompressedTensorsConfig(dequantize=True)
+
+    def exported() -> list[str]:
+        original = modelopt_export(program.new("modelopt-export"))
+        converted = program.convert(original, "compressed-tensors")
+        back = program.convert(converted, "modelopt")
+        wrong = by_modelopt(program, original) + by_transformers(program, converted, ct) + by_modelopt(program, back)
+        # Codes and block scales come back as they were.
+        before, after = tensors(original), tensors(back)
+        kept = [name for name in before if not name.endswith("_scale_2")]
+        return wrong + [name for name in kept if not torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8))]
+
+    def gpt_oss() -> list[str]:
+        model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--out-convention", "gpt-oss")
+        return by_transformers(program, model, Mxfp4Config(dequantize=True))
+
+    found: dict[str, Callable[[], list[str]]] = {}
+    for quantizer in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"]:
+        nvfp4 = ["--format", "nvfp4", "--convention", quantizer]
+        found[f"compressed-tensors and transformers read NVFP4 by {quantizer}"] = lambda nvfp4=nvfp4: by_transformers(
+            program, program.quantize(sample, *nvfp4), ct
+        )
+        found[f"ModelOpt reads NVFP4 by {quantizer}"] = lambda nvfp4=nvfp4: by_modelopt(
+            program, program.quantize(sample, *nvfp4, "--out-convention", "modelopt")
+        )
+    for quantizer in ["ocp", "compressed-tensors", "modelopt", "ggml"]:
+        mxfp4 = ["--format", "mxfp4", "--convention", quantizer]
+        found[f"compressed-tensors and transformers read MXFP4 by {quantizer}"] = lambda mxfp4=mxfp4: by_transformers(
+            program, program.quantize(sample, *mxfp4), ct
+        )
+    found["transformers reads gpt-oss' experts"] = gpt_oss
+    found["ModelOpt's own export, converted to compressed-tensors and back"] = exported
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--microscale", type=Path, required=True)
+    parser.add_argument("--sample", type=Path, default=Path(__file__).parent.parent / "sample" / "tiny-llama")
+    args = parser.parse_args()
+    libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "torch"]
+    print(", ".join(f"{library} {version(library)}" for library in libraries))
+    failed = 0
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        for what, check in checks(Program(args.microscale.resolve(), Path(scratch)), args.sample).items():
+            try:
+                wrong = check()
+            except Exception as error:  # noqa: BLE001  (a reader that refuses is a failed check, and the next one runs)
+                wrong = [f"{type(error).__name__}: {error}"]
+            failed += bool(wrong)
+            print(f"{'FAILED' if wrong else 'same  '}  {what}")
+            for line in wrong[:10]:
+                print(f"        {line}")
+    print(f"{failed} checks failed" if failed else "every weight is the same")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
