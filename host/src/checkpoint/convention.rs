@@ -190,11 +190,11 @@ impl Storage {
     }
 
     /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
-    pub(super) fn parts<'q>(&self, tensor: &'q QuantizedTensor) -> Vec<Cow<'q, [u8]>> {
-        let mut parts: Vec<Cow<'q, [u8]>> = vec![tensor.codes().into(), tensor.scales().into()];
-        if let Some(global) = self.stored_global_scale(tensor.global_scale()) {
-            parts.push(global.value().to_le_bytes().to_vec().into());
-        }
+    pub(super) fn parts(&self, tensor: QuantizedTensor) -> Vec<Vec<u8>> {
+        let global = self.stored_global_scale(tensor.global_scale());
+        let (codes, scales) = tensor.into_parts();
+        let mut parts = vec![codes, scales];
+        parts.extend(global.map(|global| global.value().to_le_bytes().to_vec()));
         parts
     }
 

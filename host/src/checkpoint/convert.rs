@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
+use rayon::prelude::*;
+
 use super::convention::{Description, FileConvention, Storage};
 use super::error::{Error, Result};
 use super::ignored::{ignored_module, tied_head};
@@ -12,8 +14,8 @@ use super::packed::{Logical, Packed, logical};
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::summary::Sums;
-use super::write::{Outline, Writer};
-use crate::{Device, ErrorStats, GlobalScale};
+use super::write::{Outline, Sink};
+use crate::{Device, ErrorStats, GlobalScale, QuantizedTensor};
 
 /// What happened to a checkpoint that was converted.
 #[derive(Clone, Debug)]
@@ -154,49 +156,51 @@ impl<'a> Converter<'a> {
         Some((outline, scale.toward(input.direction)))
     }
 
-    /// Writes a quantized tensor, and compares its values.
-    fn convert(&mut self, packed: &Packed<'_>, storage: &Storage, writer: &mut Writer) -> Result<()> {
+    /// Compares a quantized tensor's values before and after, and hands it on.
+    fn convert<'t>(&mut self, packed: &Packed<'_>, storage: &Storage, sink: &mut Sink<'t>) -> Result<()> {
         let tensor = packed.read()?;
+        self.compare(packed, storage, &tensor)?;
         let mut bytes_after = 0;
-        for (outline, data) in storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(&tensor))
+        for (outline, data) in storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor))
         {
             bytes_after += data.len() as u64;
-            writer.write(&outline.name, &data)?;
+            sink.write(&outline.name, data)?;
         }
-        if let Some((outline, scale)) = Self::input_outline(packed, storage) {
+        if let Some((outline, after)) = Self::input_outline(packed, storage) {
             bytes_after += outline.bytes();
-            writer.write(&outline.name, &scale.value().to_le_bytes())?;
-            let (_, before) = packed.input_scale.unwrap_or_else(|| unreachable!("it has an outline"));
-            if scale.toward(before.direction()) != before {
+            sink.write(&outline.name, after.value().to_le_bytes())?;
+            if packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before) {
                 self.done.rounded_inputs.push(packed.name.into());
             }
         }
-        let elements = packed.shape.iter().map(|size| *size as u64).product();
-        self.done.converted.add(elements, packed.bytes() as u64, bytes_after);
+        self.done.converted.add(elements(packed), packed.bytes() as u64, bytes_after);
+        Ok(())
+    }
+
+    /// Notes what another direction of the global scale does to a tensor's values.
+    fn compare(&mut self, packed: &Packed<'_>, storage: &Storage, tensor: &QuantizedTensor) -> Result<()> {
         let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
-        if let (Some(before), Some(after)) = (before, after)
-            && before != after
-        {
-            let error = |source| packed.error(source);
-            let values: Vec<f32> = self.device.dequantize(&tensor).map_err(error)?;
-            let converted = tensor.with_global_scale(after).map_err(error)?;
-            let others: Vec<f32> = self.device.dequantize(&converted).map_err(error)?;
-            let differing = values.iter().zip(&others).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-            if differing != 0 {
-                let errors = ErrorStats::between(&values, &others);
-                let (tensor, differing) = (packed.name.into(), differing as u64);
-                self.done.rounded.push(Rounding {
-                    tensor,
-                    before,
-                    after,
-                    differing,
-                    values: elements,
-                    errors,
-                });
-            }
+        let (Some(before), Some(after)) = (before, after) else { return Ok(()) };
+        if before == after {
+            return Ok(());
+        }
+        let error = |source| packed.error(source);
+        let values: Vec<f32> = self.device.dequantize(tensor).map_err(error)?;
+        let converted = tensor.clone().with_global_scale(after).map_err(error)?;
+        let others: Vec<f32> = self.device.dequantize(&converted).map_err(error)?;
+        let pairs = values.par_iter().zip(&others);
+        let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+        if differing != 0 {
+            let errors = ErrorStats::between(&values, &others);
+            let (tensor, values) = (packed.name.into(), elements(packed));
+            self.done.rounded.push(Rounding { tensor, before, after, differing, values, errors });
         }
         Ok(())
     }
+}
+
+fn elements(packed: &Packed<'_>) -> u64 {
+    packed.shape.iter().map(|size| *size as u64).product()
 }
 
 /// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.
@@ -219,14 +223,14 @@ impl Rewrite for Converter<'_> {
         }
     }
 
-    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
+    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
         if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
-            return self.convert(packed, storage, writer);
+            return self.convert(packed, storage, sink);
         }
         if !self.scales.contains(tensor.name) {
             let bytes = tensor.data.len() as u64;
             self.done.copied.add(tensor.elements(), bytes, bytes);
-            writer.write(tensor.name, tensor.data)?;
+            sink.write(tensor.name, tensor.data)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::summary::Sums;
 use super::values::file_dtype;
-use super::write::{Outline, Writer};
+use super::write::{Outline, Sink};
 use crate::device::Device;
 use crate::{Dtype, Element};
 
@@ -110,15 +110,24 @@ struct Dequantizer<'a> {
 
 impl Dequantizer<'_> {
     /// Dequantizes a tensor and writes its values.
-    fn values<T: Element>(&mut self, packed: &Packed<'_>, writer: &mut Writer) -> Result<()> {
+    fn values<'t, T: Element>(&mut self, packed: &Packed<'_>, sink: &mut Sink<'t>) -> Result<()> {
         let start = Instant::now();
         let values: Vec<T> = packed.values(self.device)?;
         self.done.compute_seconds += start.elapsed().as_secs_f64();
         let nan_scales = packed.scales.data.iter().filter(|scale| packed.format.is_nan_scale(**scale));
         self.done.nan_scales += nan_scales.count() as u64;
-        let bytes: &[u8] = bytemuck::cast_slice(&values);
-        self.done.dequantized.add(values.len() as u64, packed.bytes() as u64, bytes.len() as u64);
-        writer.write(packed.name, bytes)
+        let bytes = size_of_val(&values[..]) as u64;
+        self.done.dequantized.add(values.len() as u64, packed.bytes() as u64, bytes);
+        sink.write(packed.name, Bytes(values))
+    }
+}
+
+/// The bytes of values.
+struct Bytes<T>(Vec<T>);
+
+impl<T: Element> AsRef<[u8]> for Bytes<T> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
     }
 }
 
@@ -134,18 +143,18 @@ impl Rewrite for Dequantizer<'_> {
         }
     }
 
-    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
+    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
         if let Some(packed) = self.packed.get(tensor.name).copied() {
             return match self.done.dtype {
-                Dtype::F32 => self.values::<f32>(packed, writer),
-                Dtype::F16 => self.values::<half::f16>(packed, writer),
-                Dtype::Bf16 => self.values::<half::bf16>(packed, writer),
+                Dtype::F32 => self.values::<f32>(packed, sink),
+                Dtype::F16 => self.values::<half::f16>(packed, sink),
+                Dtype::Bf16 => self.values::<half::bf16>(packed, sink),
             };
         }
         if !self.scales.contains(tensor.name) {
             let bytes = tensor.data.len() as u64;
             self.done.copied.add(tensor.elements(), bytes, bytes);
-            writer.write(tensor.name, tensor.data)?;
+            sink.write(tensor.name, tensor.data)?;
         }
         Ok(())
     }

@@ -361,6 +361,30 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Shards that no part has made, or not to the end.
+    #[error("{} of {of} shards are not in {}, or not complete: {}; run the parts again that make them, each with the same input \
+         and options", .shards.len(), .directory.display(), first_of(.shards))]
+    PartsMissing {
+        /// Where they should be.
+        directory: PathBuf,
+        /// The shards.
+        shards: Vec<PathBuf>,
+        /// How many there should be.
+        of: usize,
+    },
+
+    /// Shards of different plans.
+    #[error("{}: {} and {} were made with different options, from different inputs or by different versions; remove the \
+         directory and run all parts again", .directory.display(), .first.display(), .second.display())]
+    PartsDiffer {
+        /// Where they are.
+        directory: PathBuf,
+        /// One shard.
+        first: PathBuf,
+        /// Another.
+        second: PathBuf,
+    },
+
     /// The output is there already.
     #[error("{} exists; name an output that does not{}", .path.display(),
         if .path.is_dir() { ", or an empty directory" } else { "" })]
@@ -436,6 +460,12 @@ fn with_format(convention: FileConvention, format: Format) -> String {
         others => format!("or a convention that has it: {}", others.join(", ")),
     };
     format!("choose among its formats ({}), {others}", formats.join(", "))
+}
+
+/// The first few of many paths.
+fn first_of(paths: &[PathBuf]) -> String {
+    let shown: Vec<_> = paths.iter().take(3).map(|path| path.display().to_string()).collect();
+    format!("{}{}", shown.join(", "), if paths.len() > 3 { ", …" } else { "" })
 }
 
 fn elsewhere(assigned: &Option<String>) -> String {

@@ -73,6 +73,11 @@ impl GlobalScales {
         found.unused = unused.map(Into::into).collect();
         Ok(found)
     }
+
+    /// That of a tensor.
+    pub(super) fn of(&self, tensor: &str) -> Option<GlobalScale> {
+        self.scales.get(tensor).copied()
+    }
 }
 
 /// The stored global scale of a tensor, and its direction.
@@ -174,8 +179,8 @@ impl<'a> Chooser<'a> {
         let Scheme::Nvfp4(arithmetic, global @ Global::FromAmax) = self.recipe.scheme else {
             return Ok(Chosen { recipe: self.recipe, plain: Recipe { search: Search::None, ..self.recipe } });
         };
-        if let Some(scale) = self.given.and_then(|given| given.scales.get(tensor.name)) {
-            return Ok(given(Global::Given(*scale), Global::Given(*scale)));
+        if let Some(scale) = self.given.and_then(|given| given.of(tensor.name)) {
+            return Ok(given(Global::Given(scale), Global::Given(scale)));
         }
         let key = fused(tensor.name);
         let layer = key.as_ref().and_then(|layer| self.layers.get(layer));

@@ -69,7 +69,7 @@ impl Index {
     /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it.
     pub(super) fn rewritten(
         &self,
-        names: &HashMap<&str, Vec<String>>,
+        names: &HashMap<String, Vec<String>>,
         total_size: u64,
     ) -> Map<String, Value> {
         let mut entries = Map::new();
@@ -102,8 +102,8 @@ mod tests {
         let index = Index::find(&[directory.path().join("config.json"), file]).unwrap().unwrap();
         assert_eq!(index.shards(), [("1", "a"), ("2", "c")]);
         let names = |new: &[&str]| new.iter().map(|name| name.to_string()).collect();
-        let new =
-            HashMap::from([("a", names(&["a_packed", "a_scale"])), ("b", names(&["b"])), ("c", names(&[]))]);
+        let new = HashMap::from([("a", &["a_packed", "a_scale"][..]), ("b", &["b"]), ("c", &[])]);
+        let new = new.into_iter().map(|(name, new)| (name.to_string(), names(new))).collect();
         assert_eq!(
             Value::Object(index.rewritten(&new, 77)).to_string(),
             r#"{"metadata":{"total_size":77,"by":"x"},"weight_map":{"b":"2","a_packed":"1","a_scale":"1"}}"#

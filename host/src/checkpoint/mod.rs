@@ -15,6 +15,7 @@
 //! | `matrix` | a tensor as the matrix that is quantized |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `doctor` | what is wrong with a quantized checkpoint |
+//! | `parts` | quantizing in parts, and merging them |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
 //! | `quantize`, `dequantize`, `convert`, `compare`, `inspect`, `summary` | the operations and what they report |
 //!
@@ -44,6 +45,7 @@ mod modelopt;
 mod others;
 mod output;
 mod packed;
+mod parts;
 mod quantize;
 mod read;
 mod rewrite;
@@ -63,6 +65,7 @@ pub use importance::Importance;
 pub use inspect::{Histogram, Inspected, inspect};
 pub use others::Skipped;
 pub use packed::{Logical, Packed, logical};
+pub use parts::{Merged, Part, PartDone, merge, quantize_part};
 pub use quantize::{Plan, Planned, quantize};
 pub use read::{Checkpoint, Tensor};
 pub use rewrite::{OnProgress, Progress};

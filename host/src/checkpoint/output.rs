@@ -24,12 +24,7 @@ impl Output {
     /// # Errors
     /// If `out` exists (an empty directory may), is or holds the input or lies in it, or cannot be written.
     pub(super) fn create(input: &Checkpoint, out: &Path) -> Result<Self> {
-        let out = resolve(out)?;
-        let real_input = input.path.canonicalize().map_err(Error::io("open", &input.path))?;
-        if out.starts_with(&real_input) || real_input.starts_with(&out) {
-            return Err(Error::Overlap { input: real_input, output: out });
-        }
-        refuse_existing(input, &out)?;
+        let out = destination(input, out)?;
         let (Some(parent), Some(name)) = (out.parent(), out.file_name()) else {
             return Err(Error::OutputExists { path: out });
         };
@@ -77,6 +72,20 @@ impl Output {
         }
         Ok(())
     }
+}
+
+/// The absolute path of an output, which is to be a file or a directory like the input.
+///
+/// # Errors
+/// If it exists (an empty directory may), or is or holds the input or lies in it.
+pub(super) fn destination(input: &Checkpoint, out: &Path) -> Result<PathBuf> {
+    let out = resolve(out)?;
+    let real_input = input.path.canonicalize().map_err(Error::io("open", &input.path))?;
+    if out.starts_with(&real_input) || real_input.starts_with(&out) {
+        return Err(Error::Overlap { input: real_input, output: out });
+    }
+    refuse_existing(input, &out)?;
+    Ok(out)
 }
 
 /// Makes the entries of a directory durable, where the system can.

@@ -3,8 +3,6 @@
 //! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json, which a single file
 //! lacks.
 
-use std::borrow::Cow;
-
 use safetensors::Dtype as FileDtype;
 
 use super::convention::{FileConvention, Storage, WEIGHT, stored};
@@ -138,9 +136,9 @@ pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
     if let Some(packed) = of_codes(checkpoint, tensor) {
         return packed.map(|packed| Some(Logical::Packed(packed.into())));
     }
-    for storage in stored() {
-        let owner = storage.owner_of(tensor.name).and_then(|owner| checkpoint.tensor(&owner));
-        if let Some(Ok(packed)) = owner.and_then(|codes| of_codes(checkpoint, codes))
+    for owner in stored().flat_map(|storage| storage.owners_of(tensor.name)) {
+        let codes = checkpoint.tensor(&owner);
+        if let Some(Ok(packed)) = codes.and_then(|codes| of_codes(checkpoint, codes))
             && packed.scale_tensors().any(|scales| scales.name == tensor.name)
         {
             return Ok(None);
@@ -150,13 +148,13 @@ pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
 }
 
 impl Storage {
-    /// The name of the codes that a tensor of this name would be the scales of.
-    fn owner_of(&self, name: &str) -> Option<String> {
+    /// The names of the codes that a tensor of this name may be the scales of.
+    fn owners_of(&self, name: &str) -> impl Iterator<Item = String> {
         let global = self.global_scale.as_ref().and_then(|global| name.strip_suffix(global.suffix));
-        let tensor = name.strip_suffix(self.scales_suffix).or(global).map(Cow::Borrowed);
-        let layer = self.input_scale.as_ref().and_then(|input| name.strip_suffix(input.suffix));
-        let tensor = tensor.or(layer.map(|layer| format!("{layer}{WEIGHT}").into()))?;
-        Some(format!("{tensor}{}", self.codes_suffix))
+        let input = self.input_scale.as_ref().and_then(|input| name.strip_suffix(input.suffix));
+        let tensors = [name.strip_suffix(self.scales_suffix), global].into_iter().flatten().map(String::from);
+        let tensors = tensors.chain(input.map(|layer| format!("{layer}{WEIGHT}")));
+        tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
     }
 
     /// Whether codes and scales of these dtypes are stored so. Both dtypes of bytes stand for E8M0.

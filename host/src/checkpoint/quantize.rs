@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::convention::{Description, FileConvention, Storage};
 use super::error::{Error, Result};
@@ -12,12 +13,13 @@ use super::global_scale::{Chooser, GlobalScales};
 use super::ignored::{ignored_module, tied_head};
 use super::importance::Importance;
 use super::matrix::{self, Matrix};
+use super::others::Skipped;
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::{Reason, Selection};
 use super::summary::{Outcome, Plain, Summary, TensorSummary, facts_to_json};
 use super::values::with_values;
-use super::write::{Outline, Writer};
+use super::write::{Outline, Sink};
 use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::{Global, Scheme, Words};
@@ -169,6 +171,24 @@ impl<'a> Plan<'a> {
         facts
     }
 
+    /// The input.
+    pub(super) fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Adds what was given in files to a hash.
+    pub(super) fn add_given(&self, hash: &mut Xxh3) {
+        for tensor in self.to_quantize() {
+            if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
+                hash.update(&scale.value().to_le_bytes());
+            }
+            if let Some(weights) = self.importance.as_ref().and_then(|importance| importance.of(tensor.name))
+            {
+                hash.update(bytemuck::cast_slice(weights));
+            }
+        }
+    }
+
     /// How tensors are to be quantized.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
@@ -241,24 +261,13 @@ pub fn quantize(
     progress: &mut OnProgress<'_>,
 ) -> Result<Summary> {
     let start = Instant::now();
-    if plan.quantized() == 0 {
-        return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
-    }
-    let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-    let mut chooser =
-        Chooser::new(plan.recipe, plan.storage, plan.global_scales.as_ref(), plan.to_quantize());
-    if plan.search_global {
-        chooser = chooser.searching(plan.importance.as_ref());
-    }
-    let mut work = Quantizer { plan, planned, chooser, device, done: Vec::new(), checked_blocks: 0 };
+    let mut work = Quantizer::new(plan, device)?;
     let skipped = rewrite(plan.checkpoint, out, &mut work, progress)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let (recipe, facts, device) = (plan.recipe, plan.facts(), device.to_string());
-    let checked_blocks = plan.check_search.then_some(work.checked_blocks);
-    Ok(Summary { recipe, facts, device, tensors: work.done, skipped, seconds, checked_blocks })
+    Ok(work.summary(skipped, start))
 }
 
-struct Quantizer<'a> {
+/// What carries out a plan, tensor by tensor.
+pub(super) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     planned: HashMap<&'a str, &'a Planned<'a>>,
     chooser: Chooser<'a>,
@@ -267,7 +276,42 @@ struct Quantizer<'a> {
     checked_blocks: u64,
 }
 
-impl Quantizer<'_> {
+impl<'a> Quantizer<'a> {
+    /// # Errors
+    /// [`Error::NothingToQuantize`].
+    pub(super) fn new(plan: &'a Plan<'a>, device: &'a Device) -> Result<Self> {
+        if plan.quantized() == 0 {
+            return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
+        }
+        let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
+        let mut chooser =
+            Chooser::new(plan.recipe, plan.storage, plan.global_scales.as_ref(), plan.to_quantize());
+        if plan.search_global {
+            chooser = chooser.searching(plan.importance.as_ref());
+        }
+        Ok(Self { plan, planned, chooser, device, done: Vec::new(), checked_blocks: 0 })
+    }
+
+    /// The tensors that are done.
+    pub(super) fn done(&self) -> &[TensorSummary] {
+        &self.done
+    }
+
+    /// What has happened since `start`.
+    pub(super) fn summary(self, skipped: Vec<Skipped>, start: Instant) -> Summary {
+        let Self { plan, device, done, checked_blocks, .. } = self;
+        let checked_blocks = plan.check_search.then_some(checked_blocks);
+        Summary {
+            recipe: plan.recipe,
+            facts: plan.facts(),
+            device: device.to_string(),
+            tensors: done,
+            skipped,
+            seconds: start.elapsed().as_secs_f64(),
+            checked_blocks,
+        }
+    }
+
     fn reason(&self, tensor: &Tensor<'_>) -> Option<&Reason> {
         self.planned.get(tensor.name).and_then(|planned| planned.reason.as_ref())
     }
@@ -360,17 +404,17 @@ impl Rewrite for Quantizer<'_> {
         }
     }
 
-    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()> {
+    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
         let (bytes_after, outcome) = if let Some(reason) = self.reason(tensor).cloned() {
-            writer.write(tensor.name, tensor.data)?;
+            sink.write(tensor.name, tensor.data)?;
             (tensor.data.len(), Outcome::Copied(reason))
         } else {
             let (quantized, outcome) = self.quantize(tensor)?;
-            let parts = self.plan.storage.parts(&quantized);
-            for (outline, data) in self.outlines(tensor).iter().zip(parts) {
-                writer.write(&outline.name, &data)?;
+            let bytes = quantized.bytes();
+            for (outline, data) in self.outlines(tensor).iter().zip(self.plan.storage.parts(quantized)) {
+                sink.write(&outline.name, data)?;
             }
-            (quantized.bytes(), outcome)
+            (bytes, outcome)
         };
         self.done.push(TensorSummary::new(tensor, bytes_after as u64, outcome));
         Ok(())

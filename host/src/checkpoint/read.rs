@@ -179,6 +179,11 @@ impl Shard {
         Ok(Self { path, name, header, order, map, data })
     }
 
+    /// Bytes of the file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         (0..self.order.len()).filter_map(|place| self.tensor(place))
     }

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::convention::Description;
 use super::error::{Error, Result};
 use super::output::Output;
-use super::read::{Checkpoint, Tensor};
-use super::write::{Outline, Writer};
+use super::read::{Checkpoint, Shard, Tensor};
+use super::write::{Outline, Sink, Writer, writing};
 use super::{Skipped, json, others};
 
 /// How far an operation is, in bytes of the input's tensors.
@@ -31,7 +31,7 @@ pub(super) trait Rewrite {
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
 
     /// Writes what [`outlines`](Self::outlines) announced.
-    fn write(&mut self, tensor: &Tensor<'_>, writer: &mut Writer) -> Result<()>;
+    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()>;
 
     /// Changes what the checkpoint's directory says about its weights.
     fn describe(&self, description: &mut Description);
@@ -50,56 +50,115 @@ pub(super) fn rewrite(
     progress: &mut OnProgress<'_>,
 ) -> Result<Vec<Skipped>> {
     let output = Output::create(checkpoint, out)?;
-    let mut meter =
-        Meter { done: 0, total: checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum(), progress };
-    let mut names: HashMap<&str, Vec<String>> = HashMap::new();
-    let mut total_size = 0;
-    for shard in &checkpoint.shards {
-        let mut outlines = Vec::new();
-        for tensor in shard.tensors() {
-            let new = work.outlines(&tensor);
-            total_size += new.iter().map(Outline::bytes).sum::<u64>();
-            names.insert(tensor.name, new.iter().map(|outline| outline.name.clone()).collect());
-            outlines.extend(new);
+    let mut meter = Meter::new(checkpoint.tensors(), progress);
+    let mut renamed = Renamed::default();
+    std::thread::scope(|scope| {
+        let mut finishing = Vec::new();
+        for shard in &checkpoint.shards {
+            let (names, writer) = write_shard(shard, &output.place(&shard.name)?, work, &mut meter)?;
+            renamed.extend(names);
+            // The disk works on it while the next shard is worked out.
+            finishing.push(scope.spawn(|| writer.finish()));
         }
-        let mut writer =
-            Writer::create(&output.place(&shard.name)?, shard.header.metadata().as_ref(), outlines)?;
-        for tensor in shard.tensors() {
-            meter.before(tensor.name)?;
-            work.write(&tensor, &mut writer)?;
-            meter.done += tensor.data.len() as u64;
-        }
-        writer.finish()?;
-    }
+        finishing
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
     meter.before("")?;
-    if let Some(index) = &checkpoint.index {
-        let name = index.file.file_name().unwrap_or_default();
-        json::write_object(&output.place(name.as_ref())?, &index.rewritten(&names, total_size))?;
-    }
-    if checkpoint.directory {
-        let mut description = Description::of(checkpoint);
-        work.describe(&mut description);
-        for (name, json) in description.files() {
-            json::write_object(&output.place(name.as_ref())?, json)?;
-        }
-    }
-    let (files, skipped) = if checkpoint.directory { others::list(checkpoint)? } else { Default::default() };
-    for file in files {
-        others::copy(checkpoint, &file, &output)?;
-        meter.before("")?;
-    }
+    let mut description = Description::of(checkpoint);
+    work.describe(&mut description);
+    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
     output.commit()?;
     Ok(skipped)
 }
 
-struct Meter<'a, 'b> {
-    done: u64,
+/// What became of tensors.
+#[derive(Debug, Default)]
+pub(super) struct Renamed {
+    /// The names that took each one's place.
+    pub(super) names: HashMap<String, Vec<String>>,
+    /// Bytes of those, in all.
+    pub(super) bytes: u64,
+}
+
+impl Renamed {
+    /// Takes those of another shard.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.names.extend(other.names);
+        self.bytes += other.bytes;
+    }
+}
+
+/// Writes one shard to a file that does not exist yet, which is left to be finished.
+pub(super) fn write_shard(
+    shard: &Shard,
+    path: &Path,
+    work: &mut dyn Rewrite,
+    meter: &mut Meter<'_, '_>,
+) -> Result<(Renamed, Writer)> {
+    let (mut outlines, mut renamed) = (Vec::new(), Renamed::default());
+    for tensor in shard.tensors() {
+        let new = work.outlines(&tensor);
+        renamed.bytes += new.iter().map(Outline::bytes).sum::<u64>();
+        renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
+        outlines.extend(new);
+    }
+    let writer = Writer::create(path, shard.header.metadata().as_ref(), outlines)?;
+    let ((), writer) = writing(writer, |sink| {
+        for tensor in shard.tensors() {
+            meter.before(tensor.name)?;
+            work.write(&tensor, sink)?;
+            meter.done += tensor.data.len() as u64;
+        }
+        Ok(())
+    })?;
+    Ok((renamed, writer))
+}
+
+/// Writes everything but the shards, and returns what is left behind.
+pub(super) fn write_rest(
+    checkpoint: &Checkpoint,
+    output: &Output,
+    renamed: &Renamed,
+    description: &Description,
+    meter: &mut Meter<'_, '_>,
+) -> Result<Vec<Skipped>> {
+    if let Some(index) = &checkpoint.index {
+        let name = index.file.file_name().unwrap_or_default();
+        json::write_object(&output.place(name.as_ref())?, &index.rewritten(&renamed.names, renamed.bytes))?;
+    }
+    if !checkpoint.directory {
+        return Ok(Vec::new());
+    }
+    for (name, json) in description.files() {
+        json::write_object(&output.place(name.as_ref())?, json)?;
+    }
+    let (files, skipped) = others::list(checkpoint)?;
+    for file in files {
+        others::copy(checkpoint, &file, output)?;
+        meter.before("")?;
+    }
+    Ok(skipped)
+}
+
+/// Counts bytes, and asks whether to go on.
+pub(super) struct Meter<'a, 'b> {
+    pub(super) done: u64,
     total: u64,
     progress: &'a mut OnProgress<'b>,
 }
 
-impl Meter<'_, '_> {
-    fn before(&mut self, tensor: &str) -> Result<()> {
+impl<'a, 'b> Meter<'a, 'b> {
+    /// For these tensors of the input.
+    pub(super) fn new<'t>(
+        tensors: impl Iterator<Item = Tensor<'t>>,
+        progress: &'a mut OnProgress<'b>,
+    ) -> Self {
+        Self { done: 0, total: tensors.map(|tensor| tensor.data.len() as u64).sum(), progress }
+    }
+
+    /// Tells what comes next.
+    pub(super) fn before(&mut self, tensor: &str) -> Result<()> {
         let progress = Progress { tensor, done: self.done, total: self.total };
         if (self.progress)(progress).is_break() { Err(Error::Interrupted) } else { Ok(()) }
     }

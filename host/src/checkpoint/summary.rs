@@ -222,7 +222,7 @@ impl Summary {
 }
 
 impl TensorSummary {
-    fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let mut json = json!({
             "name": self.name,
             "file": self.file.to_string_lossy(),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
 
 use safetensors::Dtype as FileDtype;
 use safetensors::tensor::TensorInfo;
@@ -97,6 +98,49 @@ impl Writer {
             missing.map_or(Ok(()), |name| Err(io::Error::other(format!("{name} was not written"))));
         complete.and_then(|()| self.file.sync_all()).map_err(Error::io("write", &self.path))
     }
+}
+
+/// Takes tensors' data for a thread that writes them, so that the next ones are worked out meanwhile.
+pub(super) struct Sink<'t> {
+    queue: SyncSender<(String, Data<'t>)>,
+}
+
+/// The data of a tensor: what was worked out, or a part of a mapped input.
+type Data<'t> = Box<dyn AsRef<[u8]> + Send + 't>;
+
+/// Tensors whose data waits to be written: few, because each may be large.
+const WAITING: usize = 3;
+
+impl<'t> Sink<'t> {
+    /// Hands over one tensor's data.
+    ///
+    /// # Errors
+    /// If writing has failed before: why, [`writing`] returns.
+    pub(super) fn write(&mut self, name: &str, data: impl AsRef<[u8]> + Send + 't) -> Result<()> {
+        self.queue.send((name.into(), Box::new(data))).map_err(|_| Error::Interrupted)
+    }
+}
+
+/// Lets `work` hand tensors over to be written in another thread, and returns when all are written.
+///
+/// # Errors
+/// That of writing, or else that of `work`.
+pub(super) fn writing<'t, R>(
+    mut writer: Writer,
+    work: impl FnOnce(&mut Sink<'t>) -> Result<R>,
+) -> Result<(R, Writer)> {
+    std::thread::scope(|scope| {
+        let (queue, waiting) = mpsc::sync_channel::<(String, Data<'t>)>(WAITING);
+        let thread = scope.spawn(move || {
+            for (name, data) in waiting {
+                writer.write(&name, (*data).as_ref())?;
+            }
+            Ok(writer)
+        });
+        let worked = work(&mut Sink { queue });
+        let written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.and_then(|writer| Ok((worked?, writer)))
+    })
 }
 
 #[cfg(test)]

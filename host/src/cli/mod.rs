@@ -10,6 +10,8 @@ mod dequantize;
 mod devices;
 mod doctor;
 mod inspect;
+mod json_file;
+mod merge;
 mod progress;
 mod quantize;
 mod recipe;
@@ -37,6 +39,8 @@ struct Cli {
 enum Command {
     /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8.
     Quantize(quantize::Args),
+    /// Put together what `quantize --part` has made.
+    Merge(merge::Args),
     /// Turn a quantized checkpoint back into floats.
     Dequantize(dequantize::Args),
     /// Write a quantized checkpoint by another convention of files, without quantizing again.
@@ -62,6 +66,7 @@ pub fn main() -> ExitCode {
     }
     let result = match command {
         Command::Quantize(args) => quantize::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Dequantize(args) => dequantize::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Doctor(args) => doctor::run(args),

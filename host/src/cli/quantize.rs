@@ -1,14 +1,11 @@
 //! `microscale quantize`.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
-use tempfile::NamedTempFile;
 
+use super::json_file::JsonFile;
 use super::progress::Bar;
 use super::recipe::{RecipeArgs, recipe_text};
 use super::table::{
@@ -17,7 +14,8 @@ use super::table::{
 use super::words::{pattern, words};
 use super::{Usage, device, print, warn};
 use crate::checkpoint::{
-    self, Checkpoint, FileConvention, Outcome, Plan, Planned, Selection, Summary, Sums, Totals,
+    self, Checkpoint, FileConvention, Outcome, Part, PartDone, Plan, Planned, Selection, Summary, Sums,
+    Totals,
 };
 use crate::{DeviceChoice, ErrorStats};
 
@@ -42,6 +40,10 @@ pub(super) struct Args {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same input and options each.
+    /// Shards that are there already are kept. Then `microscale merge INPUT --out OUT`
+    #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
+    part: Option<Part>,
     /// Show what would be done to each tensor, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -77,9 +79,17 @@ pub(super) fn run(args: Args) -> Result<()> {
         Some(out) if !args.dry_run => {
             let device = device(args.device)?;
             let mut bar = Bar::new("quantizing");
-            let summary = checkpoint::quantize(&plan, out, &device, &mut |progress| bar.update(progress))?;
+            let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+            let (summary, note) = match args.part {
+                None => (checkpoint::quantize(&plan, out, &device, &mut update)?, String::new()),
+                Some(part) => {
+                    let done = checkpoint::quantize_part(&plan, part, out, &device, &mut update)?;
+                    let note = part_text(&done, part, &args);
+                    (done.summary, note)
+                }
+            };
             drop(bar);
-            (summary.to_json(), summary_text(&summary, out))
+            (summary.to_json(), summary_text(&summary, out) + &note)
         }
         _ => (plan.to_json(), plan_text(&plan)),
     };
@@ -134,32 +144,15 @@ fn some_of(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// A JSON file that appears when it is complete. Created first, so that hours of work do not end in a typing error.
-struct JsonFile {
-    path: PathBuf,
-    temporary: NamedTempFile,
-}
-
-impl JsonFile {
-    fn create(path: &Path) -> Result<Self> {
-        let context = || format!("cannot write {}", path.display());
-        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-        let temporary = builder.tempfile_in(parent).with_context(context)?;
-        Ok(Self { path: path.into(), temporary })
-    }
-
-    fn finish(mut self, json: &Value) -> Result<()> {
-        let context = || format!("cannot write {}", self.path.display());
-        writeln!(self.temporary, "{json:#}").with_context(context)?;
-        self.temporary
-            .persist(&self.path)
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
-        Ok(())
-    }
+/// What became of a part, and what comes next.
+fn part_text(done: &PartDone, Part { index, of }: Part, args: &Args) -> String {
+    let (made, kept, all) = (count(done.made as u64), count(done.kept as u64), count(done.of as u64));
+    let (input, out) = (args.input.display(), args.out.as_deref().unwrap_or(Path::new("OUT")).display());
+    format!(
+        "\npart    {index} of {of}: made {made} and kept {kept} of {all} shards in {}; when all parts are done: microscale \
+         merge {input} --out {out}",
+        done.directory.display()
+    )
 }
 
 /// The closing tables.

@@ -1,10 +1,13 @@
 //! The program from outside.
 
+mod conventions;
+mod doctor;
 mod global_scale;
 mod measuring;
 mod mxfp8;
 mod nvfp4;
 mod packed;
+mod parts;
 mod refusing;
 mod reporting;
 mod search;
