@@ -153,7 +153,8 @@ impl Storage {
     /// The name of the codes that a tensor of this name would be the scales of.
     fn owner_of(&self, name: &str) -> Option<String> {
         let global = self.global_scale.as_ref().and_then(|global| name.strip_suffix(global.suffix));
-        let tensor = name.strip_suffix(self.scales_suffix).or(global).map(Cow::Borrowed);
+        // The global scale's suffix may end in that of the scales.
+        let tensor = global.or(name.strip_suffix(self.scales_suffix)).map(Cow::Borrowed);
         let layer = self.input_scale.as_ref().and_then(|input| name.strip_suffix(input.suffix));
         let tensor = tensor.or(layer.map(|layer| format!("{layer}{WEIGHT}").into()))?;
         Some(format!("{tensor}{}", self.codes_suffix))
