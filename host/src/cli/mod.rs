@@ -10,9 +10,14 @@ mod dequantize;
 mod devices;
 mod doctor;
 mod inspect;
+mod markup;
+mod names;
+mod pending;
+mod plot;
 mod progress;
 mod quantize;
 mod recipe;
+mod report;
 mod table;
 mod words;
 

@@ -1,16 +1,15 @@
 //! `microscale quantize`.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
-use tempfile::NamedTempFile;
 
+use super::pending::Pending;
 use super::progress::Bar;
 use super::recipe::{RecipeArgs, recipe_text};
+use super::report::{self, Run};
 use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
@@ -48,6 +47,9 @@ pub(super) struct Args {
     /// Also write the facts as JSON, for each tensor and in total
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write a report as one HTML file: settings, loss by tensor, distributions, worst blocks
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    report: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
@@ -72,19 +74,29 @@ pub(super) fn run(args: Args) -> Result<()> {
     if args.recipe.check_search {
         plan.check_searches().map_err(Usage::new)?;
     }
-    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    if args.report.is_some() {
+        plan.collect_details(report::WORST_BLOCKS);
+    }
+    if args.report.is_some() && args.report == args.json {
+        return Err(Usage::new("--report and --json name the same file").into());
+    }
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
+    let report = args.report.as_deref().map(Pending::create).transpose()?;
     let facts = match &args.out {
         Some(out) if !args.dry_run => {
-            let device = device(args.device)?;
+            let (device, started) = (device(args.device)?, SystemTime::now());
             let mut bar = Bar::new("quantizing");
             let summary = checkpoint::quantize(&plan, out, &device, &mut |progress| bar.update(progress))?;
             drop(bar);
+            if let Some(report) = report {
+                report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
+            }
             (summary.to_json(), summary_text(&summary, out))
         }
         _ => (plan.to_json(), plan_text(&plan)),
     };
     if let Some(json) = json {
-        json.finish(&facts.0)?;
+        json.finish(format_args!("{:#}", facts.0))?;
     }
     print(facts.1)
 }
@@ -132,34 +144,6 @@ fn some_of(names: &[String]) -> String {
     let more =
         if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
     format!("{}{more}", shown.join(", "))
-}
-
-/// A JSON file that appears when it is complete. Created first, so that hours of work do not end in a typing error.
-struct JsonFile {
-    path: PathBuf,
-    temporary: NamedTempFile,
-}
-
-impl JsonFile {
-    fn create(path: &Path) -> Result<Self> {
-        let context = || format!("cannot write {}", path.display());
-        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-        let temporary = builder.tempfile_in(parent).with_context(context)?;
-        Ok(Self { path: path.into(), temporary })
-    }
-
-    fn finish(mut self, json: &Value) -> Result<()> {
-        let context = || format!("cannot write {}", self.path.display());
-        writeln!(self.temporary, "{json:#}").with_context(context)?;
-        self.temporary
-            .persist(&self.path)
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
-        Ok(())
-    }
 }
 
 /// The closing tables.

@@ -6,6 +6,7 @@ mod mxfp8;
 mod nvfp4;
 mod packed;
 mod refusing;
+mod report;
 mod reporting;
 mod search;
 mod writing;
