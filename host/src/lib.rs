@@ -18,7 +18,7 @@
 //! | say what is wanted | [`Recipe`], [`Format`], [`Convention`] |
 //! | quantize host memory on the CPU | [`quantize`], [`quantize_strided`], [`dequantize`], [`amax()`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
-//! | measure the loss | [`ErrorStats`] |
+//! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
 //! | read and write checkpoints | [`checkpoint`] |
 
 mod amax;
@@ -36,9 +36,11 @@ pub mod gpu;
 mod quality;
 mod recipe;
 mod report;
+mod round_trip;
 pub mod search_global;
 mod strided;
 mod tensor;
+mod worst_blocks;
 
 #[cfg(feature = "cli")]
 #[doc(hidden)]
@@ -59,6 +61,7 @@ pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
 pub use report::{Position, Report};
 pub use strided::Strided;
 pub use tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+pub use worst_blocks::{BlockError, WorstBlocks};
 
 // The README's example is compiled and run like the others.
 #[cfg(doctest)]

@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use crate::cpu;
 use crate::element::Element;
 use crate::error::Result;
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::round_trip::RoundTrip;
+use crate::tensor::{QuantizedTensor, Shape};
 
 /// Sums over pairs of elements, original and approximation, from which the usual figures follow.
 ///
@@ -59,34 +60,14 @@ impl ErrorStats {
     /// Compares a matrix with what it was quantized to.
     ///
     /// # Errors
-    /// Those of [`cpu::quantize`] about shapes.
+    /// Those of [`crate::quantize`] about shapes.
     pub fn of_quantized<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor) -> Result<Self> {
-        shape.check("the input", values.len())?;
-        tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
-        if shape.is_empty() {
-            return Ok(Self::default());
-        }
-        let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
-        let row_blocks = tensor.blocks_per_row();
-        let decoder = cpu::Decoder::of::<f32>(tensor);
-        let scales = tensor.linear_scales();
-        let isa = cpu::Isa::best();
-        let rows: Vec<Self> = values
-            .par_chunks(shape.row_stride)
-            .zip(tensor.codes().par_chunks(row_blocks * block_bytes))
-            .zip(scales.par_chunks(row_blocks))
-            .map(|((values, codes), scales)| {
+        let (pairs, isa) = (RoundTrip::new(values, shape, tensor)?, cpu::Isa::best());
+        let rows: Vec<Self> = pairs
+            .rows()
+            .map(|row| {
                 let mut sum = Self::default();
-                let mut buffer = [0.0f32; BUFFER];
-                let at_once = buffer.len() / block;
-                let parts = values[..shape.cols].chunks(buffer.len());
-                for ((values, codes), scales) in
-                    parts.zip(codes.chunks(at_once * block_bytes)).zip(scales.chunks(at_once))
-                {
-                    let back = &mut buffer[..values.len()];
-                    isa.dequantize(&decoder, codes, scales, back);
-                    sum += isa.errors(values, back);
-                }
+                row.for_each_part(|values, back, _| sum += isa.errors(values, back));
                 sum
             })
             .collect();
@@ -216,7 +197,7 @@ mod tests {
     use approx::assert_relative_eq;
 
     use super::*;
-    use crate::{Recipe, quantize};
+    use crate::{Recipe, cpu, quantize};
 
     #[test]
     fn figures_of_a_known_pair() {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::error::Error;
 use super::packed::{Logical, Packed, resolve};
 use super::read::Checkpoint;
-use crate::Format;
+use crate::{Format, QuantizedTensor};
 
 /// How often each scale byte and each code occurs in tensors of one format.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,15 +55,24 @@ impl Histogram {
 
     /// Of one tensor.
     pub fn of(packed: &Packed<'_>) -> Self {
-        let mut codes = count(packed.codes.data);
-        if packed.format.bits() == 4 {
+        Self::of_bytes(packed.format, packed.scales.data, packed.codes.data)
+    }
+
+    /// Of a tensor that is in memory, its padding to whole blocks included.
+    pub fn of_tensor(tensor: &QuantizedTensor) -> Self {
+        Self::of_bytes(tensor.format(), &tensor.linear_scales(), tensor.codes())
+    }
+
+    fn of_bytes(format: Format, scales: &[u8], codes: &[u8]) -> Self {
+        let mut codes = count(codes);
+        if format.bits() == 4 {
             let bytes = std::mem::replace(&mut codes, [0; 256]);
             for (byte, count) in bytes.into_iter().enumerate() {
                 codes[byte & 15] += count;
                 codes[byte >> 4] += count;
             }
         }
-        Self { format: packed.format, scales: count(packed.scales.data), codes }
+        Self { format, scales: count(scales), codes }
     }
 
     /// Adds the counts of another tensor of the format.

@@ -18,6 +18,7 @@
 //! | `parts` | quantizing in parts, and merging them |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
 //! | `quantize`, `dequantize`, `convert`, `compare`, `inspect`, `summary` | the operations and what they report |
+//! | `details` | a closer look at quantized tensors, for those who ask: distributions, worst blocks |
 //!
 //! Files are little-endian, as safetensors demands; so must the machine be.
 
@@ -29,6 +30,7 @@ mod compressed_tensors;
 mod convention;
 mod convert;
 mod dequantize;
+mod details;
 mod doctor;
 mod error;
 mod fused;
@@ -58,6 +60,7 @@ pub use compare::{Compared, Comparison, Difference, compare};
 pub use convention::FileConvention;
 pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
+pub use details::Details;
 pub use doctor::{Defect, Diagnosis, Finding, diagnose};
 pub use error::{Error, Result};
 pub use global_scale::GlobalScales;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::convention::{Description, FileConvention, Storage};
+use super::details::Details;
 use super::error::{Error, Result};
 use super::global_scale::{Chooser, GlobalScales};
 use super::ignored::{ignored_module, tied_head};
@@ -37,6 +38,8 @@ pub struct Plan<'a> {
     importance: Option<Importance>,
     search_global: bool,
     check_search: bool,
+    /// How many of its worst blocks are looked for in each tensor, if details are wanted.
+    worst_blocks: Option<usize>,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<Planned<'a>>,
 }
@@ -86,6 +89,7 @@ impl<'a> Plan<'a> {
             importance: None,
             search_global: false,
             check_search: false,
+            worst_blocks: None,
             tensors,
         };
         plan.check_names()?;
@@ -151,6 +155,11 @@ impl<'a> Plan<'a> {
         }
         self.check_search = true;
         Ok(())
+    }
+
+    /// Lets each tensor's [`Details`] be collected once it is quantized, with at most this many of its worst blocks of either kind.
+    pub fn collect_details(&mut self, worst_blocks: usize) {
+        self.worst_blocks = Some(worst_blocks);
     }
 
     /// Everything that decides the bytes, name by name.
@@ -331,7 +340,11 @@ impl<'a> Quantizer<'a> {
             _ => Some(Stored::of(tensor, storage, &chosen.plain, None, self.device, Instant::now())?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
-        Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain }))
+        let details = match self.plan.worst_blocks {
+            None => None,
+            Some(most) => Some(Box::new(Details::of(tensor, storage, &stored.tensor, most)?)),
+        };
+        Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain, details }))
     }
 
     /// Compares the scales that were chosen with all others.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value, json};
 
+use super::details::Details;
 use super::others::Skipped;
 use super::read::Tensor;
 use super::selection::Reason;
@@ -68,6 +69,8 @@ pub enum Outcome {
         seconds: f64,
         /// What plain scales would have been like; `None` unless scales were searched.
         plain: Option<Plain>,
+        /// A closer look; `None` unless the plan collects details.
+        details: Option<Box<Details>>,
     },
 }
 
@@ -177,7 +180,7 @@ impl Summary {
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { report, errors, global_scale, seconds, plain } => {
+                Outcome::Quantized { report, errors, global_scale, seconds, plain, .. } => {
                     totals.report += *report;
                     totals.errors += *errors;
                     totals.seconds += seconds;
@@ -234,7 +237,7 @@ impl TensorSummary {
         });
         match &self.outcome {
             Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
-            Outcome::Quantized { report, errors, global_scale, seconds, plain } => {
+            Outcome::Quantized { report, errors, global_scale, seconds, plain, .. } => {
                 json["copied"] = Value::Null;
                 if let Some(scale) = global_scale {
                     json["global_scale"] = scale.value().into();

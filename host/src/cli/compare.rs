@@ -4,11 +4,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use super::names::shortened;
+use super::pending::Pending;
+use super::plot::{Plot, Point};
 use super::progress::Bar;
 use super::table::{count, decibels, figure, natural_order, table};
 use super::{device, print};
-use crate::checkpoint::{self, Checkpoint, Difference};
+use crate::checkpoint::{self, Checkpoint, Compared, Comparison, Difference};
 use crate::{DeviceChoice, ErrorStats};
+
+/// Characters of a path in a plot; of longer ones the middle is left out.
+const LONGEST: usize = 110;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -19,16 +25,23 @@ pub(super) struct Args {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Also draw the SQNR of each tensor, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
     let (a, b) = (Checkpoint::open(&args.a)?, Checkpoint::open(&args.b)?);
+    let plot = args.plot.as_deref().map(Pending::create).transpose()?;
     let device = device(args.device)?;
     let mut bar = Bar::new("comparing");
     let mut comparison = checkpoint::compare(&a, &b, &device, &mut |progress| bar.update(progress))?;
     drop(bar);
 
     comparison.tensors.sort_by(|a, b| natural_order(&a.name, &b.name));
+    if let Some(plot) = plot {
+        plot.finish(drawn(&comparison, &args))?;
+    }
     let mut rows = table(&["tensor", ">rel. sq. error", ">SQNR", ">max abs error", ">cosine"]);
     for tensor in &comparison.tensors {
         match &tensor.difference {
@@ -48,6 +61,39 @@ pub(super) fn run(args: Args) -> Result<()> {
         }
     }
     print(text)
+}
+
+/// The comparison as SVG: what has an SQNR, and a word about what has none.
+fn drawn(comparison: &Comparison, args: &Args) -> String {
+    let (mut points, mut equal, mut lost, mut bytes) = (Vec::new(), 0, 0, 0);
+    for Compared { name, difference, .. } in &comparison.tensors {
+        match difference {
+            Difference::Bytes { .. } => bytes += 1,
+            Difference::Values(errors) => match Point::new(name, errors.sqnr_db()) {
+                Some(point) => points.push(point),
+                None if errors.sqnr_db() == f64::INFINITY => equal += 1,
+                None => lost += 1,
+            },
+        }
+    }
+    let alone = comparison.only_first.len() + comparison.only_second.len();
+    let notes = [
+        (equal, "without any error (SQNR ∞)"),
+        (lost, "with errors where the original is zero (SQNR −∞)"),
+        (bytes, "whose values are not floats in both"),
+        (alone as u64, "that only one of the two has"),
+    ];
+    let notes = notes.into_iter().filter(|(tensors, _)| *tensors > 0);
+    let notes: Vec<_> =
+        notes.map(|(tensors, what)| format!("not shown: {} {what}", tensors_text(tensors))).collect();
+    let name = |path: &PathBuf| shortened(&path.display().to_string(), LONGEST);
+    let lines = [format!("of {}", name(&args.b)), format!("against {}", name(&args.a))];
+    let total = comparison.total.sqnr_db();
+    Plot { title: "SQNR by tensor", lines: &lines, points: &points, total, notes: &notes }.svg()
+}
+
+fn tensors_text(tensors: u64) -> String {
+    format!("{} tensor{}", count(tensors), if tensors == 1 { "" } else { "s" })
 }
 
 fn row(name: &str, errors: &ErrorStats) -> [String; 5] {

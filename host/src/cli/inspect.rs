@@ -102,7 +102,7 @@ fn complaint(entry: &Inspected<'_>) -> String {
 }
 
 /// The scale of a byte: a power of two, or NVFP4's number.
-fn scale_text(format: Format, byte: u8) -> String {
+pub(super) fn scale_text(format: Format, byte: u8) -> String {
     match format {
         _ if !format.is_scale(byte) => "signed".into(),
         _ if format.is_nan_scale(byte) => "NaN".into(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde_json::json;
 
-use super::json_file::JsonFile;
+use super::pending::Pending;
 use super::print;
 use super::progress::Bar;
 use super::table::{bytes, count, seconds, skipped_text};
@@ -25,12 +25,12 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     let checkpoint = Checkpoint::open(&args.input)?;
-    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
     let mut bar = Bar::new("merging");
     let merged = checkpoint::merge(&checkpoint, &args.out, &mut |progress| bar.update(progress))?;
     drop(bar);
     if let Some(json) = json {
-        json.finish(&json!({ "tensors": merged.tensors }))?;
+        json.finish(format_args!("{:#}", json!({ "tensors": merged.tensors })))?;
     }
     let (shards, tensors) = (count(merged.shards as u64), count(merged.tensors.len() as u64));
     let mut text =

@@ -10,11 +10,15 @@ mod dequantize;
 mod devices;
 mod doctor;
 mod inspect;
-mod json_file;
+mod markup;
 mod merge;
+mod names;
+mod pending;
+mod plot;
 mod progress;
 mod quantize;
 mod recipe;
+mod report;
 mod table;
 mod words;
 

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 
-use super::json_file::JsonFile;
+use super::pending::Pending;
 use super::progress::Bar;
 use super::recipe::{RecipeArgs, recipe_text};
+use super::report::{self, Run};
 use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
@@ -50,6 +52,9 @@ pub(super) struct Args {
     /// Also write the facts as JSON, for each tensor and in total
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write a report as one HTML file: settings, loss by tensor, distributions, worst blocks
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    report: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
@@ -74,10 +79,17 @@ pub(super) fn run(args: Args) -> Result<()> {
     if args.recipe.check_search {
         plan.check_searches().map_err(Usage::new)?;
     }
-    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    if args.report.is_some() {
+        plan.collect_details(report::WORST_BLOCKS);
+    }
+    if args.report.is_some() && args.report == args.json {
+        return Err(Usage::new("--report and --json name the same file").into());
+    }
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
+    let report = args.report.as_deref().map(Pending::create).transpose()?;
     let facts = match &args.out {
         Some(out) if !args.dry_run => {
-            let device = device(args.device)?;
+            let (device, started) = (device(args.device)?, SystemTime::now());
             let mut bar = Bar::new("quantizing");
             let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
             let (summary, note) = match args.part {
@@ -89,12 +101,15 @@ pub(super) fn run(args: Args) -> Result<()> {
                 }
             };
             drop(bar);
+            if let Some(report) = report {
+                report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
+            }
             (summary.to_json(), summary_text(&summary, out) + &note)
         }
         _ => (plan.to_json(), plan_text(&plan)),
     };
     if let Some(json) = json {
-        json.finish(&facts.0)?;
+        json.finish(format_args!("{:#}", facts.0))?;
     }
     print(facts.1)
 }

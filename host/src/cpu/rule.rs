@@ -188,7 +188,7 @@ impl Decoder {
 
     /// What the elements of a block are multiplied with; `None` for a NaN scale.
     #[inline(always)]
-    pub(super) fn factor(&self, scale: u8) -> Option<f32> {
+    pub(crate) fn factor(&self, scale: u8) -> Option<f32> {
         if self.format.is_nan_scale(scale) {
             return None;
         }

@@ -9,6 +9,7 @@ mod nvfp4;
 mod packed;
 mod parts;
 mod refusing;
+mod report;
 mod reporting;
 mod search;
 mod writing;

@@ -220,3 +220,11 @@ fn inspect_counts_scales_and_codes() {
     let text = run(&[&"inspect", &sample()]).ok();
     assert!(text.contains("30 tensors in 2 files, 0 of them quantized"), "{text}");
 }
+
+#[test]
+fn global_scales_are_parts_of_tensors() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "OUT", &["--format", "nvfp4"]).ok();
+    let compared = run(&[&"compare", &sample(), &scratch.path("OUT")]).ok();
+    assert!(!compared.contains("only in"), "{compared}");
+}

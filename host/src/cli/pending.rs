@@ -1,20 +1,20 @@
-//! JSON files that the program writes beside its output.
+//! A file that appears when it is complete.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// A JSON file that appears when it is complete. Created first, so that hours of work do not end in a typing error.
-pub(super) struct JsonFile {
+/// A file to be written at the end. Created first, under a temporary name, so that hours of work do not end in a typing error.
+pub(super) struct Pending {
     path: PathBuf,
     temporary: NamedTempFile,
 }
 
-impl JsonFile {
+impl Pending {
     pub(super) fn create(path: &Path) -> Result<Self> {
         let context = || format!("cannot write {}", path.display());
         anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
@@ -26,9 +26,10 @@ impl JsonFile {
         Ok(Self { path: path.into(), temporary })
     }
 
-    pub(super) fn finish(mut self, json: &Value) -> Result<()> {
+    /// Writes the text and a line feed, and gives the file its name.
+    pub(super) fn finish(mut self, text: impl Display) -> Result<()> {
         let context = || format!("cannot write {}", self.path.display());
-        writeln!(self.temporary, "{json:#}").with_context(context)?;
+        writeln!(self.temporary, "{text}").with_context(context)?;
         self.temporary
             .persist(&self.path)
             .with_context(|| format!("cannot write {}", self.path.display()))?;

@@ -1,0 +1,53 @@
+//! The blocks that lost most.
+
+use super::WORST_BLOCKS;
+use super::distributions::scale;
+use super::rows::table;
+use crate::checkpoint::{Summary, TensorSummary};
+use crate::cli::markup::Markup;
+use crate::cli::table::{count, figure};
+use crate::{BlockError, Format};
+
+pub(super) fn write(m: &mut Markup, summary: &Summary) {
+    let block = summary.recipe.format().block();
+    let text = format!(
+        "Rows are those of the matrix that is stored, and block i of a row has the columns from {block}·i on; both are counted \
+         from 0. The scale is what a code of 1 is worth."
+    );
+    m.leaf("p", &[], text);
+    let relative = summary.worst_relative(WORST_BLOCKS);
+    list(m, summary, "By squared error relative to the block’s energy", &relative);
+    list(m, summary, "By absolute squared error", &summary.worst_absolute(WORST_BLOCKS));
+}
+
+fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSummary, &BlockError)]) {
+    if blocks.is_empty() {
+        m.leaf("p", &[], format_args!("{caption}: no block lost anything."));
+        return;
+    }
+    let format = summary.recipe.format();
+    let mut header = vec!["tensor", ">row", ">block", ">amax", ">scale byte"];
+    // Only NVFP4's is more than what the byte stands for.
+    let under_global = format == Format::Nvfp4;
+    header.extend(under_global.then_some(">stored scale"));
+    header.extend([">scale", ">squared error", ">relative to energy"]);
+    table(m, caption, &header, |rows| {
+        rows.body(|rows| {
+            for (tensor, block) in blocks {
+                rows.row(|row| {
+                    row.name(&tensor.name, true);
+                    row.cell(count(block.row as u64));
+                    row.cell(count(block.block as u64));
+                    row.cell(figure(block.amax.into()));
+                    row.cell(block.scale_byte);
+                    row.cell(scale(format, block.scale_byte));
+                    if under_global {
+                        row.cell(figure(block.scale.into()));
+                    }
+                    row.cell(figure(block.squared_error));
+                    row.cell(figure(block.relative()));
+                });
+            }
+        });
+    });
+}
