@@ -1,5 +1,6 @@
 //! The program from outside.
 
+mod breaking_off;
 mod conventions;
 mod doctor;
 mod global_scale;

@@ -1,0 +1,80 @@
+//! Runs that do not come to their end: killed at any moment, out of space, without leave to write. The output is complete or absent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use microscale_tests::{Run, Scratch, command, program, run, sample};
+
+use super::quantize;
+
+const OPTIONS: [&str; 4] = ["--format", "nvfp4", "--search", "full"];
+
+/// Every file of a directory, with its bytes.
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().into(), fs::read(path).unwrap())).collect()
+}
+
+/// What lies in a scratch directory beside what is expected, but for temporary directories, which only a kill leaves.
+fn visible(scratch: &Scratch) -> Vec<String> {
+    let entries = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.retain(|name| !name.starts_with('.'));
+    names.sort();
+    names
+}
+
+#[test]
+fn killed_at_a_hundred_moments() {
+    let scratch = Scratch::new();
+    let start = Instant::now();
+    quantize(&scratch, &sample(), "WHOLE", &OPTIONS).ok();
+    let (whole, seconds) = (files(&scratch.path("WHOLE")), start.elapsed().as_secs_f64());
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut finished = 0;
+    for _ in 0..100 {
+        let out = scratch.path("OUT");
+        let mut child = command(&[&"quantize", &sample(), &"--out", &out]);
+        let mut child = child.args(OPTIONS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs_f64(random.f64() * seconds * 1.2));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if out.exists() {
+            finished += 1;
+            assert_eq!(files(&out), whole);
+            fs::remove_dir_all(&out).unwrap();
+        }
+    }
+    assert!(finished < 100, "no kill came in time");
+    assert_eq!(visible(&scratch), ["WHOLE"]);
+    quantize(&scratch, &sample(), "OUT", &OPTIONS).ok();
+    assert_eq!(files(&scratch.path("OUT")), whole);
+}
+
+#[cfg(unix)]
+#[test]
+fn out_of_space() {
+    // A limit on the size of files stands for a full disk: writing fails in the midst of a shard.
+    for kib in [1, 64, 300] {
+        let scratch = Scratch::new();
+        let mut limited = Command::new("bash");
+        limited.arg("-c").arg("trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"").arg("bash");
+        limited.arg(kib.to_string()).arg(program()).arg("quantize").arg(sample());
+        limited.arg("--out").arg(scratch.path("OUT"));
+        Run::new(limited).fails_with(&["cannot write", "model-0000"]);
+        assert!(scratch.contents().is_empty(), "{kib}: {:?}", scratch.contents().keys());
+        quantize(&scratch, &sample(), "OUT", &[]).ok();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn where_nothing_can_be_written() {
+    let refused = run(&[&"quantize", &sample(), &"--out", &"/proc/OUT"]);
+    refused.fails_with(&["cannot create a temporary directory in", "/proc"]);
+    let refused = run(&[&"quantize", &sample(), &"--out", &"/proc/OUT", &"--part", &"1/1"]);
+    refused.fails_with(&["cannot create", "/proc/OUT.parts"]);
+}
