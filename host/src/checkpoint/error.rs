@@ -47,6 +47,37 @@ pub enum Error {
         why: String,
     },
 
+    /// Not a GGUF file, or a damaged one, or one that ggml would not read either.
+    #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its header, and with which metadata key if it is one.
+        why: String,
+    },
+
+    /// A header of GGUF that describes a tensor wrongly.
+    #[error("{} is not a valid GGUF file: tensor {tensor}: {why}; download or write it again", .file.display())]
+    GgufTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// A tensor that a GGUF file cannot hold.
+    #[error("{}: GGUF cannot hold tensor {tensor}: {why}; leave it as it is with --exclude, or rename it", .file.display())]
+    NotInGguf {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is in the way.
+        why: String,
+    },
+
     /// A JSON file that is not JSON.
     #[error("{} is not valid JSON", .file.display())]
     Json {

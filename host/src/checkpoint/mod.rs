@@ -12,6 +12,7 @@
 //! | `convention` | conventions of files: what a quantized tensor becomes |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
 //! | `ignored` | the layers that a config must exempt |
+//! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `matrix` | a tensor as the matrix that is quantized |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `doctor` | what is wrong with a quantized checkpoint |
@@ -31,6 +32,8 @@ mod dequantize;
 mod doctor;
 mod error;
 mod fused;
+#[cfg_attr(not(test), expect(dead_code, reason = "checkpoints are not opened from GGUF files yet"))]
+mod gguf;
 mod global_scale;
 mod gpt_oss;
 mod header;
@@ -58,6 +61,7 @@ pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
 pub use doctor::{Defect, Diagnosis, Finding, diagnose};
 pub use error::{Error, Result};
+pub use gguf::GgmlType;
 pub use global_scale::GlobalScales;
 pub use importance::Importance;
 pub use inspect::{Histogram, Inspected, inspect};
