@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::FileConvention;
+use super::{FileConvention, FileDtype};
 use crate::recipe::Words;
 use crate::{Format, ScaleLayout, Search};
 
@@ -76,6 +76,25 @@ pub enum Error {
         tensor: String,
         /// What is in the way.
         why: String,
+    },
+
+    /// A tensor that a safetensors file cannot hold.
+    #[error("{}: safetensors files cannot hold tensor {tensor}, which is {dtype}", .file.display())]
+    NotInSafetensors {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: FileDtype,
+    },
+
+    /// A GGUF file as the input of what needs quantized tensors, or writes a checkpoint.
+    #[error("{} is a GGUF file, which can be inspected and compared, and nothing else; start from the safetensors checkpoint that it \
+         was made from", .file.display())]
+    GgufInput {
+        /// The file.
+        file: PathBuf,
     },
 
     /// A JSON file that is not JSON.
@@ -304,7 +323,7 @@ pub enum Error {
         /// The columns of that.
         columns: usize,
         /// The dtype found.
-        dtype: safetensors::Dtype,
+        dtype: FileDtype,
         /// The shape found.
         shape: Vec<usize>,
     },

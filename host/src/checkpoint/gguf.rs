@@ -25,10 +25,11 @@ mod golden_tests;
 #[cfg(test)]
 mod hostile_tests;
 
+pub(super) use header::{Header, TensorInfo, read};
 pub use types::GgmlType;
 
 /// What every file starts with.
-const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// The version that is written. Version 2 differs in nothing that is read here.
 const VERSION: u32 = 3;

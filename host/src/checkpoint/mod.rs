@@ -6,6 +6,7 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
+//! | `dtype` | what elements are in a file, in either container |
 //! | `selection` | which tensors are quantized, and why the others are not |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
 //! | `importance` | weights by column for the search of block scales |
@@ -30,9 +31,10 @@ mod convention;
 mod convert;
 mod dequantize;
 mod doctor;
+mod dtype;
 mod error;
 mod fused;
-#[cfg_attr(not(test), expect(dead_code, reason = "checkpoints are not opened from GGUF files yet"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "GGUF files are read, and not written yet"))]
 mod gguf;
 mod global_scale;
 mod gpt_oss;
@@ -60,6 +62,7 @@ pub use convention::FileConvention;
 pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
 pub use doctor::{Defect, Diagnosis, Finding, diagnose};
+pub use dtype::FileDtype;
 pub use error::{Error, Result};
 pub use gguf::GgmlType;
 pub use global_scale::GlobalScales;
@@ -70,7 +73,6 @@ pub use packed::{Logical, Packed, logical};
 pub use quantize::{Plan, Planned, quantize};
 pub use read::{Checkpoint, Tensor};
 pub use rewrite::{OnProgress, Progress};
-pub use safetensors::Dtype as FileDtype;
 pub use selection::{Kept, Reason, Selection, kept};
 pub use summary::{Outcome, Plain, Summary, Sums, TensorSummary, Totals};
 pub use values::{Values, file_dtype, float_dtype};

@@ -5,9 +5,8 @@
 
 use std::borrow::Cow;
 
-use safetensors::Dtype as FileDtype;
-
 use super::convention::{FileConvention, Storage, WEIGHT, stored};
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::matrix::transposed;
 use super::modelopt;

@@ -62,8 +62,7 @@ pub(super) fn rewrite(
             names.insert(tensor.name, new.iter().map(|outline| outline.name.clone()).collect());
             outlines.extend(new);
         }
-        let mut writer =
-            Writer::create(&output.place(&shard.name)?, shard.header.metadata().as_ref(), outlines)?;
+        let mut writer = Writer::create(&output.place(&shard.name)?, shard.metadata.as_ref(), outlines)?;
         for tensor in shard.tensors() {
             meter.before(tensor.name)?;
             work.write(&tensor, &mut writer)?;

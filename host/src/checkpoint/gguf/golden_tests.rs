@@ -11,7 +11,10 @@ use super::metadata::Metadata;
 use super::types::GgmlType;
 use super::value::{Value, ValueType};
 use super::write::{Outline, Writer};
-use crate::{QuantizedShape, QuantizedTensor};
+use crate::checkpoint::{
+    Checkpoint, Difference, Error, FileConvention, Plan, Selection, compare, diagnose, inspect,
+};
+use crate::{Device, QuantizedShape, QuantizedTensor, Recipe};
 
 const FILE: &[u8] = include_bytes!("../../../../tests/golden/gguf/gguf-0.19.0.gguf");
 const VALUES: &[u8] = include_bytes!("../../../../tests/golden/gguf/gguf-0.19.0-values.safetensors");
@@ -140,4 +143,52 @@ fn what_is_read_and_written_again_is_the_same_file() {
     }
     writer.finish().unwrap();
     assert!(std::fs::read(&path).unwrap() == FILE);
+}
+
+#[test]
+fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
+    let directory = tempfile::tempdir().unwrap();
+    // Known by how it starts, whatever it is called.
+    let [path, values] = ["model.gguf.part", "values.safetensors"].map(|name| directory.path().join(name));
+    std::fs::write(&path, FILE).unwrap();
+    std::fs::write(&values, VALUES).unwrap();
+    let (checkpoint, values) = (Checkpoint::open(&path).unwrap(), Checkpoint::open(&values).unwrap());
+
+    let header = header();
+    assert_eq!(inspect(&checkpoint).len(), header.tensors.len());
+    for (found, expected) in checkpoint.tensors().zip(&header.tensors) {
+        assert_eq!((found.name, found.shape, found.file), (&*expected.name, &*expected.shape, &*path));
+        assert!(found.data == &FILE[expected.range.clone()] && found.dtype == expected.kind.into());
+    }
+    let mut ignore = |_: crate::checkpoint::Progress<'_>| std::ops::ControlFlow::Continue(());
+    let comparison = compare(&checkpoint, &values, &Device::Cpu, &mut ignore).unwrap();
+    assert!(comparison.only_first.is_empty() && comparison.only_second.is_empty());
+    for tensor in comparison.tensors {
+        let same = match (&*tensor.name, tensor.difference) {
+            ("norm.weight" | "f16.weight" | "bf16.weight", Difference::Values(errors)) => {
+                errors.max_abs_error() == 0.0
+            }
+            ("ids", Difference::Bytes { same }) => same,
+            // In blocks, which are not taken apart here.
+            (_, Difference::Bytes { same }) => !same,
+            _ => false,
+        };
+        assert!(same, "{}", tensor.name);
+    }
+    let refused = diagnose(&checkpoint, None, &Device::Cpu, &mut ignore).err();
+    assert!(matches!(refused, Some(Error::GgufInput { .. })), "called healthy without a look at its blocks");
+    let refused =
+        Plan::new(&checkpoint, &Selection::default(), Recipe::default(), FileConvention::default()).err();
+    assert!(matches!(refused, Some(Error::GgufInput { file }) if file == path));
+}
+
+#[test]
+fn a_file_that_is_called_gguf_must_be_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    for bytes in [VALUES, &FILE[..100], b""] {
+        std::fs::write(&path, bytes).unwrap();
+        let refused = Checkpoint::open(&path).err().unwrap().to_string();
+        assert!(refused.contains("model.gguf is not a valid GGUF file"), "{refused}");
+    }
 }
