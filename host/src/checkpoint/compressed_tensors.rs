@@ -11,10 +11,10 @@
 //! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A layer whose inputs are
 //! quantized to NVFP4 too has their global scale beside its weight, `input_global_scale` F32 \[1\], a divisor.
 
-use safetensors::Dtype as FileDtype;
 use serde_json::{Value, json};
 
 use super::convention::{Description, FileConvention, Storage, StoredGlobal};
+use super::dtype::FileDtype;
 use crate::Format;
 use crate::formats::nvfp4::Direction;
 

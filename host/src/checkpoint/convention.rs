@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value};
 
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::read::{Checkpoint, Config};
 use super::selection::Reason;

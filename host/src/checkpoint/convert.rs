@@ -7,6 +7,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 
 use super::convention::{Description, FileConvention, Storage};
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::ignored::{ignored_module, tied_head};
 use super::others::Skipped;
@@ -72,6 +73,7 @@ pub fn convert(
     progress: &mut OnProgress<'_>,
 ) -> Result<Converted> {
     let start = Instant::now();
+    checkpoint.check_safetensors()?;
     let logical = logical(checkpoint)?;
     let mut work = Converter::new(checkpoint, &logical, to, device)?;
     let skipped = rewrite(checkpoint, out, &mut work, progress)?;
@@ -150,7 +152,7 @@ impl<'a> Converter<'a> {
         let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
         let outline = Outline {
             name: input.name_beside(packed.name)?,
-            dtype: safetensors::Dtype::F32,
+            dtype: FileDtype::F32,
             shape: input.shape.to_vec(),
         };
         Some((outline, scale.toward(input.direction)))

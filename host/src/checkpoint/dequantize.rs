@@ -53,6 +53,7 @@ pub fn dequantize(
     progress: &mut OnProgress<'_>,
 ) -> Result<Dequantized> {
     let start = Instant::now();
+    checkpoint.check_safetensors()?;
     let logical = logical(checkpoint)?;
     let mut packed = HashMap::new();
     for tensor in &logical {

@@ -159,13 +159,14 @@ pub struct Diagnosis {
 /// tensor is to blame; a checkpoint that cannot be opened at all is an error of [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`Error::Interrupted`], and what keeps `against` from being read.
+/// [`Error::Interrupted`], [`Error::GgufInput`], and what keeps `against` from being read.
 pub fn diagnose(
     checkpoint: &Checkpoint,
     against: Option<&Checkpoint>,
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Diagnosis> {
+    checkpoint.check_safetensors()?;
     let mut diagnosis = Diagnosis::default();
     let total = checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum();
     let (mut packed, mut plain, mut done) = (Vec::new(), Vec::new(), 0);

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::FileConvention;
+use super::{FileConvention, FileDtype};
 use crate::recipe::Words;
 use crate::{Format, ScaleLayout, Search};
 
@@ -45,6 +45,56 @@ pub enum Error {
         tensor: String,
         /// What is wrong with it.
         why: String,
+    },
+
+    /// Not a GGUF file, or a damaged one, or one that ggml would not read either.
+    #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its header, and with which metadata key if it is one.
+        why: String,
+    },
+
+    /// A header of GGUF that describes a tensor wrongly.
+    #[error("{} is not a valid GGUF file: tensor {tensor}: {why}; download or write it again", .file.display())]
+    GgufTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// A tensor that a GGUF file cannot hold.
+    #[error("{}: GGUF cannot hold tensor {tensor}: {why}; leave it as it is with --exclude, or rename it", .file.display())]
+    NotInGguf {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is in the way.
+        why: String,
+    },
+
+    /// A tensor that a safetensors file cannot hold.
+    #[error("{}: safetensors files cannot hold tensor {tensor}, which is {dtype}", .file.display())]
+    NotInSafetensors {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: FileDtype,
+    },
+
+    /// A GGUF file as the input of what needs quantized tensors, or writes a checkpoint.
+    #[error("{} is a GGUF file, which can be inspected and compared, and nothing else; start from the safetensors checkpoint that it \
+         was made from", .file.display())]
+    GgufInput {
+        /// The file.
+        file: PathBuf,
     },
 
     /// A JSON file that is not JSON.
@@ -273,7 +323,7 @@ pub enum Error {
         /// The columns of that.
         columns: usize,
         /// The dtype found.
-        dtype: safetensors::Dtype,
+        dtype: FileDtype,
         /// The shape found.
         shape: Vec<usize>,
     },

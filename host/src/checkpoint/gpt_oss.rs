@@ -7,10 +7,10 @@
 //! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold its transpose. All other
 //! weights stay as they are, for loaders look for no others.
 
-use safetensors::Dtype as FileDtype;
 use serde_json::json;
 
 use super::convention::{Description, FileConvention, Storage};
+use super::dtype::FileDtype;
 use crate::Format;
 
 pub(super) const STORED: &[Storage] = &[Storage {

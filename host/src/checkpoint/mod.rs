@@ -6,12 +6,14 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
+//! | `dtype` | what elements are in a file, in either container |
 //! | `selection` | which tensors are quantized, and why the others are not |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
 //! | `importance` | weights by column for the search of block scales |
 //! | `convention` | conventions of files: what a quantized tensor becomes |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
 //! | `ignored` | the layers that a config must exempt |
+//! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `matrix` | a tensor as the matrix that is quantized |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `doctor` | what is wrong with a quantized checkpoint |
@@ -32,8 +34,11 @@ mod convert;
 mod dequantize;
 mod details;
 mod doctor;
+mod dtype;
 mod error;
 mod fused;
+#[cfg_attr(not(test), expect(dead_code, reason = "GGUF files are read, and not written yet"))]
+mod gguf;
 mod global_scale;
 mod gpt_oss;
 mod header;
@@ -62,7 +67,9 @@ pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
 pub use details::Details;
 pub use doctor::{Defect, Diagnosis, Finding, diagnose};
+pub use dtype::FileDtype;
 pub use error::{Error, Result};
+pub use gguf::GgmlType;
 pub use global_scale::GlobalScales;
 pub use importance::Importance;
 pub use inspect::{Histogram, Inspected, inspect};
@@ -72,7 +79,6 @@ pub use parts::{Merged, Part, PartDone, merge, quantize_part};
 pub use quantize::{Plan, Planned, quantize};
 pub use read::{Checkpoint, Tensor};
 pub use rewrite::{OnProgress, Progress};
-pub use safetensors::Dtype as FileDtype;
 pub use selection::{Kept, Reason, Selection, kept};
 pub use summary::{Outcome, Plain, Summary, Sums, TensorSummary, Totals};
 pub use values::{Values, file_dtype, float_dtype};

@@ -7,10 +7,10 @@
 //! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a multiplier. The config
 //! stands twice: in config.json, and in a file of ModelOpt's own with other words.
 
-use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value, json};
 
 use super::convention::{Description, FileConvention, Storage, StoredGlobal, WEIGHT};
+use super::dtype::FileDtype;
 use super::read::{Checkpoint, Tensor};
 use crate::Format;
 use crate::formats::nvfp4::Direction;

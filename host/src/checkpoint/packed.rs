@@ -3,9 +3,8 @@
 //! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json, which a single file
 //! lacks.
 
-use safetensors::Dtype as FileDtype;
-
 use super::convention::{FileConvention, Storage, WEIGHT, stored};
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::matrix::transposed;
 use super::modelopt;

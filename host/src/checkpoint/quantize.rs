@@ -67,6 +67,7 @@ impl<'a> Plan<'a> {
         recipe: Recipe,
         convention: FileConvention,
     ) -> Result<Self> {
+        checkpoint.check_safetensors()?;
         let storage = Storage::of(convention, &recipe)?;
         if let Some((method, config)) = Description::method(checkpoint) {
             return Err(Error::AlreadyQuantized { config, method });

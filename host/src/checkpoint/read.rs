@@ -1,18 +1,19 @@
-//! Reading: a `.safetensors` file, or a directory in Hugging Face layout, as a list of mapped tensors.
+//! Reading: a `.safetensors` or `.gguf` file, or a directory in Hugging Face layout, as a list of mapped tensors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use safetensors::Dtype as FileDtype;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
 
 use super::convention::CONFIG_FILE;
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::index::Index;
-use super::{Values, header, json, modelopt};
+use super::{Values, gguf, header, json, modelopt};
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
 pub struct Checkpoint {
@@ -33,16 +34,33 @@ pub(super) struct Config {
     pub(super) json: Map<String, Value>,
 }
 
-/// One safetensors file.
+/// One file of tensors.
 pub(super) struct Shard {
     pub(super) path: PathBuf,
     /// The path relative to the checkpoint's directory.
     pub(super) name: PathBuf,
-    pub(super) header: Metadata,
-    /// Tensor names in the order of their data.
-    pub(super) order: Vec<String>,
+    pub(super) container: Container,
+    /// What a safetensors file says of itself.
+    pub(super) metadata: Option<HashMap<String, String>>,
+    /// In the order of their data.
+    stored: Vec<Stored>,
     map: Mmap,
-    data: usize,
+}
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Container {
+    Safetensors,
+    Gguf,
+}
+
+/// A tensor in a file.
+struct Stored {
+    name: String,
+    dtype: FileDtype,
+    shape: Vec<usize>,
+    /// Its bytes in the file: checked to be there.
+    range: Range<usize>,
 }
 
 /// A tensor as it is stored.
@@ -81,7 +99,7 @@ impl<'a> Tensor<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors` file or a checkpoint directory.
+    /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
     ///
     /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else `model.safetensors`, or
     /// else all its `.safetensors` files.
@@ -130,13 +148,22 @@ impl Checkpoint {
         self.shards[shard].tensor(place)
     }
 
+    /// Refuses GGUF, whose blocks are not taken apart: for what would take them for something else than quantized tensors.
+    ///
+    /// # Errors
+    /// [`Error::GgufInput`].
+    pub(super) fn check_safetensors(&self) -> Result<()> {
+        let gguf = self.shards.iter().find(|shard| shard.container == Container::Gguf);
+        gguf.map_or(Ok(()), |shard| Err(Error::GgufInput { file: shard.path.clone() }))
+    }
+
     /// Index and shards must list the same tensors in the same files.
     fn check_index(&self) -> Result<()> {
         let Some(index) = &self.index else { return Ok(()) };
         let assigned: HashMap<_, _> = index.entries().collect();
         for shard in &self.shards {
             let (path, file) = (|| shard.path.clone(), || index.file.clone());
-            for name in &shard.order {
+            for Stored { name, .. } in &shard.stored {
                 let assigned = assigned.get(name.as_str());
                 if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
                     let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
@@ -144,9 +171,8 @@ impl Checkpoint {
                 }
             }
             let here = assigned.iter().filter(|(_, name)| Path::new(name) == shard.name);
-            if let Some(missing) =
-                here.map(|(name, _)| *name).filter(|name| shard.header.info(name).is_none()).min()
-            {
+            let in_shard: HashSet<&str> = shard.stored.iter().map(|stored| &*stored.name).collect();
+            if let Some(missing) = here.map(|(name, _)| *name).filter(|name| !in_shard.contains(name)).min() {
                 return Err(Error::NotInShard { index: file(), tensor: missing.into(), shard: path() });
             }
         }
@@ -174,9 +200,16 @@ impl Shard {
         // output goes to new files, never over the input. That other programs leave the file alone is asked of the
         // user, as by every reader that maps; one that truncates it ends the process with SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
+        let by_name = path.extension().is_some_and(|extension| extension == "gguf");
+        // No safetensors file starts so: its header would have a gigabyte.
+        if by_name || map.starts_with(gguf::MAGIC) {
+            let stored = from_gguf(gguf::read(&path, &map)?);
+            return Ok(Self { path, name, container: Container::Gguf, metadata: None, stored, map });
+        }
         let (header, data) = header::read(&path, &map)?;
-        let order = header.offset_keys();
-        Ok(Self { path, name, header, order, map, data })
+        let metadata = header.metadata().clone();
+        let stored = from_safetensors(&header, data);
+        Ok(Self { path, name, container: Container::Safetensors, metadata, stored, map })
     }
 
     /// Bytes of the file.
@@ -185,23 +218,45 @@ impl Shard {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        (0..self.order.len()).filter_map(|place| self.tensor(place))
+        self.stored.iter().filter_map(|stored| self.mapped(stored))
     }
 
     fn tensor(&self, place: usize) -> Option<Tensor<'_>> {
-        let name = self.order.get(place)?;
-        let info = self.header.info(name)?;
-        let (start, end) = info.data_offsets;
-        let data = &self.map[self.data + start..self.data + end];
-        Some(Tensor { name, dtype: info.dtype, shape: &info.shape, data, file: &self.path })
+        self.mapped(self.stored.get(place)?)
     }
+
+    fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
+        let Stored { name, dtype, shape, range } = stored;
+        let data = self.map.get(range.clone())?;
+        Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path })
+    }
+}
+
+fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
+    let stored = header.offset_keys().into_iter().filter_map(|name| {
+        let info = header.info(&name)?;
+        let (start, end) = info.data_offsets;
+        let (dtype, shape) = (info.dtype.into(), info.shape.clone());
+        Some(Stored { name, dtype, shape, range: data + start..data + end })
+    });
+    stored.collect()
+}
+
+fn from_gguf(header: gguf::Header) -> Vec<Stored> {
+    let stored = header.tensors.into_iter().map(|gguf::TensorInfo { name, shape, kind, range }| Stored {
+        name,
+        dtype: kind.into(),
+        shape,
+        range,
+    });
+    stored.collect()
 }
 
 /// Where each tensor is. No two may have one name.
 fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
     for (i, shard) in shards.iter().enumerate() {
-        for (place, name) in shard.order.iter().enumerate() {
+        for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {
             if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
                 let (first, second) = (shards[first].path.clone(), shard.path.clone());
                 return Err(Error::Duplicate { tensor: name.clone(), first, second });

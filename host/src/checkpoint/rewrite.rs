@@ -103,7 +103,7 @@ pub(super) fn write_shard(
         renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
         outlines.extend(new);
     }
-    let writer = Writer::create(path, shard.header.metadata().as_ref(), outlines)?;
+    let writer = Writer::create(path, shard.metadata.as_ref(), outlines)?;
     let ((), writer) = writing(writer, |sink| {
         for tensor in shard.tensors() {
             meter.before(tensor.name)?;

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use globset::{Glob, GlobMatcher};
-use safetensors::Dtype as FileDtype;
 
 use super::convention::{FileConvention, Storage};
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::read::Tensor;
 use super::values::float_dtype;

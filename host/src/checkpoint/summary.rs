@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use safetensors::Dtype as FileDtype;
 use serde_json::{Map, Value, json};
 
 use super::details::Details;
+use super::dtype::FileDtype;
 use super::others::Skipped;
 use super::read::Tensor;
 use super::selection::Reason;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use safetensors::Dtype as FileDtype;
 
+use super::dtype::FileDtype;
 use crate::{Dtype, Element, ErrorStats};
 
 /// The dtype of the values that a file dtype stands for, if they can be quantized.

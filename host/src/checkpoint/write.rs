@@ -6,10 +6,10 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 
-use safetensors::Dtype as FileDtype;
 use safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value};
 
+use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::header::METADATA;
 
@@ -24,8 +24,7 @@ pub(super) struct Outline {
 impl Outline {
     /// Bytes of the data.
     pub(super) fn bytes(&self) -> u64 {
-        let elements: u64 = self.shape.iter().map(|size| *size as u64).product();
-        elements * self.dtype.bitsize() as u64 / 8
+        self.dtype.bytes_of(self.shape.iter().map(|size| *size as u64).product())
     }
 }
 
@@ -45,9 +44,17 @@ impl Writer {
     pub(super) fn create(
         path: &Path,
         metadata: Option<&HashMap<String, String>>,
-        mut tensors: Vec<Outline>,
+        tensors: Vec<Outline>,
     ) -> Result<Self> {
-        tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
+        let plain = tensors.into_iter().map(|tensor| match tensor.dtype.plain() {
+            Some(dtype) => Ok((dtype, tensor)),
+            None => {
+                let Outline { name: tensor, dtype, .. } = tensor;
+                Err(Error::NotInSafetensors { file: path.into(), tensor, dtype })
+            }
+        });
+        let mut tensors = plain.collect::<Result<Vec<_>>>()?;
+        tensors.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.name.cmp(&second.name)));
         let mut header = Map::new();
         if let Some(metadata) = metadata {
             let sorted: BTreeMap<_, _> = metadata.iter().collect();
@@ -58,10 +65,10 @@ impl Writer {
         }
         let mut places = HashMap::new();
         let mut end = 0;
-        for tensor in tensors {
+        for (dtype, tensor) in tensors {
             let (start, bytes) = (end, tensor.bytes());
             end += bytes;
-            let Outline { name, dtype, shape } = tensor;
+            let Outline { name, shape, .. } = tensor;
             let info = TensorInfo { dtype, shape, data_offsets: (start as usize, end as usize) };
             header.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
             places.insert(name, (start, bytes));

@@ -18,7 +18,7 @@ const LONGEST: usize = 110;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The original: a .safetensors file or a checkpoint directory, quantized or not
+    /// The original: a .safetensors or .gguf file, or a checkpoint directory, quantized or not
     a: PathBuf,
     /// What is measured against it
     b: PathBuf,

@@ -16,7 +16,7 @@ const BAR: usize = 40;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A .safetensors file or a checkpoint directory
+    /// A .safetensors or .gguf file, or a checkpoint directory
     path: PathBuf,
 }
 

@@ -1,9 +1,8 @@
 //! Dtypes and shapes that can be understood, but are not what loaders expect.
 
-use safetensors::Dtype as FileDtype;
-
 use super::{Defect, Finding};
 use crate::checkpoint::FileConvention;
+use crate::checkpoint::dtype::FileDtype;
 use crate::checkpoint::packed::Packed;
 
 /// Looks at a tensor's parts.
