@@ -19,7 +19,7 @@ use super::vector::Neon;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
-use super::{groups, lanes, reference};
+use super::{groups, lanes, prefetch, reference};
 use crate::element::{Dtype, Element};
 use crate::quality::ErrorStats;
 use crate::recipe::Words;
@@ -94,6 +94,8 @@ macro_rules! stamp {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn errors<T: Element>(v: &[T], approximation: &[f32]) -> ErrorStats {
+                // Parts of a row follow each other, with other work between them.
+                prefetch::after(v);
                 ErrorStats::of_part(v, approximation)
             }
         }
