@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use microscale::checkpoint::{self, Checkpoint, Plan, Selection};
+use microscale::checkpoint::{self, Checkpoint, FileConvention, Plan, Selection};
 use microscale_tests::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
@@ -346,15 +346,42 @@ fn shapes_that_differ_cannot_be_compared() {
     ]);
 }
 
+/// Products of sizes that a zero among them makes harmless, in one order and not in another.
+#[test]
+fn sizes_beside_a_zero_may_be_anything() {
+    let scratch = Scratch::new();
+    let (any, blocks) = ("[0,4294967296,4294967296]", "[0,4294967296,4294967296,16]");
+    let bytes = raw_file(
+        header(&[
+            ("a.experts.down_proj_blocks", "U8", blocks, "0", "0"),
+            ("a.experts.down_proj_scales", "U8", any, "0", "0"),
+            ("b.experts.down_proj", "BF16", "[4294967296,0,4294967296]", "0", "0"),
+            ("c.experts.down_proj", "BF16", any, "0", "0"),
+        ]),
+        &[],
+    );
+    let file = scratch.write("x.safetensors", bytes);
+    read_everything(&file);
+    run(&[&"dequantize", &file, &"--out", &scratch.path("OUT")]).ok();
+    run(&[&"inspect", &scratch.path("OUT")]).ok();
+}
+
 /// Everything that reads, on whatever can be opened at all.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
-    let _ = Plan::new(&checkpoint, &Selection::default(), Default::default(), Default::default())
-        .map(|plan| plan.to_json());
+    for convention in [FileConvention::CompressedTensors, FileConvention::GptOss] {
+        let _ = Plan::new(&checkpoint, &Selection::default(), Default::default(), convention)
+            .map(|plan| plan.to_json());
+    }
     let _ = checkpoint::inspect(&checkpoint);
-    let _ = checkpoint::compare(&checkpoint, &checkpoint, &microscale::Device::Cpu, &mut |_| {
-        std::ops::ControlFlow::Continue(())
-    });
+    let device = &microscale::Device::Cpu;
+    let mut go_on = |_: checkpoint::Progress<'_>| std::ops::ControlFlow::Continue(());
+    let _ = checkpoint::compare(&checkpoint, &checkpoint, device, &mut go_on);
+    let _ = checkpoint::diagnose(&checkpoint, Some(&checkpoint), device, &mut go_on);
+    let out = tempfile::tempdir().unwrap();
+    for convention in [FileConvention::CompressedTensors, FileConvention::Modelopt, FileConvention::GptOss] {
+        let _ = checkpoint::convert(&checkpoint, convention, &out.path().join("out"), device, &mut go_on);
+    }
 }
 
 /// What headers and indexes are made of.
@@ -378,6 +405,12 @@ const WORDS: &[&str] = &[
     "\"F4\"",
     "_packed",
     "_scale",
+    "_blocks",
+    "_scales",
+    "_scale_2",
+    ".experts.down_proj",
+    "[4294967296,0,4294967296]",
+    "[0,4294967296,4294967296]",
     "..",
     "/",
     "__metadata__",
@@ -419,6 +452,11 @@ proptest! {
             ("c_global_scale", Dtype::F32, vec![1], vec![0, 0, 0, 0x40]),
             bytes("d", Dtype::F8_E4M3, 32),
             bytes("d_scale", Dtype::U8, 1),
+            bytes("e.weight", Dtype::U8, 8),
+            bytes("e.weight_scale", Dtype::F8_E4M3, 1),
+            ("e.weight_scale_2", Dtype::F32, vec![], vec![0, 0, 0, 0x40]),
+            ("f.experts.down_proj_blocks", Dtype::U8, vec![1, 2, 1, 16], vec![3; 32]),
+            ("f.experts.down_proj_scales", Dtype::U8, vec![1, 2, 1], vec![3; 2]),
         ];
         let file = scratch.write_tensors("in/x.safetensors", &tensors);
         let index = scratch.write_index("in", &tensors.map(|(name, ..)| (name, "x.safetensors")));

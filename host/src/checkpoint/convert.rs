@@ -12,7 +12,7 @@ use super::error::{Error, Result};
 use super::ignored::{ignored_module, tied_head};
 use super::others::Skipped;
 use super::packed::{Logical, Packed, logical};
-use super::read::{Checkpoint, Tensor};
+use super::read::{Checkpoint, Tensor, elements};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::summary::Sums;
 use super::write::{Outline, Sink};
@@ -175,7 +175,7 @@ impl<'a> Converter<'a> {
                 self.done.rounded_inputs.push(packed.name.into());
             }
         }
-        self.done.converted.add(elements(packed), packed.bytes() as u64, bytes_after);
+        self.done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
         Ok(())
     }
 
@@ -194,15 +194,11 @@ impl<'a> Converter<'a> {
         let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
         if differing != 0 {
             let errors = ErrorStats::between(&values, &others);
-            let (tensor, values) = (packed.name.into(), elements(packed));
+            let (tensor, values) = (packed.name.into(), elements(&packed.shape));
             self.done.rounded.push(Rounding { tensor, before, after, differing, values, errors });
         }
         Ok(())
     }
-}
-
-fn elements(packed: &Packed<'_>) -> u64 {
-    packed.shape.iter().map(|size| *size as u64).product()
 }
 
 /// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.

@@ -60,9 +60,11 @@ pub(super) fn transposed<T: Element>(values: &[T], shape: &[usize]) -> Vec<T> {
     const TILE: usize = 64;
     let [.., rows, cols] = *shape else { return values.to_vec() };
     let mut transposed = vec![T::default(); values.len()];
-    let matrix = (rows * cols).max(1);
+    let matrix = rows.saturating_mul(cols).max(1);
     let bands = transposed.par_chunks_mut(matrix).zip(values.par_chunks(matrix)).flat_map(|(to, from)| {
-        to.par_chunks_mut(TILE * rows).enumerate().map(move |(band, to)| (band * TILE, to, from))
+        to.par_chunks_mut(rows.saturating_mul(TILE).max(1))
+            .enumerate()
+            .map(move |(band, to)| (band * TILE, to, from))
     });
     bands.for_each(|(first, to, from)| {
         for row in (0..rows).step_by(TILE) {

@@ -78,17 +78,22 @@ pub struct Tensor<'a> {
     pub file: &'a Path,
 }
 
+/// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all others be any.
+pub(super) fn elements(shape: &[usize]) -> u64 {
+    shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64))
+}
+
 impl<'a> Tensor<'a> {
     /// Elements.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().map(|size| *size as u64).product()
+        elements(self.shape)
     }
 
     /// As a matrix whose rows run along the last dimension: rows and columns.
     pub fn matrix(&self) -> (usize, usize) {
         match self.shape {
             [] => (1, 1),
-            [rows @ .., cols] => (rows.iter().product(), *cols),
+            [rows @ .., cols] => (elements(rows) as usize, *cols),
         }
     }
 

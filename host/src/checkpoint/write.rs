@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::header::METADATA;
+use super::read::elements;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ pub(super) struct Outline {
 impl Outline {
     /// Bytes of the data.
     pub(super) fn bytes(&self) -> u64 {
-        self.dtype.bytes_of(self.shape.iter().map(|size| *size as u64).product())
+        self.dtype.bytes_of(elements(&self.shape))
     }
 }
 
@@ -89,13 +90,16 @@ impl Writer {
 
     /// Writes one tensor's data.
     pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        let place = self.places.remove(name).filter(|(_, bytes)| *bytes == data.len() as u64);
+        let place = self.places.get(name).filter(|(_, bytes)| *bytes == data.len() as u64);
         let mut write = || {
             let (start, _) = place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
-            self.file.seek(SeekFrom::Start(start))?;
+            self.file.seek(SeekFrom::Start(*start))?;
             self.file.write_all(data)
         };
-        write().map_err(Error::io("write", &self.path))
+        write().map_err(Error::io("write", &self.path))?;
+        // Only what is written is no longer missing.
+        self.places.remove(name);
+        Ok(())
     }
 
     /// Makes sure that everything is written, on the disk as well.

@@ -11,6 +11,7 @@ use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, mx};
 use microscale_kernels_abi::{NV_FAR, NvPlan, power_of_two};
 
 use super::policy::{self, Tally};
+use super::prefetch::ask_for;
 use super::rule::{Blocks, Mx};
 use super::thresholds::Thresholds;
 use super::vector::{LANES, Lanes, Scalars, Vector};
@@ -377,17 +378,7 @@ impl<T: Element> Window<'_, T> {
 /// Asks for the memory of the window after this one.
 #[inline(always)]
 fn prefetch<T>(behind: &T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ahead = std::ptr::from_ref(behind).cast::<i8>().wrapping_add(WINDOW);
-        for line in (0..size_of::<T>()).step_by(64) {
-            // SAFETY: prefetching is no access and cannot fail, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)) };
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = behind;
+    ask_for(std::ptr::from_ref(behind).cast::<u8>().wrapping_add(WINDOW), size_of::<T>());
 }
 
 /// The bits of the largest magnitude of a piece: those of a NaN or an infinity if it has one.

@@ -16,10 +16,10 @@ use super::rule::{Decoder, Kind, Rule};
 use super::thresholds::Thresholds;
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
+use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
-use super::vector::{Once, Portable, Stamped};
-use super::{groups, lanes, reference};
+use super::{groups, lanes, prefetch, reference};
 use crate::element::{Dtype, Element};
 use crate::quality::ErrorStats;
 use crate::recipe::Words;
@@ -52,22 +52,6 @@ impl Words for Isa {
 /// A stamp for an instruction set: the same functions, compiled with its features enabled, if any, given its vectors and how it widens.
 macro_rules! stamp {
     ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
-        impl Stamped for $vector {
-            #[inline(always)]
-            fn once<O: Once<Self>>(what: O) -> O::Output {
-                $(#[target_feature(enable = $features)])?
-                #[inline(never)]
-                fn once<O: Once<$vector>>(what: O) -> O::Output {
-                    what.by()
-                }
-                // SAFETY: as all of this type, it is only called from its stamp, which is entered after the features were detected.
-                #[allow(unused_unsafe, reason = "the portable stamp needs no features")]
-                unsafe {
-                    once(what)
-                }
-            }
-        }
-
         mod $module {
             use super::*;
 
@@ -110,6 +94,8 @@ macro_rules! stamp {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn errors<T: Element>(v: &[T], approximation: &[f32]) -> ErrorStats {
+                // Parts of a row follow each other, with other work between them.
+                prefetch::after(v);
                 ErrorStats::of_part(v, approximation)
             }
         }

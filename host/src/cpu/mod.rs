@@ -12,6 +12,7 @@ mod isa;
 mod lanes;
 mod layout;
 mod policy;
+mod prefetch;
 mod reference;
 mod rule;
 mod search;

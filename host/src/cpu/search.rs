@@ -126,8 +126,7 @@ impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
             }
         }
         let weights = self.0.0.map(|_| &weights);
-        let (search, plain, larger) = (starts[0].search, &plain, &larger);
-        V::once(search_lanes::Blocks { blocks: wide, weights, search, scales: candidates, plain, larger })
+        search_lanes::search::<V, N, _>(wide, weights, starts[0].search, candidates, &plain, &larger)
     }
 }
 

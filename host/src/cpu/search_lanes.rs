@@ -7,7 +7,7 @@ use microscale_formats::search::{
 };
 use microscale_formats::{Search, block};
 
-use super::vector::{LANES, Lanes, Once, Vector};
+use super::vector::{LANES, Lanes, Vector};
 
 /// Blocks of finite values, element by element.
 struct Group<'a, const N: usize> {
@@ -208,29 +208,15 @@ fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
     selected
 }
 
-/// Blocks with their weights, and the scales that a search begins with.
-pub(super) struct Blocks<'a, S, const N: usize> {
-    pub(super) blocks: &'a Lanes<[f32; N]>,
-    pub(super) weights: Option<&'a [Lanes<f32>; N]>,
-    pub(super) search: Search,
-    pub(super) scales: &'a S,
-    pub(super) plain: &'a Lanes<u8>,
-    pub(super) larger: &'a Lanes<u8>,
-}
-
-impl<V: Vector, S: Scales, const N: usize> Once<V> for Blocks<'_, S, N> {
-    type Output = Lanes<Found>;
-
-    #[inline(always)]
-    fn by(self) -> Lanes<Found> {
-        search::<V, N, S>(&self)
-    }
-}
-
-/// `Measure::search`.
+/// `Measure::search` for blocks with their weights.
 #[inline(always)]
-fn search<V: Vector, const N: usize, S: Scales>(
-    &Blocks { blocks, weights, search, scales, plain, larger }: &Blocks<'_, S, N>,
+pub(super) fn search<V: Vector, const N: usize, S: Scales>(
+    blocks: &Lanes<[f32; N]>,
+    weights: Option<&[Lanes<f32>; N]>,
+    search: Search,
+    scales: &S,
+    plain: &Lanes<u8>,
+    larger: &Lanes<u8>,
 ) -> Lanes<Found> {
     let group = Group::new::<V>(blocks, weights);
     let plain_errors = group.errors::<V>(scales, plain);

@@ -59,22 +59,8 @@ pub(super) const LANES: usize = 16;
 /// Something in each lane.
 pub(super) type Lanes<T> = [T; LANES];
 
-/// Something that is compiled once for each instruction set, whatever calls it.
-pub(super) trait Once<V> {
-    type Output;
-
-    /// Does it, by these vectors.
-    fn by(self) -> Self::Output;
-}
-
-/// What a stamp of `isa` gives its vectors.
-pub(super) trait Stamped: Sized {
-    /// Does something in a function of its own, compiled with the instruction set's features like the stamp that calls it.
-    fn once<O: Once<Self>>(what: O) -> O::Output;
-}
-
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
-pub(super) trait Vector: Machine + Stamped + WordVector<Bits: Copy> {
+pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
     /// Whether [`Machine::fma`] is an instruction.
     const FUSED: bool = true;
 

@@ -1,12 +1,13 @@
-//! Runs that do not come to their end: killed at any moment, out of space, without leave to write. The output is complete or absent.
+//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is complete or absent. (A full disk is
+//! in `malformed`.)
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use microscale_tests::{Run, Scratch, command, program, run, sample};
+use microscale_tests::{Scratch, command, program, run, sample};
 
 use super::quantize;
 
@@ -30,6 +31,8 @@ fn visible(scratch: &Scratch) -> Vec<String> {
 #[test]
 fn killed_at_a_hundred_moments() {
     let scratch = Scratch::new();
+    // Built before the clock starts.
+    program();
     let start = Instant::now();
     quantize(&scratch, &sample(), "WHOLE", &OPTIONS).ok();
     let (whole, seconds) = (files(&scratch.path("WHOLE")), start.elapsed().as_secs_f64());
@@ -52,22 +55,6 @@ fn killed_at_a_hundred_moments() {
     assert_eq!(visible(&scratch), ["WHOLE"]);
     quantize(&scratch, &sample(), "OUT", &OPTIONS).ok();
     assert_eq!(files(&scratch.path("OUT")), whole);
-}
-
-#[cfg(unix)]
-#[test]
-fn out_of_space() {
-    // A limit on the size of files stands for a full disk: writing fails in the midst of a shard.
-    for kib in [1, 64, 300] {
-        let scratch = Scratch::new();
-        let mut limited = Command::new("bash");
-        limited.arg("-c").arg("trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"").arg("bash");
-        limited.arg(kib.to_string()).arg(program()).arg("quantize").arg(sample());
-        limited.arg("--out").arg(scratch.path("OUT"));
-        Run::new(limited).fails_with(&["cannot write", "model-0000"]);
-        assert!(scratch.contents().is_empty(), "{kib}: {:?}", scratch.contents().keys());
-        quantize(&scratch, &sample(), "OUT", &[]).ok();
-    }
 }
 
 #[cfg(target_os = "linux")]
