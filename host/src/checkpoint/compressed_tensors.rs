@@ -23,10 +23,8 @@ const PACKED: &str = "_packed";
 const SCALE: &str = "_scale";
 
 /// A tensor's global scale.
-pub(super) const GLOBAL_SCALE: StoredGlobal =
-    StoredGlobal { suffix: "_global_scale", direction: Direction::Divisor, shape: &[1] };
-const INPUT_SCALE: StoredGlobal =
-    StoredGlobal { suffix: ".input_global_scale", direction: Direction::Divisor, shape: &[1] };
+pub(super) const GLOBAL_SCALE: StoredGlobal = StoredGlobal::after("_global_scale", Direction::Divisor, &[1]);
+const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_global_scale", Direction::Divisor, &[1]);
 
 /// The formats that the convention has.
 pub(super) const STORED: &[Storage] = &[
@@ -39,6 +37,7 @@ pub(super) const STORED: &[Storage] = &[
         scales: FileDtype::U8,
         global_scale: None,
         input_scale: None,
+        blocks: None,
         blocks_apart: false,
         transposed: false,
     },
@@ -51,6 +50,7 @@ pub(super) const STORED: &[Storage] = &[
         scales: FileDtype::F8_E4M3,
         global_scale: Some(GLOBAL_SCALE),
         input_scale: Some(INPUT_SCALE),
+        blocks: None,
         blocks_apart: false,
         transposed: false,
     },
@@ -63,6 +63,7 @@ pub(super) const STORED: &[Storage] = &[
         scales: FileDtype::U8,
         global_scale: None,
         input_scale: None,
+        blocks: None,
         blocks_apart: false,
         transposed: false,
     },

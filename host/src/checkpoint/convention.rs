@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
-use super::read::{Checkpoint, Config};
+use super::gguf::{self, Blocks};
+use super::read::{Checkpoint, Config, Tensor};
 use super::selection::Reason;
 use super::write::Outline;
 use super::{compressed_tensors, gpt_oss, modelopt};
@@ -30,12 +31,15 @@ pub enum FileConvention {
     Modelopt,
     /// That of OpenAI's gpt-oss models, for their experts in MXFP4.
     GptOss,
+    /// ggml's, in GGUF files, which llama.cpp loads.
+    Gguf,
 }
 
 words!(FileConvention {
     Self::CompressedTensors = "compressed-tensors",
     Self::Modelopt = "modelopt",
     Self::GptOss = "gpt-oss",
+    Self::Gguf = "gguf",
 });
 
 /// A model's config.
@@ -57,6 +61,8 @@ pub(super) struct Storage {
     pub(super) global_scale: Option<StoredGlobal>,
     /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the layer's `.weight`.
     pub(super) input_scale: Option<StoredGlobal>,
+    /// Blocks that hold codes and scales together, which are one tensor then.
+    pub(super) blocks: Option<Blocks>,
     /// Whether blocks are a dimension of their own.
     pub(super) blocks_apart: bool,
     /// Whether the model's parameter is the transpose of what is stored, in its last two dimensions.
@@ -66,7 +72,11 @@ pub(super) struct Storage {
 /// How a convention stores a global scale: one F32.
 #[derive(Debug)]
 pub(super) struct StoredGlobal {
+    /// What follows the tensor's name, or takes the place of its [`WEIGHT`].
     pub(super) suffix: &'static str,
+    beside: bool,
+    /// Whether a tensor without one has 1.
+    pub(super) optional: bool,
     pub(super) direction: Direction,
     /// Without dimensions, or with one.
     pub(super) shape: &'static [usize],
@@ -76,15 +86,37 @@ pub(super) struct StoredGlobal {
 pub(super) const WEIGHT: &str = ".weight";
 
 impl StoredGlobal {
-    /// What the scale of a layer's inputs is called, by the name of its weights.
-    pub(super) fn name_beside(&self, weight: &str) -> Option<String> {
-        weight.strip_suffix(WEIGHT).map(|layer| format!("{layer}{}", self.suffix))
+    /// One whose name begins with the tensor's.
+    pub(super) const fn after(suffix: &'static str, direction: Direction, shape: &'static [usize]) -> Self {
+        Self { suffix, beside: false, optional: false, direction, shape }
+    }
+
+    /// One whose name has something else in place of [`WEIGHT`].
+    pub(super) const fn beside(suffix: &'static str, direction: Direction, shape: &'static [usize]) -> Self {
+        Self { suffix, beside: true, optional: false, direction, shape }
+    }
+
+    /// The same, where 1 need not be stored.
+    pub(super) const fn or_one(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// Its name, by that of the tensor; `None` if the tensor is no layer's weight and should be.
+    pub(super) fn name_for(&self, tensor: &str) -> Option<String> {
+        let start = if self.beside { tensor.strip_suffix(WEIGHT)? } else { tensor };
+        Some(format!("{start}{}", self.suffix))
+    }
+
+    /// The name of the tensor that it is for, by its own.
+    pub(super) fn owner_of(&self, name: &str) -> Option<String> {
+        let start = name.strip_suffix(self.suffix)?;
+        Some(if self.beside { format!("{start}{WEIGHT}") } else { start.into() })
     }
 }
 
 /// Every way of storing, of all conventions.
 pub(super) fn stored() -> impl Iterator<Item = &'static Storage> {
-    [compressed_tensors::STORED, modelopt::STORED, gpt_oss::STORED].into_iter().flatten()
+    [compressed_tensors::STORED, modelopt::STORED, gpt_oss::STORED, gguf::STORED].into_iter().flatten()
 }
 
 impl FileConvention {
@@ -128,8 +160,17 @@ impl Storage {
         if self.convention == FileConvention::GptOss && !gpt_oss::is_expert(name, shape) {
             return Some(Reason::NotAnExpert);
         }
-        let (cols, block) = (self.stored_shape(shape).last().copied().unwrap_or(1), self.format.block());
+        let nameless = self.global_scale.as_ref().is_some_and(|global| global.name_for(name).is_none());
+        if nameless {
+            return Some(Reason::NotAWeight);
+        }
+        let (cols, block) = (self.stored_shape(shape).last().copied().unwrap_or(1), self.row_block());
         (cols % block != 0).then_some(Reason::Columns { cols, block })
+    }
+
+    /// What the length of rows must be a multiple of.
+    pub(super) fn row_block(&self) -> usize {
+        self.blocks.map_or(self.format.block(), Blocks::elements)
     }
 
     /// The sizes of a model's parameter as it is stored, before packing; and the other way round.
@@ -146,6 +187,9 @@ impl Storage {
 
     /// The shape of a tensor's codes in a file, given the sizes of the model's parameter.
     pub(super) fn codes_shape(&self, shape: &[usize]) -> Vec<usize> {
+        if self.blocks.is_some() {
+            return self.stored_shape(shape).into_owned();
+        }
         let mut shape = self.scales_shape(shape);
         if let Some(blocks) = shape.last_mut() {
             let bytes = self.format.block_bytes();
@@ -168,7 +212,8 @@ impl Storage {
     }
 
     /// The sizes of the model's parameter, given its codes' and scales'; `None` if those do not fit each other.
-    pub(super) fn model_shape(&self, codes: &[usize], scales: &[usize]) -> Option<Vec<usize>> {
+    pub(super) fn model_shape(&self, codes: &[usize], scales: Option<&[usize]>) -> Option<Vec<usize>> {
+        let Some(scales) = scales else { return Some(self.stored_shape(codes).into_owned()) };
         let mut stored = scales.to_vec();
         let cols = stored.last_mut()?;
         *cols = cols.checked_mul(self.format.block())?;
@@ -179,22 +224,47 @@ impl Storage {
     /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale.
     pub(super) fn outlines(&self, name: &str, shape: &[usize]) -> Vec<Outline> {
         let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
-        let mut outlines = vec![
-            outline(self.codes_suffix, self.codes, self.codes_shape(shape)),
-            outline(self.scales_suffix, self.scales, self.scales_shape(shape)),
-        ];
-        if let Some(global) = &self.global_scale {
-            outlines.push(outline(global.suffix, FileDtype::F32, global.shape.to_vec()));
+        let mut outlines = vec![outline(self.codes_suffix, self.codes, self.codes_shape(shape))];
+        if self.blocks.is_none() {
+            outlines.push(outline(self.scales_suffix, self.scales, self.scales_shape(shape)));
+        }
+        let global = self.global_scale.as_ref().and_then(|global| Some((global, global.name_for(name)?)));
+        if let Some((global, name)) = global {
+            let shape =
+                if self.blocks.is_some() { vec![self.global_scales(shape)] } else { global.shape.to_vec() };
+            outlines.push(Outline { name, dtype: FileDtype::F32, shape });
         }
         outlines
     }
 
+    /// How often a global scale is stored: in GGUF once for each expert.
+    fn global_scales(&self, shape: &[usize]) -> usize {
+        match (self.blocks, shape) {
+            (Some(_), [experts, _, _]) => *experts,
+            _ => 1,
+        }
+    }
+
+    /// Makes sure that files can hold a tensor's block scales.
+    ///
+    /// # Errors
+    /// [`Error::Unheld`].
+    pub(super) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8]) -> Result<()> {
+        let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
+        let Some(block) = unheld else { return Ok(()) };
+        let (file, byte, convention) = (tensor.file.into(), scales[block], self.convention);
+        Err(Error::Unheld { file, tensor: tensor.name.into(), block, byte, convention })
+    }
+
     /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
-    pub(super) fn parts(&self, tensor: QuantizedTensor) -> Vec<Vec<u8>> {
+    pub(super) fn parts(&self, tensor: QuantizedTensor, shape: &[usize]) -> Vec<Vec<u8>> {
         let global = self.stored_global_scale(tensor.global_scale());
         let (codes, scales) = tensor.into_parts();
-        let mut parts = vec![codes, scales];
-        parts.extend(global.map(|global| global.value().to_le_bytes().to_vec()));
+        let mut parts = match self.blocks {
+            None => vec![codes, scales],
+            Some(blocks) => vec![blocks.pack(&codes, &scales)],
+        };
+        parts.extend(global.map(|global| global.value().to_le_bytes().repeat(self.global_scales(shape))));
         parts
     }
 
@@ -213,6 +283,8 @@ impl Storage {
             FileConvention::CompressedTensors => compressed_tensors::describe(self, description, ignore),
             FileConvention::Modelopt => modelopt::describe(self, description, ignore),
             FileConvention::GptOss => gpt_oss::describe(description, ignore),
+            // Its file says it.
+            FileConvention::Gguf => {}
         }
     }
 }
@@ -364,9 +436,9 @@ mod tests {
                 .collect();
             assert_eq!(found, expected);
             let storage = Storage::of_format(convention, format).unwrap();
-            let model_shape = storage.model_shape(&outlines[0].shape, &outlines[1].shape);
+            let model_shape = storage.model_shape(&outlines[0].shape, Some(&outlines[1].shape));
             assert_eq!(model_shape.as_deref(), Some(shape));
-            assert_eq!(storage.model_shape(&outlines[0].shape, &[8, 2]), None);
+            assert_eq!(storage.model_shape(&outlines[0].shape, Some(&[8, 2])), None);
         }
     }
 
@@ -417,7 +489,7 @@ mod tests {
     #[test]
     fn configs_are_added_and_removed_without_touching_the_rest() {
         let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
-        for storage in stored() {
+        for storage in stored().filter(|storage| storage.blocks.is_none()) {
             let mut description = Description {
                 config: original.as_object().cloned(),
                 fp8_cache: true,
@@ -430,6 +502,7 @@ mod tests {
                 FileConvention::CompressedTensors => "compressed-tensors",
                 FileConvention::Modelopt => "modelopt",
                 FileConvention::GptOss => "mxfp4",
+                FileConvention::Gguf => unreachable!("it has no config.json"),
             };
             assert_eq!(method, expected);
             assert!(quantization.to_string().contains("lm_head"));

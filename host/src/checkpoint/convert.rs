@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::convention::{Description, FileConvention, Storage};
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
+use super::gguf::FileType;
 use super::ignored::{ignored_module, tied_head};
 use super::others::Skipped;
 use super::packed::{Logical, Packed, logical};
@@ -73,7 +74,7 @@ pub fn convert(
     progress: &mut OnProgress<'_>,
 ) -> Result<Converted> {
     let start = Instant::now();
-    checkpoint.check_safetensors()?;
+    checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
     let mut work = Converter::new(checkpoint, &logical, to, device)?;
     let skipped = rewrite(checkpoint, out, &mut work, progress)?;
@@ -151,7 +152,7 @@ impl<'a> Converter<'a> {
     fn input_outline(packed: &Packed<'_>, storage: &Storage) -> Option<(Outline, GlobalScale)> {
         let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
         let outline = Outline {
-            name: input.name_beside(packed.name)?,
+            name: input.name_for(packed.name)?,
             dtype: FileDtype::F32,
             shape: input.shape.to_vec(),
         };
@@ -163,7 +164,8 @@ impl<'a> Converter<'a> {
         let tensor = packed.read()?;
         self.compare(packed, storage, &tensor)?;
         let mut bytes_after = 0;
-        for (outline, data) in storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor))
+        for (outline, data) in
+            storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor, &packed.shape))
         {
             bytes_after += data.len() as u64;
             sink.write(&outline.name, data)?;
@@ -231,6 +233,10 @@ impl Rewrite for Converter<'_> {
             sink.write(tensor.name, tensor.data)?;
         }
         Ok(())
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        None
     }
 
     fn describe(&self, description: &mut Description) {

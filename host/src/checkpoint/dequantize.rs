@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::convention::Description;
 use super::error::{Error, Result};
+use super::gguf::FileType;
 use super::others::Skipped;
 use super::packed::{Logical, Packed, logical};
 use super::read::{Checkpoint, Tensor};
@@ -53,7 +54,6 @@ pub fn dequantize(
     progress: &mut OnProgress<'_>,
 ) -> Result<Dequantized> {
     let start = Instant::now();
-    checkpoint.check_safetensors()?;
     let logical = logical(checkpoint)?;
     let mut packed = HashMap::new();
     for tensor in &logical {
@@ -115,7 +115,8 @@ impl Dequantizer<'_> {
         let start = Instant::now();
         let values: Vec<T> = packed.values(self.device)?;
         self.done.compute_seconds += start.elapsed().as_secs_f64();
-        let nan_scales = packed.scales.data.iter().filter(|scale| packed.format.is_nan_scale(**scale));
+        let (_, scales) = packed.parts();
+        let nan_scales = scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
         self.done.nan_scales += nan_scales.count() as u64;
         let bytes = size_of_val(&values[..]) as u64;
         self.done.dequantized.add(values.len() as u64, packed.bytes() as u64, bytes);
@@ -158,6 +159,14 @@ impl Rewrite for Dequantizer<'_> {
             sink.write(tensor.name, tensor.data)?;
         }
         Ok(())
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        Some(match self.done.dtype {
+            Dtype::F32 => FileType::F32,
+            Dtype::F16 => FileType::F16,
+            Dtype::Bf16 => FileType::Bf16,
+        })
     }
 
     fn describe(&self, description: &mut Description) {

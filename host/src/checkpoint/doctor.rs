@@ -159,14 +159,13 @@ pub struct Diagnosis {
 /// tensor is to blame; a checkpoint that cannot be opened at all is an error of [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`Error::Interrupted`], [`Error::GgufInput`], and what keeps `against` from being read.
+/// [`Error::Interrupted`], and what keeps `against` from being read.
 pub fn diagnose(
     checkpoint: &Checkpoint,
     against: Option<&Checkpoint>,
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Diagnosis> {
-    checkpoint.check_safetensors()?;
     let mut diagnosis = Diagnosis::default();
     let total = checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum();
     let (mut packed, mut plain, mut done) = (Vec::new(), Vec::new(), 0);
@@ -179,7 +178,7 @@ pub fn diagnose(
             Ok(None) => {}
             Ok(Some(Logical::Plain(tensor))) => plain.push(tensor),
             Ok(Some(Logical::Packed(tensor))) => {
-                diagnosis.blocks += tensor.scales.data.len() as u64;
+                diagnosis.blocks += tensor.blocks();
                 blocks::look(&tensor, &mut diagnosis.findings);
                 stored::look(&tensor, &mut diagnosis.findings);
                 if let Some(original) = against.and_then(|against| against.tensor(tensor.name)) {

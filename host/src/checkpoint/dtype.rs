@@ -42,6 +42,14 @@ impl FileDtype {
         }
     }
 
+    /// ggml's type of the same elements, if it has one.
+    pub(super) fn ggml(self) -> Option<GgmlType> {
+        match self {
+            Self::Ggml(kind) => Some(kind),
+            plain => GgmlType::all().find(|kind| Self::from(*kind) == plain),
+        }
+    }
+
     /// Bytes of that many elements.
     pub(super) fn bytes_of(self, elements: u64) -> u64 {
         match self {

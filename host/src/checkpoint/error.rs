@@ -89,12 +89,33 @@ pub enum Error {
         dtype: FileDtype,
     },
 
-    /// A GGUF file as the input of what needs quantized tensors, or writes a checkpoint.
-    #[error("{} is a GGUF file, which can be inspected and compared, and nothing else; start from the safetensors checkpoint that it \
-         was made from", .file.display())]
-    GgufInput {
-        /// The file.
+    /// Output in another container than the input's.
+    #[error("{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are not each other's; choose {} \
+         (llama.cpp's convert_hf_to_gguf makes GGUF files of checkpoints, quantized ones too)", .path.display(), .convention.word(),
+         .own.word())]
+    OtherContainer {
+        /// The input.
+        path: PathBuf,
+        /// The convention asked for.
+        convention: FileConvention,
+        /// The one that the input's container has.
+        own: FileConvention,
+    },
+
+    /// A block scale that the output cannot hold.
+    #[error("{}: tensor {tensor}: block {block} has scale byte {byte:#04x}, which {} has for no number; quantize with --non-finite \
+         error or saturate", .file.display(), .convention.word())]
+    Unheld {
+        /// The input.
         file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The block, counted from 0 over all rows.
+        block: usize,
+        /// Its scale.
+        byte: u8,
+        /// The convention asked for.
+        convention: FileConvention,
     },
 
     /// A JSON file that is not JSON.

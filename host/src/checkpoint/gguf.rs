@@ -25,8 +25,50 @@ mod golden_tests;
 #[cfg(test)]
 mod hostile_tests;
 
+pub(super) use blocks::Blocks;
 pub(super) use header::{Header, TensorInfo, read};
+pub(super) use metadata::{FileType, Metadata};
 pub use types::GgmlType;
+pub(super) use write::{Outline, Writer};
+
+use super::convention::{FileConvention, Storage, StoredGlobal};
+use super::dtype::FileDtype;
+use crate::Format;
+use crate::formats::nvfp4::Direction;
+
+/// A tensor's global scale, with which llama.cpp multiplies what a layer gives.
+const GLOBAL_SCALE: StoredGlobal = StoredGlobal::beside(".scale", Direction::Multiplier, &[1]).or_one();
+const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_scale", Direction::Multiplier, &[1]);
+
+/// The formats that the convention has.
+pub(super) const STORED: &[Storage] = &[
+    Storage {
+        convention: FileConvention::Gguf,
+        format: Format::Mxfp4,
+        codes_suffix: "",
+        codes: FileDtype::Ggml(GgmlType::MXFP4),
+        scales_suffix: "",
+        scales: FileDtype::U8,
+        global_scale: None,
+        input_scale: None,
+        blocks: Some(Blocks::Mxfp4),
+        blocks_apart: false,
+        transposed: false,
+    },
+    Storage {
+        convention: FileConvention::Gguf,
+        format: Format::Nvfp4,
+        codes_suffix: "",
+        codes: FileDtype::Ggml(GgmlType::NVFP4),
+        scales_suffix: "",
+        scales: FileDtype::F8_E4M3,
+        global_scale: Some(GLOBAL_SCALE),
+        input_scale: Some(INPUT_SCALE),
+        blocks: Some(Blocks::Nvfp4),
+        blocks_apart: false,
+        transposed: false,
+    },
+];
 
 /// What every file starts with.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
@@ -45,6 +87,7 @@ const MAX_DIMS: usize = 4;
 
 /// The keys with a meaning here.
 const ALIGNMENT: &str = "general.alignment";
+#[cfg(test)]
 const ARCHITECTURE: &str = "general.architecture";
 const FILE_TYPE: &str = "general.file_type";
 const QUANTIZATION_VERSION: &str = "general.quantization_version";

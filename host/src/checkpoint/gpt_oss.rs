@@ -22,6 +22,7 @@ pub(super) const STORED: &[Storage] = &[Storage {
     scales: FileDtype::U8,
     global_scale: None,
     input_scale: None,
+    blocks: None,
     blocks_apart: true,
     transposed: true,
 }];

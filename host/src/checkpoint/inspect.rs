@@ -55,7 +55,8 @@ impl Histogram {
 
     /// Of one tensor.
     pub fn of(packed: &Packed<'_>) -> Self {
-        Self::of_bytes(packed.format, packed.scales.data, packed.codes.data)
+        let (codes, scales) = packed.parts();
+        Self::of_bytes(packed.format, &scales, &codes)
     }
 
     /// Of a tensor that is in memory, its padding to whole blocks included.

@@ -37,7 +37,6 @@ mod doctor;
 mod dtype;
 mod error;
 mod fused;
-#[cfg_attr(not(test), expect(dead_code, reason = "GGUF files are read, and not written yet"))]
 mod gguf;
 mod global_scale;
 mod gpt_oss;

@@ -19,10 +19,8 @@ use crate::formats::nvfp4::Direction;
 pub(super) const CONFIG_FILE: &str = "hf_quant_config.json";
 
 /// A tensor's global scale.
-pub(super) const GLOBAL_SCALE: StoredGlobal =
-    StoredGlobal { suffix: "_scale_2", direction: Direction::Multiplier, shape: &[] };
-const INPUT_SCALE: StoredGlobal =
-    StoredGlobal { suffix: ".input_scale", direction: Direction::Multiplier, shape: &[] };
+pub(super) const GLOBAL_SCALE: StoredGlobal = StoredGlobal::after("_scale_2", Direction::Multiplier, &[]);
+const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_scale", Direction::Multiplier, &[]);
 
 /// The formats that the convention has.
 pub(super) const STORED: &[Storage] = &[Storage {
@@ -34,6 +32,7 @@ pub(super) const STORED: &[Storage] = &[Storage {
     scales: FileDtype::F8_E4M3,
     global_scale: Some(GLOBAL_SCALE),
     input_scale: Some(INPUT_SCALE),
+    blocks: None,
     blocks_apart: false,
     transposed: false,
 }];

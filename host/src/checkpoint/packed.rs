@@ -3,12 +3,14 @@
 //! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json, which a single file
 //! lacks.
 
-use super::convention::{FileConvention, Storage, WEIGHT, stored};
+use std::borrow::Cow;
+
+use super::convention::{FileConvention, Storage, StoredGlobal, stored};
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::matrix::transposed;
 use super::modelopt;
-use super::read::{Checkpoint, Tensor};
+use super::read::{Checkpoint, Tensor, elements};
 use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::Words;
@@ -32,11 +34,11 @@ pub struct Packed<'a> {
     pub format: Format,
     /// The sizes of the model's parameter.
     pub shape: Vec<usize>,
-    /// The codes.
+    /// The codes; in GGUF files with their scales, in ggml's blocks.
     pub codes: Tensor<'a>,
-    /// The block scales.
-    pub scales: Tensor<'a>,
-    /// The global scale, if the format has one, as it is stored and as a number.
+    /// The block scales, if they are a tensor of their own.
+    pub scales: Option<Tensor<'a>>,
+    /// The global scale, if the format has one and it is stored: as it is stored and as a number.
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
     /// The global scale that the layer's inputs are quantized with, if they are.
     pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
@@ -82,13 +84,31 @@ impl<'a> Packed<'a> {
     pub fn read(&self) -> Result<QuantizedTensor> {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
-        let (codes, scales) = (self.codes.data.to_vec(), self.scales.data.to_vec());
+        let (codes, scales) = self.parts();
+        let (codes, scales) = (codes.into_owned(), scales.into_owned());
         let tensor = QuantizedTensor::from_parts(QuantizedShape::new(self.format, rows, cols), codes, scales);
         let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
             None => Ok(tensor),
             Some((_, global_scale)) => tensor.with_global_scale(global_scale),
         });
         with_global_scale.map_err(|source| self.error(source))
+    }
+
+    /// The codes, two a byte, and the block scales in linear order, whatever the container.
+    pub fn parts(&self) -> (Cow<'a, [u8]>, Cow<'a, [u8]>) {
+        match (self.scales, self.storage.blocks) {
+            (Some(scales), _) => (self.codes.data.into(), scales.data.into()),
+            (None, Some(blocks)) => {
+                let (codes, scales) = blocks.unpack(self.codes.data);
+                (codes.into(), scales.into())
+            }
+            (None, None) => (self.codes.data.into(), Cow::default()),
+        }
+    }
+
+    /// Blocks.
+    pub fn blocks(&self) -> u64 {
+        elements(&self.shape) / self.format.block() as u64
     }
 
     /// The values of the model's parameter.
@@ -112,7 +132,7 @@ impl<'a> Packed<'a> {
     /// The stored tensors beside the codes.
     pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
         let global_scales = self.global_scale.iter().chain(&self.input_scale);
-        std::iter::once(&self.scales).chain(global_scales.map(|(tensor, _)| tensor))
+        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor))
     }
 
     /// Bytes of everything that is stored.
@@ -149,10 +169,10 @@ pub(super) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
 impl Storage {
     /// The names of the codes that a tensor of this name may be the scales of.
     fn owners_of(&self, name: &str) -> impl Iterator<Item = String> {
-        let global = self.global_scale.as_ref().and_then(|global| name.strip_suffix(global.suffix));
-        let input = self.input_scale.as_ref().and_then(|input| name.strip_suffix(input.suffix));
-        let tensors = [name.strip_suffix(self.scales_suffix), global].into_iter().flatten().map(String::from);
-        let tensors = tensors.chain(input.map(|layer| format!("{layer}{WEIGHT}")));
+        let scales =
+            name.strip_suffix(self.scales_suffix).filter(|_| self.blocks.is_none()).map(String::from);
+        let globals = self.global_scale.iter().chain(&self.input_scale);
+        let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
         tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
     }
 
@@ -168,10 +188,16 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
     let mut claimed = None;
     for storage in stored() {
         let Some(name) = codes.name.strip_suffix(storage.codes_suffix) else { continue };
+        if storage.blocks.is_some() {
+            if storage.codes == codes.dtype {
+                return Some(packed(checkpoint, name, codes, None, storage));
+            }
+            continue;
+        }
         let scales = checkpoint.tensor(&format!("{name}{}", storage.scales_suffix));
         match scales {
             Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
-                return Some(packed(checkpoint, name, codes, scales, storage));
+                return Some(packed(checkpoint, name, codes, Some(scales), storage));
             }
             // A suffix of its own says that these are codes. Without one, they may be anything.
             _ if storage.codes_suffix.is_empty() => {}
@@ -203,34 +229,49 @@ fn packed<'a>(
     checkpoint: &'a Checkpoint,
     name: &'a str,
     codes: Tensor<'a>,
-    scales: Tensor<'a>,
+    scales: Option<Tensor<'a>>,
     storage: &'static Storage,
 ) -> Result<Packed<'a>> {
     if let Some(why) = modelopt::rescaled(checkpoint, name) {
         return Err(unreadable(&codes, why));
     }
     let format = storage.format;
-    let Some(shape) = storage.model_shape(codes.shape, scales.shape) else {
-        let (codes_shape, scales_shape) = (codes.shape, scales.shape);
+    let scales_shape = scales.map(|scales| scales.shape);
+    let Some(shape) = storage.model_shape(codes.shape, scales_shape) else {
+        let (codes_shape, scales_shape) = (codes.shape, scales_shape.unwrap_or_default());
         let (word, block) = (format.word(), format.block());
         let why = format!(
             "codes of shape {codes_shape:?} and scales of shape {scales_shape:?} are not {word} blocks of {block}"
         );
         return Err(unreadable(&codes, why));
     };
-    let global_scale = storage.global_scale.as_ref().map(|global| {
-        let suffix = global.suffix;
-        let stored = checkpoint.tensor(&format!("{name}{suffix}"));
-        let missing = || missing_part(&codes, format!("its global scale, {name}{suffix}, is missing"));
-        let stored = stored.ok_or_else(missing)?;
-        Ok((stored, self::global_scale(&stored, global.direction)?))
-    });
-    let input_scale = storage.input_scale.as_ref().and_then(|input| {
-        let stored = checkpoint.tensor(&input.name_beside(name)?)?;
-        Some(self::global_scale(&stored, input.direction).map(|scale| (stored, scale)))
-    });
+    let of = |global: &StoredGlobal| -> Option<Result<(Tensor<'a>, GlobalScale)>> {
+        let name = global.name_for(name)?;
+        let Some(stored) = checkpoint.tensor(&name) else {
+            let missing = || missing_part(&codes, format!("its global scale, {name}, is missing"));
+            return (!global.optional).then(|| Err(missing()));
+        };
+        let one = if storage.blocks.is_some() { one_of_equals(stored) } else { stored };
+        Some(self::global_scale(&one, global.direction).map(|scale| (stored, scale)))
+    };
+    let global_scale = storage.global_scale.as_ref().and_then(of);
+    let input_scale = storage
+        .input_scale
+        .as_ref()
+        .filter(|input| input.name_for(name).is_some_and(|name| checkpoint.tensor(&name).is_some()));
+    let input_scale = input_scale.and_then(of);
     let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
     Ok(Packed { name, format, shape, codes, scales, global_scale, input_scale, storage })
+}
+
+/// The first of numbers that are the same, as one number: GGUF has a global scale for each of a layer's experts.
+fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
+    match tensor.data.as_chunks::<4>().0 {
+        [first, rest @ ..] if tensor.shape.len() == 1 && rest.iter().all(|number| number == first) => {
+            Tensor { data: first, shape: &[1], ..tensor }
+        }
+        _ => tensor,
+    }
 }
 
 /// The global scale that a tensor holds.

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::convention::{Description, FileConvention, Storage};
 use super::details::Details;
 use super::error::{Error, Result};
+use super::gguf::FileType;
 use super::global_scale::{Chooser, GlobalScales};
 use super::ignored::{ignored_module, tied_head};
 use super::importance::Importance;
@@ -25,7 +26,7 @@ use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::{Global, Scheme, Words};
 use crate::{
-    Element, ErrorStats, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
+    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
     search_global,
 };
 
@@ -67,7 +68,7 @@ impl<'a> Plan<'a> {
         recipe: Recipe,
         convention: FileConvention,
     ) -> Result<Self> {
-        checkpoint.check_safetensors()?;
+        checkpoint.check_container(convention)?;
         let storage = Storage::of(convention, &recipe)?;
         if let Some((method, config)) = Description::method(checkpoint) {
             return Err(Error::AlreadyQuantized { config, method });
@@ -424,14 +425,22 @@ impl Rewrite for Quantizer<'_> {
             (tensor.data.len(), Outcome::Copied(reason))
         } else {
             let (quantized, outcome) = self.quantize(tensor)?;
-            let bytes = quantized.bytes();
-            for (outline, data) in self.outlines(tensor).iter().zip(self.plan.storage.parts(quantized)) {
+            let (bytes, storage) = (quantized.bytes(), self.plan.storage);
+            storage.check_scales(tensor, quantized.scales())?;
+            for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
                 sink.write(&outline.name, data)?;
             }
             (bytes, outcome)
         };
         self.done.push(TensorSummary::new(tensor, bytes_after as u64, outcome));
         Ok(())
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        Some(match self.plan.recipe.format() {
+            Format::Nvfp4 => FileType::Nvfp4,
+            _ => FileType::Mxfp4,
+        })
     }
 
     fn describe(&self, description: &mut Description) {

@@ -9,7 +9,7 @@ use memmap2::Mmap;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
 
-use super::convention::CONFIG_FILE;
+use super::convention::{CONFIG_FILE, FileConvention};
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::index::Index;
@@ -40,18 +40,16 @@ pub(super) struct Shard {
     /// The path relative to the checkpoint's directory.
     pub(super) name: PathBuf,
     pub(super) container: Container,
-    /// What a safetensors file says of itself.
-    pub(super) metadata: Option<HashMap<String, String>>,
     /// In the order of their data.
     stored: Vec<Stored>,
     map: Mmap,
 }
 
-/// What kind of file it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What kind of file it is, and what it says of itself.
 pub(super) enum Container {
-    Safetensors,
-    Gguf,
+    Safetensors(Option<HashMap<String, String>>),
+    /// With the tensors taken out of it.
+    Gguf(Box<gguf::Header>),
 }
 
 /// A tensor in a file.
@@ -153,13 +151,22 @@ impl Checkpoint {
         self.shards[shard].tensor(place)
     }
 
-    /// Refuses GGUF, whose blocks are not taken apart: for what would take them for something else than quantized tensors.
+    /// The convention that its quantized tensors are written by if nothing else is asked for: that of its container.
+    pub fn own_convention(&self) -> FileConvention {
+        let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
+        if gguf { FileConvention::Gguf } else { FileConvention::default() }
+    }
+
+    /// Makes sure that output by a convention is of the input's container.
     ///
     /// # Errors
-    /// [`Error::GgufInput`].
-    pub(super) fn check_safetensors(&self) -> Result<()> {
-        let gguf = self.shards.iter().find(|shard| shard.container == Container::Gguf);
-        gguf.map_or(Ok(()), |shard| Err(Error::GgufInput { file: shard.path.clone() }))
+    /// [`Error::OtherContainer`].
+    pub(super) fn check_container(&self, convention: FileConvention) -> Result<()> {
+        let own = self.own_convention();
+        if (own == FileConvention::Gguf) == (convention == FileConvention::Gguf) {
+            return Ok(());
+        }
+        Err(Error::OtherContainer { path: self.path.clone(), convention, own })
     }
 
     /// Index and shards must list the same tensors in the same files.
@@ -208,13 +215,19 @@ impl Shard {
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
         // No safetensors file starts so: its header would have a gigabyte.
         if by_name || map.starts_with(gguf::MAGIC) {
-            let stored = from_gguf(gguf::read(&path, &map)?);
-            return Ok(Self { path, name, container: Container::Gguf, metadata: None, stored, map });
+            let mut header = gguf::read(&path, &map)?;
+            let stored = from_gguf(std::mem::take(&mut header.tensors));
+            return Ok(Self { path, name, container: Container::Gguf(header.into()), stored, map });
         }
         let (header, data) = header::read(&path, &map)?;
-        let metadata = header.metadata().clone();
+        let container = Container::Safetensors(header.metadata().clone());
         let stored = from_safetensors(&header, data);
-        Ok(Self { path, name, container: Container::Safetensors, metadata, stored, map })
+        Ok(Self { path, name, container, stored, map })
+    }
+
+    /// The file.
+    pub(super) fn mapped_bytes(&self) -> &[u8] {
+        &self.map
     }
 
     /// Bytes of the file.
@@ -247,8 +260,8 @@ fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
     stored.collect()
 }
 
-fn from_gguf(header: gguf::Header) -> Vec<Stored> {
-    let stored = header.tensors.into_iter().map(|gguf::TensorInfo { name, shape, kind, range }| Stored {
+fn from_gguf(tensors: Vec<gguf::TensorInfo>) -> Vec<Stored> {
+    let stored = tensors.into_iter().map(|gguf::TensorInfo { name, shape, kind, range }| Stored {
         name,
         dtype: kind.into(),
         shape,

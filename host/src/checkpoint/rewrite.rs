@@ -6,9 +6,10 @@ use std::path::Path;
 
 use super::convention::Description;
 use super::error::{Error, Result};
+use super::gguf::{self, FileType, Metadata};
 use super::output::Output;
-use super::read::{Checkpoint, Shard, Tensor};
-use super::write::{Outline, Sink, Writer, writing};
+use super::read::{Checkpoint, Container, Shard, Tensor};
+use super::write::{Outline, SafetensorsWriter, Sink, Writer, writing};
 use super::{Skipped, json, others};
 
 /// How far an operation is, in bytes of the input's tensors.
@@ -32,6 +33,9 @@ pub(super) trait Rewrite {
 
     /// Writes what [`outlines`](Self::outlines) announced.
     fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()>;
+
+    /// What the metadata of a GGUF file says that most weights are; `None` if that stays.
+    fn file_type(&self) -> Option<FileType>;
 
     /// Changes what the checkpoint's directory says about its weights.
     fn describe(&self, description: &mut Description);
@@ -103,7 +107,7 @@ pub(super) fn write_shard(
         renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
         outlines.extend(new);
     }
-    let writer = Writer::create(path, shard.metadata.as_ref(), outlines)?;
+    let writer = create(shard, path, outlines, work.file_type())?;
     let ((), writer) = writing(writer, |sink| {
         for tensor in shard.tensors() {
             meter.before(tensor.name)?;
@@ -113,6 +117,26 @@ pub(super) fn write_shard(
         Ok(())
     })?;
     Ok((renamed, writer))
+}
+
+/// Creates a file of the same container as a shard, with its metadata.
+fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<FileType>) -> Result<Writer> {
+    let (header, bytes) = match &shard.container {
+        Container::Safetensors(metadata) => {
+            return SafetensorsWriter::create(path, metadata.as_ref(), outlines).map(Writer::Safetensors);
+        }
+        Container::Gguf(header) => (header, shard.mapped_bytes()),
+    };
+    let mut metadata = Metadata::of(header, bytes);
+    if let Some(file_type) = file_type {
+        metadata.set_file_type(file_type);
+    }
+    let outlines = outlines.into_iter().map(|Outline { name, dtype, shape }| {
+        let refused = |why| Error::NotInGguf { file: path.into(), tensor: name.clone(), why };
+        let kind = dtype.ggml().ok_or_else(|| refused(format!("it has no type for {dtype}")))?;
+        Ok(gguf::Outline { name, shape, kind })
+    });
+    gguf::Writer::create(path, &metadata, &outlines.collect::<Result<Vec<_>>>()?).map(Writer::Gguf)
 }
 
 /// Writes everything but the shards, and returns what is left behind.

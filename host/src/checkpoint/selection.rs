@@ -19,6 +19,8 @@ const KEPT: &[(&str, Kept)] = &[
     ("wte", Kept::Embedding),
     ("wpe", Kept::Embedding),
     ("lm_head", Kept::OutputHead),
+    ("token_embd", Kept::Embedding),
+    ("ffn_gate_inp", Kept::Router),
     ("router", Kept::Router),
     (".gate.weight", Kept::Router),
     ("_expert_gate.weight", Kept::Router),
@@ -137,6 +139,10 @@ impl Selection {
 
 /// The kind of a tensor that is left alone by default, by its name.
 pub fn kept(name: &str) -> Option<Kept> {
+    // GGUF's head; attention has outputs too.
+    if name == "output.weight" {
+        return Some(Kept::OutputHead);
+    }
     KEPT.iter().find(|(part, _)| name.contains(part)).map(|(_, kept)| *kept)
 }
 

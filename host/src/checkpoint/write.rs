@@ -1,4 +1,4 @@
-//! Writing a safetensors file: the header first, then each tensor at its place, in whatever order they come.
+//! Writing a file: for safetensors the header first, then each tensor at its place, in whatever order they come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
+use super::gguf;
 use super::header::METADATA;
 use super::read::elements;
 
@@ -29,15 +30,39 @@ impl Outline {
     }
 }
 
+/// A file being written, in either container.
+pub(super) enum Writer {
+    Safetensors(SafetensorsWriter),
+    Gguf(gguf::Writer),
+}
+
+impl Writer {
+    /// Writes one tensor's data.
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        match self {
+            Self::Safetensors(writer) => writer.write(name, data),
+            Self::Gguf(writer) => writer.write(name, data),
+        }
+    }
+
+    /// Makes sure that everything is written, on the disk as well.
+    pub(super) fn finish(self) -> Result<()> {
+        match self {
+            Self::Safetensors(writer) => writer.finish(),
+            Self::Gguf(writer) => writer.finish(),
+        }
+    }
+}
+
 /// A safetensors file being written.
-pub(super) struct Writer {
+pub(super) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
     /// Where each tensor that is still to come starts, and its bytes.
     places: HashMap<String, (u64, u64)>,
 }
 
-impl Writer {
+impl SafetensorsWriter {
     /// Creates the file and writes its header.
     ///
     /// Tensors are laid out as the safetensors library does it, the widest dtype first and then by name, so that each is
@@ -175,7 +200,7 @@ mod tests {
             outline("none", FileDtype::F64, &[0]),
         ];
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        let mut writer = Writer::create(&path, Some(&metadata), outlines).unwrap();
+        let mut writer = SafetensorsWriter::create(&path, Some(&metadata), outlines).unwrap();
         for (name, data) in [("bytes", &[9u8; 3][..]), ("none", &[]), ("a", &[1; 8]), ("b", &[2; 4])] {
             writer.write(name, data).unwrap();
         }
@@ -192,13 +217,17 @@ mod tests {
     fn what_the_header_does_not_say_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.safetensors");
-        let mut writer = Writer::create(&path, None, vec![outline("a", FileDtype::U8, &[4])]).unwrap();
+        let mut writer =
+            SafetensorsWriter::create(&path, None, vec![outline("a", FileDtype::U8, &[4])]).unwrap();
         assert!(writer.write("b", &[0; 4]).is_err());
         assert!(writer.write("a", &[0; 4]).is_ok());
         assert!(writer.write("a", &[0; 4]).is_err(), "twice");
-        assert!(Writer::create(&path, None, vec![]).is_err(), "the file is there already");
-        let unfinished =
-            Writer::create(&path.with_extension("y"), None, vec![outline("a", FileDtype::U8, &[4])]);
+        assert!(SafetensorsWriter::create(&path, None, vec![]).is_err(), "the file is there already");
+        let unfinished = SafetensorsWriter::create(
+            &path.with_extension("y"),
+            None,
+            vec![outline("a", FileDtype::U8, &[4])],
+        );
         assert!(unfinished.unwrap().finish().is_err());
     }
 }

@@ -30,9 +30,9 @@ pub(super) struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// The convention of files to write: names, layout and config
-    #[arg(long, default_value = "compressed-tensors", value_parser = words::<FileConvention>())]
-    out_convention: FileConvention,
+    /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF file gguf]
+    #[arg(long, value_parser = words::<FileConvention>())]
+    out_convention: Option<FileConvention>,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
@@ -59,14 +59,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     let recipe = args.recipe.recipe()?;
-    args.out_convention.check(&recipe).map_err(Usage::new)?;
     let checkpoint = Checkpoint::open(&args.input)?;
+    let convention = args.out_convention.unwrap_or(checkpoint.own_convention());
+    convention.check(&recipe).map_err(Usage::new)?;
     let selection = Selection::new(&args.include, &args.exclude)?;
     let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     for pattern in selection.unmatched(&names) {
         warn(format_args!("warning: no tensor is called {pattern:?}"));
     }
-    let mut plan = Plan::new(&checkpoint, &selection, recipe, args.out_convention)?;
+    let mut plan = Plan::new(&checkpoint, &selection, recipe, convention)?;
     if let Some(path) = args.recipe.global_scales() {
         take_global_scales(&mut plan, path)?;
     }

@@ -3,6 +3,7 @@
 mod breaking_off;
 mod conventions;
 mod doctor;
+mod gguf;
 mod global_scale;
 mod measuring;
 mod mxfp8;

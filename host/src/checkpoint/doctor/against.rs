@@ -40,7 +40,7 @@ pub(super) fn look(
         return Ok(());
     }
     let mut best = as_stored;
-    if packed.format.bits() == 4 {
+    if packed.format.bits() == 4 && packed.scales.is_some() {
         let swapped: Vec<u8> = packed.codes.data.iter().map(|byte| byte.rotate_left(4)).collect();
         let codes = Tensor { data: &swapped, ..packed.codes };
         best = sqnr(&Packed { codes, ..packed.clone() }, &values, device)?;

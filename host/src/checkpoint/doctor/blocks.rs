@@ -48,7 +48,8 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     /// Blocks that are counted together.
     const PART: usize = 1 << 14;
     let (format, bytes) = (packed.format, packed.format.block_bytes());
-    let parts = packed.scales.data.par_chunks(PART).zip(packed.codes.data.par_chunks(PART * bytes));
+    let (codes, scales) = packed.parts();
+    let parts = scales.par_chunks(PART).zip(codes.par_chunks(PART * bytes));
     let counts: Vec<_> = parts
         .enumerate()
         .map(|(part, (scales, codes))| {
@@ -60,7 +61,7 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
         })
         .collect();
     let counts = counts.into_iter().fold(Counts::default(), Counts::then);
-    let blocks = packed.scales.data.len() as u64;
+    let blocks = scales.len() as u64;
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
@@ -71,7 +72,7 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
             let blocks_per_row =
                 packed.storage.scales_shape(&packed.shape).last().copied().unwrap_or(1).max(1);
             let (row, block) = (first / blocks_per_row, first % blocks_per_row);
-            let byte = packed.scales.data[first];
+            let byte = scales[first];
             let what = format!(
                 "{} of {blocks} blocks, the first in row {row}, block {block} (scale byte {byte:#04x})",
                 count.blocks

@@ -80,6 +80,7 @@ fn fits(method: &str, convention: FileConvention) -> bool {
         FileConvention::CompressedTensors => method == "compressed-tensors",
         FileConvention::Modelopt => method.starts_with("modelopt"),
         FileConvention::GptOss => method == "mxfp4",
+        FileConvention::Gguf => false,
     }
 }
 

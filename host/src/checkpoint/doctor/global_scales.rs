@@ -32,7 +32,8 @@ pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
 /// follows, some 2688² / a. One of the two is above 2688 and the other below, and no model has weights above 2688.
 fn inverted(packed: &Packed<'_>) -> Option<String> {
     let (_, scale) = packed.global_scale?;
-    let finite = packed.scales.data.iter().map(|byte| E4m3::from_bits(byte & 0x7F).to_f32());
+    let (_, scales) = packed.parts();
+    let finite = scales.iter().map(|byte| E4m3::from_bits(byte & 0x7F).to_f32());
     let largest = finite.filter(|scale| scale.is_finite()).fold(0.0, f32::max);
     let implied = |factor: f32| f64::from(largest) * f64::from(e2m1::MAX) * f64::from(factor);
     let as_stored = scale.factor(E4m3::from_f32(1.0));

@@ -8,8 +8,8 @@ use crate::checkpoint::packed::Packed;
 /// Looks at a tensor's parts.
 pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
-    if packed.scales.dtype == FileDtype::F8_E8M0 {
-        let (name, convention) = (packed.scales.name, packed.convention());
+    if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
+        let (name, convention) = (scales.name, packed.convention());
         // transformers 5.23 turns such scales into integers by their values, not by their bits.
         if convention == FileConvention::CompressedTensors {
             found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));

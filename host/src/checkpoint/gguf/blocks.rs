@@ -13,7 +13,9 @@
 
 use rayon::prelude::*;
 
+#[cfg(test)]
 use super::types::GgmlType;
+#[cfg(test)]
 use crate::Format;
 
 /// Blocks that a thread takes at once: some 64 KiB.
@@ -27,16 +29,19 @@ pub(in crate::checkpoint) enum Blocks {
 }
 
 impl Blocks {
+    #[cfg(test)]
     /// The blocks of a tensor type, if they are in one of our formats.
     pub(in crate::checkpoint) fn of(kind: GgmlType) -> Option<Self> {
         [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.kind() == kind)
     }
 
+    #[cfg(test)]
     /// The blocks that a format can be stored in.
     pub(in crate::checkpoint) fn of_format(format: Format) -> Option<Self> {
         [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.format() == format)
     }
 
+    #[cfg(test)]
     /// The tensor type.
     pub(in crate::checkpoint) fn kind(self) -> GgmlType {
         match self {
@@ -45,11 +50,20 @@ impl Blocks {
         }
     }
 
+    #[cfg(test)]
     /// The format.
     pub(in crate::checkpoint) fn format(self) -> Format {
         match self {
             Self::Mxfp4 => Format::Mxfp4,
             Self::Nvfp4 => Format::Nvfp4,
+        }
+    }
+
+    /// Elements of one.
+    pub(in crate::checkpoint) fn elements(self) -> usize {
+        match self {
+            Self::Mxfp4 => 32,
+            Self::Nvfp4 => 64,
         }
     }
 

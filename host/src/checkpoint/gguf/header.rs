@@ -42,6 +42,7 @@ pub(in crate::checkpoint) struct TensorInfo {
 }
 
 impl Header {
+    #[cfg(test)]
     /// The value of a key.
     pub(in crate::checkpoint) fn value(&self, key: &str) -> Option<&Value> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)

@@ -4,12 +4,20 @@ use std::borrow::Cow;
 
 use super::header::Header;
 use super::value::ValueType;
-use super::{ARCHITECTURE, DEFAULT_ALIGNMENT, FILE_TYPE, QUANTIZATION_VERSION};
+#[cfg(test)]
+use super::{ARCHITECTURE, DEFAULT_ALIGNMENT};
+use super::{FILE_TYPE, QUANTIZATION_VERSION};
 
 /// What most of a model's weights are, by llama.cpp's numbers, which are not those of the tensor types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(in crate::checkpoint) enum FileType {
+    /// `ALL_F32`.
+    F32 = 0,
+    /// `MOSTLY_F16`.
+    F16 = 1,
+    /// `MOSTLY_BF16`.
+    Bf16 = 32,
     /// `MOSTLY_MXFP4_MOE`.
     Mxfp4 = 38,
     /// `MOSTLY_NVFP4`.
@@ -34,6 +42,7 @@ pub(super) struct Entry<'a> {
 }
 
 impl<'a> Metadata<'a> {
+    #[cfg(test)]
     /// Those of a model of which no more is known than what kind it is. Without that llama.cpp loads nothing.
     pub(in crate::checkpoint) fn new(architecture: &str) -> Self {
         let mut new = Self { alignment: DEFAULT_ALIGNMENT, entries: Vec::new() };

@@ -76,6 +76,11 @@ impl GgmlType {
         Self(id)
     }
 
+    /// All whose blocks are known.
+    pub(in crate::checkpoint) fn all() -> impl Iterator<Item = Self> {
+        KNOWN.iter().map(|(id, ..)| Self(*id))
+    }
+
     /// ggml's number.
     pub const fn id(self) -> u32 {
         self.0
