@@ -104,7 +104,10 @@ fn blocks_that_are_lost() {
     });
     finds(&bad, "zero-blocks", &[LAYER], "1408 of 2816 blocks, the first in row 0, block 0 ");
     let scratch = Scratch::new();
-    let bad = changed(&scratch, |all, _| part(all, "_scale")[..100].fill(0x7E));
+    let bad = changed(&scratch, |all, _| {
+        part(all, "_scale")[..100].fill(0x7E);
+        part(all, "_packed")[..800].fill(0xF7);
+    });
     finds(&bad, "saturated-blocks", &[LAYER], "the first in row 0, block 0 (scale byte 0x7e)");
 }
 

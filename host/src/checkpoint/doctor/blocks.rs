@@ -10,8 +10,8 @@ use crate::formats::{E4m3, E8m0};
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
 
-/// The share of blocks that may be saturated. Few of them have a tensor's largest magnitude, from which a global scale is computed, and
-/// all elements of a block at its largest value are rarer still.
+/// The share of blocks that may be saturated: whose scale is the largest there is while a quarter of the elements are cut to ±6, of which
+/// plain rounding of weights makes a tenth; or in which nothing else is left.
 const SATURATED: f64 = 0.01;
 
 /// What is counted, and the first place of each.
@@ -97,7 +97,12 @@ impl Counts {
                 Format::Nvfp4 => scale == E4m3::from_f32(E4m3::MAX).to_bits(),
                 _ => scale == E8m0::NAN.to_bits() - 1,
             };
-            self.saturated.add(largest || codes.iter().all(|byte| byte & 0x77 == 0x77), block);
+            let cut = codes
+                .iter()
+                .map(|byte| u32::from(byte & 7 == 7) + u32::from(byte & 0x70 == 0x70))
+                .sum::<u32>();
+            let all = 2 * codes.len() as u32;
+            self.saturated.add(cut == all || largest && 4 * cut >= all, block);
         }
     }
 

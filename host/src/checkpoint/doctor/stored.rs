@@ -16,7 +16,11 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
         }
     }
     let stored = packed.storage.global_scale.as_ref().zip(packed.global_scale);
-    if let Some((global, (tensor, _))) = stored.filter(|(global, (tensor, _))| global.shape != tensor.shape) {
+    let Some((global, (tensor, _))) = stored else { return };
+    // GGUF has one for each expert.
+    let of_experts =
+        packed.storage.blocks.is_some() && tensor.shape == packed.shape.get(..1).unwrap_or_default();
+    if global.shape != tensor.shape && !of_experts {
         // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors divides by it in bf16.
         let (name, shape, expected) = (tensor.name, tensor.shape, global.shape);
         found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
