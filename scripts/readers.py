@@ -18,7 +18,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import gguf
 import modelopt.torch.quantization as mtq
+import numpy as np
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
@@ -28,6 +30,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
 
 BLOCK = 16
+QUANTIZED = (gguf.GGMLQuantizationType.MXFP4, gguf.GGMLQuantizationType.NVFP4)
 
 
 class Program:
@@ -128,6 +131,60 @@ def by_modelopt(program: Program, model: Path) -> list[str]:
     return differing({name: ours[name] for name in theirs}, theirs, signs_of_zeros=False)
 
 
+def tiny_gguf(file: Path) -> Path:
+    """A file of random tensors, as llama.cpp's converter calls them."""
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    for name, shape in {
+        "token_embd.weight": (32, 128),
+        "blk.0.attn_q.weight": (48, 128),
+        "blk.0.ffn_down.weight": (64, 192),
+        "blk.0.ffn_up_exps.weight": (3, 32, 64),
+        "blk.0.attn_norm.weight": (128,),
+    }.items():
+        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def by_gguf(program: Program, model: Path) -> list[str]:
+    """Compares a GGUF file as gguf-py dequantizes it, with the global scales that llama.cpp multiplies with after that."""
+
+    def read(file: Path) -> dict[str, gguf.ReaderTensor]:
+        return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+
+    back = program.new("dequantized.gguf")
+    program.run("dequantize", model, "--dtype", "f32", "--out", back)
+    stored, ours, theirs, expected = read(model), read(back), {}, {}
+    for name, tensor in stored.items():
+        if name.endswith(".scale"):
+            continue
+        values = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+        scale = stored.get(name.replace(".weight", ".scale"))
+        if scale is not None:
+            # In the order of `microscale`: the block's scale times the global one first.
+            codes = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type).reshape(-1, 16)
+            factors = nvfp4_scales(np.asarray(tensor.data))[:, None]
+            codes = np.divide(codes, factors, out=np.zeros_like(codes), where=factors != 0)
+            values = (codes * (factors * np.asarray(scale.data)[0])).reshape(values.shape)
+        theirs[name] = torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1))
+        expected[name] = torch.from_numpy(np.array(ours[name].data, dtype=np.float32).reshape(-1))
+    if all(tensor.tensor_type not in QUANTIZED for tensor in stored.values()):
+        raise RuntimeError("no tensor is quantized")
+    return differing(expected, theirs, signs_of_zeros=False)
+
+
+def nvfp4_scales(blocks: np.ndarray) -> np.ndarray:
+    """The four scales of each of ggml's NVFP4 blocks."""
+    scales = blocks.reshape(-1, 36)[:, :4].copy().reshape(-1)
+    return torch.from_numpy(scales).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+
+
 def tiny_gpt_oss(directory: Path) -> Path:
     """A random model of gpt-oss' architecture, unquantized."""
     torch.manual_seed(0)
@@ -190,6 +247,13 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         found[f"compressed-tensors and transformers read MXFP4 by {quantizer}"] = lambda mxfp4=mxfp4: by_transformers(
             program, program.quantize(sample, *mxfp4), ct
         )
+    def of_gguf(*options: str) -> list[str]:
+        out = program.new("quantized.gguf")
+        program.run("quantize", tiny_gguf(program.new("model.gguf")), "--out", out, *options)
+        return by_gguf(program, out)
+
+    for options in [["--format", "mxfp4"], ["--format", "nvfp4"], ["--format", "nvfp4", "--convention", "modelopt"]]:
+        found[f"gguf reads {' '.join(options)}"] = lambda options=options: of_gguf(*options)
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["ModelOpt's own export, converted to compressed-tensors and back"] = exported
     return found
@@ -200,7 +264,7 @@ def main() -> int:
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--sample", type=Path, default=Path(__file__).parent.parent / "sample" / "tiny-llama")
     args = parser.parse_args()
-    libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "torch"]
+    libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "torch"]
     print(", ".join(f"{library} {version(library)}" for library in libraries))
     failed = 0
     logging.disable_progress_bar()
