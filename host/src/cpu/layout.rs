@@ -1,7 +1,7 @@
 //! Converting scales from one layout to the other, on the CPU.
 
 use microscale_formats::ScaleLayout;
-use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
+use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
 use rayon::prelude::*;
 
 use crate::tensor::QuantizedShape;
@@ -14,9 +14,7 @@ pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
     if !linear.is_empty() {
         let tile_rows = swizzled.par_chunks_mut(blocks.div_ceil(TILE_COLS) * TILE_BYTES);
         tile_rows.zip(linear.par_chunks(TILE_ROWS * blocks)).for_each(|(tiles, linear)| {
-            for (row, scales) in linear.chunks(blocks).enumerate() {
-                scatter_row(scales, row, tiles);
-            }
+            scatter(linear, blocks, tiles);
         });
     }
     swizzled
@@ -27,18 +25,105 @@ pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
     let blocks = shape.blocks_per_row();
     let mut linear = vec![0; shape.rows * blocks];
     if !linear.is_empty() {
-        linear.par_chunks_mut(blocks).enumerate().for_each(|(row, scales)| {
-            for (block, scale) in scales.iter_mut().enumerate() {
-                *scale = swizzled[ScaleLayout::Swizzled.offset(row, block, blocks)];
+        let tile_rows = swizzled.par_chunks(blocks.div_ceil(TILE_COLS) * TILE_BYTES);
+        tile_rows.zip(linear.par_chunks_mut(TILE_ROWS * blocks)).for_each(|(tiles, linear)| {
+            for (row, scales) in linear.chunks_mut(blocks).enumerate() {
+                gather_row(tiles, row, scales);
             }
         });
     }
     linear
 }
 
+/// Puts the scales of 128 rows, or fewer at the end, into their tiles.
+fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
+    for row in 0..TILE_ROWS_APART.min(linear.len() / blocks) {
+        let rows: [_; TILE_ROWS_TOGETHER] = std::array::from_fn(|i| {
+            let row = row + i * TILE_ROWS_APART;
+            linear.get(row * blocks..(row + 1) * blocks)
+        });
+        if let [Some(a), Some(b), Some(c), Some(d)] = rows {
+            scatter_together([a, b, c, d], row, tiles);
+            continue;
+        }
+        for (i, scales) in rows.into_iter().enumerate() {
+            scatter_row(scales.unwrap_or_default(), row + i * TILE_ROWS_APART, tiles);
+        }
+    }
+}
+
+/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a time.
+fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [u8]) {
+    let place = place_of(row);
+    let (whole, _) = tiles.as_chunks_mut::<TILE_BYTES>();
+    let [a, b, c, d] = rows.map(|row| row.as_chunks::<TILE_COLS>().0);
+    for ((((tile, a), b), c), d) in whole.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+        let together = tile[place..][..TILE_ROWS_TOGETHER * TILE_COLS].as_chunks_mut().0;
+        together.copy_from_slice(&[*a, *b, *c, *d]);
+    }
+    let done = rows[0].len() / TILE_COLS;
+    if let Some(tile) = whole.get_mut(done) {
+        for (row, place) in rows.into_iter().zip((place..).step_by(TILE_COLS)) {
+            let rest = &row[done * TILE_COLS..];
+            tile[place..][..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
 /// Puts a row's scales into the tiles of its 128 rows; `row` counts within these.
+#[inline]
 pub(super) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
-    for (block, scale) in scales.iter().enumerate() {
-        tiles[ScaleLayout::Swizzled.offset(row, block, scales.len())] = *scale;
+    let place = place_of(row);
+    let (fours, rest) = scales.as_chunks::<TILE_COLS>();
+    let (tiles, _) = tiles.as_chunks_mut::<TILE_BYTES>();
+    for (four, tile) in fours.iter().zip(&mut *tiles) {
+        tile[place..][..TILE_COLS].copy_from_slice(four);
+    }
+    if let Some(tile) = tiles.get_mut(fours.len()) {
+        tile[place..][..rest.len()].copy_from_slice(rest);
+    }
+}
+
+/// The way back.
+#[inline]
+fn gather_row(tiles: &[u8], row: usize, scales: &mut [u8]) {
+    let place = place_of(row);
+    let (tiles, _) = tiles.as_chunks::<TILE_BYTES>();
+    let (fours, rest) = scales.as_chunks_mut::<TILE_COLS>();
+    for (four, tile) in fours.iter_mut().zip(tiles) {
+        four.copy_from_slice(&tile[place..][..TILE_COLS]);
+    }
+    if let Some(tile) = tiles.get(fours.len()) {
+        rest.copy_from_slice(&tile[place..][..rest.len()]);
+    }
+}
+
+/// Where the scales of a row, which counts within a tile, lie in it: four next to each other.
+#[inline]
+fn place_of(row: usize) -> usize {
+    ScaleLayout::Swizzled.offset(row % TILE_ROWS, 0, TILE_COLS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::Format;
+
+    #[test]
+    fn every_scale_goes_to_its_place_and_comes_back() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for rows in [1, 31, 32, 33, 97, 127, 128, 129, 300] {
+            for blocks in [1, 2, 3, 4, 5, 8, 17] {
+                let linear: Vec<u8> = (0..rows * blocks).map(|_| random.u8(..)).collect();
+                let shape = QuantizedShape::new(Format::Mxfp4, rows, blocks * Format::Mxfp4.block());
+                let shape = shape.with_scale_layout(ScaleLayout::Swizzled);
+                let mut expected = vec![0; ScaleLayout::Swizzled.bytes(rows, blocks).unwrap()];
+                for (i, scale) in linear.iter().enumerate() {
+                    expected[ScaleLayout::Swizzled.offset(i / blocks, i % blocks, blocks)] = *scale;
+                }
+                assert!(swizzle(&linear, shape) == expected, "{rows} rows of {blocks}");
+                assert!(unswizzle(&expected, shape) == linear, "{rows} rows of {blocks}");
+            }
+        }
     }
 }
