@@ -13,7 +13,8 @@
 
 use serde_json::{Value, json};
 
-use super::convention::{Description, FileConvention, Storage, StoredGlobal};
+use super::convention::{FileConvention, Storage, StoredGlobal};
+use super::description::Description;
 use super::dtype::FileDtype;
 use crate::Format;
 use crate::formats::nvfp4::Direction;

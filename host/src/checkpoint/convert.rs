@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::convention::{Description, FileConvention, Storage};
+use super::convention::{FileConvention, Storage};
+use super::description::Description;
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::gguf::FileType;
-use super::ignored::{ignored_module, tied_head};
+use super::ignored::ignored;
 use super::others::Skipped;
 use super::packed::{Logical, Packed, logical};
 use super::read::{Checkpoint, Tensor, elements};
@@ -228,9 +229,7 @@ impl Rewrite for Converter<'_> {
             return self.convert(packed, storage, sink);
         }
         if !self.scales.contains(tensor.name) {
-            let bytes = tensor.data.len() as u64;
-            self.done.copied.add(tensor.elements(), bytes, bytes);
-            sink.write(tensor.name, tensor.data)?;
+            sink.copy(tensor, &mut self.done.copied)?;
         }
         Ok(())
     }
@@ -247,9 +246,7 @@ impl Rewrite for Converter<'_> {
             .checkpoint
             .tensors()
             .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
-        let copied = copied.filter_map(|tensor| ignored_module(&tensor));
-        let mut ignore: Vec<_> = copied.chain(tied_head(self.checkpoint)).collect();
-        ignore.sort();
+        let ignore = ignored(self.checkpoint, copied);
         if let Some((_, storage)) = self.packed.values().next() {
             storage.describe(description, &ignore);
         }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use super::convention::Description;
+use super::description::Description;
 use super::error::{Error, Result};
 use super::gguf::FileType;
 use super::others::Skipped;
@@ -154,9 +154,7 @@ impl Rewrite for Dequantizer<'_> {
             };
         }
         if !self.scales.contains(tensor.name) {
-            let bytes = tensor.data.len() as u64;
-            self.done.copied.add(tensor.elements(), bytes, bytes);
-            sink.write(tensor.name, tensor.data)?;
+            sink.copy(tensor, &mut self.done.copied)?;
         }
         Ok(())
     }

@@ -9,7 +9,8 @@
 
 use serde_json::json;
 
-use super::convention::{Description, FileConvention, Storage};
+use super::convention::{FileConvention, Storage};
+use super::description::Description;
 use super::dtype::FileDtype;
 use crate::Format;
 

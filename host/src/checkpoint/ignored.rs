@@ -6,6 +6,14 @@ use super::read::{Checkpoint, Tensor};
 use super::selection::{Kept, kept};
 use super::values::float_dtype;
 
+/// The linear layers of a checkpoint that its config must tell loaders to ignore, given the tensors that are not quantized.
+pub(super) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = Tensor<'t>>) -> Vec<String> {
+    let modules = copied.filter_map(|tensor| ignored_module(&tensor));
+    let mut modules: Vec<_> = modules.chain(tied_head(checkpoint)).collect();
+    modules.sort();
+    modules
+}
+
 /// The module of a linear layer that is not quantized: what the config must tell loaders to ignore. Embeddings and norms are no linear
 /// layers to them.
 pub(super) fn ignored_module(tensor: &Tensor<'_>) -> Option<String> {
@@ -16,7 +24,7 @@ pub(super) fn ignored_module(tensor: &Tensor<'_>) -> Option<String> {
 }
 
 /// The output head's module, for a model that generates text and stores no head because it is the embedding's transpose.
-pub(super) fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
+fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
     let generates = |name: &Value| {
         let name = name.as_str().unwrap_or_default();
         name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration")

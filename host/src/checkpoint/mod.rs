@@ -12,6 +12,7 @@
 //! | `importance` | weights by column for the search of block scales |
 //! | `convention` | conventions of files: what a quantized tensor becomes |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
+//! | `description` | what config.json and its like say |
 //! | `ignored` | the layers that a config must exempt |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `matrix` | a tensor as the matrix that is quantized |
@@ -32,6 +33,7 @@ mod compressed_tensors;
 mod convention;
 mod convert;
 mod dequantize;
+mod description;
 mod details;
 mod doctor;
 mod dtype;

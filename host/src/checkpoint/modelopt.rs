@@ -9,7 +9,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::convention::{Description, FileConvention, Storage, StoredGlobal, WEIGHT};
+use super::convention::{FileConvention, Storage, StoredGlobal, WEIGHT};
+use super::description::Description;
 use super::dtype::FileDtype;
 use super::read::{Checkpoint, Tensor};
 use crate::Format;

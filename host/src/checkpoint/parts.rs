@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::convention::Description;
+use super::description::Description;
 use super::error::{Error, Result};
 use super::others::Skipped;
 use super::output::{Output, destination};

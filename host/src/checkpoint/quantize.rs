@@ -7,12 +7,13 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::convention::{Description, FileConvention, Storage};
+use super::convention::{FileConvention, Storage};
+use super::description::Description;
 use super::details::Details;
 use super::error::{Error, Result};
 use super::gguf::FileType;
 use super::global_scale::{Chooser, GlobalScales};
-use super::ignored::{ignored_module, tied_head};
+use super::ignored::ignored;
 use super::importance::Importance;
 use super::matrix::{self, Matrix};
 use super::others::Skipped;
@@ -250,10 +251,7 @@ impl<'a> Plan<'a> {
     /// The linear layers that the output's config must tell loaders to ignore.
     fn ignored(&self) -> Vec<String> {
         let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
-        let copied = copied.filter_map(|planned| ignored_module(&planned.tensor));
-        let mut modules: Vec<_> = copied.chain(tied_head(self.checkpoint)).collect();
-        modules.sort();
-        modules
+        ignored(self.checkpoint, copied.map(|planned| planned.tensor))
     }
 }
 

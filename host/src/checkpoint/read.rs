@@ -9,7 +9,8 @@ use memmap2::Mmap;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
 
-use super::convention::{CONFIG_FILE, FileConvention};
+use super::convention::FileConvention;
+use super::description::CONFIG_FILE;
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::index::Index;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use super::convention::Description;
+use super::description::Description;
 use super::error::{Error, Result};
 use super::gguf::{self, FileType, Metadata};
 use super::output::Output;

@@ -13,7 +13,8 @@ use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::gguf;
 use super::header::METADATA;
-use super::read::elements;
+use super::read::{Tensor, elements};
+use super::summary::Sums;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -154,6 +155,16 @@ impl<'t> Sink<'t> {
     /// If writing has failed before: why, [`writing`] returns.
     pub(super) fn write(&mut self, name: &str, data: impl AsRef<[u8]> + Send + 't) -> Result<()> {
         self.queue.send((name.into(), Box::new(data))).map_err(|_| Error::Interrupted)
+    }
+
+    /// Hands over a tensor as it is, and counts it.
+    ///
+    /// # Errors
+    /// Those of [`Self::write`].
+    pub(super) fn copy(&mut self, tensor: &Tensor<'t>, copied: &mut Sums) -> Result<()> {
+        let bytes = tensor.data.len() as u64;
+        copied.add(tensor.elements(), bytes, bytes);
+        self.write(tensor.name, tensor.data)
     }
 }
 

@@ -4,7 +4,8 @@ use globset::Glob;
 use serde_json::{Map, Value};
 
 use super::{Defect, Finding};
-use crate::checkpoint::convention::{Description, FileConvention, QUANTIZATION, WEIGHT};
+use crate::checkpoint::convention::{FileConvention, WEIGHT};
+use crate::checkpoint::description::{Description, QUANTIZATION};
 use crate::checkpoint::ignored::ignored_module;
 use crate::checkpoint::packed::Packed;
 use crate::checkpoint::read::{Checkpoint, Tensor};
