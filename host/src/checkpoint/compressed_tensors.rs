@@ -13,7 +13,7 @@
 
 use serde_json::{Value, json};
 
-use super::convention::{FileConvention, Storage, StoredGlobal};
+use super::convention::{FileConvention, Numbers, Storage, StoredGlobal};
 use super::description::Description;
 use super::dtype::FileDtype;
 use crate::Format;
@@ -24,8 +24,10 @@ const PACKED: &str = "_packed";
 const SCALE: &str = "_scale";
 
 /// A tensor's global scale.
-pub(super) const GLOBAL_SCALE: StoredGlobal = StoredGlobal::after("_global_scale", Direction::Divisor, &[1]);
-const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_global_scale", Direction::Divisor, &[1]);
+pub(super) const GLOBAL_SCALE: StoredGlobal =
+    StoredGlobal::after("_global_scale", Direction::Divisor, Numbers::One);
+const INPUT_SCALE: StoredGlobal =
+    StoredGlobal::beside(".input_global_scale", Direction::Divisor, Numbers::One);
 
 /// The formats that the convention has.
 pub(super) const STORED: &[Storage] = &[

@@ -70,8 +70,18 @@ pub(super) struct StoredGlobal {
     /// Whether a tensor without one has 1.
     pub(super) optional: bool,
     pub(super) direction: Direction,
-    /// Without dimensions, or with one.
-    pub(super) shape: &'static [usize],
+    numbers: Numbers,
+}
+
+/// How often a global scale is stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Numbers {
+    /// Once, without dimensions.
+    Scalar,
+    /// Once, with one dimension.
+    One,
+    /// Once for each expert of a layer whose tensor has three dimensions, and once for others; with one dimension.
+    EachExpert,
 }
 
 /// What the name of a layer's weights ends with.
@@ -79,13 +89,13 @@ pub(super) const WEIGHT: &str = ".weight";
 
 impl StoredGlobal {
     /// One whose name begins with the tensor's.
-    pub(super) const fn after(suffix: &'static str, direction: Direction, shape: &'static [usize]) -> Self {
-        Self { suffix, beside: false, optional: false, direction, shape }
+    pub(super) const fn after(suffix: &'static str, direction: Direction, numbers: Numbers) -> Self {
+        Self { suffix, beside: false, optional: false, direction, numbers }
     }
 
     /// One whose name has something else in place of [`WEIGHT`].
-    pub(super) const fn beside(suffix: &'static str, direction: Direction, shape: &'static [usize]) -> Self {
-        Self { suffix, beside: true, optional: false, direction, shape }
+    pub(super) const fn beside(suffix: &'static str, direction: Direction, numbers: Numbers) -> Self {
+        Self { suffix, beside: true, optional: false, direction, numbers }
     }
 
     /// The same, where 1 need not be stored.
@@ -97,6 +107,25 @@ impl StoredGlobal {
     pub(super) fn name_for(&self, tensor: &str) -> Option<String> {
         let start = if self.beside { tensor.strip_suffix(WEIGHT)? } else { tensor };
         Some(format!("{start}{}", self.suffix))
+    }
+
+    /// Its shape, by that of the tensor: as many numbers, all the same.
+    pub(super) fn shape_for(&self, tensor: &[usize]) -> Vec<usize> {
+        match (self.numbers, tensor) {
+            (Numbers::Scalar, _) => Vec::new(),
+            (Numbers::EachExpert, [experts, _, _]) => vec![*experts],
+            (Numbers::One | Numbers::EachExpert, _) => vec![1],
+        }
+    }
+
+    /// The tensor that it becomes; `None` where it has no name.
+    pub(super) fn outline(&self, tensor: &str, shape: &[usize]) -> Option<Outline> {
+        Some(Outline { name: self.name_for(tensor)?, dtype: FileDtype::F32, shape: self.shape_for(shape) })
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(&self, scale: GlobalScale, shape: &[usize]) -> Vec<u8> {
+        scale.value().to_le_bytes().repeat(self.shape_for(shape).iter().product())
     }
 
     /// The name of the tensor that it is for, by its own.
@@ -220,21 +249,8 @@ impl Storage {
         if self.blocks.is_none() {
             outlines.push(outline(self.scales_suffix, self.scales, self.scales_shape(shape)));
         }
-        let global = self.global_scale.as_ref().and_then(|global| Some((global, global.name_for(name)?)));
-        if let Some((global, name)) = global {
-            let shape =
-                if self.blocks.is_some() { vec![self.global_scales(shape)] } else { global.shape.to_vec() };
-            outlines.push(Outline { name, dtype: FileDtype::F32, shape });
-        }
+        outlines.extend(self.global_scale.as_ref().and_then(|global| global.outline(name, shape)));
         outlines
-    }
-
-    /// How often a global scale is stored: in GGUF once for each expert.
-    fn global_scales(&self, shape: &[usize]) -> usize {
-        match (self.blocks, shape) {
-            (Some(_), [experts, _, _]) => *experts,
-            _ => 1,
-        }
     }
 
     /// Makes sure that files can hold a tensor's block scales.
@@ -256,7 +272,8 @@ impl Storage {
             None => vec![codes, scales],
             Some(blocks) => vec![blocks.pack(&codes, &scales)],
         };
-        parts.extend(global.map(|global| global.value().to_le_bytes().repeat(self.global_scales(shape))));
+        let stored = self.global_scale.as_ref().zip(global);
+        parts.extend(stored.map(|(stored, global)| stored.bytes(global, shape)));
         parts
     }
 

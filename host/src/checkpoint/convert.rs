@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::convention::{FileConvention, Storage};
+use super::convention::{FileConvention, Storage, StoredGlobal};
 use super::description::Description;
-use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::gguf::FileType;
 use super::ignored::ignored;
@@ -149,19 +148,22 @@ impl<'a> Converter<'a> {
         Ok(())
     }
 
-    /// The scale of a layer's inputs as it will be stored.
-    fn input_outline(packed: &Packed<'_>, storage: &Storage) -> Option<(Outline, GlobalScale)> {
+    /// The scale of a layer's inputs as it will be stored: how, and what.
+    fn input_scale(
+        packed: &Packed<'_>,
+        storage: &'static Storage,
+    ) -> Option<(Outline, &'static StoredGlobal, GlobalScale)> {
         let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
-        let outline = Outline {
-            name: input.name_for(packed.name)?,
-            dtype: FileDtype::F32,
-            shape: input.shape.to_vec(),
-        };
-        Some((outline, scale.toward(input.direction)))
+        Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
     }
 
     /// Compares a quantized tensor's values before and after, and hands it on.
-    fn convert<'t>(&mut self, packed: &Packed<'_>, storage: &Storage, sink: &mut Sink<'t>) -> Result<()> {
+    fn convert<'t>(
+        &mut self,
+        packed: &Packed<'_>,
+        storage: &'static Storage,
+        sink: &mut Sink<'t>,
+    ) -> Result<()> {
         let tensor = packed.read()?;
         self.compare(packed, storage, &tensor)?;
         let mut bytes_after = 0;
@@ -171,9 +173,9 @@ impl<'a> Converter<'a> {
             bytes_after += data.len() as u64;
             sink.write(&outline.name, data)?;
         }
-        if let Some((outline, after)) = Self::input_outline(packed, storage) {
+        if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
             bytes_after += outline.bytes();
-            sink.write(&outline.name, after.value().to_le_bytes())?;
+            sink.write(&outline.name, input.bytes(after, &packed.shape))?;
             if packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before) {
                 self.done.rounded_inputs.push(packed.name.into());
             }
@@ -216,7 +218,7 @@ impl Rewrite for Converter<'_> {
         match self.packed.get(tensor.name) {
             Some((packed, storage)) => {
                 let mut outlines = storage.outlines(packed.name, &packed.shape);
-                outlines.extend(Self::input_outline(packed, storage).map(|(outline, _)| outline));
+                outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
                 outlines
             }
             None if self.scales.contains(tensor.name) => Vec::new(),

@@ -31,14 +31,16 @@ pub(super) use metadata::{FileType, Metadata};
 pub use types::GgmlType;
 pub(super) use write::{Outline, Writer};
 
-use super::convention::{FileConvention, Storage, StoredGlobal};
+use super::convention::{FileConvention, Numbers, Storage, StoredGlobal};
 use super::dtype::FileDtype;
 use crate::Format;
 use crate::formats::nvfp4::Direction;
 
 /// A tensor's global scale, with which llama.cpp multiplies what a layer gives.
-const GLOBAL_SCALE: StoredGlobal = StoredGlobal::beside(".scale", Direction::Multiplier, &[1]).or_one();
-const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_scale", Direction::Multiplier, &[1]);
+const GLOBAL_SCALE: StoredGlobal =
+    StoredGlobal::beside(".scale", Direction::Multiplier, Numbers::EachExpert).or_one();
+const INPUT_SCALE: StoredGlobal =
+    StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::EachExpert);
 
 /// The formats that the convention has.
 pub(super) const STORED: &[Storage] = &[

@@ -9,7 +9,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::convention::{FileConvention, Storage, StoredGlobal, WEIGHT};
+use super::convention::{FileConvention, Numbers, Storage, StoredGlobal, WEIGHT};
 use super::description::Description;
 use super::dtype::FileDtype;
 use super::read::{Checkpoint, Tensor};
@@ -20,8 +20,10 @@ use crate::formats::nvfp4::Direction;
 pub(super) const CONFIG_FILE: &str = "hf_quant_config.json";
 
 /// A tensor's global scale.
-pub(super) const GLOBAL_SCALE: StoredGlobal = StoredGlobal::after("_scale_2", Direction::Multiplier, &[]);
-const INPUT_SCALE: StoredGlobal = StoredGlobal::beside(".input_scale", Direction::Multiplier, &[]);
+pub(super) const GLOBAL_SCALE: StoredGlobal =
+    StoredGlobal::after("_scale_2", Direction::Multiplier, Numbers::Scalar);
+const INPUT_SCALE: StoredGlobal =
+    StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::Scalar);
 
 /// The formats that the convention has.
 pub(super) const STORED: &[Storage] = &[Storage {

@@ -251,7 +251,7 @@ fn packed<'a>(
             let missing = || missing_part(&codes, format!("its global scale, {name}, is missing"));
             return (!global.optional).then(|| Err(missing()));
         };
-        let one = if storage.blocks.is_some() { one_of_equals(stored) } else { stored };
+        let one = if global.shape_for(&shape) == stored.shape { one_of_equals(stored) } else { stored };
         Some(self::global_scale(&one, global.direction).map(|scale| (stored, scale)))
     };
     let global_scale = storage.global_scale.as_ref().and_then(of);
@@ -264,7 +264,7 @@ fn packed<'a>(
     Ok(Packed { name, format, shape, codes, scales, global_scale, input_scale, storage })
 }
 
-/// The first of numbers that are the same, as one number: GGUF has a global scale for each of a layer's experts.
+/// The first of numbers that are the same, as one number: the global scales of a layer's experts.
 fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
     match tensor.data.as_chunks::<4>().0 {
         [first, rest @ ..] if tensor.shape.len() == 1 && rest.iter().all(|number| number == first) => {

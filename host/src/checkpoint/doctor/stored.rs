@@ -17,12 +17,10 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     }
     let stored = packed.storage.global_scale.as_ref().zip(packed.global_scale);
     let Some((global, (tensor, _))) = stored else { return };
-    // GGUF has one for each expert.
-    let of_experts =
-        packed.storage.blocks.is_some() && tensor.shape == packed.shape.get(..1).unwrap_or_default();
-    if global.shape != tensor.shape && !of_experts {
+    let expected = global.shape_for(&packed.shape);
+    if expected != tensor.shape {
         // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors divides by it in bf16.
-        let (name, shape, expected) = (tensor.name, tensor.shape, global.shape);
+        let (name, shape) = (tensor.name, tensor.shape);
         found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
     }
 }
