@@ -2,6 +2,7 @@
 
 use std::ops::AddAssign;
 
+use microscale_kernels_abi::{ERROR_LANES, ErrorSums};
 use rayon::prelude::*;
 
 use crate::cpu;
@@ -30,7 +31,7 @@ const PART: usize = 1 << 14;
 /// Elements summed into one partial sum, which lie in the first-level cache meanwhile.
 const BUFFER: usize = 1024;
 /// Running sums kept side by side, so that the compiler vectorises.
-const LANES: usize = 8;
+const LANES: usize = ERROR_LANES as usize;
 
 impl ErrorStats {
     /// Compares equally long slices, the original first.
@@ -75,6 +76,22 @@ impl ErrorStats {
             sum += part;
             sum
         }))
+    }
+
+    /// Of a matrix whose rows were summed part by part, of which there are so many a row.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs sum so"))]
+    pub(crate) fn of_parts(parts: &[ErrorSums], parts_per_row: usize, elements: u64) -> Self {
+        let mut total = Self::default();
+        for row in parts.chunks(parts_per_row.max(1)) {
+            let mut sum = Self::default();
+            for part in row {
+                let ErrorSums { signal, noise, approximation, product, max_abs, non_finite } = *part;
+                sum += Self { elements: 0, non_finite, signal, noise, approximation, product, max_abs };
+            }
+            total += sum;
+        }
+        total.elements = elements - total.non_finite;
+        total
     }
 
     /// Of elements and their approximations. The sums have the same order, and so the same bits, whatever it is compiled for.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use microscale_kernels_abi::ERROR_PART;
 use rayon::prelude::*;
 
 use crate::cpu;
@@ -11,7 +12,7 @@ use crate::recipe::Format;
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level cache.
-const PART: usize = 1024;
+const PART: usize = ERROR_PART as usize;
 
 /// A matrix and what it was quantized to.
 pub(crate) struct RoundTrip<'a, T> {

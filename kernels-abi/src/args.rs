@@ -121,6 +121,24 @@ impl ScaleGrid {
     }
 }
 
+/// Sums over pairs of values, original and approximation. Pairs in which either is not finite are counted and left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct ErrorSums {
+    /// Of squares of the originals.
+    pub signal: f64,
+    /// Of squares of the differences.
+    pub noise: f64,
+    /// Of squares of the approximations.
+    pub approximation: f64,
+    /// Of products.
+    pub product: f64,
+    /// The largest difference.
+    pub max_abs: f64,
+    /// Pairs left out.
+    pub non_finite: u64,
+}
+
 /// What the kernels of the MX formats read at run time.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -14,6 +14,10 @@ pub const DEQUANTIZE_CHUNKS: u32 = 2;
 pub const AMAX_PIECES: u32 = 4;
 /// Elements that a lane of the search kernels has.
 pub const SEARCH_EACH: u32 = 16;
+/// Elements of a row whose errors are summed by themselves.
+pub const ERROR_PART: u32 = 1024;
+/// Running sums of such a part, kept side by side: element i belongs to sum i % 8.
+pub const ERROR_LANES: u32 = 8;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
 
@@ -56,6 +60,7 @@ type Launch = (u32, u32);
 const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS);
 const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES);
 const SEARCH: Launch = (THREADS, THREADS * SEARCH_EACH);
+const ERRORS: Launch = (THREADS, THREADS / ERROR_LANES * ERROR_PART);
 const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4);
 const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
 const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);
@@ -115,6 +120,7 @@ const KERNELS: &[Kernel] = kernels! {
     "nvfp4_plan" "" SINGLE, SINGLE, Nothing;
     "amax" "_vector" AMAX, AMAX, Nothing;
     "amax" "_element" AMAX, AMAX, Nothing;
+    "errors" "" ERRORS, ERRORS, Nothing;
     "mxfp4_quantize" "_thread_a_block" THREAD_A_BLOCK, THREAD_A_BLOCK, Nothing;
     "mxfp4_quantize" "_warp_a_block" WARP_A_BLOCK, WARP_A_BLOCK, Nothing;
 };

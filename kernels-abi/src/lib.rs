@@ -9,12 +9,12 @@ mod shortcut;
 mod targets;
 
 pub use args::{
-    ApplyGlobal, BlockGrid, Divider, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions, NvStep,
-    QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
+    ApplyGlobal, BlockGrid, Divider, ErrorSums, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions,
+    NvStep, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, Kernel, LADDER_THREADS, SEARCH_EACH, THREADS, WARP,
-    WARP_ELEMENTS, kernels,
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, SEARCH_EACH,
+    THREADS, WARP, WARP_ELEMENTS, kernels,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

@@ -9,6 +9,7 @@
 //! | [`access`] | where a lane's chunks lie, and moving them |
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
 //! | [`search`] | quantizing with searched block scales |
+//! | [`errors`] | what was lost |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
@@ -23,6 +24,7 @@ mod amax;
 mod by_block;
 mod dequantize;
 mod dtype;
+mod errors;
 mod format;
 mod ladder;
 mod layout;

@@ -10,8 +10,8 @@ use cudarc::driver::{
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, mx};
 use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, Divider, Kernel, NvPlan, NvQuantizeOptions, NvShortcut, QuantizeOptions,
-    ScaleGrid,
+    ApplyGlobal, BlockGrid, Divider, ERROR_PART, Kernel, NvPlan, NvQuantizeOptions, NvShortcut,
+    QuantizeOptions, ScaleGrid,
 };
 
 use super::module::Module;
@@ -249,6 +249,36 @@ pub(super) fn plan<T: Element>(
     // SAFETY: the arguments are the kernel's, in order; the slot is whole.
     unsafe { launch.launch(config(kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
     Ok(())
+}
+
+/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that `values` holds `shape`, that
+/// `back` holds its rows without gaps, and that `sums` has room for [`error_parts`] of each row.
+pub(super) fn errors<T: Element>(
+    module: &Module,
+    stream: &Arc<CudaStream>,
+    values: &impl DevicePtr<T>,
+    shape: Shape,
+    back: &CudaSlice<f32>,
+    sums: &mut CudaSlice<u64>,
+) -> Result<()> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let (values, _read) = values.device_ptr(stream);
+    let (kernel, function) = module.kernel(&format!("errors_{}", T::DTYPE.word()))?;
+    let grid = by_rows(shape, ERROR_PART as usize)?;
+    let mut launch = stream.launch_builder(function);
+    launch.arg(&values).arg(back).arg(sums).arg(&grid);
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row; the caller checked the
+    // lengths of all three. The borrows keep the buffers from overlapping.
+    unsafe { launch.launch(config(kernel, grid.0.blocks * u64::from(ERROR_PART))?) }
+        .map_err(doing("launching an errors kernel"))?;
+    Ok(())
+}
+
+/// Parts of each row whose errors are summed by themselves.
+pub(super) fn error_parts(shape: Shape) -> usize {
+    shape.cols.div_ceil(ERROR_PART as usize)
 }
 
 /// The blocks that the amax kernels count in.

@@ -42,6 +42,8 @@ pub(crate) enum Type {
     B64,
     /// 32 bits, and constants are floats.
     F32,
+    /// 64 bits, and constants are floats.
+    F64,
 }
 
 impl Type {
@@ -51,7 +53,7 @@ impl Type {
             Self::B8 => 8,
             Self::B16 => 16,
             Self::B32 | Self::F32 => 32,
-            Self::B64 => 64,
+            Self::B64 | Self::F64 => 64,
         }
     }
 }

@@ -77,6 +77,8 @@ pub(crate) enum Operand<'a> {
     Integer(i128),
     /// `0f…`: the bits.
     Float(u32),
+    /// `0d…`: the bits.
+    Double(u64),
     /// `{a, b}`
     Vector(Vec<Operand<'a>>),
     /// `[base+offset]`
@@ -314,14 +316,15 @@ fn signed(lexer: &mut Lexer) -> Result<i128> {
     }
 }
 
-/// A constant (ISA 4.5), without sign. Decimal floats and `0d…` are not used and not read.
+/// A constant (ISA 4.5), without sign. Decimal floats are not used and not read.
 fn constant<'a>(token: Token) -> Result<Operand<'a>> {
     let text = token.text;
-    let float = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F"));
-    let operand = match float {
-        Some(hex) if hex.len() == 8 => u32::from_str_radix(hex, 16).ok().map(Operand::Float),
-        Some(_) => None,
-        None => integer(text).map(Operand::Integer),
+    let prefixed = text.split_at_checked(2);
+    let operand = match prefixed {
+        Some(("0f" | "0F", hex)) if hex.len() == 8 => u32::from_str_radix(hex, 16).ok().map(Operand::Float),
+        Some(("0d" | "0D", hex)) if hex.len() == 16 => u64::from_str_radix(hex, 16).ok().map(Operand::Double),
+        Some(("0f" | "0F" | "0d" | "0D", _)) => None,
+        _ => integer(text).map(Operand::Integer),
     };
     operand.ok_or_else(|| Error::Syntax {
         line: token.line,

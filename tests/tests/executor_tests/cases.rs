@@ -12,7 +12,7 @@ use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_
 use microscale_tests::inputs::patterns;
 
 use super::case::Prepared;
-use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing};
+use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
 use super::quantizing::{Access, Input, fits, quantizing};
 
 /// A case, made when it is wanted.
@@ -256,6 +256,20 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
                 let kernel = amax_kernel::<T>(access);
                 cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
             }
+        }
+        for non_finite in [false, true] {
+            let make = move || {
+                let values = patterns::<T>(shape.span().unwrap(), non_finite, i as u64);
+                let mut back = patterns::<f32>(shape.elements(), non_finite, 50 + i as u64);
+                // Most that comes back is near what it was.
+                for (place, back) in back.iter_mut().enumerate().filter(|(place, _)| place % 7 != 0) {
+                    let (row, col) = (place / shape.cols, place % shape.cols);
+                    *back = values[row * shape.row_stride + col].to_f32() * 0.9;
+                }
+                errors(&values, shape, &back)
+            };
+            let kernel = format!("errors_{}", T::DTYPE.word());
+            cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
         }
         for variant in ["thread_a_block", "warp_a_block"] {
             let make = move || {

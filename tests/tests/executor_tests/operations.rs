@@ -8,7 +8,9 @@ use microscale::{
 };
 use microscale_formats::mx;
 use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::{ApplyGlobal, Divider, GlobalSlot, ScaleGrid};
+use microscale_kernels_abi::{
+    ApplyGlobal, Divider, ERROR_LANES, ERROR_PART, ErrorSums, GlobalSlot, ScaleGrid,
+};
 
 use super::case::{Prepared, argument};
 use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
@@ -94,6 +96,60 @@ pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Pr
     let arguments = vec![given, slot.into(), argument(&by_blocks)];
     case.step(amax_kernel::<T>(access), by_blocks.blocks * mx::BLOCK as u64, arguments);
     case
+}
+
+/// The sums of errors of a matrix, of which something else came back.
+pub(crate) fn errors<T: Element>(values: &[T], shape: Shape, back: &[f32]) -> Prepared {
+    let mut case = Prepared::new();
+    let Shape { rows, cols, row_stride } = shape;
+    let by_parts = grid(shape, ERROR_PART as usize, false);
+    let given = case.values(&values[..shape.span().unwrap()], true);
+    let there = case.values(back, false);
+    let expected: Vec<ErrorSums> = (0..rows)
+        .flat_map(|row| {
+            let pairs = values[row * row_stride..][..cols].iter().zip(&back[row * cols..][..cols]);
+            let pairs: Vec<_> = pairs.map(|(a, b)| (a.to_f32(), *b)).collect();
+            pairs.chunks(ERROR_PART as usize).map(sums).collect::<Vec<_>>()
+        })
+        .collect();
+    let out = case.memory.allocate("sums", expected.len() * size_of::<ErrorSums>());
+    let words = expected.iter().flat_map(|sums| {
+        let ErrorSums { signal, noise, approximation, product, max_abs, non_finite } = *sums;
+        let floats = [signal, noise, approximation, product, max_abs];
+        floats.map(f64::to_bits).into_iter().chain([non_finite])
+    });
+    case.expect("sums", out, words.flat_map(u64::to_le_bytes).collect());
+    let arguments = vec![given, there, out.into(), argument(&by_parts)];
+    let elements = by_parts.blocks * u64::from(ERROR_PART);
+    case.step(format!("errors_{}", T::DTYPE.word()), elements, arguments);
+    case
+}
+
+/// Of a part of a row, lane by lane.
+fn sums(pairs: &[(f32, f32)]) -> ErrorSums {
+    let mut total = ErrorSums::default();
+    for lane in 0..ERROR_LANES as usize {
+        let mut sums = ErrorSums::default();
+        for (a, b) in pairs.iter().skip(lane).step_by(ERROR_LANES as usize) {
+            if a.is_finite() && b.is_finite() {
+                let (a, b) = (f64::from(*a), f64::from(*b));
+                sums.signal += a * a;
+                sums.noise += (a - b) * (a - b);
+                sums.approximation += b * b;
+                sums.product += a * b;
+                sums.max_abs = sums.max_abs.max((a - b).abs());
+            } else {
+                sums.non_finite += 1;
+            }
+        }
+        total.signal += sums.signal;
+        total.noise += sums.noise;
+        total.approximation += sums.approximation;
+        total.product += sums.product;
+        total.max_abs = total.max_abs.max(sums.max_abs);
+        total.non_finite += sums.non_finite;
+    }
+    total
 }
 
 /// Scales from one layout to the other. `seed` makes the bytes.

@@ -76,7 +76,7 @@ impl<'a> Lowering<'a> {
             "s16" => (2, true),
             "b32" | "u32" | "f32" => (4, false),
             "s32" => (4, true),
-            "b64" | "u64" | "s64" => (8, false),
+            "b64" | "u64" | "s64" | "f64" => (8, false),
             _ => return Err(self.unsupported(format!("accesses of type {ty}"))),
         })
     }

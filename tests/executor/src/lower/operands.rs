@@ -44,7 +44,7 @@ impl<'a> Lowering<'a> {
                 Some(found) => Err(self.invalid(format!("{name} has {} bits, not {bits}", found.bits))),
                 None => self.named(name, bits),
             },
-            Operand::Integer(number) if ty != Type::F32 => {
+            Operand::Integer(number) if !matches!(ty, Type::F32 | Type::F64) => {
                 let value = self.integer(*number, bits)?;
                 self.constant(|registers| match bits {
                     64 => registers.long(value),
@@ -53,6 +53,9 @@ impl<'a> Lowering<'a> {
             }
             Operand::Float(float) if ty == Type::F32 || (untyped && bits == 32) => {
                 self.constant(|registers| registers.word(*float))
+            }
+            Operand::Double(double) if ty == Type::F64 || (untyped && bits == 64) => {
+                self.constant(|registers| registers.long(*double))
             }
             _ => Err(self.invalid(format!("{operand:?} is no source of type {ty:?}"))),
         }

@@ -117,7 +117,7 @@ impl<'a> Registers<'a> {
             ".b8" | ".u8" | ".s8" => (Which::Word, 8),
             ".b16" | ".u16" | ".s16" | ".f16" | ".bf16" => (Which::Word, 16),
             ".b32" | ".u32" | ".s32" | ".f32" | ".f16x2" | ".bf16x2" => (Which::Word, 32),
-            ".b64" | ".u64" | ".s64" => (Which::Long, 64),
+            ".b64" | ".u64" | ".s64" | ".f64" => (Which::Long, 64),
             _ => return Err(format!("registers of type {ty} are not supported")),
         };
         if self.scopes.is_empty() {

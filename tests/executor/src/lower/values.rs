@@ -62,6 +62,7 @@ impl<'a> Lowering<'a> {
             "b32" | "u32" | "s32" => lanes!(WW, |a| a; B32 B32),
             "f32" => lanes!(WW, |a| a; F32 F32),
             "b64" | "u64" | "s64" => lanes!(LL, |a| a; B64 B64),
+            "f64" => lanes!(LL, |a| a; F64 F64),
             _ => return Ok(None),
         };
         let bits = copy.types[0].bits();
@@ -112,6 +113,7 @@ impl<'a> Lowering<'a> {
             "b32" | "u32" | "s32" => Type::B32,
             "f32" => Type::F32,
             "b64" | "u64" | "s64" => Type::B64,
+            "f64" => Type::F64,
             _ => return Ok(None),
         };
         let [to, first, second, by] = self.exactly(operands)?;
@@ -120,7 +122,7 @@ impl<'a> Lowering<'a> {
         let from = if negated { [from[1], from[0]] } else { from };
         let to = self.write(to, ty)?;
         Ok(Some(match ty {
-            Type::B64 => Op::SelectLong { to, from, by },
+            Type::B64 | Type::F64 => Op::SelectLong { to, from, by },
             _ => Op::SelectWord { to, from, by },
         }))
     }

@@ -1,5 +1,6 @@
 //! Comparisons (ISA 9.7.6, `setp`).
 
+use super::double;
 use super::float::flush;
 use crate::lanes::{Pure, lanes};
 
@@ -53,6 +54,7 @@ pub(super) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> 
         ("f32", false) => floats!(comparison, std::convert::identity::<u32>),
         ("f32", true) => floats!(comparison, flush),
         (_, true) => None,
+        ("f64", false) => double::comparison(comparison),
         ("u16", _) => integers!(comparison, PWW, B16, |x| x, unsigned),
         ("u32", _) => integers!(comparison, PWW, B32, |x| x, unsigned),
         ("u64", _) => integers!(comparison, PLL, B64, |x| x, unsigned),

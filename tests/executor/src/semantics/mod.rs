@@ -5,6 +5,7 @@
 mod bits;
 mod compare;
 mod convert;
+mod double;
 mod float;
 mod half;
 mod integer;
@@ -24,6 +25,7 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         .or_else(|| packed::pure(opcode))
         .or_else(|| float::pure(opcode))
         .or_else(|| half::pure(opcode))
+        .or_else(|| double::pure(opcode))
         .or_else(|| convert::pure(opcode))
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use microscale_executor::{Buffer, Launch, Memory, Module};
 
 use super::probe::opcodes;
-use super::{convert, float, integer, packed};
+use super::{convert, double, float, integer, packed};
 
 /// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and its number in
 /// `%number`; gives the output.
@@ -136,7 +136,8 @@ const ELSEWHERE: [&str; 30] = [
 #[test]
 fn no_instruction_of_the_library_is_untested() {
     let mut tested: BTreeSet<&str> = ELSEWHERE.into();
-    for checks in [float::checks(), packed::checks(), convert::checks(), integer::checks()] {
+    for checks in [float::checks(), double::checks(), packed::checks(), convert::checks(), integer::checks()]
+    {
         tested.append(&mut opcodes(&checks));
     }
     let mut used = BTreeSet::new();
