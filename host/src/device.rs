@@ -1,14 +1,18 @@
-//! Where work is done: the CPU or one GPU, behind one face. Both give the same bytes.
+//! Where work is done: the CPU, a GPU or several, behind one face. All give the same bytes.
+
+mod loaded;
 
 use std::fmt;
 use std::str::FromStr;
 
 #[cfg(feature = "cuda")]
-use crate::gpu::{self, Gpu};
+use crate::gpu::{self, Gpu, Gpus};
+pub(crate) use loaded::Loaded;
+
 use crate::recipe::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
-/// A device that was asked for: `auto`, `cpu` or `cuda:N`.
+/// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
     /// The first GPU that can be used, or else the CPU.
@@ -18,26 +22,32 @@ pub enum DeviceChoice {
     Cpu,
     /// The GPU of this number, as the driver counts.
     Cuda(usize),
+    /// Every GPU of the machine.
+    CudaAll,
 }
 
 /// A device that is ready.
 pub enum Device {
     /// The CPU, with rayon's threads.
     Cpu,
-    /// A GPU.
+    /// A GPU, or several. Checkpoints use all of them; an operation on one tensor uses the first.
     #[cfg(feature = "cuda")]
-    Gpu(Gpu),
+    Gpus(Gpus),
 }
+
+/// Workers of a checkpoint operation on the CPU: while one writes, the other computes.
+const CPU_WORKERS: usize = 2;
 
 impl Device {
     /// Makes the device ready.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for by number. `Auto` never fails.
+    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto` never fails.
     pub fn choose(choice: DeviceChoice) -> Result<Self> {
         match choice {
             DeviceChoice::Cpu => Ok(Self::Cpu),
             DeviceChoice::Cuda(ordinal) => Self::gpu(ordinal),
+            DeviceChoice::CudaAll => Self::all_gpus(),
             DeviceChoice::Auto => Ok(Self::auto().0),
         }
     }
@@ -69,7 +79,12 @@ impl Device {
 
     #[cfg(feature = "cuda")]
     fn gpu(ordinal: usize) -> Result<Self> {
-        Gpu::new(ordinal).map(Self::Gpu)
+        Ok(Self::Gpus(Gpu::new(ordinal)?.into()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn all_gpus() -> Result<Self> {
+        Gpus::all().map(Self::Gpus)
     }
 
     /// The first GPU that can be used.
@@ -86,6 +101,30 @@ impl Device {
         Err(Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()))
     }
 
+    #[cfg(not(feature = "cuda"))]
+    fn all_gpus() -> Result<Self> {
+        Self::gpu(0)
+    }
+
+    /// Whether values are copied to where the device works, so that it is worth while to do several things with them there.
+    pub(crate) fn has_memory(&self) -> bool {
+        !matches!(self, Self::Cpu)
+    }
+
+    /// Devices that can work at once, each by itself, on tensors of at most so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub(crate) fn workers(&self, _largest: usize) -> Result<Vec<Self>> {
+        match self {
+            Self::Cpu => Ok((0..CPU_WORKERS).map(|_| Self::Cpu).collect()),
+            #[cfg(feature = "cuda")]
+            Self::Gpus(gpus) => {
+                Ok(gpus.workers(_largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
+            }
+        }
+    }
+
     /// Quantizes values in host memory. See [`cpu::quantize`].
     ///
     /// # Errors
@@ -94,7 +133,7 @@ impl Device {
         match self {
             Self::Cpu => cpu::quantize(values, shape, recipe),
             #[cfg(feature = "cuda")]
-            Self::Gpu(gpu) => gpu.quantize(values, shape, recipe),
+            Self::Gpus(gpus) => gpus.first().quantize(values, shape, recipe),
         }
     }
 
@@ -114,7 +153,7 @@ impl Device {
             (Self::Cpu, None) => cpu::quantize(values, shape, recipe),
             (Self::Cpu, Some(importance)) => cpu::quantize_weighted(values, shape, recipe, importance),
             #[cfg(feature = "cuda")]
-            (Self::Gpu(gpu), _) => gpu.quantize_weighted(values, shape, recipe, importance),
+            (Self::Gpus(gpus), _) => gpus.first().quantize_weighted(values, shape, recipe, importance),
         }
     }
 
@@ -126,7 +165,7 @@ impl Device {
         match self {
             Self::Cpu => cpu::amax(values, shape),
             #[cfg(feature = "cuda")]
-            Self::Gpu(gpu) => gpu.amax(values, shape),
+            Self::Gpus(gpus) => gpus.first().amax(values, shape),
         }
     }
 
@@ -138,12 +177,12 @@ impl Device {
         match self {
             Self::Cpu => Ok(cpu::dequantize(tensor)),
             #[cfg(feature = "cuda")]
-            Self::Gpu(gpu) => gpu.dequantize(tensor),
+            Self::Gpus(gpus) => gpus.first().dequantize(tensor),
         }
     }
 }
 
-/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`.
+/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for each of several.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -153,9 +192,13 @@ impl fmt::Display for Device {
                 write!(f, "CPU, {threads} thread{plural}, {}", cpu::Isa::best().word())
             }
             #[cfg(feature = "cuda")]
-            Self::Gpu(gpu) => {
-                let info = gpu.info();
-                write!(f, "cuda:{}, {}, {} PTX", info.ordinal, info.name, info.target.unwrap_or("no"))
+            Self::Gpus(gpus) => {
+                for (place, gpu) in gpus.iter().enumerate() {
+                    let (info, between) = (gpu.info(), if place == 0 { "" } else { "; " });
+                    let target = info.target.unwrap_or("no");
+                    write!(f, "{between}cuda:{}, {}, {target} PTX", info.ordinal, info.name)?;
+                }
+                Ok(())
             }
         }
     }
@@ -169,8 +212,11 @@ impl FromStr for DeviceChoice {
         match (word, ordinal) {
             ("auto", _) => Ok(Self::Auto),
             ("cpu", _) => Ok(Self::Cpu),
+            ("cuda:all", _) => Ok(Self::CudaAll),
             (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
-            _ => Err(format!("{word:?} is not a device; there are auto, cpu and cuda:N (cuda:0, cuda:1, …)")),
+            _ => Err(format!(
+                "{word:?} is not a device; there are auto, cpu, cuda:N (cuda:0, cuda:1, …) and cuda:all"
+            )),
         }
     }
 }
@@ -181,6 +227,7 @@ impl fmt::Display for DeviceChoice {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::CudaAll => f.write_str("cuda:all"),
         }
     }
 }
@@ -191,10 +238,10 @@ mod tests {
 
     #[test]
     fn devices_are_named_by_words() {
-        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(3)] {
+        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(3), DeviceChoice::CudaAll] {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
-        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "CPU"] {
+        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "cuda:ALL", "CPU"] {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong:?}");
         }
     }

@@ -12,6 +12,7 @@ mod gpu_tests {
     pub(crate) mod amax;
     pub(crate) mod dequantize;
     pub(crate) mod device_buffers;
+    pub(crate) mod errors;
     pub(crate) mod executor;
     pub(crate) mod layout;
     pub(crate) mod quantize;
@@ -22,7 +23,7 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{amax, dequantize, device_buffers, executor, layout, quantize, search};
+use gpu_tests::{amax, dequantize, device_buffers, errors, executor, layout, quantize, search};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -62,6 +63,8 @@ const TESTS: &[Test] = &[
     ("amax_of_nothing_is_zero", amax::of_nothing_is_zero),
     ("amax_adds_up_and_clears", amax::adds_up_and_clears),
     ("amax_may_start_anywhere", amax::may_start_anywhere),
+    ("errors_equal_the_cpu", errors::equal_the_cpu),
+    ("errors_of_another_shape_are_refused", errors::of_another_shape_are_refused),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),

@@ -149,7 +149,7 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
         }
         Device::Cpu => cpu::measure::<T>(&job)?,
         #[cfg(feature = "cuda")]
-        Device::Gpu(gpu) => gpu::measure::<T>(&job, gpu)?,
+        Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
     };
     Ok(Measurement {
         op,

@@ -60,7 +60,7 @@ pub struct Rounding {
 /// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its order, with its config.
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after, and each whose values are
-/// not the same to the bit is told of. As in [`quantize`](super::quantize()), one tensor is in memory at a time and a failure leaves
+/// not the same to the bit is told of. As in [`quantize`](super::quantize()), a few tensors are in memory at a time and a failure leaves
 /// nothing behind.
 ///
 /// # Errors
@@ -76,28 +76,46 @@ pub fn convert(
     let start = Instant::now();
     checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
-    let mut work = Converter::new(checkpoint, &logical, to, device)?;
-    let skipped = rewrite(checkpoint, out, &mut work, progress)?;
-    Ok(Converted { skipped, seconds: start.elapsed().as_secs_f64(), ..work.done })
+    let work = Converter::new(checkpoint, &logical, to)?;
+    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+    let mut converted = Converted {
+        to,
+        converted: Sums::default(),
+        copied: Sums::default(),
+        rounded: Vec::new(),
+        rounded_inputs: Vec::new(),
+        dropped_cache: dropped_cache(checkpoint, to),
+        skipped,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    for done in tensors {
+        converted.converted = converted.converted.with(done.converted);
+        converted.copied = converted.copied.with(done.copied);
+        converted.rounded.extend(done.rounded);
+        converted.rounded_inputs.extend(done.rounded_input);
+    }
+    Ok(converted)
+}
+
+/// What became of one tensor of a file.
+#[derive(Default)]
+struct Done {
+    converted: Sums,
+    copied: Sums,
+    rounded: Option<Rounding>,
+    rounded_input: Option<String>,
 }
 
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
-    device: &'a Device,
     /// By the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
-    done: Converted,
 }
 
 impl<'a> Converter<'a> {
-    fn new(
-        checkpoint: &'a Checkpoint,
-        logical: &'a [Logical<'a>],
-        to: FileConvention,
-        device: &'a Device,
-    ) -> Result<Self> {
+    fn new(checkpoint: &'a Checkpoint, logical: &'a [Logical<'a>], to: FileConvention) -> Result<Self> {
         let mut packed = HashMap::new();
         for tensor in logical {
             if let Logical::Packed(tensor) = tensor {
@@ -119,17 +137,7 @@ impl<'a> Converter<'a> {
         }
         let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
         let scales = scales.map(|scales| scales.name).collect();
-        let done = Converted {
-            to,
-            converted: Sums::default(),
-            copied: Sums::default(),
-            rounded: Vec::new(),
-            rounded_inputs: Vec::new(),
-            dropped_cache: dropped_cache(checkpoint, to),
-            skipped: Vec::new(),
-            seconds: 0.0,
-        };
-        let converter = Self { checkpoint, device, packed, scales, done };
+        let converter = Self { checkpoint, packed, scales };
         converter.check_names()?;
         Ok(converter)
     }
@@ -157,53 +165,58 @@ impl<'a> Converter<'a> {
         Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
     }
 
-    /// Compares a quantized tensor's values before and after, and hands it on.
-    fn convert<'t>(
-        &mut self,
+    /// Compares a quantized tensor's values before and after, and writes it.
+    fn convert(
         packed: &Packed<'_>,
         storage: &'static Storage,
-        sink: &mut Sink<'t>,
-    ) -> Result<()> {
+        device: &Device,
+        sink: &Sink<'_>,
+    ) -> Result<Done> {
         let tensor = packed.read()?;
-        self.compare(packed, storage, &tensor)?;
+        let mut done = Done { rounded: compare(packed, storage, &tensor, device)?, ..Done::default() };
         let mut bytes_after = 0;
         for (outline, data) in
             storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor, &packed.shape))
         {
             bytes_after += data.len() as u64;
-            sink.write(&outline.name, data)?;
+            sink.write(&outline.name, &data)?;
         }
         if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
             bytes_after += outline.bytes();
-            sink.write(&outline.name, input.bytes(after, &packed.shape))?;
-            if packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before) {
-                self.done.rounded_inputs.push(packed.name.into());
-            }
+            sink.write(&outline.name, &input.bytes(after, &packed.shape))?;
+            let rounded =
+                packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
+            done.rounded_input = rounded.then(|| packed.name.into());
         }
-        self.done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
-        Ok(())
+        done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
+        Ok(done)
     }
+}
 
-    /// Notes what another direction of the global scale does to a tensor's values.
-    fn compare(&mut self, packed: &Packed<'_>, storage: &Storage, tensor: &QuantizedTensor) -> Result<()> {
-        let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
-        let (Some(before), Some(after)) = (before, after) else { return Ok(()) };
-        if before == after {
-            return Ok(());
-        }
-        let error = |source| packed.error(source);
-        let values: Vec<f32> = self.device.dequantize(tensor).map_err(error)?;
-        let converted = tensor.clone().with_global_scale(after).map_err(error)?;
-        let others: Vec<f32> = self.device.dequantize(&converted).map_err(error)?;
-        let pairs = values.par_iter().zip(&others);
-        let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
-        if differing != 0 {
-            let errors = ErrorStats::between(&values, &others);
-            let (tensor, values) = (packed.name.into(), elements(&packed.shape));
-            self.done.rounded.push(Rounding { tensor, before, after, differing, values, errors });
-        }
-        Ok(())
+/// What another direction of the global scale does to a tensor's values; `None` if nothing.
+fn compare(
+    packed: &Packed<'_>,
+    storage: &Storage,
+    tensor: &QuantizedTensor,
+    device: &Device,
+) -> Result<Option<Rounding>> {
+    let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
+    let (Some(before), Some(after)) = (before, after) else { return Ok(None) };
+    if before == after {
+        return Ok(None);
     }
+    let error = |source| packed.error(source);
+    let values: Vec<f32> = device.dequantize(tensor).map_err(error)?;
+    let converted = tensor.clone().with_global_scale(after).map_err(error)?;
+    let others: Vec<f32> = device.dequantize(&converted).map_err(error)?;
+    let pairs = values.par_iter().zip(&others);
+    let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+    let rounding = || {
+        let errors = ErrorStats::between(&values, &others);
+        let (tensor, values) = (packed.name.into(), elements(&packed.shape));
+        Rounding { tensor, before, after, differing, values, errors }
+    };
+    Ok((differing != 0).then(rounding))
 }
 
 /// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.
@@ -214,6 +227,8 @@ fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> 
 }
 
 impl Rewrite for Converter<'_> {
+    type Done = Done;
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {
             Some((packed, storage)) => {
@@ -226,14 +241,19 @@ impl Rewrite for Converter<'_> {
         }
     }
 
-    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
-        if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
-            return self.convert(packed, storage, sink);
-        }
-        if !self.scales.contains(tensor.name) {
-            sink.copy(tensor, &mut self.done.copied)?;
-        }
-        Ok(())
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let done = tensors.iter().map(|tensor| {
+            if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
+                return Self::convert(packed, storage, device, sink);
+            }
+            let mut done = Done::default();
+            if !self.scales.contains(tensor.name) {
+                sink.write(tensor.name, tensor.data)?;
+                done.copied = tensor.copied();
+            }
+            Ok(done)
+        });
+        done.collect()
     }
 
     fn file_type(&self) -> Option<FileType> {

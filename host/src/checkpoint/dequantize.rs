@@ -13,6 +13,7 @@ use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::summary::Sums;
 use super::values::file_dtype;
+use super::workers::Busy;
 use super::write::{Outline, Sink};
 use crate::device::Device;
 use crate::{Dtype, Element};
@@ -32,7 +33,7 @@ pub struct Dequantized {
     pub nan_scales: u64,
     /// What else was in the directory and not copied.
     pub skipped: Vec<Skipped>,
-    /// Time to dequantize.
+    /// Time in which anything was being dequantized.
     pub compute_seconds: f64,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
@@ -40,8 +41,8 @@ pub struct Dequantized {
 
 /// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the model knows.
 ///
-/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](super::quantize), one
-/// tensor is in memory at a time and a failure leaves nothing behind.
+/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](super::quantize), a few
+/// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
 /// [`Error::NothingPacked`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about
@@ -73,19 +74,24 @@ pub fn dequantize(
     let scales =
         packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-    let done = Dequantized {
+    let work = Dequantizer { dtype, packed, scales };
+    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+    let mut dequantized = Dequantized {
         dtype,
         device: device.to_string(),
         dequantized: Sums::default(),
         copied: Sums::default(),
         nan_scales: 0,
-        skipped: Vec::new(),
-        compute_seconds: 0.0,
-        seconds: 0.0,
+        skipped,
+        compute_seconds: Busy::seconds(tensors.iter().filter_map(|done| done.busy)),
+        seconds: start.elapsed().as_secs_f64(),
     };
-    let mut work = Dequantizer { device, packed, scales, done };
-    let skipped = rewrite(checkpoint, out, &mut work, progress)?;
-    Ok(Dequantized { skipped, seconds: start.elapsed().as_secs_f64(), ..work.done })
+    for done in tensors {
+        dequantized.dequantized = dequantized.dequantized.with(done.dequantized);
+        dequantized.copied = dequantized.copied.with(done.copied);
+        dequantized.nan_scales += done.nan_scales;
+    }
+    Ok(dequantized)
 }
 
 /// The dtype that a config.json says the model's weights have.
@@ -101,43 +107,42 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 }
 
 struct Dequantizer<'a> {
-    device: &'a Device,
+    dtype: Dtype,
     /// By the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
     /// The names of the scales, block scales and global ones.
     scales: HashSet<&'a str>,
-    done: Dequantized,
 }
 
-impl Dequantizer<'_> {
-    /// Dequantizes a tensor and writes its values.
-    fn values<'t, T: Element>(&mut self, packed: &Packed<'_>, sink: &mut Sink<'t>) -> Result<()> {
-        let start = Instant::now();
-        let values: Vec<T> = packed.values(self.device)?;
-        self.done.compute_seconds += start.elapsed().as_secs_f64();
-        let (_, scales) = packed.parts();
-        let nan_scales = scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
-        self.done.nan_scales += nan_scales.count() as u64;
-        let bytes = size_of_val(&values[..]) as u64;
-        self.done.dequantized.add(values.len() as u64, packed.bytes() as u64, bytes);
-        sink.write(packed.name, Bytes(values))
-    }
+/// What became of one tensor of a file.
+#[derive(Default)]
+struct Done {
+    dequantized: Sums,
+    copied: Sums,
+    nan_scales: u64,
+    busy: Option<Busy>,
 }
 
-/// The bytes of values.
-struct Bytes<T>(Vec<T>);
-
-impl<T: Element> AsRef<[u8]> for Bytes<T> {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
+/// Dequantizes a tensor and writes its values.
+fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+    let from = Instant::now();
+    let values: Vec<T> = packed.values(device)?;
+    let mut done = Done { busy: Some(Busy { from, until: Instant::now() }), ..Done::default() };
+    let (_, scales) = packed.parts();
+    let nan_scales = scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
+    done.nan_scales = nan_scales.count() as u64;
+    done.dequantized.add(values.len() as u64, packed.bytes() as u64, size_of_val(&values[..]) as u64);
+    sink.write(packed.name, bytemuck::cast_slice(&values))?;
+    Ok(done)
 }
 
 impl Rewrite for Dequantizer<'_> {
+    type Done = Done;
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {
             Some(packed) => {
-                let dtype = file_dtype(self.done.dtype);
+                let dtype = file_dtype(self.dtype);
                 vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }]
             }
             None if self.scales.contains(tensor.name) => Vec::new(),
@@ -145,22 +150,27 @@ impl Rewrite for Dequantizer<'_> {
         }
     }
 
-    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
-        if let Some(packed) = self.packed.get(tensor.name).copied() {
-            return match self.done.dtype {
-                Dtype::F32 => self.values::<f32>(packed, sink),
-                Dtype::F16 => self.values::<half::f16>(packed, sink),
-                Dtype::Bf16 => self.values::<half::bf16>(packed, sink),
-            };
-        }
-        if !self.scales.contains(tensor.name) {
-            sink.copy(tensor, &mut self.done.copied)?;
-        }
-        Ok(())
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let done = tensors.iter().map(|tensor| {
+            if let Some(packed) = self.packed.get(tensor.name) {
+                return match self.dtype {
+                    Dtype::F32 => write_values::<f32>(packed, device, sink),
+                    Dtype::F16 => write_values::<half::f16>(packed, device, sink),
+                    Dtype::Bf16 => write_values::<half::bf16>(packed, device, sink),
+                };
+            }
+            let mut done = Done::default();
+            if !self.scales.contains(tensor.name) {
+                sink.write(tensor.name, tensor.data)?;
+                done.copied = tensor.copied();
+            }
+            Ok(done)
+        });
+        done.collect()
     }
 
     fn file_type(&self) -> Option<FileType> {
-        Some(match self.done.dtype {
+        Some(match self.dtype {
             Dtype::F32 => FileType::F32,
             Dtype::F16 => FileType::F16,
             Dtype::Bf16 => FileType::Bf16,

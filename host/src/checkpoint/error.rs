@@ -499,6 +499,10 @@ pub enum Error {
         source: globset::Error,
     },
 
+    /// A GPU that works no more.
+    #[error("the device cannot be made ready; choose another with --device")]
+    Device(#[source] crate::Error),
+
     /// The caller asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::slice;
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
 
 use super::convention::{Storage, StoredGlobal};
 use super::error::{Error, Result};
@@ -11,14 +11,14 @@ use super::fused::{Fused, fused};
 use super::importance::Importance;
 use super::matrix::{self, Matrix};
 use super::packed::global_scale;
-use super::quantize::Stored;
 use super::read::{Checkpoint, Tensor};
-use super::values::{float_dtype, with_values};
+use super::source::Source;
+use super::values::float_dtype;
 use super::{compressed_tensors, modelopt};
 use crate::device::Device;
 use crate::formats::nvfp4::{Arithmetic, Direction};
 use crate::recipe::{Global, Scheme};
-use crate::{Dtype, Element, ErrorStats, GlobalScale, NonFinite, Recipe, Search, Shape, search_global};
+use crate::{Dtype, ErrorStats, GlobalScale, Recipe, Search, search_global};
 
 /// What a global scale may be called after its tensor, which tells its direction.
 const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
@@ -109,6 +109,7 @@ fn toward(direction: Direction, scale: GlobalScale, stored: &Tensor<'_>) -> Resu
 
 /// Chooses each tensor's global scale while a checkpoint is quantized.
 pub(super) struct Chooser<'a> {
+    checkpoint: &'a Checkpoint,
     recipe: Recipe,
     storage: &'static Storage,
     given: Option<&'a GlobalScales>,
@@ -124,8 +125,12 @@ pub(super) struct Chooser<'a> {
 #[derive(Default)]
 struct Layer<'a> {
     parts: Vec<Tensor<'a>>,
-    found: Option<Found>,
+    /// Locked while it is being found.
+    found: Mutex<Option<Found>>,
 }
+
+/// The tensors that a worker has on its device, by name.
+pub(super) type Sources<'s> = HashMap<&'s str, Box<dyn Source + 's>>;
 
 /// A global scale that follows from an amax.
 #[derive(Clone, Copy)]
@@ -145,6 +150,7 @@ pub(super) struct Chosen {
 impl<'a> Chooser<'a> {
     /// For the tensors that are quantized, all of them.
     pub(super) fn new(
+        checkpoint: &'a Checkpoint,
         recipe: Recipe,
         storage: &'static Storage,
         given: Option<&'a GlobalScales>,
@@ -158,7 +164,7 @@ impl<'a> Chooser<'a> {
         }
         // What is left alone needs no pass of its own.
         layers.retain(|_, layer| layer.parts.len() > 1);
-        Self { recipe, storage, given, searching: false, importance: None, layers }
+        Self { checkpoint, recipe, storage, given, searching: false, importance: None, layers }
     }
 
     /// Searches for the global scales that follow from amax.
@@ -166,12 +172,24 @@ impl<'a> Chooser<'a> {
         Self { searching: true, importance, ..self }
     }
 
+    /// The layer that a tensor shares its global scale with, if that follows from an amax.
+    pub(super) fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
+        let from_amax = matches!(self.recipe.scheme, Scheme::Nvfp4(_, Global::FromAmax));
+        let given = self.given.is_some_and(|given| given.of(tensor.name).is_some());
+        fused(tensor.name).filter(|layer| from_amax && !given && self.layers.contains_key(layer))
+    }
+
     /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it shares, that is computed now,
-    /// one tensor at a time, unless it is known already.
+    /// unless it is known already: of what is on the device there, and of other parts one at a time.
     ///
     /// # Errors
     /// [`Error::Tensor`], naming the tensor that is to blame: another than the one that is asked for, maybe.
-    pub(super) fn recipes_for(&mut self, tensor: &Tensor<'_>, device: &Device) -> Result<Chosen> {
+    pub(super) fn recipes_for(
+        &self,
+        tensor: &Tensor<'_>,
+        sources: &Sources<'_>,
+        device: &Device,
+    ) -> Result<Chosen> {
         let given = |plain, best| {
             let [plain, recipe] = [plain, best].map(|scale| self.recipe.with_global(scale));
             Chosen { recipe, plain: Recipe { search: Search::None, ..plain } }
@@ -182,30 +200,31 @@ impl<'a> Chooser<'a> {
         if let Some(scale) = self.given.and_then(|given| given.of(tensor.name)) {
             return Ok(given(Global::Given(scale), Global::Given(scale)));
         }
-        let key = fused(tensor.name);
-        let layer = key.as_ref().and_then(|layer| self.layers.get(layer));
-        if layer.is_none() && !self.searching {
-            return Ok(given(global, global));
-        }
-        let found = match layer.and_then(|layer| layer.found) {
-            Some(found) => found,
-            None => {
-                let parts = layer.map_or(slice::from_ref(tensor), |layer| &layer.parts);
-                self.find(parts, &arithmetic, device)?
+        let found = match self.layer(tensor).and_then(|layer| self.layers.get(&layer)) {
+            None if !self.searching => return Ok(given(global, global)),
+            None => self.find(slice::from_ref(tensor), &arithmetic, sources, device)?,
+            Some(layer) => {
+                let mut found = layer.found.lock().unwrap_or_else(PoisonError::into_inner);
+                match *found {
+                    Some(found) => found,
+                    None => *found.insert(self.find(&layer.parts, &arithmetic, sources, device)?),
+                }
             }
         };
-        let chosen = given(Global::Given(found.plain), Global::Given(found.best));
-        if let Some(layer) = key.and_then(|layer| self.layers.get_mut(&layer)) {
-            layer.found = Some(found);
-        }
-        Ok(chosen)
+        Ok(given(Global::Given(found.plain), Global::Given(found.best)))
     }
 
     /// The global scale of tensors that share one.
-    fn find(&self, parts: &[Tensor<'_>], arithmetic: &Arithmetic, device: &Device) -> Result<Found> {
+    fn find(
+        &self,
+        parts: &[Tensor<'_>],
+        arithmetic: &Arithmetic,
+        sources: &Sources<'_>,
+        device: &Device,
+    ) -> Result<Found> {
         let mut most = 0.0f32;
         for part in parts {
-            most = most.max(amax(part, self.storage, &self.recipe, device)?);
+            most = most.max(self.with(part, sources, device, |source| source.amax(&self.recipe))?);
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
         let dtype = parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
@@ -218,27 +237,32 @@ impl<'a> Chooser<'a> {
             let recipe = self.recipe.with_global(Global::Given(scale));
             let mut errors = ErrorStats::default();
             for part in parts {
-                errors +=
-                    Stored::of(part, self.storage, &recipe, self.importance, device, Instant::now())?.errors;
+                let weights = self.importance.and_then(|importance| importance.of(part.name));
+                errors += self.with(part, sources, device, |source| {
+                    Ok(source.store(self.storage, &recipe, weights)?.errors)
+                })?;
             }
             Ok(errors)
         })?;
         Ok(Found { plain, best })
     }
-}
 
-/// A tensor's amax, as far as the policy about NaN and infinities lets it count.
-fn amax(tensor: &Tensor<'_>, storage: &Storage, recipe: &Recipe, device: &Device) -> Result<f32> {
-    let Matrix { values, shape } = Matrix::of(tensor, storage)?;
-    let amax = with_values!(&values, values => amax_of(values, shape, recipe, device));
-    amax.map_err(|source| matrix::error(tensor, storage, source))
-}
-
-fn amax_of<T: Element>(values: &[T], shape: Shape, recipe: &Recipe, device: &Device) -> crate::Result<f32> {
-    let amax = device.amax(values, shape)?;
-    if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
-        // Fails, and knows the place.
-        device.quantize(values, shape, recipe)?;
+    /// Does something with a part, which may have to be brought to the device for it.
+    fn with<R>(
+        &self,
+        part: &Tensor<'_>,
+        sources: &Sources<'_>,
+        device: &Device,
+        what: impl FnOnce(&dyn Source) -> crate::Result<R>,
+    ) -> Result<R> {
+        let done = match sources.get(part.name) {
+            Some(source) => what(&**source),
+            None => {
+                let done = Matrix::of(part, self.storage)?.load(device).and_then(|source| what(&*source));
+                self.checkpoint.forget(part);
+                done
+            }
+        };
+        done.map_err(|error| matrix::error(part, self.storage, error))
     }
-    Ok(amax.under::<T>(recipe.non_finite))
 }

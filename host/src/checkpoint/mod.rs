@@ -58,8 +58,10 @@ mod quantize;
 mod read;
 mod rewrite;
 mod selection;
+mod source;
 mod summary;
 mod values;
+mod workers;
 mod write;
 
 pub use compare::{Compared, Comparison, Difference, compare};

@@ -6,12 +6,14 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::str::FromStr;
 use std::time::{Instant, UNIX_EPOCH};
 
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tempfile::TempDir;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::description::Description;
@@ -20,8 +22,9 @@ use super::others::Skipped;
 use super::output::{Output, destination};
 use super::quantize::{Plan, Quantizer};
 use super::read::{Checkpoint, Shard};
-use super::rewrite::{Meter, OnProgress, Renamed, Rewrite, write_rest, write_shard};
+use super::rewrite::{Meter, OnProgress, Renamed, Rewrite, write_rest};
 use super::summary::Summary;
+use super::workers::{Job, write_shards};
 use crate::Device;
 
 /// One of several parts of a checkpoint: `2/8` is the second of eight.
@@ -110,14 +113,15 @@ pub fn quantize_part(
     let directory = directory_of(&destination(checkpoint, out)?);
     fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
     let fingerprint = fingerprint(plan);
-    let mut work = Quantizer::new(plan, device)?;
+    let work = Quantizer::new(plan)?;
     let mut description = Description::of(checkpoint);
     work.describe(&mut description);
 
     let shards = assigned(&checkpoint.shards, part);
-    let (mut made, mut kept) = (0, 0);
     let mut meter = Meter::new(shards.iter().flat_map(|shard| shard.tensors()), progress);
+    let (mut missing, mut kept) = (Vec::new(), 0);
     for shard in shards {
+        meter.before(&shard.name.to_string_lossy())?;
         let path = directory.join(&shard.name);
         if let Some(note) = Note::read(&path)
             && note.fingerprint == fingerprint
@@ -125,26 +129,33 @@ pub fn quantize_part(
         {
             meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
             kept += 1;
-            continue;
+        } else {
+            missing.push(shard);
         }
-        let before = work.done().len();
-        let renamed = make(shard, &directory, &mut work, &mut meter)?;
-        let (bytes, checksum) = checksum(&path).map_err(Error::io("read", &path))?;
+    }
+    let making = Making::all(missing, &directory)?;
+    let jobs: Vec<_> = making.iter().map(Making::job).collect();
+    let (mut tensors, mut made) = (Vec::new(), 0);
+    write_shards(&jobs, &work, device, &mut meter, |shard, renamed, done| {
+        let path = making[shard].finish()?;
+        let (bytes, checksum) = checksum(path).map_err(Error::io("read", path))?;
         let note = Note {
             fingerprint: fingerprint.clone(),
             bytes,
             checksum,
             names: renamed.names.into_iter().collect(),
             tensor_bytes: renamed.bytes,
-            tensors: work.done()[before..].iter().map(|tensor| tensor.to_json()).collect(),
+            tensors: done.iter().map(|done| done.summary.to_json()).collect(),
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),
         };
-        note.write(&path)?;
+        note.write(path)?;
         made += 1;
-    }
+        tensors.extend(done);
+        Ok(())
+    })?;
     meter.before("")?;
-    let summary = work.summary(Vec::new(), start);
+    let summary = work.summary(device, tensors, Vec::new(), start);
     Ok(PartDone { summary, made, kept, of: checkpoint.shards.len(), directory })
 }
 
@@ -213,26 +224,41 @@ fn notes(checkpoint: &Checkpoint, directory: &Path) -> Result<Vec<Note>> {
     }
 }
 
-/// Makes a shard, which gets its name when it is complete.
-fn make(
-    shard: &Shard,
-    directory: &Path,
-    work: &mut Quantizer<'_>,
-    meter: &mut Meter<'_, '_>,
-) -> Result<Renamed> {
-    let path = directory.join(&shard.name);
-    let parent = path.parent().unwrap_or(directory);
-    fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-    let doing = "create a temporary directory in";
-    let temporary = tempfile::Builder::new()
-        .prefix(".making")
-        .tempdir_in(directory)
-        .map_err(Error::io(doing, directory))?;
-    let unfinished = temporary.path().join("shard");
-    let (renamed, writer) = write_shard(shard, &unfinished, work, meter)?;
-    writer.finish()?;
-    fs::rename(&unfinished, &path).map_err(Error::io("rename the finished shard to", &path))?;
-    Ok(renamed)
+/// A shard that is made, and gets its name when it is complete.
+struct Making<'a> {
+    shard: &'a Shard,
+    path: PathBuf,
+    unfinished: PathBuf,
+    /// Is removed with what is unfinished in it.
+    _directory: Rc<TempDir>,
+}
+
+impl<'a> Making<'a> {
+    /// For each of these shards.
+    fn all(shards: Vec<&'a Shard>, directory: &Path) -> Result<Vec<Self>> {
+        let doing = "create a temporary directory in";
+        let temporary = tempfile::Builder::new().prefix(".making").tempdir_in(directory);
+        let temporary = Rc::new(temporary.map_err(Error::io(doing, directory))?);
+        let making = shards.into_iter().enumerate().map(|(number, shard)| {
+            let path = directory.join(&shard.name);
+            let parent = path.parent().unwrap_or(directory);
+            fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+            let unfinished = temporary.path().join(number.to_string());
+            Ok(Self { shard, path, unfinished, _directory: temporary.clone() })
+        });
+        making.collect()
+    }
+
+    fn job(&self) -> Job<'a> {
+        Job { shard: self.shard, path: self.unfinished.clone() }
+    }
+
+    /// Gives the shard its name.
+    fn finish(&self) -> Result<&Path> {
+        fs::rename(&self.unfinished, &self.path)
+            .map_err(Error::io("rename the finished shard to", &self.path))?;
+        Ok(&self.path)
+    }
 }
 
 /// `OUT.parts`.

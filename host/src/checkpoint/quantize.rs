@@ -11,8 +11,9 @@ use super::convention::{FileConvention, Storage};
 use super::description::Description;
 use super::details::Details;
 use super::error::{Error, Result};
+use super::fused::Fused;
 use super::gguf::FileType;
-use super::global_scale::{Chooser, GlobalScales};
+use super::global_scale::{Chooser, GlobalScales, Sources};
 use super::ignored::ignored;
 use super::importance::Importance;
 use super::matrix::{self, Matrix};
@@ -20,16 +21,15 @@ use super::others::Skipped;
 use super::read::{Checkpoint, Tensor};
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::{Reason, Selection};
+use super::source::Stored;
 use super::summary::{Outcome, Plain, Summary, TensorSummary, facts_to_json};
 use super::values::with_values;
+use super::workers::Busy;
 use super::write::{Outline, Sink};
 use crate::device::Device;
 use crate::formats::nvfp4::Direction;
 use crate::recipe::{Global, Scheme, Words};
-use crate::{
-    Element, ErrorStats, Format, GlobalScale, QuantizedTensor, Recipe, Report, Search, Shape, check_search,
-    search_global,
-};
+use crate::{Format, QuantizedTensor, Recipe, Search, check_search, search_global};
 
 /// What is to become of each tensor of a checkpoint.
 pub struct Plan<'a> {
@@ -257,8 +257,8 @@ impl<'a> Plan<'a> {
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
 ///
-/// One tensor is in memory at a time. Tensors that share an NVFP4 global scale are read twice, once for their amax. Output is written under a temporary name next to `out` and renamed at the end, so
-/// that a failure or an interruption leaves nothing behind. The same bytes come from every device.
+/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed at the end, so that a failure or
+/// an interruption leaves nothing behind. The same bytes come from every device, or several.
 ///
 /// # Errors
 /// [`Error::NothingToQuantize`], [`Error::Tensor`] (among them non-finite values, if the recipe refuses them), and
@@ -270,9 +270,9 @@ pub fn quantize(
     progress: &mut OnProgress<'_>,
 ) -> Result<Summary> {
     let start = Instant::now();
-    let mut work = Quantizer::new(plan, device)?;
-    let skipped = rewrite(plan.checkpoint, out, &mut work, progress)?;
-    Ok(work.summary(skipped, start))
+    let work = Quantizer::new(plan)?;
+    let (tensors, skipped) = rewrite(plan.checkpoint, out, &work, device, progress)?;
+    Ok(work.summary(device, tensors, skipped, start))
 }
 
 /// What carries out a plan, tensor by tensor.
@@ -280,44 +280,57 @@ pub(super) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     planned: HashMap<&'a str, &'a Planned<'a>>,
     chooser: Chooser<'a>,
-    device: &'a Device,
-    done: Vec<TensorSummary>,
+}
+
+/// What became of a tensor.
+pub(super) struct Done {
+    pub(super) summary: TensorSummary,
+    /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
+    /// From when to when it was quantized, if it was.
+    busy: Option<Busy>,
 }
 
 impl<'a> Quantizer<'a> {
     /// # Errors
     /// [`Error::NothingToQuantize`].
-    pub(super) fn new(plan: &'a Plan<'a>, device: &'a Device) -> Result<Self> {
+    pub(super) fn new(plan: &'a Plan<'a>) -> Result<Self> {
         if plan.quantized() == 0 {
             return Err(Error::NothingToQuantize { path: plan.checkpoint.path.clone() });
         }
         let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-        let mut chooser =
-            Chooser::new(plan.recipe, plan.storage, plan.global_scales.as_ref(), plan.to_quantize());
+        let mut chooser = Chooser::new(
+            plan.checkpoint,
+            plan.recipe,
+            plan.storage,
+            plan.global_scales.as_ref(),
+            plan.to_quantize(),
+        );
         if plan.search_global {
             chooser = chooser.searching(plan.importance.as_ref());
         }
-        Ok(Self { plan, planned, chooser, device, done: Vec::new(), checked_blocks: 0 })
-    }
-
-    /// The tensors that are done.
-    pub(super) fn done(&self) -> &[TensorSummary] {
-        &self.done
+        Ok(Self { plan, planned, chooser })
     }
 
     /// What has happened since `start`.
-    pub(super) fn summary(self, skipped: Vec<Skipped>, start: Instant) -> Summary {
-        let Self { plan, device, done, checked_blocks, .. } = self;
-        let checked_blocks = plan.check_search.then_some(checked_blocks);
+    pub(super) fn summary(
+        &self,
+        device: &Device,
+        done: Vec<Done>,
+        skipped: Vec<Skipped>,
+        start: Instant,
+    ) -> Summary {
+        let checked_blocks = done.iter().map(|done| done.checked_blocks).sum();
+        let quantize_seconds = Busy::seconds(done.iter().filter_map(|done| done.busy));
         Summary {
-            recipe: plan.recipe,
-            facts: plan.facts(),
+            recipe: self.plan.recipe,
+            facts: self.plan.facts(),
             device: device.to_string(),
-            tensors: done,
+            tensors: done.into_iter().map(|done| done.summary).collect(),
             skipped,
             seconds: start.elapsed().as_secs_f64(),
-            checked_blocks,
+            quantize_seconds,
+            checked_blocks: self.plan.check_search.then_some(checked_blocks),
         }
     }
 
@@ -325,26 +338,55 @@ impl<'a> Quantizer<'a> {
         self.planned.get(tensor.name).and_then(|planned| planned.reason.as_ref())
     }
 
-    /// Quantizes a tensor to what a file holds, and measures the loss of that, and of plain scales if others were searched.
-    fn quantize(&mut self, tensor: &Tensor<'_>) -> Result<(QuantizedTensor, Outcome)> {
-        let start = Instant::now();
-        let chosen = self.chooser.recipes_for(tensor, self.device)?;
-        let (storage, importance) = (self.plan.storage, self.plan.importance.as_ref());
-        let stored = Stored::of(tensor, storage, &chosen.recipe, importance, self.device, start)?;
-        let Stored { report, errors, global_scale, seconds, .. } = stored;
-        if self.plan.check_search {
-            self.checked_blocks += self.check(tensor, &chosen.recipe, &stored.tensor)?;
-        }
-        let plain = match self.plan.recipe.search {
+    fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
+        sink.write(tensor.name, tensor.data)?;
+        let outcome = Outcome::Copied(reason.clone());
+        let summary = TensorSummary::new(tensor, tensor.data.len() as u64, outcome);
+        Ok(Done { summary, checked_blocks: 0, busy: None })
+    }
+
+    /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were searched, and writes it.
+    fn quantize(
+        &self,
+        tensor: &Tensor<'_>,
+        sources: &Sources<'_>,
+        device: &Device,
+        sink: &Sink<'_>,
+    ) -> Result<Done> {
+        let plan = self.plan;
+        let weights = plan.importance.as_ref().and_then(|importance| importance.of(tensor.name));
+        let from = Instant::now();
+        let chosen = self.chooser.recipes_for(tensor, sources, device)?;
+        let store = |recipe: &Recipe, weights: Option<&[f32]>| match sources.get(tensor.name) {
+            Some(source) => source
+                .store(plan.storage, recipe, weights)
+                .map_err(|error| matrix::error(tensor, plan.storage, error)),
+            None => unreachable!("every tensor to quantize is on the device"),
+        };
+        let stored = store(&chosen.recipe, weights)?;
+        let Stored { tensor: quantized, report, errors, global_scale, quantized: until } = stored;
+        let checked_blocks = match plan.check_search {
+            true => self.check(tensor, &chosen.recipe, &quantized)?,
+            false => 0,
+        };
+        let plain = match plan.recipe.search {
             Search::None => None,
-            _ => Some(Stored::of(tensor, storage, &chosen.plain, None, self.device, Instant::now())?),
+            _ => Some(store(&chosen.plain, None)?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
-        let details = match self.plan.worst_blocks {
+        let details = match plan.worst_blocks {
             None => None,
-            Some(most) => Some(Box::new(Details::of(tensor, storage, &stored.tensor, most)?)),
+            Some(most) => Some(Box::new(Details::of(tensor, plan.storage, &quantized, most)?)),
         };
-        Ok((stored.tensor, Outcome::Quantized { report, errors, global_scale, seconds, plain, details }))
+        let seconds = until.duration_since(from).as_secs_f64();
+        let outcome = Outcome::Quantized { report, errors, global_scale, seconds, plain, details };
+        plan.storage.check_scales(tensor, quantized.scales())?;
+        let bytes = quantized.bytes() as u64;
+        for (outline, data) in self.outlines(tensor).iter().zip(plan.storage.parts(quantized, tensor.shape)) {
+            sink.write(&outline.name, &data)?;
+        }
+        let (summary, busy) = (TensorSummary::new(tensor, bytes, outcome), Some(Busy { from, until }));
+        Ok(Done { summary, checked_blocks, busy })
     }
 
     /// Compares the scales that were chosen with all others.
@@ -358,58 +400,9 @@ impl<'a> Quantizer<'a> {
     }
 }
 
-/// What a file holds of a tensor, and how that came about.
-pub(super) struct Stored {
-    tensor: QuantizedTensor,
-    report: Report,
-    /// The loss of what the file holds.
-    pub(super) errors: ErrorStats,
-    /// In the convention's direction.
-    global_scale: Option<GlobalScale>,
-    /// From `start` until it was quantized.
-    seconds: f64,
-}
-
-impl Stored {
-    /// Quantizes a tensor to what a file holds, and measures the loss of that.
-    pub(super) fn of(
-        tensor: &Tensor<'_>,
-        storage: &Storage,
-        recipe: &Recipe,
-        importance: Option<&Importance>,
-        device: &Device,
-        start: Instant,
-    ) -> Result<Self> {
-        let weights = importance.and_then(|importance| importance.of(tensor.name));
-        let Matrix { values, shape } = Matrix::of(tensor, storage)?;
-        let stored = with_values!(&values, slice => {
-            Self::of_values(slice, shape, storage, recipe, weights, device, start)
-        });
-        stored.map_err(|source| matrix::error(tensor, storage, source))
-    }
-
-    fn of_values<T: Element>(
-        values: &[T],
-        shape: Shape,
-        storage: &Storage,
-        recipe: &Recipe,
-        weights: Option<&[f32]>,
-        device: &Device,
-        start: Instant,
-    ) -> crate::Result<Self> {
-        let quantized = device.quantize_weighted(values, shape, recipe, weights)?;
-        let seconds = start.elapsed().as_secs_f64();
-        let global_scale = quantized.tensor.global_scale();
-        let tensor = match storage.stored_global_scale(global_scale) {
-            Some(stored) => quantized.tensor.with_global_scale(stored)?,
-            None => quantized.tensor,
-        };
-        let errors = ErrorStats::of_quantized(values, shape, &tensor)?;
-        Ok(Self { tensor, report: quantized.report, errors, global_scale, seconds })
-    }
-}
-
 impl Rewrite for Quantizer<'_> {
+    type Done = Done;
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.reason(tensor) {
             None => self.plan.storage.outlines(tensor.name, tensor.shape),
@@ -417,21 +410,29 @@ impl Rewrite for Quantizer<'_> {
         }
     }
 
-    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()> {
-        let (bytes_after, outcome) = if let Some(reason) = self.reason(tensor).cloned() {
-            sink.write(tensor.name, tensor.data)?;
-            (tensor.data.len(), Outcome::Copied(reason))
-        } else {
-            let (quantized, outcome) = self.quantize(tensor)?;
-            let (bytes, storage) = (quantized.bytes(), self.plan.storage);
-            storage.check_scales(tensor, quantized.scales())?;
-            for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
-                sink.write(&outline.name, data)?;
+    fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
+        self.chooser.layer(tensor).filter(|_| self.reason(tensor).is_none())
+    }
+
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let storage = self.plan.storage;
+        let quantized = tensors.iter().filter(|tensor| self.reason(tensor).is_none());
+        let matrices = quantized.map(|tensor| Ok((tensor, Matrix::of(tensor, storage)?)));
+        let matrices = matrices.collect::<Result<Vec<_>>>()?;
+        let sources = matrices.iter().map(|(tensor, matrix)| {
+            let source = matrix.load(device).map_err(|error| matrix::error(tensor, storage, error))?;
+            if device.has_memory() {
+                // It is there now.
+                self.plan.checkpoint.forget(tensor);
             }
-            (bytes, outcome)
-        };
-        self.done.push(TensorSummary::new(tensor, bytes_after as u64, outcome));
-        Ok(())
+            Ok((tensor.name, source))
+        });
+        let sources = sources.collect::<Result<Sources<'_>>>()?;
+        let done = tensors.iter().map(|tensor| match self.reason(tensor) {
+            Some(reason) => Self::copy(tensor, reason, sink),
+            None => self.quantize(tensor, &sources, device, sink),
+        });
+        done.collect()
     }
 
     fn file_type(&self) -> Option<FileType> {

@@ -14,6 +14,7 @@ use super::description::CONFIG_FILE;
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::index::Index;
+use super::summary::Sums;
 use super::{Values, gguf, header, json, modelopt};
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
@@ -96,6 +97,13 @@ impl<'a> Tensor<'a> {
         }
     }
 
+    /// What copying it comes to.
+    pub(super) fn copied(&self) -> Sums {
+        let (mut sums, bytes) = (Sums::default(), self.data.len() as u64);
+        sums.add(self.elements(), bytes, bytes);
+        sums
+    }
+
     /// The values, if the dtype is one that can be quantized.
     pub fn values(&self) -> Option<Values<'a>> {
         Values::new(self.dtype, self.data)
@@ -129,6 +137,13 @@ impl Checkpoint {
             Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
         checkpoint.check_index()?;
         Ok(checkpoint)
+    }
+
+    /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
+    pub(super) fn forget(&self, tensor: &Tensor<'_>) {
+        if let Some((shard, _)) = self.places.get(tensor.name) {
+            self.shards[*shard].forget(tensor.data);
+        }
     }
 
     /// The path it was opened from.
@@ -234,6 +249,27 @@ impl Shard {
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> u64 {
         self.map.len() as u64
+    }
+
+    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a checkpoint counts as
+    /// this program's memory by and by. The system may keep them for whoever reads them next.
+    pub(super) fn forget(&self, data: &[u8]) {
+        #[cfg(unix)]
+        {
+            let start = data.as_ptr().addr().wrapping_sub(self.map.as_ptr().addr());
+            if start > self.map.len() || data.len() > self.map.len() - start {
+                return;
+            }
+            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever reads them again has them
+            // from the file, the same bytes. That it stays unchanged is asked of the user, as for the map itself.
+            let forgotten = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
+            };
+            // A system that does not want to keeps them.
+            drop(forgotten);
+        }
+        #[cfg(not(unix))]
+        let _ = data;
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {

@@ -1,4 +1,4 @@
-//! Rewriting a checkpoint tensor by tensor: what quantizing and dequantizing share.
+//! Rewriting a checkpoint tensor by tensor: what quantizing, dequantizing and converting share. `workers` has who does it.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -6,11 +6,14 @@ use std::path::Path;
 
 use super::description::Description;
 use super::error::{Error, Result};
+use super::fused::Fused;
 use super::gguf::{self, FileType, Metadata};
 use super::output::Output;
 use super::read::{Checkpoint, Container, Shard, Tensor};
-use super::write::{Outline, SafetensorsWriter, Sink, Writer, writing};
+use super::workers::{Job, write_shards};
+use super::write::{Outline, SafetensorsWriter, Sink, Writer};
 use super::{Skipped, json, others};
+use crate::Device;
 
 /// How far an operation is, in bytes of the input's tensors.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +29,22 @@ pub struct Progress<'a> {
 /// Is told about progress before each tensor, and may break off: [`Error::Interrupted`].
 pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
-/// What becomes of each tensor.
-pub(super) trait Rewrite {
+/// What becomes of each tensor. Several workers ask at once.
+pub(super) trait Rewrite: Sync {
+    /// What is known of a tensor once it is written.
+    type Done: Send;
+
     /// The tensors that take one's place. None, if they are written together with another.
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
 
-    /// Writes what [`outlines`](Self::outlines) announced.
-    fn write<'t>(&mut self, tensor: &Tensor<'t>, sink: &mut Sink<'t>) -> Result<()>;
+    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices have memory of their own,
+    /// the parts in a shard then are written together.
+    fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {
+        None
+    }
+
+    /// Writes what [`outlines`](Self::outlines) announced of one tensor, or of several of a layer.
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Self::Done>>;
 
     /// What the metadata of a GGUF file says that most weights are; `None` if that stays.
     fn file_type(&self) -> Option<FileType>;
@@ -46,34 +58,32 @@ pub(super) fn unchanged(tensor: &Tensor<'_>) -> Outline {
     Outline { name: tensor.name.into(), dtype: tensor.dtype, shape: tensor.shape.into() }
 }
 
-/// Writes the checkpoint to `out`, all of it or nothing, and returns what was left behind.
-pub(super) fn rewrite(
+/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their order, and what was left
+/// behind.
+pub(super) fn rewrite<R: Rewrite>(
     checkpoint: &Checkpoint,
     out: &Path,
-    work: &mut dyn Rewrite,
+    work: &R,
+    device: &Device,
     progress: &mut OnProgress<'_>,
-) -> Result<Vec<Skipped>> {
+) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
     let output = Output::create(checkpoint, out)?;
     let mut meter = Meter::new(checkpoint.tensors(), progress);
+    let jobs = checkpoint.shards.iter().map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
+    let jobs = jobs.collect::<Result<Vec<_>>>()?;
+    let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
     let mut renamed = Renamed::default();
-    std::thread::scope(|scope| {
-        let mut finishing = Vec::new();
-        for shard in &checkpoint.shards {
-            let (names, writer) = write_shard(shard, &output.place(&shard.name)?, work, &mut meter)?;
-            renamed.extend(names);
-            // The disk works on it while the next shard is worked out.
-            finishing.push(scope.spawn(|| writer.finish()));
-        }
-        finishing
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    write_shards(&jobs, work, device, &mut meter, |shard, names, done| {
+        renamed.extend(names);
+        shards[shard] = done;
+        Ok(())
     })?;
     meter.before("")?;
     let mut description = Description::of(checkpoint);
     work.describe(&mut description);
     let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
     output.commit()?;
-    Ok(skipped)
+    Ok((shards.into_iter().flatten().collect(), skipped))
 }
 
 /// What became of tensors.
@@ -93,13 +103,8 @@ impl Renamed {
     }
 }
 
-/// Writes one shard to a file that does not exist yet, which is left to be finished.
-pub(super) fn write_shard(
-    shard: &Shard,
-    path: &Path,
-    work: &mut dyn Rewrite,
-    meter: &mut Meter<'_, '_>,
-) -> Result<(Renamed, Writer)> {
+/// Creates a shard's file, which must not exist yet, and says what each tensor is called in it.
+pub(super) fn begin<R: Rewrite>(shard: &Shard, path: &Path, work: &R) -> Result<(Renamed, Writer)> {
     let (mut outlines, mut renamed) = (Vec::new(), Renamed::default());
     for tensor in shard.tensors() {
         let new = work.outlines(&tensor);
@@ -107,16 +112,7 @@ pub(super) fn write_shard(
         renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
         outlines.extend(new);
     }
-    let writer = create(shard, path, outlines, work.file_type())?;
-    let ((), writer) = writing(writer, |sink| {
-        for tensor in shard.tensors() {
-            meter.before(tensor.name)?;
-            work.write(&tensor, sink)?;
-            meter.done += tensor.data.len() as u64;
-        }
-        Ok(())
-    })?;
-    Ok((renamed, writer))
+    Ok((renamed, create(shard, path, outlines, work.file_type())?))
 }
 
 /// Creates a file of the same container as a shard, with its metadata.

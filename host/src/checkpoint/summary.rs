@@ -26,6 +26,8 @@ pub struct Summary {
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
+    /// Time in which anything was being quantized.
+    pub quantize_seconds: f64,
     /// Blocks whose scales were compared with all others, if that was wanted.
     pub checked_blocks: Option<u64>,
 }
@@ -64,8 +66,8 @@ pub enum Outcome {
         errors: ErrorStats,
         /// NVFP4's global scale in the convention's direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
-        /// Time to quantize, from the mapped file to codes and scales. Of tensors that share a global scale, the first
-        /// one's includes the search for the amax, and for the global scale, of all.
+        /// Time from when the values were where the device works until there were codes and scales, others being worked at meanwhile. Of
+        /// tensors that share a global scale, the first one's includes the search for the amax, and for the global scale, of all.
         seconds: f64,
         /// What plain scales would have been like; `None` unless scales were searched.
         plain: Option<Plain>,
@@ -111,7 +113,7 @@ pub struct Totals {
     pub plain: Option<ErrorStats>,
     /// Tensors that a search gave another global scale than the convention's.
     pub rescaled_tensors: u64,
-    /// Time to quantize.
+    /// Time in which anything was being quantized.
     pub seconds: f64,
 }
 
@@ -176,14 +178,13 @@ impl Totals {
 impl Summary {
     /// The sums over all tensors.
     pub fn totals(&self) -> Totals {
-        let mut totals = Totals::default();
+        let mut totals = Totals { seconds: self.quantize_seconds, ..Totals::default() };
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { report, errors, global_scale, seconds, plain, .. } => {
+                Outcome::Quantized { report, errors, global_scale, plain, .. } => {
                     totals.report += *report;
                     totals.errors += *errors;
-                    totals.seconds += seconds;
                     if let Some(plain) = plain {
                         *totals.plain.get_or_insert_default() += plain.errors;
                         totals.rescaled_tensors += u64::from(plain.global_scale != *global_scale);

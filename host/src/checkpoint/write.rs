@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Mutex, PoisonError};
 
 use safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value};
@@ -13,8 +13,7 @@ use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::gguf;
 use super::header::METADATA;
-use super::read::{Tensor, elements};
-use super::summary::Sums;
+use super::read::elements;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -137,57 +136,21 @@ impl SafetensorsWriter {
     }
 }
 
-/// Takes tensors' data for a thread that writes them, so that the next ones are worked out meanwhile.
-pub(super) struct Sink<'t> {
-    queue: SyncSender<(String, Data<'t>)>,
+/// Where a worker writes what becomes of its tensors: the file of their shard, which others write to as well.
+pub(super) struct Sink<'a> {
+    writer: &'a Mutex<Writer>,
 }
 
-/// The data of a tensor: what was worked out, or a part of a mapped input.
-type Data<'t> = Box<dyn AsRef<[u8]> + Send + 't>;
-
-/// Tensors whose data waits to be written: few, because each may be large.
-const WAITING: usize = 3;
-
-impl<'t> Sink<'t> {
-    /// Hands over one tensor's data.
-    ///
-    /// # Errors
-    /// If writing has failed before: why, [`writing`] returns.
-    pub(super) fn write(&mut self, name: &str, data: impl AsRef<[u8]> + Send + 't) -> Result<()> {
-        self.queue.send((name.into(), Box::new(data))).map_err(|_| Error::Interrupted)
+impl<'a> Sink<'a> {
+    pub(super) fn new(writer: &'a Mutex<Writer>) -> Self {
+        Self { writer }
     }
 
-    /// Hands over a tensor as it is, and counts it.
-    ///
-    /// # Errors
-    /// Those of [`Self::write`].
-    pub(super) fn copy(&mut self, tensor: &Tensor<'t>, copied: &mut Sums) -> Result<()> {
-        let bytes = tensor.data.len() as u64;
-        copied.add(tensor.elements(), bytes, bytes);
-        self.write(tensor.name, tensor.data)
+    /// Writes one tensor's data.
+    pub(super) fn write(&self, name: &str, data: &[u8]) -> Result<()> {
+        // File systems let one thread write to a file at a time anyway. A panic ends the whole operation.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(name, data)
     }
-}
-
-/// Lets `work` hand tensors over to be written in another thread, and returns when all are written.
-///
-/// # Errors
-/// That of writing, or else that of `work`.
-pub(super) fn writing<'t, R>(
-    mut writer: Writer,
-    work: impl FnOnce(&mut Sink<'t>) -> Result<R>,
-) -> Result<(R, Writer)> {
-    std::thread::scope(|scope| {
-        let (queue, waiting) = mpsc::sync_channel::<(String, Data<'t>)>(WAITING);
-        let thread = scope.spawn(move || {
-            for (name, data) in waiting {
-                writer.write(&name, (*data).as_ref())?;
-            }
-            Ok(writer)
-        });
-        let worked = work(&mut Sink { queue });
-        let written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        written.and_then(|writer| Ok((worked?, writer)))
-    })
 }
 
 #[cfg(test)]

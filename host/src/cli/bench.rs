@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::table::table;
 use super::words::words;
-use super::{device, print};
+use super::{Usage, device, print};
 use crate::bench::{Measurement, Op, Size, measure};
 use crate::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 
@@ -49,6 +49,9 @@ pub(super) struct Args {
 
 /// Runs the subcommand.
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
+    if args.device == DeviceChoice::CudaAll {
+        return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
+    }
     let device = device(args.device)?;
     let mut ops = args.op.clone();
     if args.ladder {

@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
     #[arg(long)]
     out: PathBuf,
-    /// auto, cpu or cuda:N: what dequantizes both, to compare them
+    /// auto, cpu, cuda:N or cuda:all: what dequantizes both, to compare them
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }

@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// The dtype of the values; the one that config.json names if not given, or else bf16
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Option<Dtype>,
-    /// auto, cpu or cuda:N
+    /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }

@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// Copy matching tensors; has the last word (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     exclude: Vec<String>,
-    /// auto, cpu or cuda:N
+    /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same input and options each.

@@ -11,33 +11,42 @@
 
 mod bench_kernels;
 mod device;
+mod gpus;
 mod launch;
+mod loaded;
 mod module;
+mod staging;
 mod tensor;
 
 pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
+pub use gpus::Gpus;
+pub(crate) use loaded::LoadedOnGpu;
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::amax::Amax;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::recipe::{Global, NonFinite, Recipe, Scheme};
+use crate::quality::ErrorStats;
+use crate::recipe::{Global, Recipe, Scheme};
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 use microscale_formats::ScaleLayout;
 use module::Module;
+use staging::Staging;
 
 /// One GPU, ready to work: its context, a stream and the kernels.
 pub struct Gpu {
     info: GpuInfo,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    module: Module,
+    module: Arc<Module>,
+    /// Made when it is first needed.
+    staging: Mutex<Option<Staging>>,
 }
 
 impl Gpu {
@@ -50,8 +59,25 @@ impl Gpu {
         let context = device::open(ordinal)?;
         let info = GpuInfo::of(&context)?;
         let stream = context.new_stream().map_err(doing("creating a stream"))?;
-        let module = Module::load(&context, &info)?;
-        Ok(Self { info, context, stream, module })
+        let module = Arc::new(Module::load(&context, &info)?);
+        Ok(Self { info, context, stream, module, staging: Mutex::default() })
+    }
+
+    /// The same GPU with another stream, for another thread.
+    pub(crate) fn worker(&self) -> Result<Self> {
+        let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
+        let (info, context, module) = (self.info.clone(), self.context.clone(), self.module.clone());
+        Ok(Self { info, context, stream, module, staging: Mutex::default() })
+    }
+
+    /// Copies through pinned memory, one operation at a time.
+    fn with_staging<R>(&self, copy: impl FnOnce(&mut Staging) -> Result<R>) -> Result<R> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = match &mut *staging {
+            Some(staging) => staging,
+            none => none.insert(Staging::new(&self.context)?),
+        };
+        copy(staging)
     }
 
     /// What this GPU is.
@@ -89,33 +115,7 @@ impl Gpu {
         importance: Option<&[f32]>,
     ) -> Result<Quantized> {
         shape.check("the input", values.len())?;
-        crate::recipe::check_importance(importance, shape)?;
-        let span = shape.span()?;
-        let mut tensor = DeviceTensor::zeros(&self.stream, QuantizedShape::of(recipe, shape))?;
-        let mut report = DeviceReport::zeros(&self.stream)?;
-        if shape.is_empty() {
-            return Ok(Quantized {
-                tensor: tensor.to_host(&self.stream)?,
-                report: report.read(&self.stream, shape, recipe.format())?,
-            });
-        }
-        let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
-        let importance = importance.map(|weights| self.stream.clone_htod(weights)).transpose();
-        let importance = importance.map_err(doing("copying weights to it"))?;
-        self.quantize_weighted_on(
-            &self.stream,
-            &input,
-            shape,
-            recipe,
-            importance.as_ref(),
-            &mut tensor,
-            &mut report,
-        )?;
-        let report = report.read(&self.stream, shape, recipe.format())?;
-        match report.first_non_finite {
-            Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
-            _ => Ok(Quantized { tensor: tensor.to_host(&self.stream)?, report }),
-        }
+        LoadedOnGpu::new(self, values, shape)?.quantize(recipe, importance)
     }
 
     /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.
@@ -137,7 +137,7 @@ impl Gpu {
     /// have padding, and returns.
     /// Allocates nothing and does not wait.
     ///
-    /// Counts are added to `report`. Under [`NonFinite::Error`] the kernel cannot refuse: blocks with non-finite values
+    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse: blocks with non-finite values
     /// become NaN, and the caller finds them in the report when it reads it.
     ///
     /// # Errors
@@ -203,13 +203,21 @@ impl Gpu {
     /// Those of [`crate::amax`], and [`Error::Gpu`].
     pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
         shape.check("the input", values.len())?;
-        let span = shape.span()?;
-        let mut amax = DeviceAmax::zeros(&self.stream)?;
-        if !shape.is_empty() {
-            let input = self.stream.clone_htod(&values[..span]).map_err(doing("copying the input to it"))?;
-            self.amax_on(&self.stream, &input, shape, &mut amax)?;
-        }
-        amax.read(&self.stream)
+        LoadedOnGpu::new(self, values, shape)?.amax()
+    }
+
+    /// What a matrix in host memory has lost, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the bit.
+    ///
+    /// # Errors
+    /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
+    pub fn errors<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        tensor: &QuantizedTensor,
+    ) -> Result<ErrorStats> {
+        shape.check("the input", values.len())?;
+        LoadedOnGpu::new(self, values, shape)?.errors(tensor)
     }
 
     /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates nothing and

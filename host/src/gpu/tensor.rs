@@ -7,6 +7,7 @@ use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::sync::Arc;
 
 use super::doing;
+use super::staging::Staging;
 use crate::amax::Amax;
 use crate::error::Result;
 use crate::recipe::Format;
@@ -52,14 +53,7 @@ impl DeviceTensor {
             stream.memcpy_htod(tensor.codes(), &mut device.codes).map_err(&copying)?;
             stream.memcpy_htod(tensor.scales(), &mut device.scales).map_err(&copying)?;
         }
-        if let Some(global) = tensor.global_scale() {
-            let copying = doing("copying a global scale to it");
-            device.direction = Some(global.direction());
-            let word = [global.value().to_bits()];
-            stream.memcpy_htod(&word, &mut device.global.slice_mut(..1)).map_err(&copying)?;
-            // The word is on the stack.
-            stream.synchronize().map_err(&copying)?;
-        }
+        device.set_global_scale(stream, tensor.global_scale())?;
         Ok(device)
     }
 
@@ -75,12 +69,35 @@ impl DeviceTensor {
             stream.memcpy_dtoh(&self.codes, codes).map_err(&copying)?;
             stream.memcpy_dtoh(&self.scales, scales).map_err(&copying)?;
         }
+        self.read_global(stream, &mut host)?;
+        Ok(host)
+    }
+
+    /// The same, through pinned memory.
+    pub(super) fn to_host_through(
+        &self,
+        stream: &Arc<CudaStream>,
+        staging: &mut Staging,
+    ) -> Result<QuantizedTensor> {
+        let mut host = QuantizedTensor::zeros(self.shape)?;
+        let (codes, scales) = host.parts_mut();
+        if !scales.is_empty() {
+            staging.copy_to_host(stream, &self.codes, codes)?;
+            staging.copy_to_host(stream, &self.scales, scales)?;
+        }
+        self.read_global(stream, &mut host)?;
+        Ok(host)
+    }
+
+    /// Gives a tensor in host memory this one's global scale.
+    fn read_global(&self, stream: &Arc<CudaStream>, host: &mut QuantizedTensor) -> Result<()> {
+        let copying = doing("copying a global scale back");
         let mut global = [0; GLOBAL_WORDS];
         stream.memcpy_dtoh(&self.global, &mut global).map_err(&copying)?;
         stream.synchronize().map_err(&copying)?;
         let value = f32::from_bits(global[0]);
         host.set_global_scale(self.direction.and_then(|direction| GlobalScale::new(direction, value)));
-        Ok(host)
+        Ok(())
     }
 
     /// The format.
@@ -133,6 +150,23 @@ impl DeviceTensor {
     pub(super) fn has_padded_scales(&self) -> bool {
         self.shape.scale_layout == ScaleLayout::Swizzled
             && self.scales.len() > self.shape.rows * self.shape.blocks_per_row()
+    }
+
+    /// Gives it a global scale, or takes it away.
+    pub(super) fn set_global_scale(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        global: Option<GlobalScale>,
+    ) -> Result<()> {
+        self.direction = global.map(|global| global.direction());
+        if let Some(global) = global {
+            let copying = doing("copying a global scale to it");
+            let word = [global.value().to_bits()];
+            stream.memcpy_htod(&word, &mut self.global.slice_mut(..1)).map_err(&copying)?;
+            // The word is on the stack.
+            stream.synchronize().map_err(&copying)?;
+        }
+        Ok(())
     }
 
     pub(super) fn set_direction(&mut self, direction: Option<Direction>) {

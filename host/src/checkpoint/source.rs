@@ -1,0 +1,68 @@
+//! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that is to be done with it.
+
+use std::time::Instant;
+
+use super::convention::Storage;
+use super::matrix::Matrix;
+use super::values::with_values;
+use crate::device::{Device, Loaded};
+use crate::{Element, ErrorStats, GlobalScale, NonFinite, Quantized, QuantizedTensor, Recipe, Report};
+
+/// What a file holds of a tensor, and how that came about.
+pub(super) struct Stored {
+    pub(super) tensor: QuantizedTensor,
+    pub(super) report: Report,
+    /// The loss of what the file holds.
+    pub(super) errors: ErrorStats,
+    /// In the convention's direction.
+    pub(super) global_scale: Option<GlobalScale>,
+    /// When it was quantized, and not measured yet.
+    pub(super) quantized: Instant,
+}
+
+/// A matrix that is ready to be worked on.
+pub(super) trait Source {
+    /// The amax, as far as the policy about NaN and infinities lets it count.
+    ///
+    /// # Errors
+    /// Those of quantizing, if the policy refuses what there is.
+    fn amax(&self, recipe: &Recipe) -> crate::Result<f32>;
+
+    /// Quantizes to what a file holds, and measures the loss of that.
+    ///
+    /// # Errors
+    /// Those of quantizing.
+    fn store(&self, storage: &Storage, recipe: &Recipe, weights: Option<&[f32]>) -> crate::Result<Stored>;
+}
+
+impl Matrix<'_> {
+    /// Brings the matrix to a device.
+    ///
+    /// # Errors
+    /// Those of [`Device::load`].
+    pub(super) fn load<'s>(&'s self, device: &'s Device) -> crate::Result<Box<dyn Source + 's>> {
+        with_values!(&self.values, values => Ok(Box::new(device.load(values, self.shape)?)))
+    }
+}
+
+impl<T: Element> Source for Loaded<'_, T> {
+    fn amax(&self, recipe: &Recipe) -> crate::Result<f32> {
+        let amax = Loaded::amax(self)?;
+        if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
+            // Fails, and knows the place.
+            self.quantize(recipe, None)?;
+        }
+        Ok(amax.under::<T>(recipe.non_finite))
+    }
+
+    fn store(&self, storage: &Storage, recipe: &Recipe, weights: Option<&[f32]>) -> crate::Result<Stored> {
+        let Quantized { tensor, report } = self.quantize(recipe, weights)?;
+        let (quantized, global_scale) = (Instant::now(), tensor.global_scale());
+        let tensor = match storage.stored_global_scale(global_scale) {
+            Some(stored) => tensor.with_global_scale(stored)?,
+            None => tensor,
+        };
+        let errors = self.errors_of_last(&tensor)?;
+        Ok(Stored { tensor, report, errors, global_scale, quantized })
+    }
+}

@@ -1,0 +1,130 @@
+//! Copies between a GPU and memory that the driver has not pinned, through some that it has.
+//!
+//! The driver does the same when it is asked to copy from a mapped file, but with one thread and a small buffer. Here many threads copy
+//! a piece into pinned memory while the one before it is under way.
+
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PinnedHostSlice,
+    result, sys,
+};
+use rayon::prelude::*;
+
+use super::doing;
+use crate::error::Result;
+
+/// Bytes of a piece.
+const PIECE: usize = 4 << 20;
+/// Bytes that a thread copies at once.
+const PART: usize = 512 << 10;
+/// From so many bytes on, a copy goes by pieces.
+const LEAST: usize = 1 << 20;
+
+/// Two pieces of pinned memory, used by turns.
+pub(super) struct Staging {
+    context: Arc<CudaContext>,
+    pieces: [Piece; 2],
+}
+
+struct Piece {
+    memory: PinnedHostSlice<u8>,
+    /// When what was last enqueued with this memory is done.
+    used: CudaEvent,
+}
+
+impl Staging {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        let piece = || {
+            // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the GPU.
+            let memory =
+                unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
+            let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
+            Ok(Piece { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
+        };
+        Ok(Self { context: context.clone(), pieces: [piece()?, piece()?] })
+    }
+
+    /// Copies to the start of device memory. What is enqueued on the stream afterwards finds it there.
+    pub(super) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        values: &[T],
+        target: &mut CudaSlice<T>,
+    ) -> Result<()> {
+        let copying = doing("copying the input to it");
+        assert!(target.len() >= values.len(), "the target is too short");
+        if size_of_val(values) < LEAST {
+            return stream.memcpy_htod(values, target).map_err(copying);
+        }
+        self.context.bind_to_thread().map_err(&copying)?;
+        let (target, _written) = target.device_ptr_mut(stream);
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        for (number, from) in bytes.chunks(PIECE).enumerate() {
+            let Piece { memory, used } = &mut self.pieces[number % 2];
+            used.synchronize().map_err(&copying)?;
+            let to = &mut memory.as_mut_slice().map_err(&copying)?[..from.len()];
+            to.par_chunks_mut(PART)
+                .zip(from.par_chunks(PART))
+                .for_each(|(to, from)| to.copy_from_slice(from));
+            let offset = (number * PIECE) as u64;
+            // SAFETY: the target has room for all bytes, of which these are the ones at `offset`. The pinned memory lives as long as
+            // `self` does and is not touched again before its event, and freeing it waits for the GPU.
+            unsafe { result::memcpy_htod_async(target + offset, to, stream.cu_stream()) }
+                .map_err(&copying)?;
+            used.record(stream).map_err(&copying)?;
+        }
+        Ok(())
+    }
+
+    /// Copies from the start of device memory, and waits for it.
+    pub(super) fn copy_to_host(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        source: &CudaSlice<u8>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let copying = doing("copying the output back");
+        assert!(source.len() >= bytes.len(), "the source is too short");
+        if bytes.len() < LEAST {
+            stream.memcpy_dtoh(source, bytes).map_err(&copying)?;
+            return stream.synchronize().map_err(&copying);
+        }
+        self.context.bind_to_thread().map_err(&copying)?;
+        let (source, _read) = source.device_ptr(stream);
+        let mut before: Option<(usize, &mut [u8])> = None;
+        let pieces = bytes.chunks_mut(PIECE).map(Some).chain([None]);
+        for (number, to) in pieces.enumerate() {
+            if let Some(to) = &to {
+                let Piece { memory, used } = &mut self.pieces[number % 2];
+                used.synchronize().map_err(&copying)?;
+                let pinned = &mut memory.as_mut_slice().map_err(&copying)?[..to.len()];
+                let offset = (number * PIECE) as u64;
+                // SAFETY: the source has all bytes, of which these are the ones at `offset`. The pinned memory lives as long as
+                // `self` does and is not touched again before its event, and freeing it waits for the GPU.
+                unsafe { result::memcpy_dtoh_async(pinned, source + offset, stream.cu_stream()) }
+                    .map_err(&copying)?;
+                used.record(stream).map_err(&copying)?;
+            }
+            if let Some((number, to)) = before.take() {
+                let Piece { memory, used } = &self.pieces[number % 2];
+                used.synchronize().map_err(&copying)?;
+                let from = &memory.as_slice().map_err(&copying)?[..to.len()];
+                to.par_chunks_mut(PART)
+                    .zip(from.par_chunks(PART))
+                    .for_each(|(to, from)| to.copy_from_slice(from));
+            }
+            before = to.map(|to| (number, to));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // A copy may still be under way if an operation failed. An error of the GPU has been told of by then.
+        for piece in &self.pieces {
+            let _ = piece.used.synchronize();
+        }
+    }
+}
