@@ -11,9 +11,9 @@
 //! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A layer whose inputs are
 //! quantized to NVFP4 too has their global scale beside its weight, `input_global_scale` F32 \[1\], a divisor.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::convention::{FileConvention, Numbers, Storage, StoredGlobal};
+use super::convention::{FileConvention, Group, Numbers, Storage, StoredGlobal};
 use super::description::Description;
 use super::dtype::FileDtype;
 use crate::Format;
@@ -81,8 +81,57 @@ fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     }
 }
 
+/// What a config with several formats calls them as a whole.
+const MIXED: &str = "mixed-precision";
+
+/// What the config calls a format.
+pub(super) fn format_word(format: Format) -> &'static str {
+    words_of(format).0
+}
+
 /// Writes the config.
-pub(super) fn describe(storage: &Storage, description: &mut Description, ignore: &[String]) {
+///
+/// Where there is one format its group is that of all linear layers. Where there are several each group names its layers, the largest one
+/// too: vLLM looks for a layer's class before it looks for the parts of a fused one, so that "Linear" would take those from the others.
+pub(super) fn describe(groups: &[Group], description: &mut Description, ignore: &[String]) {
+    let format = match groups {
+        [only] => words_of(only.storage.format).0,
+        _ => MIXED,
+    };
+    let config_groups: Map<String, Value> = groups
+        .iter()
+        .enumerate()
+        .map(|(i, group)| {
+            let targets = if groups.len() == 1 { json!(["Linear"]) } else { json!(group.layers) };
+            let activations = description.activations && group.storage.input_scale.is_some();
+            (format!("group_{i}"), config_group(group.storage, targets, activations))
+        })
+        .collect();
+    let cache = json!({
+        "dynamic": false,
+        "num_bits": 8,
+        "strategy": "tensor",
+        "symmetric": true,
+        "type": "float",
+    });
+    let quantization = json!({
+        "config_groups": config_groups,
+        "format": format,
+        "global_compression_ratio": null,
+        "ignore": ignore,
+        "kv_cache_scheme": if description.fp8_cache { cache } else { Value::Null },
+        "moe_sparsity_config": null,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": VERSION,
+    });
+    description.set(quantization);
+}
+
+/// The entry for layers of one format.
+fn config_group(storage: &Storage, targets: Value, activations: bool) -> Value {
     let (name, strategy, scale_dtype) = words_of(storage.format);
     let args = |dynamic: Value| {
         json!({
@@ -96,33 +145,12 @@ pub(super) fn describe(storage: &Storage, description: &mut Description, ignore:
         })
     };
     // A block scale of inputs is found as they come, under a global scale that is known.
-    let activations = if description.activations { args("local".into()) } else { Value::Null };
-    let cache = json!({
-        "dynamic": false,
-        "num_bits": 8,
-        "strategy": "tensor",
-        "symmetric": true,
-        "type": "float",
-    });
-    let group = json!({
+    let activations = if activations { args("local".into()) } else { Value::Null };
+    json!({
         "format": name,
         "input_activations": activations,
         "output_activations": null,
-        "targets": ["Linear"],
+        "targets": targets,
         "weights": args(false.into()),
-    });
-    let quantization = json!({
-        "config_groups": { "group_0": group },
-        "format": name,
-        "global_compression_ratio": null,
-        "ignore": ignore,
-        "kv_cache_scheme": if description.fp8_cache { cache } else { Value::Null },
-        "moe_sparsity_config": null,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": VERSION,
-    });
-    description.set(quantization);
+    })
 }

@@ -146,6 +146,19 @@ impl FileConvention {
         stored().filter(move |stored| stored.convention == self).map(|stored| stored.format)
     }
 
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which linear layers are not quantized.
+    pub(super) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
+        let Some(first) = groups.first() else { return };
+        match self {
+            Self::CompressedTensors => compressed_tensors::describe(groups, description, ignore),
+            // Both have one format only.
+            Self::Modelopt => modelopt::describe(first.storage, description, ignore),
+            Self::GptOss => gpt_oss::describe(description, ignore),
+            // Its file says it.
+            Self::Gguf => {}
+        }
+    }
+
     /// Makes sure that files can hold what a recipe gives.
     ///
     /// # Errors
@@ -285,17 +298,38 @@ impl Storage {
         let direction = self.global_scale.as_ref()?.direction;
         Some(global_scale.unwrap_or(GlobalScale::of(direction, 1.0)).toward(direction))
     }
+}
 
-    /// Adds what says that weights are stored so to the JSON files of a checkpoint. `ignore` names the linear layers that are not.
-    pub(super) fn describe(&self, description: &mut Description, ignore: &[String]) {
-        match self.convention {
-            FileConvention::CompressedTensors => compressed_tensors::describe(self, description, ignore),
-            FileConvention::Modelopt => modelopt::describe(self, description, ignore),
-            FileConvention::GptOss => gpt_oss::describe(description, ignore),
-            // Its file says it.
-            FileConvention::Gguf => {}
+/// The layers of a checkpoint that are stored in one way.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) storage: &'static Storage,
+    /// Their names, as configs have them.
+    pub(super) layers: Vec<String>,
+}
+
+impl Group {
+    /// The groups of weights, given by names, storages and elements: the group with the most elements first.
+    pub(super) fn of<'n>(weights: impl Iterator<Item = (&'n str, &'static Storage, u64)>) -> Vec<Self> {
+        let mut groups: Vec<(Self, u64)> = Vec::new();
+        for (name, storage, elements) in weights {
+            let known = groups.iter().position(|(group, _)| group.storage.format == storage.format);
+            let at = known.unwrap_or(groups.len());
+            if known.is_none() {
+                groups.push((Self { storage, layers: Vec::new() }, 0));
+            }
+            groups[at].0.layers.push(module(name).into());
+            groups[at].1 += elements;
         }
+        groups.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
+        groups.iter_mut().for_each(|(group, _)| group.layers.sort());
+        groups.into_iter().map(|(group, _)| group).collect()
     }
+}
+
+/// A layer's name, by that of its weight.
+pub(super) fn module(weight: &str) -> &str {
+    weight.strip_suffix(WEIGHT).unwrap_or(weight)
 }
 
 #[cfg(test)]

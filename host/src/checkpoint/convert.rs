@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::convention::{FileConvention, Storage, StoredGlobal};
+use super::convention::{FileConvention, Group, Storage, StoredGlobal};
 use super::description::Description;
 use super::error::{Error, Result};
 use super::gguf::FileType;
@@ -126,11 +126,6 @@ impl<'a> Converter<'a> {
                 }
                 packed.insert(tensor.codes.name, (&**tensor, storage));
             }
-        }
-        let mut formats: Vec<_> = packed.values().map(|(packed, _)| packed.format).collect();
-        formats.dedup();
-        if let [first, second, ..] = formats[..] {
-            return Err(Error::MixedFormats { path: checkpoint.path.clone(), formats: [first, second] });
         }
         if packed.is_empty() {
             return Err(Error::NothingPacked { doing: "convert", path: checkpoint.path.clone() });
@@ -269,8 +264,9 @@ impl Rewrite for Converter<'_> {
             .tensors()
             .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
         let ignore = ignored(self.checkpoint, copied);
-        if let Some((_, storage)) = self.packed.values().next() {
-            storage.describe(description, &ignore);
-        }
+        let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
+        let groups =
+            Group::of(packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape))));
+        self.done.to.describe(&groups, &ignore, description);
     }
 }

@@ -89,7 +89,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::convention::{FileConvention, stored};
+    use crate::checkpoint::convention::{FileConvention, Group, stored};
 
     #[test]
     fn configs_are_added_and_removed_without_touching_the_rest() {
@@ -100,7 +100,8 @@ mod tests {
                 fp8_cache: true,
                 ..Description::default()
             };
-            storage.describe(&mut description, &["lm_head".into()]);
+            let groups = [Group { storage, layers: vec!["fc".into()] }];
+            storage.convention.describe(&groups, &["lm_head".into()], &mut description);
             let quantization = &description.config.as_ref().unwrap()[QUANTIZATION];
             let method = quantization["quant_method"].as_str().unwrap();
             let expected = match storage.convention {

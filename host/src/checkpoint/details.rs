@@ -34,12 +34,16 @@ impl Details {
 }
 
 impl Summary {
-    /// How often each scale byte and each code occurs in all tensors; `None` unless details were collected.
-    pub fn histogram(&self) -> Option<Histogram> {
-        let mut details = self.details().map(|(_, details)| &details.histogram);
-        let mut sum = details.next()?.clone();
-        details.for_each(|histogram| sum.add(histogram));
-        Some(sum)
+    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing unless details were collected.
+    pub fn histograms(&self) -> Vec<Histogram> {
+        let mut sums: Vec<Histogram> = Vec::new();
+        for (_, Details { histogram, .. }) in self.details() {
+            match sums.iter_mut().find(|sum| sum.format == histogram.format) {
+                Some(sum) => sum.add(histogram),
+                None => sums.push(histogram.clone()),
+            }
+        }
+        sums
     }
 
     /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share of the block's energy.

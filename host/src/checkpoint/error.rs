@@ -277,16 +277,6 @@ pub enum Error {
         to: FileConvention,
     },
 
-    /// Two formats in one checkpoint, where a config can say one.
-    #[error("{} has tensors in {} and in {}, and a config that says so layer by layer is not written; convert the formats \
-         separately", .path.display(), .formats[0], .formats[1])]
-    MixedFormats {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Two of its formats.
-        formats: [Format; 2],
-    },
-
     /// A file of global scales that lacks one.
     #[error("{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \
          {tensor}_scale_2 (a multiplier), or leave {tensor} out with --exclude", .file.display())]
@@ -490,6 +480,53 @@ pub enum Error {
         output: PathBuf,
     },
 
+    /// A recipe file that is wrong, or whose settings do not go together.
+    #[error("{place}: {why}")]
+    RecipeFile {
+        /// The file and the line.
+        place: String,
+        /// What is wrong, and what could stand there.
+        why: String,
+    },
+
+    /// Settings of a command line that do not go together.
+    #[error("{why}")]
+    Settings {
+        /// What is wrong, and what to choose.
+        why: String,
+    },
+
+    /// A preset that there is not.
+    #[error(
+        "no recipe that comes with the program is called {name:?}; there are {}. A file ends with .toml or is named with its \
+         directory, such as ./{name}",
+        all_presets()
+    )]
+    NoPreset {
+        /// What it was called.
+        name: String,
+    },
+
+    /// Layers that engines make one of, with recipes that differ in more than one layer can have.
+    #[error(
+        "{}: serving engines make one layer of {first} ({first_recipe}) and {second} ({second_recipe}); give both the same recipe: match \
+         {pattern:?} in one rule", .file.display()
+    )]
+    FusedDiffer {
+        /// The file of the second.
+        file: PathBuf,
+        /// One layer's weight.
+        first: String,
+        /// How it is to be quantized.
+        first_recipe: String,
+        /// Another's.
+        second: String,
+        /// How that is.
+        second_recipe: String,
+        /// What matches both.
+        pattern: String,
+    },
+
     /// A pattern that is not a glob.
     #[error("{pattern:?} is not a pattern of tensor names")]
     Glob {
@@ -523,6 +560,11 @@ impl Error {
 /// The words of a type, in a list.
 fn all_words<T: Words>() -> String {
     T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+}
+
+/// The names of the presets, in a list.
+fn all_presets() -> String {
+    super::presets().iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
 }
 
 /// What can be chosen where a convention lacks a format.

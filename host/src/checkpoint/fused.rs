@@ -4,6 +4,12 @@
 //! finds different ones takes one of them and is wrong about the rest. Both vLLM and SGLang fuse the layers listed here
 //! (`packed_modules_mapping` and `stacked_params_mapping` in their models).
 
+use std::collections::HashMap;
+
+use super::error::{Error, Result};
+use super::read::Tensor;
+use super::treatment::{Facts, Treatment};
+
 /// The parts of each fused layer, by the last component of their names: **the table of fusions**. The parts of a row are
 /// fused where they have the same parent, one attention module, MLP or expert.
 const FUSED: &[&[&str]] = &[
@@ -29,6 +35,14 @@ pub(super) struct Fused {
     row: usize,
 }
 
+impl Fused {
+    /// A pattern that matches the weights of all its parts.
+    fn pattern(&self) -> String {
+        let dot = if self.parent.is_empty() { "" } else { "." };
+        format!("{}{dot}{{{}}}.weight", self.parent, FUSED[self.row].join(","))
+    }
+}
+
 /// The fused layer that a weight becomes a part of, by the weight's name. Weights with the same answer share their global
 /// scale.
 pub(super) fn fused(weight: &str) -> Option<Fused> {
@@ -36,6 +50,68 @@ pub(super) fn fused(weight: &str) -> Option<Fused> {
     let (parent, part) = layer.rsplit_once('.').unwrap_or(("", layer));
     let row = FUSED.iter().position(|parts| parts.contains(&part))?;
     Some(Fused { parent: parent.into(), row })
+}
+
+/// What follows the name of a layer's experts.
+const EXPERTS: &str = ".experts.";
+
+/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and where it has a global scale
+/// the same arithmetic and the same way to that scale. Experts of one layer, which are one tensor to engines, must have one format.
+///
+/// # Errors
+/// [`Error::FusedDiffer`].
+pub(super) fn check<'a>(treated: impl Iterator<Item = (Tensor<'a>, &'a Treatment)>) -> Result<()> {
+    let (mut layers, mut experts) = (HashMap::new(), HashMap::new());
+    for (tensor, treatment) in treated {
+        if let Some(layer) = fused(tensor.name) {
+            let pattern = layer.pattern();
+            let (first, as_first) = *layers.entry(layer).or_insert((tensor, treatment));
+            if !share_a_layer(as_first, treatment) {
+                return Err(differ(first, as_first, tensor, treatment, pattern));
+            }
+        }
+        if let Some((parent, _)) = tensor.name.split_once(EXPERTS) {
+            let (first, as_first) = *experts.entry(parent).or_insert((tensor, treatment));
+            if as_first.format() != treatment.format() {
+                return Err(differ(first, as_first, tensor, treatment, format!("{parent}{EXPERTS}*")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn share_a_layer(a: &Treatment, b: &Treatment) -> bool {
+    let same_global = (a.recipe.scheme, a.search_global) == (b.recipe.scheme, b.search_global);
+    a.format() == b.format() && (a.storage.global_scale.is_none() || same_global)
+}
+
+fn differ(
+    first: Tensor<'_>,
+    as_first: &Treatment,
+    second: Tensor<'_>,
+    as_second: &Treatment,
+    pattern: String,
+) -> Error {
+    let (first_facts, second_facts) = (as_first.facts(), as_second.facts());
+    // Their formats, or else what else is not the same.
+    let said = |facts: &Facts, others: &Facts| match as_first.format() == as_second.format() {
+        false => facts[0].1.clone(),
+        true => {
+            let differing = facts.iter().filter(|fact| !others.contains(fact));
+            differing
+                .map(|(name, fact)| format!("{} {fact}", name.replace('_', " ")))
+                .collect::<Vec<_>>()
+                .join(", ")
+        }
+    };
+    Error::FusedDiffer {
+        file: second.file.into(),
+        first: first.name.into(),
+        first_recipe: said(&first_facts, &second_facts),
+        second: second.name.into(),
+        second_recipe: said(&second_facts, &first_facts),
+        pattern,
+    }
 }
 
 #[cfg(test)]

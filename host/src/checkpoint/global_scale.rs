@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::slice;
 use std::sync::{Mutex, PoisonError};
 
-use super::convention::{Storage, StoredGlobal};
+use super::convention::StoredGlobal;
 use super::error::{Error, Result};
 use super::fused::{Fused, fused};
-use super::importance::Importance;
 use super::matrix::{self, Matrix};
 use super::packed::global_scale;
+use super::quantize::Plan;
 use super::read::{Checkpoint, Tensor};
 use super::source::Source;
+use super::treatment::Treatment;
 use super::values::float_dtype;
 use super::{compressed_tensors, modelopt};
 use crate::device::Device;
@@ -38,13 +39,16 @@ pub struct GlobalScales {
 }
 
 impl GlobalScales {
-    /// Finds the global scale of each tensor: `X_global_scale`, a divisor, `X_scale_2`, a multiplier, or X itself, which has
-    /// the convention's direction.
+    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a divisor, `X_scale_2`, a
+    /// multiplier, or X itself, which has the convention's direction.
     ///
     /// # Errors
     /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and [`Error::Tensor`]
     /// for a number that cannot be a global scale.
-    pub(super) fn find(file: &Checkpoint, tensors: &[&str], direction: Direction) -> Result<Self> {
+    pub(super) fn find<'a>(
+        file: &Checkpoint,
+        tensors: impl Iterator<Item = (&'a str, Direction)>,
+    ) -> Result<Self> {
         let mut found = Self {
             path: file.path.clone(),
             unused: Vec::new(),
@@ -54,7 +58,7 @@ impl GlobalScales {
         };
         let mut used = HashSet::new();
         let mut fused_scales = HashMap::new();
-        for name in tensors {
+        for (name, direction) in tensors {
             let (stored, stored_direction) = candidate(file, name, direction)?;
             let mut scale = global_scale(&stored, stored_direction)?;
             if stored_direction != direction {
@@ -109,14 +113,7 @@ fn toward(direction: Direction, scale: GlobalScale, stored: &Tensor<'_>) -> Resu
 
 /// Chooses each tensor's global scale while a checkpoint is quantized.
 pub(super) struct Chooser<'a> {
-    checkpoint: &'a Checkpoint,
-    recipe: Recipe,
-    storage: &'static Storage,
-    given: Option<&'a GlobalScales>,
-    /// Whether the best of a few is taken instead of the convention's.
-    searching: bool,
-    /// What weights the search for block scales meanwhile.
-    importance: Option<&'a Importance>,
+    plan: &'a Plan<'a>,
     /// The tensors that are fused and quantized, by what they are fused into.
     layers: HashMap<Fused, Layer<'a>>,
 }
@@ -149,33 +146,23 @@ pub(super) struct Chosen {
 
 impl<'a> Chooser<'a> {
     /// For the tensors that are quantized, all of them.
-    pub(super) fn new(
-        checkpoint: &'a Checkpoint,
-        recipe: Recipe,
-        storage: &'static Storage,
-        given: Option<&'a GlobalScales>,
-        tensors: impl Iterator<Item = Tensor<'a>>,
-    ) -> Self {
+    pub(super) fn new(plan: &'a Plan<'a>) -> Self {
         let mut layers: HashMap<_, Layer<'a>> = HashMap::new();
-        for tensor in tensors {
+        for tensor in plan.to_quantize() {
             if let Some(layer) = fused(tensor.name) {
                 layers.entry(layer).or_default().parts.push(tensor);
             }
         }
         // What is left alone needs no pass of its own.
         layers.retain(|_, layer| layer.parts.len() > 1);
-        Self { checkpoint, recipe, storage, given, searching: false, importance: None, layers }
-    }
-
-    /// Searches for the global scales that follow from amax.
-    pub(super) fn searching(self, importance: Option<&'a Importance>) -> Self {
-        Self { searching: true, importance, ..self }
+        Self { plan, layers }
     }
 
     /// The layer that a tensor shares its global scale with, if that follows from an amax.
     pub(super) fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
-        let from_amax = matches!(self.recipe.scheme, Scheme::Nvfp4(_, Global::FromAmax));
-        let given = self.given.is_some_and(|given| given.of(tensor.name).is_some());
+        let recipe = &self.plan.of(tensor.name).recipe;
+        let from_amax = matches!(recipe.scheme, Scheme::Nvfp4(_, Global::FromAmax));
+        let given = self.plan.global_scales().is_some_and(|given| given.of(tensor.name).is_some());
         fused(tensor.name).filter(|layer| from_amax && !given && self.layers.contains_key(layer))
     }
 
@@ -190,56 +177,63 @@ impl<'a> Chooser<'a> {
         sources: &Sources<'_>,
         device: &Device,
     ) -> Result<Chosen> {
+        let Treatment { recipe, search_global, .. } = *self.plan.of(tensor.name);
         let given = |plain, best| {
-            let [plain, recipe] = [plain, best].map(|scale| self.recipe.with_global(scale));
+            let [plain, recipe] = [plain, best].map(|scale| recipe.with_global(scale));
             Chosen { recipe, plain: Recipe { search: Search::None, ..plain } }
         };
-        let Scheme::Nvfp4(arithmetic, global @ Global::FromAmax) = self.recipe.scheme else {
-            return Ok(Chosen { recipe: self.recipe, plain: Recipe { search: Search::None, ..self.recipe } });
+        let Scheme::Nvfp4(arithmetic, global @ Global::FromAmax) = recipe.scheme else {
+            return Ok(Chosen { recipe, plain: Recipe { search: Search::None, ..recipe } });
         };
-        if let Some(scale) = self.given.and_then(|given| given.of(tensor.name)) {
+        if let Some(scale) = self.plan.global_scales().and_then(|given| given.of(tensor.name)) {
             return Ok(given(Global::Given(scale), Global::Given(scale)));
         }
         let found = match self.layer(tensor).and_then(|layer| self.layers.get(&layer)) {
-            None if !self.searching => return Ok(given(global, global)),
-            None => self.find(slice::from_ref(tensor), &arithmetic, sources, device)?,
+            None if !search_global => return Ok(given(global, global)),
+            None => self.find(slice::from_ref(tensor), &arithmetic, search_global, sources, device)?,
             Some(layer) => {
                 let mut found = layer.found.lock().unwrap_or_else(PoisonError::into_inner);
                 match *found {
                     Some(found) => found,
-                    None => *found.insert(self.find(&layer.parts, &arithmetic, sources, device)?),
+                    None => {
+                        *found.insert(self.find(&layer.parts, &arithmetic, search_global, sources, device)?)
+                    }
                 }
             }
         };
         Ok(given(Global::Given(found.plain), Global::Given(found.best)))
     }
 
-    /// The global scale of tensors that share one.
+    /// The global scale of tensors that share one: the convention's, or if that is wanted the best of a few. Tensors that share one have
+    /// one arithmetic, which the plan makes sure of.
     fn find(
         &self,
         parts: &[Tensor<'_>],
         arithmetic: &Arithmetic,
+        searching: bool,
         sources: &Sources<'_>,
         device: &Device,
     ) -> Result<Found> {
         let mut most = 0.0f32;
         for part in parts {
-            most = most.max(self.with(part, sources, device, |source| source.amax(&self.recipe))?);
+            let Treatment { recipe, .. } = self.plan.of(part.name);
+            most = most.max(self.with(part, sources, device, |source| source.amax(recipe))?);
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
         let dtype = parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
         let plain = arithmetic.global_scale(most, |x| dtype.narrow(x));
-        if !self.searching {
+        if !searching {
             return Ok(Found { plain, best: plain });
         }
         let scales = search_global::global_scales(arithmetic, most, |x| dtype.narrow(x));
         let best = search_global::choose(&scales, |scale| {
-            let recipe = self.recipe.with_global(Global::Given(scale));
             let mut errors = ErrorStats::default();
             for part in parts {
-                let weights = self.importance.and_then(|importance| importance.of(part.name));
+                let Treatment { recipe, storage, .. } = self.plan.of(part.name);
+                let recipe = recipe.with_global(Global::Given(scale));
+                let weights = self.plan.importance().and_then(|importance| importance.of(part.name));
                 errors += self.with(part, sources, device, |source| {
-                    Ok(source.store(self.storage, &recipe, weights)?.errors)
+                    Ok(source.store(storage, &recipe, weights)?.errors)
                 })?;
             }
             Ok(errors)
@@ -255,14 +249,15 @@ impl<'a> Chooser<'a> {
         device: &Device,
         what: impl FnOnce(&dyn Source) -> crate::Result<R>,
     ) -> Result<R> {
+        let storage = self.plan.of(part.name).storage;
         let done = match sources.get(part.name) {
             Some(source) => what(&**source),
             None => {
-                let done = Matrix::of(part, self.storage)?.load(device).and_then(|source| what(&*source));
-                self.checkpoint.forget(part);
+                let done = Matrix::of(part, storage)?.load(device).and_then(|source| what(&*source));
+                self.plan.checkpoint().forget(part);
                 done
             }
         };
-        done.map_err(|error| matrix::error(part, self.storage, error))
+        done.map_err(|error| matrix::error(part, storage, error))
     }
 }

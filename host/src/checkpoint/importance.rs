@@ -7,7 +7,7 @@ use super::convention::Storage;
 use super::error::{Error, Result};
 use super::read::{Checkpoint, Tensor};
 use super::values::with_values;
-use crate::{Element, Recipe, Search};
+use crate::Element;
 
 /// What a vector may be called after its tensor.
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
@@ -25,25 +25,16 @@ pub struct Importance {
 }
 
 impl Importance {
-    /// Checks that a recipe has a search to weight.
-    ///
-    /// # Errors
-    /// [`Error::ImportanceUnused`].
-    pub fn check(recipe: &Recipe) -> Result<()> {
-        if recipe.search == Search::None { Err(Error::ImportanceUnused) } else { Ok(()) }
-    }
-
-    /// Finds the vector of each tensor: `X.importance`, `X_importance` or X itself, as many floats as X has columns.
+    /// Finds the vector of each tensor that is stored so: `X.importance`, `X_importance` or X itself, as many floats as X has columns.
     ///
     /// # Errors
     /// [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
     pub(super) fn find<'a>(
         file: &Checkpoint,
-        tensors: impl Iterator<Item = Tensor<'a>>,
-        storage: &Storage,
+        tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
     ) -> Result<Self> {
         let (mut used, mut unweighted, mut vectors) = (HashSet::new(), Vec::new(), HashMap::new());
-        for tensor in tensors {
+        for (tensor, storage) in tensors {
             let Some(stored) = candidate(file, tensor.name)? else {
                 unweighted.push(tensor.name.into());
                 continue;

@@ -8,6 +8,8 @@
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
 //! | `dtype` | what elements are in a file, in either container |
 //! | `selection` | which tensors are quantized, and why the others are not |
+//! | `recipes`, `settings`, `treatment` | recipe files and presets; settings key by key; how one tensor is quantized |
+//! | `layers` | layers by the names of tensors: which are the first and the last |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
 //! | `importance` | weights by column for the search of block scales |
 //! | `convention` | conventions of files: what a quantized tensor becomes |
@@ -48,6 +50,7 @@ mod importance;
 mod index;
 mod inspect;
 mod json;
+mod layers;
 mod matrix;
 mod modelopt;
 mod others;
@@ -56,10 +59,13 @@ mod packed;
 mod parts;
 mod quantize;
 mod read;
+mod recipes;
 mod rewrite;
 mod selection;
+mod settings;
 mod source;
 mod summary;
+mod treatment;
 mod values;
 mod workers;
 mod write;
@@ -76,12 +82,17 @@ pub use gguf::GgmlType;
 pub use global_scale::GlobalScales;
 pub use importance::Importance;
 pub use inspect::{Histogram, Inspected, inspect};
+#[cfg(feature = "cli")]
+pub(crate) use layers::layer_part;
 pub use others::Skipped;
 pub use packed::{Logical, Packed, logical};
 pub use parts::{Merged, Part, PartDone, merge, quantize_part};
 pub use quantize::{Plan, Planned, quantize};
 pub use read::{Checkpoint, Tensor};
+pub use recipes::{Preset, Recipes, presets};
 pub use rewrite::{OnProgress, Progress};
 pub use selection::{Kept, Reason, Selection, kept};
+pub use settings::{GlobalSetting, Settings};
 pub use summary::{Outcome, Plain, Summary, Sums, TensorSummary, Totals};
+pub use treatment::{Facts, UsedRecipe};
 pub use values::{Values, file_dtype, float_dtype};

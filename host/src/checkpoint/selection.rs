@@ -56,6 +56,12 @@ pub enum Reason {
     Empty,
     /// Not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
+    /// A rule of a recipe keeps it; the rule's patterns.
+    KeptByRule(String),
+    /// Of one of the first layers, as many as a recipe keeps.
+    FirstLayers(usize),
+    /// Of one of the last layers, as many as a recipe keeps.
+    LastLayers(usize),
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -79,6 +85,11 @@ impl fmt::Display for Reason {
             Self::NotAWeight => f.write_str("not called *.weight"),
             Self::Empty => f.write_str("no elements"),
             Self::NotAnExpert => f.write_str("not gpt-oss experts"),
+            Self::KeptByRule(patterns) => write!(f, "kept by a rule for {patterns}"),
+            Self::FirstLayers(1) => f.write_str("of the first layer"),
+            Self::FirstLayers(n) => write!(f, "of the first {n} layers"),
+            Self::LastLayers(1) => f.write_str("of the last layer"),
+            Self::LastLayers(n) => write!(f, "of the last {n} layers"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }
@@ -95,6 +106,20 @@ pub struct Selection {
     exclude: Vec<GlobMatcher>,
 }
 
+/// What a recipe says about quantizing a tensor or not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum Wish {
+    /// Nothing: its name and shape decide.
+    #[default]
+    Nothing,
+    /// To quantize it, whatever its name, like a pattern to include.
+    Quantize,
+    /// To leave it as it is.
+    Keep(Reason),
+    /// To leave it as it is with its layer, if it would be quantized.
+    KeepLayer(Reason),
+}
+
 impl Selection {
     /// The default, with patterns to include and to exclude.
     ///
@@ -104,15 +129,39 @@ impl Selection {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// Why a tensor is not quantized, given how it would be stored; `None` if it is.
-    pub(super) fn reason_to_copy(&self, tensor: &Tensor<'_>, storage: &Storage) -> Option<Reason> {
+    /// With patterns that are compiled already.
+    pub(super) fn of(include: Vec<GlobMatcher>, exclude: Vec<GlobMatcher>) -> Self {
+        Self { include, exclude }
+    }
+
+    /// Adds patterns.
+    ///
+    /// # Errors
+    /// [`Error::Glob`].
+    pub fn add(&mut self, include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<()> {
+        self.include.extend(matchers(include)?);
+        self.exclude.extend(matchers(exclude)?);
+        Ok(())
+    }
+
+    /// Why a tensor is not quantized, given what a recipe says and how it would be stored; `None` if it is.
+    pub(super) fn reason_to_copy(
+        &self,
+        tensor: &Tensor<'_>,
+        wish: Wish,
+        storage: &Storage,
+    ) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
+        }
+        if let Wish::Keep(reason) = wish {
+            return Some(reason);
         }
         if float_dtype(tensor.dtype).is_none() {
             return Some(Reason::Dtype(tensor.dtype));
         }
-        let included = self.include.iter().any(|pattern| pattern.is_match(tensor.name));
+        let included =
+            wish == Wish::Quantize || self.include.iter().any(|pattern| pattern.is_match(tensor.name));
         if !included && let Some(kept) = kept(tensor.name) {
             return Some(Reason::Kept(kept));
         }
@@ -125,6 +174,9 @@ impl Selection {
         }
         if tensor.elements() == 0 {
             return Some(Reason::Empty);
+        }
+        if let Wish::KeepLayer(reason) = wish {
+            return Some(reason);
         }
         storage.cannot_hold(tensor.name, tensor.shape)
     }
@@ -164,7 +216,7 @@ mod tests {
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
-        selection.reason_to_copy(&tensor, storage).map(|reason| reason.to_string())
+        selection.reason_to_copy(&tensor, Wish::Nothing, storage).map(|reason| reason.to_string())
     }
 
     #[test]

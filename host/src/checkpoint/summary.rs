@@ -9,15 +9,15 @@ use super::dtype::FileDtype;
 use super::others::Skipped;
 use super::read::Tensor;
 use super::selection::Reason;
-use crate::{ErrorStats, GlobalScale, Recipe, Report};
+use super::treatment::{Facts, UsedRecipe, by_format, common};
+use crate::recipe::Words;
+use crate::{ErrorStats, Format, GlobalScale, Report};
 
 /// What happened to a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// How it was quantized.
-    pub recipe: Recipe,
-    /// Everything that decided the bytes, name by name.
-    pub facts: Vec<(&'static str, String)>,
+    /// How it was quantized: the recipes of the plan, the one for the most elements first.
+    pub recipes: Vec<UsedRecipe>,
     /// On what.
     pub device: String,
     /// Every tensor, in the order of the files.
@@ -60,6 +60,10 @@ pub enum Outcome {
     Copied(Reason),
     /// Quantized.
     Quantized {
+        /// The format.
+        format: Format,
+        /// Which of the summary's recipes it was quantized by, if there are several.
+        recipe: Option<usize>,
         /// Counts of what could not be kept.
         report: Report,
         /// The loss.
@@ -105,6 +109,8 @@ pub struct Totals {
     pub quantized: Sums,
     /// Of those that were copied.
     pub copied: Sums,
+    /// Blocks of the tensors that were quantized.
+    pub blocks: u64,
     /// Counts of what could not be kept.
     pub report: Report,
     /// The loss.
@@ -182,7 +188,8 @@ impl Summary {
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { report, errors, global_scale, plain, .. } => {
+                Outcome::Quantized { format, report, errors, global_scale, plain, .. } => {
+                    totals.blocks += tensor.elements / format.block() as u64;
                     totals.report += *report;
                     totals.errors += *errors;
                     if let Some(plain) = plain {
@@ -197,10 +204,20 @@ impl Summary {
         totals
     }
 
+    /// Whether recipes say so: the name of one of their facts.
+    pub fn has_fact(&self, name: &str) -> bool {
+        self.recipes.iter().any(|used| used.facts.iter().any(|(known, _)| *known == name))
+    }
+
+    /// The formats, the one for the most elements first, each with the sums over its tensors.
+    pub fn formats(&self) -> Vec<(Format, Sums)> {
+        by_format(&self.recipes)
+    }
+
     /// All of it as JSON. Figures that are not finite (the SQNR of a perfect copy, say) are null.
     pub fn to_json(&self) -> Value {
         let totals = self.totals();
-        let mut json = facts_to_json(&self.facts);
+        let mut json = recipes_to_json(&self.recipes);
         let figures = json!({
             "device": self.device,
             "seconds": self.seconds,
@@ -238,8 +255,12 @@ impl TensorSummary {
         });
         match &self.outcome {
             Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
-            Outcome::Quantized { report, errors, global_scale, seconds, plain, .. } => {
+            Outcome::Quantized { format, recipe, report, errors, global_scale, seconds, plain, .. } => {
                 json["copied"] = Value::Null;
+                json["format"] = format.word().into();
+                if let Some(recipe) = recipe {
+                    json["recipe"] = (*recipe).into();
+                }
                 if let Some(scale) = global_scale {
                     json["global_scale"] = scale.value().into();
                 }
@@ -251,9 +272,21 @@ impl TensorSummary {
     }
 }
 
-/// Facts about a recipe as the first entries of a JSON object.
-pub(super) fn facts_to_json(facts: &[(&'static str, String)]) -> Map<String, Value> {
-    facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()
+/// What recipes have in common as the first entries of a JSON object, and if there are several each of them.
+pub(super) fn recipes_to_json(recipes: &[UsedRecipe]) -> Map<String, Value> {
+    let object = |facts: &Facts| -> Map<String, Value> {
+        facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()
+    };
+    let mut json = object(&common(recipes));
+    if recipes.len() > 1 {
+        let each = recipes.iter().map(|used| {
+            let mut json = object(&used.facts);
+            json.insert("used_for".into(), used.sums.to_json());
+            Value::Object(json)
+        });
+        json.insert("recipes".into(), each.collect());
+    }
+    json
 }
 
 fn loss_to_json(report: &Report, errors: &ErrorStats, plain: Option<&ErrorStats>) -> Value {

@@ -18,6 +18,7 @@ mod plot;
 mod progress;
 mod quantize;
 mod recipe;
+mod recipes;
 mod report;
 mod table;
 mod words;
@@ -43,6 +44,8 @@ struct Cli {
 enum Command {
     /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8.
     Quantize(quantize::Args),
+    /// List the recipes that come with the program, or print one.
+    Recipes(recipes::Args),
     /// Put together what `quantize --part` has made.
     Merge(merge::Args),
     /// Turn a quantized checkpoint back into floats.
@@ -70,6 +73,7 @@ pub fn main() -> ExitCode {
     }
     let result = match command {
         Command::Quantize(args) => quantize::run(args),
+        Command::Recipes(args) => recipes::run(args),
         Command::Merge(args) => merge::run(args),
         Command::Dequantize(args) => dequantize::run(args),
         Command::Convert(args) => convert::run(args),

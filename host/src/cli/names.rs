@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::checkpoint::layer_part;
+
 /// A tensor's place in a model. `model.layers.3.mlp.experts.7.up_proj.weight` is of layer 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -21,7 +23,7 @@ impl Place {
         let parts: Vec<&str> = name.split('.').collect();
         let is_number = |part: &str| part.parse::<u64>().is_ok();
         let kind = parts.iter().filter(|part| !is_number(part)).copied().collect::<Vec<_>>().join(".");
-        match parts.iter().position(|part| is_number(part)) {
+        match layer_part(&parts) {
             None => Self { layer: None, stack: String::new(), rest: name.into(), kind },
             Some(at) => {
                 let (stack, rest) = parts.split_at(at + 1);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::pending::Pending;
 use super::progress::Bar;
-use super::recipe::{RecipeArgs, recipe_text};
+use super::recipe::{RecipeArgs, distinction, recipes_text};
 use super::report::{self, Run};
 use super::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
@@ -16,10 +16,10 @@ use super::table::{
 use super::words::{pattern, words};
 use super::{Usage, device, print, warn};
 use crate::checkpoint::{
-    self, Checkpoint, FileConvention, Outcome, Part, PartDone, Plan, Planned, Selection, Summary, Sums,
-    Totals,
+    self, Checkpoint, Error, FileConvention, Outcome, Part, PartDone, Plan, Planned, Summary, Sums, Totals,
 };
-use crate::{DeviceChoice, ErrorStats};
+use crate::recipe::Words;
+use crate::{DeviceChoice, ErrorStats, Format};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -58,27 +58,28 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    let recipe = args.recipe.recipe()?;
+    let mut recipes = args.recipe.recipes()?;
+    recipes.select(&args.include, &args.exclude)?;
+    // What is wrong whatever the input is said first.
+    recipes.check_settings().map_err(of_options)?;
     let checkpoint = Checkpoint::open(&args.input)?;
-    let convention = args.out_convention.unwrap_or(checkpoint.own_convention());
-    convention.check(&recipe).map_err(Usage::new)?;
-    let selection = Selection::new(&args.include, &args.exclude)?;
-    let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
-    for pattern in selection.unmatched(&names) {
-        warn(format_args!("warning: no tensor is called {pattern:?}"));
+    let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
+    recipes.check(convention).map_err(of_options)?;
+    for warning in recipes.unmatched(&checkpoint) {
+        warn(format_args!("warning: {warning}"));
     }
-    let mut plan = Plan::new(&checkpoint, &selection, recipe, convention)?;
+    let mut plan = Plan::by_recipes(&checkpoint, &recipes, convention).map_err(of_options)?;
+    for warning in plan.idle_rules(&recipes) {
+        warn(format_args!("warning: {warning}"));
+    }
     if let Some(path) = args.recipe.global_scales() {
         take_global_scales(&mut plan, path)?;
     }
     if let Some(path) = args.recipe.importance() {
         take_importance(&mut plan, path)?;
     }
-    if args.recipe.search_global {
-        plan.search_global_scales().map_err(Usage::new)?;
-    }
     if args.recipe.check_search {
-        plan.check_searches().map_err(Usage::new)?;
+        plan.check_searches().map_err(of_options)?;
     }
     if args.report.is_some() {
         plan.collect_details(report::WORST_BLOCKS);
@@ -115,11 +116,22 @@ pub(super) fn run(args: Args) -> Result<()> {
     print(facts.1)
 }
 
+/// What is wrong with the options is a wrong command line.
+fn of_options(error: Error) -> anyhow::Error {
+    match error {
+        Error::Settings { .. }
+        | Error::NoGlobalSearch { .. }
+        | Error::NothingToCheck { .. }
+        | Error::ImportanceUnused => Usage::new(error).into(),
+        error => error.into(),
+    }
+}
+
 /// Takes global scales from a file, and says what is odd about it.
 fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
     let context = || format!("cannot take global scales from {}", path.display());
     let file = Checkpoint::open(path).with_context(context)?;
-    let found = plan.take_global_scales(&file)?;
+    let found = plan.take_global_scales(&file).map_err(of_options)?;
     let notes = [
         (&found.unused, "no tensor to quantize is called so"),
         (&found.inverted, "inverted, which rounds, because the convention takes the other direction"),
@@ -137,7 +149,7 @@ fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
     let context = || format!("cannot take importance from {}", path.display());
     let file = Checkpoint::open(path).with_context(context)?;
     let to_quantize = plan.quantized();
-    let found = plan.take_importance(&file)?;
+    let found = plan.take_importance(&file).map_err(of_options)?;
     let unweighted = format!(
         "{} of {} tensors to quantize have no importance and are searched unweighted",
         count(found.unweighted.len() as u64),
@@ -175,7 +187,7 @@ fn part_text(done: &PartDone, Part { index, of }: Part, args: &Args) -> String {
 fn summary_text(summary: &Summary, out: &Path) -> String {
     let totals = summary.totals();
     let (report, errors) = (totals.report, totals.errors);
-    let blocks = totals.quantized.elements / summary.recipe.format().block() as u64;
+    let blocks = totals.blocks;
     let of_blocks = |n: u64| format!("{} of {} blocks", count(n), count(blocks));
     let mut facts = table(&["loss", "", "counts", ""]);
     for row in [
@@ -193,17 +205,17 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
             copied.push((reason.to_string(), tensor.name.as_str()));
         }
     }
-    let (device, recipe) = (&summary.device, recipe_text(&summary.facts));
+    let (device, recipes) = (&summary.device, recipes_text(&summary.recipes));
     let compute = format!("{} ({})", seconds(totals.seconds), rate(totals.bytes_per_second()));
     let moved = totals.quantized.with(totals.copied);
     let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
     let whole = format!("{} ({all})", seconds(summary.seconds));
-    let mut text = format!("{}\n\n{}\n", sums_table(totals.quantized, totals.copied), facts.trim_fmt());
+    let mut text = format!("{}\n\n{}\n", sums_table(&summary.formats(), totals.copied), facts.trim_fmt());
     text += &search_table(summary, &totals, blocks);
     text += &reasons_table(&copied);
     text += &skipped_text(&summary.skipped);
     text + &format!(
-        "\nformat  {recipe}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
+        "\n{recipes}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
         out.display()
     )
 }
@@ -225,7 +237,7 @@ fn search_table(summary: &Summary, totals: &Totals, blocks: u64) -> String {
     ] {
         rows.add_row([what, &found]);
     }
-    if summary.facts.iter().any(|(name, _)| *name == "search_global") {
+    if summary.has_fact("search_global") {
         rows.add_row(["global scales changed", &of(totals.rescaled_tensors, tensors)]);
     }
     if let Some(checked) = summary.checked_blocks {
@@ -237,31 +249,37 @@ fn search_table(summary: &Summary, totals: &Totals, blocks: u64) -> String {
 /// What a dry run prints.
 fn plan_text(plan: &Plan<'_>) -> String {
     let mut rows = table(&["tensor", "dtype, shape", "becomes", ">before", ">after"]);
-    let (mut quantized, mut copied) = (Sums::default(), Sums::default());
+    let (recipes, mut copied) = (plan.recipes(), Sums::default());
     let mut tensors: Vec<_> = plan.tensors.iter().collect();
     tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
-    for Planned { tensor, reason, bytes_after } in tensors {
+    for Planned { tensor, reason, bytes_after, recipe } in tensors {
         let before = tensor.data.len() as u64;
-        let (sums, becomes) = match reason {
-            None => (&mut quantized, plan.recipe().format().to_string()),
-            Some(reason) => (&mut copied, format!("copy: {reason}")),
+        let becomes = match reason {
+            None => distinction(&recipes[*recipe], &recipes),
+            Some(reason) => {
+                copied.add(tensor.elements(), before, *bytes_after);
+                format!("copy: {reason}")
+            }
         };
-        sums.add(tensor.elements(), before, *bytes_after);
         let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
         rows.add_row([tensor.name, &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
     }
-    let (recipe, rows) = (recipe_text(&plan.facts()), rows.trim_fmt());
-    format!("{rows}\n\n{}\n\nformat  {recipe}\nnothing was written", sums_table(quantized, copied))
+    let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
+    format!("{rows}\n\n{sums}\n\n{}\nnothing was written", recipes_text(&recipes))
 }
 
-fn sums_table(quantized: Sums, copied: Sums) -> String {
-    let mut sums = table(&["", ">tensors", ">elements", ">before", ">after", ">ratio"]);
-    for (what, sum) in [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))] {
+/// The tensors of each format, if there are several, and of all; and those that are copied.
+fn sums_table(formats: &[(Format, Sums)], copied: Sums) -> String {
+    let quantized = formats.iter().fold(Sums::default(), |sum, (_, sums)| sum.with(*sums));
+    let several = formats.iter().filter(|_| formats.len() > 1).map(|(format, sums)| (format.word(), *sums));
+    let all = [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))];
+    let mut rows = table(&["", ">tensors", ">elements", ">before", ">after", ">ratio"]);
+    for (what, sum) in several.chain(all) {
         let ratio = format!("{:.2}", sum.ratio());
         let (before, after) = (bytes(sum.bytes_before), bytes(sum.bytes_after));
-        sums.add_row([what, &count(sum.tensors), &count(sum.elements), &before, &after, &ratio]);
+        rows.add_row([what, &count(sum.tensors), &count(sum.elements), &before, &after, &ratio]);
     }
-    sums.trim_fmt()
+    rows.trim_fmt()
 }
 
 /// Why tensors were copied, the commonest reason first.

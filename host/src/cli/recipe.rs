@@ -5,18 +5,22 @@ use std::str::FromStr;
 
 use anyhow::Result;
 
-use super::Usage;
+use super::table::count;
 use super::words::words;
-use crate::checkpoint::Importance;
+use crate::checkpoint::{Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 use crate::formats::{ScaleRule, Ties};
 use crate::recipe::Words;
-use crate::{Convention, Error, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search};
+use crate::{Convention, Format, NonFinite, Search};
 
 #[derive(clap::Args)]
 pub(super) struct RecipeArgs {
-    /// The format
-    #[arg(long, default_value = "mxfp4", value_parser = words::<Format>())]
-    format: Format,
+    /// A recipe file (*.toml, or a path), or one that comes with the program: `microscale recipes` lists them. Other options go before
+    /// what it says for all tensors
+    #[arg(long, value_name = "FILE|NAME")]
+    recipe: Option<String>,
+    /// The format [default: mxfp4]
+    #[arg(long, value_parser = words::<Format>())]
+    format: Option<Format>,
     /// The library whose arithmetic is followed [default: ocp, and for nvfp4 compressed-tensors]
     #[arg(long, value_parser = words::<Convention>())]
     convention: Option<Convention>,
@@ -29,9 +33,9 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "VALUE|FILE|none", help = global_scale_help())]
     global_scale: Option<GlobalScaleArg>,
     /// Choose block scales by the squared error that they make, instead of by the largest magnitude: the better of two (four-six), the
-    /// best near the usual one (window), or the best of all (full) (mxfp4, nvfp4)
-    #[arg(long, default_value = "none", value_parser = words::<Search>())]
-    search: Search,
+    /// best near the usual one (window), or the best of all (full) (mxfp4, nvfp4) [default: none]
+    #[arg(long, value_parser = words::<Search>())]
+    search: Option<Search>,
     /// Weight errors by column in the search: a .safetensors file with a vector of floats for each tensor X, called X.importance,
     /// X_importance or X, one number for each column of X (such as the mean square of the activations that it meets). Tensors
     /// without one are searched unweighted
@@ -40,13 +44,13 @@ pub(super) struct RecipeArgs {
     /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared error, not weighted
     /// (nvfp4, with --search)
     #[arg(long)]
-    pub(super) search_global: bool,
+    search_global: bool,
     /// Compare each scale that was chosen with all that can be stored, slowly, and stop if one errs less (with --search full)
     #[arg(long)]
     pub(super) check_search: bool,
-    /// What to do about NaN and infinities
-    #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
-    non_finite: NonFinite,
+    /// What to do about NaN and infinities [default: error]
+    #[arg(long, value_parser = words::<NonFinite>())]
+    non_finite: Option<NonFinite>,
 }
 
 /// Where global scales come from, if not from amax.
@@ -85,30 +89,33 @@ fn global_scale_help() -> String {
 }
 
 impl RecipeArgs {
-    /// The recipe.
-    ///
-    /// # Errors
-    /// [`Usage`] for options that do not go together.
-    pub(super) fn recipe(&self) -> Result<Recipe> {
-        let format = self.format;
-        let convention = self.convention.unwrap_or(Convention::default_for(format));
-        let mut recipe = Recipe::of(format, convention).map_err(Usage::new)?;
-        recipe.non_finite = self.non_finite;
-        recipe.search = self.search;
-        recipe.check().map_err(Usage::new)?;
-        if let Some(rule) = self.scale_rule {
-            set_scale_rule(&mut recipe.scheme, rule)?;
+    /// The recipes: those of the file or preset, if one is named, with the options over them.
+    pub(super) fn recipes(&self) -> Result<Recipes> {
+        let mut recipes = match &self.recipe {
+            None => Recipes::default(),
+            Some(named) => Recipes::named(named)?,
+        };
+        recipes.set(self.settings());
+        Ok(recipes)
+    }
+
+    /// What is given as options.
+    fn settings(&self) -> Settings {
+        Settings {
+            format: self.format,
+            convention: self.convention,
+            scale_rule: self.scale_rule,
+            ties: self.ties,
+            global_scale: self.global_scale.as_ref().map(|global_scale| match global_scale {
+                GlobalScaleArg::None => GlobalSetting::Absent,
+                GlobalScaleArg::Value(value) => GlobalSetting::Value(*value),
+                // Those of a file take the place of computed ones when the plan is made.
+                GlobalScaleArg::File(_) => GlobalSetting::FromAmax,
+            }),
+            search: self.search,
+            search_global: self.search_global.then_some(true),
+            non_finite: self.non_finite,
         }
-        if let Some(ties) = self.ties {
-            set_ties(&mut recipe.scheme, ties)?;
-        }
-        if let Some(global_scale) = &self.global_scale {
-            recipe = recipe.with_global(global(global_scale, &recipe.scheme)?);
-        }
-        if self.importance.is_some() {
-            Importance::check(&recipe).map_err(Usage::new)?;
-        }
-        Ok(recipe)
     }
 
     /// The file with weights by column.
@@ -125,50 +132,41 @@ impl RecipeArgs {
     }
 }
 
-fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<()> {
-    match scheme {
-        Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule = rule,
-        Scheme::Mxfp8E4m3(scale_rule) | Scheme::Mxfp8E5m2(scale_rule) => *scale_rule = rule,
-        Scheme::Nvfp4(..) => {
-            let why = "--scale-rule is about scales that are powers of two, which nvfp4 does not have; its block scales \
-                       follow from --convention alone";
-            return Err(Usage::new(why).into());
+/// Recipes in words: a line for each, and one for what files they are in. `format  mxfp4, convention ocp: …`.
+pub(super) fn recipes_text(recipes: &[UsedRecipe]) -> String {
+    let line = |used: &UsedRecipe| match recipes.len() {
+        1 => recipe_text(&used.facts),
+        _ => {
+            let tensors = used.sums.tensors;
+            let plural = if tensors == 1 { "" } else { "s" };
+            format!("{} ({} tensor{plural})", recipe_text(&used.facts), count(tensors))
         }
-    }
-    Ok(())
+    };
+    let lines: Vec<_> = recipes.iter().map(line).collect();
+    let files = recipes.first().and_then(|used| fact(&used.facts, "files"));
+    let files = files.map_or(String::new(), |files| format!("\nfiles   {files}"));
+    format!("format  {}{files}", lines.join("\n        "))
 }
 
-fn set_ties(scheme: &mut Scheme, ties: Ties) -> Result<()> {
-    let format = scheme.format();
-    let Scheme::Mxfp4(arithmetic) = scheme else {
-        let why = format!("--ties is for mxfp4; every implementation of {format} takes ties to even");
-        return Err(Usage::new(why).into());
+/// A recipe's format, and in what it differs from the first one of that format: `nvfp4, search full`.
+pub(super) fn distinction(used: &UsedRecipe, recipes: &[UsedRecipe]) -> String {
+    let format = used.recipe.format();
+    let first = recipes.iter().find(|other| other.recipe.format() == format).unwrap_or(used);
+    let keys = ["convention", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
+    let other = |key: &&str| {
+        let (fact, usual) = (fact(&used.facts, key), fact(&first.facts, key));
+        (fact != usual).then(|| format!(", {} {}", key.replace('_', " "), fact.unwrap_or("none")))
     };
-    arithmetic.ties = ties;
-    Ok(())
+    format!("{format}{}", keys.iter().filter_map(other).collect::<String>())
 }
 
-/// Where the global scale comes from. Those of a file take the place of computed ones when the plan is made.
-fn global(global_scale: &GlobalScaleArg, scheme: &Scheme) -> Result<Global> {
-    let Scheme::Nvfp4(arithmetic, _) = scheme else {
-        return Err(Usage::new(Error::NoGlobalScale { format: scheme.format() }).into());
-    };
-    Ok(match global_scale {
-        GlobalScaleArg::None => Global::Absent,
-        GlobalScaleArg::File(_) => Global::FromAmax,
-        GlobalScaleArg::Value(value) => {
-            let given = GlobalScale::of(arithmetic.direction, *value);
-            if !given.in_range() {
-                return Err(Usage::new(Error::GlobalScale { given }).into());
-            }
-            Global::Given(given)
-        }
-    })
+fn fact<'f>(facts: &'f Facts, wanted: &str) -> Option<&'f str> {
+    facts.iter().find(|(name, _)| *name == wanted).map(|(_, fact)| fact.as_str())
 }
 
 /// A recipe's facts in a line: `mxfp4, convention ocp: scale rule floor, ties even, -0 keep`.
-pub(super) fn recipe_text(facts: &[(&'static str, String)]) -> String {
-    let fact = |wanted| facts.iter().find(|(name, _)| *name == wanted).map(|(_, fact)| fact.as_str());
+fn recipe_text(facts: &Facts) -> String {
+    let fact = |wanted| fact(facts, wanted);
     let mut text = fact("format").unwrap_or_default().to_string();
     if let Some(convention) = fact("convention") {
         text += &format!(", convention {convention}");
@@ -201,13 +199,13 @@ pub(super) fn recipe_text(facts: &[(&'static str, String)]) -> String {
     if let Some(tried) = fact("search_global") {
         details.push(format!("global scale searched: amax to {tried}"));
     }
-    let files = fact("files").map_or(String::new(), |files| format!("\nfiles   {files}"));
-    format!("{text}: {}{files}", details.join(", "))
+    format!("{text}: {}", details.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Global, GlobalScale, Recipe};
 
     #[test]
     fn recipes_in_words() {

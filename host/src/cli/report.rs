@@ -54,11 +54,13 @@ impl Run<'_> {
     fn opening(&self, m: &mut Markup, name: &str) {
         let totals = self.summary.totals();
         let all = totals.quantized.with(totals.copied);
-        let format = self.summary.recipe.format().word().to_uppercase();
+        let formats = self.summary.formats();
+        let formats: Vec<_> = formats.iter().map(|(format, _)| format.word().to_uppercase()).collect();
+        let formats = formats.join(" and ");
         m.element("header", &[], |m| {
             m.leaf("h1", &[], name);
             let when = date(self.started);
-            m.leaf("p", &[("class", &"lead")], format_args!("Quantized to {format} on {when}"));
+            m.leaf("p", &[("class", &"lead")], format_args!("Quantized to {formats} on {when}"));
             m.element("dl", &[("class", &"tiles")], |m| {
                 let error = figure(totals.errors.relative_squared_error());
                 tile(
@@ -89,8 +91,9 @@ impl Run<'_> {
         section(m, "totals", "Totals", |m| totals::write(m, summary));
         section(m, "settings", "Settings", |m| totals::settings(m, self));
         section(m, "tensors", "Loss by tensor", |m| tensors::write(m, summary));
-        if let Some(histogram) = summary.histogram() {
-            section(m, "distributions", "Scales and codes", |m| distributions::write(m, &histogram));
+        let histograms = summary.histograms();
+        if !histograms.is_empty() {
+            section(m, "distributions", "Scales and codes", |m| distributions::write(m, &histograms));
             section(m, "blocks", "Worst blocks", |m| blocks::write(m, summary));
         }
         if copied {

@@ -1,10 +1,12 @@
 //! What config.json says about a checkpoint's weights, beside what they are.
 
 use globset::Glob;
+use regex::bytes::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
 use super::{Defect, Finding};
-use crate::checkpoint::convention::{FileConvention, WEIGHT};
+use crate::checkpoint::compressed_tensors::format_word;
+use crate::checkpoint::convention::{FileConvention, WEIGHT, module};
 use crate::checkpoint::description::{Description, QUANTIZATION};
 use crate::checkpoint::ignored::ignored_module;
 use crate::checkpoint::packed::Packed;
@@ -93,21 +95,16 @@ fn layers(
     found: &mut impl FnMut(Option<&str>, String),
 ) {
     if let Some(groups) = quantization.get("config_groups").and_then(Value::as_object) {
-        let weights: Vec<_> = groups.values().filter_map(|group| group.get("weights")).collect();
-        for packed in packed.iter().filter(|packed| !weights.iter().any(|weights| describes(weights, packed)))
-        {
-            let format = packed.format;
-            found(Some(packed.name), format!("it is {format}, which no entry of config_groups describes"));
-        }
+        let groups: Vec<_> = groups.iter().map(|(name, group)| Group::of(name, group)).collect();
+        packed.iter().for_each(|packed| group_of(packed, &groups, found));
     }
     // gpt-oss' loaders take experts and leave the rest, whatever is listed.
     let listed = ["ignore", "exclude_modules"].iter().find_map(|key| quantization.get(*key)?.as_array());
     let Some(listed) = listed else { return };
-    let ignored: Vec<_> = listed.iter().filter_map(Value::as_str).collect();
-    let is_ignored = |module: &str| ignored.iter().any(|pattern| matches(pattern, module));
+    let ignored: Vec<_> = listed.iter().filter_map(Value::as_str).map(Pattern::of).collect();
+    let is_ignored = |layer: &str| ignored.iter().any(|pattern| pattern.leaves_out(layer));
     for packed in packed {
-        let module = packed.name.strip_suffix(WEIGHT).unwrap_or(packed.name);
-        if is_ignored(module) {
+        if is_ignored(module(packed.name)) {
             found(Some(packed.name), "it is quantized, but the config says that it is not".into());
         }
     }
@@ -120,25 +117,105 @@ fn layers(
     }
 }
 
-/// Whether an entry of a config is about such weights.
-fn describes(weights: &Value, packed: &Packed<'_>) -> bool {
-    let number = |key| weights.get(key).and_then(Value::as_u64);
-    let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
-    number("num_bits") == Some(bits) && number("group_size").is_none_or(|size| size == block)
+/// Whether a layer is as the group says that it is in; or if none says so, as any group says.
+fn group_of(packed: &Packed<'_>, groups: &[Group<'_>], found: &mut impl FnMut(Option<&str>, String)) {
+    let (layer, format) = (module(packed.name), packed.format);
+    let known = groups.iter().filter_map(|group| Some((group.names(layer)?, group)));
+    match known.min_by_key(|(how, _)| *how) {
+        Some((_, group)) if !group.describes(packed) => {
+            let what = format!("it is {format}, but {}, which is about it, says something else", group.name);
+            found(Some(packed.name), what);
+        }
+        None if !groups.iter().any(|group| group.describes(packed)) => {
+            found(Some(packed.name), format!("it is {format}, which no entry of config_groups describes"));
+        }
+        _ => {}
+    }
 }
 
-/// Whether an entry of a list of modules means one: its name, a glob, or after `re:` a regular expression, of which only those that
-/// are as simple as globs are looked into. What is not understood is taken to mean it.
-fn matches(pattern: &str, module: &str) -> bool {
-    let glob = match pattern.strip_prefix("re:") {
-        Some(expression) => {
-            expression.trim_start_matches('^').trim_end_matches('$').replace("\\.", ".").replace(".*", "*")
+/// An entry of config_groups.
+struct Group<'a> {
+    name: &'a str,
+    format: Option<&'a str>,
+    weights: Option<&'a Value>,
+    targets: Vec<Pattern<'a>>,
+}
+
+/// How a target means a layer: loaders take the first of these that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Named {
+    ByName,
+    ByPattern,
+    ByClass,
+}
+
+impl<'a> Group<'a> {
+    fn of(name: &'a str, group: &'a Value) -> Self {
+        let targets = group.get("targets").and_then(Value::as_array).into_iter().flatten();
+        let targets = targets.filter_map(Value::as_str).map(Pattern::of).collect();
+        Self {
+            name,
+            format: group.get("format").and_then(Value::as_str),
+            weights: group.get("weights"),
+            targets,
         }
-        None => pattern.into(),
-    };
-    let inside = || module.strip_prefix(&*glob).is_some_and(|rest| rest.starts_with('.'));
-    let matcher = Glob::new(&glob).map(|glob| glob.compile_matcher());
-    inside() || matcher.map_or(true, |matcher| matcher.is_match(module))
+    }
+
+    /// How its targets mean a layer, if they do.
+    fn names(&self, layer: &str) -> Option<Named> {
+        let how = |target: &Pattern<'_>| match target {
+            Pattern::Text("Linear") => Some(Named::ByClass),
+            Pattern::Text(name) => (*name == layer).then_some(Named::ByName),
+            Pattern::Expression(expression) => {
+                expression.is_match(layer.as_bytes()).then_some(Named::ByPattern)
+            }
+            Pattern::NotUnderstood => None,
+        };
+        self.targets.iter().filter_map(how).min()
+    }
+
+    /// Whether it is about such weights.
+    fn describes(&self, packed: &Packed<'_>) -> bool {
+        let Some(weights) = self.weights else { return false };
+        let number = |key| weights.get(key).and_then(Value::as_u64);
+        let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
+        let ours = packed.convention() == FileConvention::CompressedTensors;
+        number("num_bits") == Some(bits)
+            && number("group_size").is_none_or(|size| size == block)
+            && self.format.is_none_or(|word| !ours || word == format_word(packed.format))
+    }
+}
+
+/// What a config means layers by.
+enum Pattern<'a> {
+    /// A name, or a class, or a glob.
+    Text(&'a str),
+    /// After `re:`, a regular expression for the beginning of a name.
+    Expression(Regex),
+    /// One with parts that only Python knows.
+    NotUnderstood,
+}
+
+impl<'a> Pattern<'a> {
+    fn of(text: &'a str) -> Self {
+        let Some(expression) = text.strip_prefix("re:") else { return Self::Text(text) };
+        let regex = RegexBuilder::new(&format!("^(?:{expression})")).unicode(false).build();
+        regex.map_or(Self::NotUnderstood, Self::Expression)
+    }
+
+    /// Whether a layer that is meant is left out: by its name or that of what holds it, a glob, or a regular expression. What is not
+    /// understood is taken to mean it.
+    fn leaves_out(&self, layer: &str) -> bool {
+        match self {
+            Self::NotUnderstood => true,
+            Self::Expression(expression) => expression.is_match(layer.as_bytes()),
+            Self::Text(text) => {
+                let inside = || layer.strip_prefix(text).is_some_and(|rest| rest.starts_with('.'));
+                let matcher = Glob::new(text).map(|glob| glob.compile_matcher());
+                inside() || matcher.map_or(true, |matcher| matcher.is_match(layer))
+            }
+        }
+    }
 }
 
 /// Whether a layer of the language model is as wide as the model.

@@ -3,15 +3,20 @@
 use super::WORST_BLOCKS;
 use super::distributions::scale;
 use super::rows::table;
-use crate::checkpoint::{Summary, TensorSummary};
+use crate::checkpoint::{Outcome, Summary, TensorSummary};
 use crate::cli::markup::Markup;
 use crate::cli::table::{count, figure};
 use crate::{BlockError, Format};
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
-    let block = summary.recipe.format().block();
+    let formats = summary.formats();
+    let columns = formats.iter().map(|(format, _)| match formats.len() {
+        1 => format!("{}·i", format.block()),
+        _ => format!("{}·i ({format})", format.block()),
+    });
+    let columns = columns.collect::<Vec<_>>().join(" or ");
     let text = format!(
-        "Rows are those of the matrix that is stored, and block i of a row has the columns from {block}·i on; both are counted \
+        "Rows are those of the matrix that is stored, and block i of a row has the columns from {columns} on; both are counted \
          from 0. The scale is what a code of 1 is worth."
     );
     m.leaf("p", &[], text);
@@ -25,17 +30,24 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
         m.leaf("p", &[], format_args!("{caption}: no block lost anything."));
         return;
     }
-    let format = summary.recipe.format();
-    let mut header = vec!["tensor", ">row", ">block", ">amax", ">scale byte"];
+    let formats = summary.formats();
+    let several = formats.len() > 1;
+    let mut header = vec!["tensor"];
+    header.extend(several.then_some("format"));
+    header.extend([">row", ">block", ">amax", ">scale byte"]);
     // Only NVFP4's is more than what the byte stands for.
-    let under_global = format == Format::Nvfp4;
+    let under_global = formats.iter().any(|(format, _)| *format == Format::Nvfp4);
     header.extend(under_global.then_some(">stored scale"));
     header.extend([">scale", ">squared error", ">relative to energy"]);
     table(m, caption, &header, |rows| {
         rows.body(|rows| {
             for (tensor, block) in blocks {
+                let Outcome::Quantized { format, .. } = tensor.outcome else { continue };
                 rows.row(|row| {
                     row.name(&tensor.name, true);
+                    if several {
+                        row.cell(format);
+                    }
                     row.cell(count(block.row as u64));
                     row.cell(count(block.block as u64));
                     row.cell(figure(block.amax.into()));

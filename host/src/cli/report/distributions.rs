@@ -9,6 +9,7 @@ use crate::cli::markup::{Markup, Px};
 use crate::cli::plot::{Axis, WIDTH, framed, label, line};
 use crate::cli::table::count;
 use crate::formats::{E2m1, E4m3, E5m2};
+use crate::recipe::Words;
 
 const LEFT: f64 = 48.0;
 const RIGHT: f64 = WIDTH - 8.0;
@@ -30,7 +31,15 @@ struct Column {
     n: u64,
 }
 
-pub(super) fn write(m: &mut Markup, histogram: &Histogram) {
+/// Those of each format.
+pub(super) fn write(m: &mut Markup, histograms: &[Histogram]) {
+    for histogram in histograms {
+        of_format(m, histogram, histograms.len() > 1);
+    }
+}
+
+fn of_format(m: &mut Markup, histogram: &Histogram, several: bool) {
+    let of = if several { format!(" of {}", histogram.format.word().to_uppercase()) } else { String::new() };
     let (format, blocks) = (histogram.format, histogram.blocks());
     let under =
         if format == Format::Nvfp4 { " as they are stored, under each tensor’s global scale" } else { "" };
@@ -39,10 +48,10 @@ pub(super) fn write(m: &mut Markup, histogram: &Histogram) {
         n => format!(" {} blocks have the NaN scale and are not drawn.", count(n)),
     };
     let scales = format!("The scales of {} blocks{under}.{nan}", count(blocks));
-    chart(m, "Block scales", &scales, "blocks", &scale_columns(histogram));
+    chart(m, &format!("Block scales{of}"), &scales, "blocks", &scale_columns(histogram));
     let elements = histogram.codes.iter().sum();
     let codes = format!("The codes of {} elements, by their values before scaling.", count(elements));
-    chart(m, "Codes", &codes, "elements", &code_columns(histogram));
+    chart(m, &format!("Codes{of}"), &codes, "elements", &code_columns(histogram));
 }
 
 fn scale_columns(histogram: &Histogram) -> Vec<Column> {

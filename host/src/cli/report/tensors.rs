@@ -5,7 +5,7 @@ use crate::checkpoint::{Outcome, Plain, Summary, TensorSummary};
 use crate::cli::markup::{Markup, Px};
 use crate::cli::plot::{Axis, Point, dots_by_layer, has_layers};
 use crate::cli::table::{bytes, count, decibels, figure, natural_order, shape};
-use crate::{ErrorStats, Report};
+use crate::{ErrorStats, Format, Report};
 
 /// Fewer tensors are seen at a glance in the table.
 const FEWEST_DOTS: usize = 16;
@@ -15,6 +15,7 @@ const DEVIATIONS: f64 = 4.0;
 
 struct Quantized<'a> {
     tensor: &'a TensorSummary,
+    format: Format,
     report: &'a Report,
     errors: &'a ErrorStats,
     plain: Option<&'a Plain>,
@@ -25,9 +26,9 @@ impl<'a> Quantized<'a> {
     fn of(tensor: &'a TensorSummary) -> Option<Self> {
         match &tensor.outcome {
             Outcome::Copied(_) => None,
-            Outcome::Quantized { report, errors, plain, .. } => {
+            Outcome::Quantized { format, report, errors, plain, .. } => {
                 let sqnr_db = errors.sqnr_db();
-                Some(Self { tensor, report, errors, plain: plain.as_ref(), sqnr_db })
+                Some(Self { tensor, format: *format, report, errors, plain: plain.as_ref(), sqnr_db })
             }
         }
     }
@@ -49,7 +50,10 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let searched = tensors.iter().any(|tensor| tensor.plain.is_some());
     let remarked = remarks.iter().any(|remarks| !remarks.is_empty());
 
-    let mut header = vec!["tensor", "dtype", "shape", ">before", ">after", ">rel. sq. error"];
+    let several = summary.formats().len() > 1;
+    let mut header = vec!["tensor"];
+    header.extend(several.then_some("format"));
+    header.extend(["dtype", "shape", ">before", ">after", ">rel. sq. error"]);
     header.extend(searched.then_some(">plain scales"));
     header.extend([">SQNR", "0 dB to the best"]);
     header.extend(remarked.then_some("remarks"));
@@ -60,7 +64,7 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
         rows.body(|rows| {
             for (tensor, remarks) in tensors.iter().zip(&remarks) {
                 rows.row(|row| {
-                    cells(row, tensor, searched);
+                    cells(row, tensor, several, searched);
                     row.drawn("strip", |m| bar(m, &axis, &typical, tensor.sqnr_db));
                     if remarked {
                         row.drawn("remark", |m| m.text(remarks.join(", ")));
@@ -71,9 +75,12 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     });
 }
 
-fn cells(row: &mut Row<'_>, tensor: &Quantized<'_>, searched: bool) {
-    let Quantized { tensor, errors, plain, sqnr_db, .. } = tensor;
+fn cells(row: &mut Row<'_>, tensor: &Quantized<'_>, several: bool, searched: bool) {
+    let Quantized { tensor, format, errors, plain, sqnr_db, .. } = tensor;
     row.name(&tensor.name, true);
+    if several {
+        row.cell(format);
+    }
     row.cell(tensor.dtype);
     row.cell(shape(&tensor.shape));
     row.cell(bytes(tensor.bytes_before));

@@ -6,25 +6,28 @@ use crate::ErrorStats;
 use crate::checkpoint::{Summary, Totals};
 use crate::cli::markup::Markup;
 use crate::cli::table::{bytes, count, decibels, figure, rate, seconds};
+use crate::recipe::Words;
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let totals = summary.totals();
     m.element("div", &[("class", &"beside")], |m| {
-        sizes(m, &totals);
+        sizes(m, summary, &totals);
         loss(m, &totals.errors);
-        counts(m, summary, &totals);
+        counts(m, &totals);
         search(m, summary, &totals);
     });
 }
 
-fn sizes(m: &mut Markup, totals: &Totals) {
+fn sizes(m: &mut Markup, summary: &Summary, totals: &Totals) {
     let header = ["", ">tensors", ">elements", ">before", ">after", ">ratio"];
     table(m, "Sizes", &header, |rows| {
         rows.body(|rows| {
             let (quantized, copied) = (totals.quantized, totals.copied);
-            for (what, sum) in
-                [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))]
-            {
+            let formats = summary.formats();
+            let several = formats.iter().filter(|_| formats.len() > 1);
+            let several = several.map(|(format, sums)| (format.word(), *sums));
+            let all = [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))];
+            for (what, sum) in several.chain(all) {
                 let cells = [
                     count(sum.tensors),
                     count(sum.elements),
@@ -49,12 +52,8 @@ fn loss(m: &mut Markup, errors: &ErrorStats) {
     });
 }
 
-fn blocks(summary: &Summary, totals: &Totals) -> u64 {
-    totals.quantized.elements / summary.recipe.format().block() as u64
-}
-
-fn counts(m: &mut Markup, summary: &Summary, totals: &Totals) {
-    let (report, blocks) = (totals.report, blocks(summary, totals));
+fn counts(m: &mut Markup, totals: &Totals) {
+    let (report, blocks) = (totals.report, totals.blocks);
     let caption = format!("What could not be kept, of {} blocks", count(blocks));
     table(m, &caption, &["what", ">count", ">share"], |rows| {
         rows.body(|rows| {
@@ -75,7 +74,7 @@ fn counts(m: &mut Markup, summary: &Summary, totals: &Totals) {
 /// What a search for scales changed, if there was one.
 fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
     let Some(plain) = totals.plain else { return };
-    let (report, errors, blocks) = (totals.report, totals.errors, blocks(summary, totals));
+    let (report, errors, blocks) = (totals.report, totals.errors, totals.blocks);
     let of = |n: u64, all: u64| format!("{} of {}", count(n), count(all));
     table(m, "Searched scales", &["figure", ">plain scales", ">searched"], |rows| {
         rows.body(|rows| {
@@ -85,7 +84,7 @@ fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
             rows.plain("blocks changed", &["", &of(report.rescaled_blocks, blocks)]);
             let tried = report.tried_scales as f64 / blocks.max(1) as f64;
             rows.plain("candidates tried a block", &["", &format!("{tried:.1}")]);
-            if summary.facts.iter().any(|(name, _)| *name == "search_global") {
+            if summary.has_fact("search_global") {
                 rows.plain(
                     "global scales changed",
                     &["", &of(totals.rescaled_tensors, totals.quantized.tensors)],
@@ -102,13 +101,19 @@ fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
 pub(super) fn settings(m: &mut Markup, run: &Run<'_>) {
     let (summary, totals) = (run.summary, run.summary.totals());
     m.element("div", &[("class", &"beside")], |m| {
-        table(m, "What decides the bytes", &["setting", "value"], |rows| {
-            rows.body(|rows| {
-                for (name, fact) in &summary.facts {
-                    rows.plain(&name.replace('_', " "), &[fact]);
-                }
+        for used in &summary.recipes {
+            let caption = match summary.recipes.len() {
+                1 => "What decides the bytes".into(),
+                _ => format!("What decides the bytes of {} tensors", count(used.sums.tensors)),
+            };
+            table(m, &caption, &["setting", "value"], |rows| {
+                rows.body(|rows| {
+                    for (name, fact) in &used.facts {
+                        rows.plain(&name.replace('_', " "), &[fact]);
+                    }
+                });
             });
-        });
+        }
         table(m, "The run", &["what", "value"], |rows| {
             rows.body(|rows| {
                 rows.plain("program", &[concat!("microscale ", env!("CARGO_PKG_VERSION"))]);
