@@ -50,7 +50,7 @@ class Program:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
         return done.stdout
 
-    def quantize(self, model: Path, *args: str) -> Path:
+    def quantize(self, model: Path, *args: str | Path) -> Path:
         out = self.new("quantized")
         self.run("quantize", model, "--out", out, *args)
         return out
@@ -106,7 +106,9 @@ def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
 
 def by_transformers(program: Program, model: Path, config: object) -> list[str]:
     """Compares a checkpoint as transformers dequantizes it."""
-    theirs = loaded_weights(model, config)
+    # What is dequantized when it is first used keeps its scales.
+    scales = ("weight_scale", "weight_global_scale")
+    theirs = {name: weight for name, weight in loaded_weights(model, config).items() if not name.endswith(scales)}
     ours = program.dequantize(model, "bf16")
     # Tied weights are one parameter.
     theirs = {name: theirs[name] for name in theirs if name in ours or name != "lm_head.weight"}
@@ -233,7 +235,17 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--out-convention", "gpt-oss")
         return by_transformers(program, model, Mxfp4Config(dequantize=True))
 
+    def mixed(rule: str) -> list[str]:
+        recipe = program.new("recipe.toml")
+        recipe.write_text(f'format = "nvfp4"\n[[tensors]]\nmatch = "{rule}"\nformat = "mxfp4"\n')
+        # To dequantize while it loads, transformers takes one format for all layers but experts. When they are first used, each has its own.
+        return by_transformers(
+            program, program.quantize(sample, "--recipe", recipe), CompressedTensorsConfig(dequantize=False)
+        )
+
     found: dict[str, Callable[[], list[str]]] = {}
+    for rule in ["*.down_proj.weight", "*.self_attn.*", "*.layers.1.*"]:
+        found[f"compressed-tensors and transformers read NVFP4 with MXFP4 for {rule}"] = lambda rule=rule: mixed(rule)
     for quantizer in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"]:
         nvfp4 = ["--format", "nvfp4", "--convention", quantizer]
         found[f"compressed-tensors and transformers read NVFP4 by {quantizer}"] = lambda nvfp4=nvfp4: by_transformers(

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::convention::{FileConvention, Group, Numbers, Storage, StoredGlobal};
 use super::description::Description;
 use super::dtype::FileDtype;
+use super::targets::targets;
 use crate::Format;
 use crate::formats::nvfp4::Direction;
 
@@ -91,20 +92,24 @@ pub(super) fn format_word(format: Format) -> &'static str {
 
 /// Writes the config.
 ///
-/// Where there is one format its group is that of all linear layers. Where there are several each group names its layers, the largest one
+/// Where there is one format its group is that of all linear layers. Where there are several each group has [`targets`], the largest one
 /// too: vLLM looks for a layer's class before it looks for the parts of a fused one, so that "Linear" would take those from the others.
 pub(super) fn describe(groups: &[Group], description: &mut Description, ignore: &[String]) {
     let format = match groups {
         [only] => words_of(only.storage.format).0,
         _ => MIXED,
     };
+    let targets = match groups {
+        [_] => vec![vec!["Linear".into()]],
+        _ => targets(groups),
+    };
     let config_groups: Map<String, Value> = groups
         .iter()
+        .zip(targets)
         .enumerate()
-        .map(|(i, group)| {
-            let targets = if groups.len() == 1 { json!(["Linear"]) } else { json!(group.layers) };
+        .map(|(i, (group, targets))| {
             let activations = description.activations && group.storage.input_scale.is_some();
-            (format!("group_{i}"), config_group(group.storage, targets, activations))
+            (format!("group_{i}"), config_group(group.storage, &targets, activations))
         })
         .collect();
     let cache = json!({
@@ -131,7 +136,7 @@ pub(super) fn describe(groups: &[Group], description: &mut Description, ignore: 
 }
 
 /// The entry for layers of one format.
-fn config_group(storage: &Storage, targets: Value, activations: bool) -> Value {
+fn config_group(storage: &Storage, targets: &[String], activations: bool) -> Value {
     let (name, strategy, scale_dtype) = words_of(storage.format);
     let args = |dynamic: Value| {
         json!({

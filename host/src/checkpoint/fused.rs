@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use super::error::{Error, Result};
 use super::read::Tensor;
+use super::targets::EXPERTS;
 use super::treatment::{Facts, Treatment};
 
 /// The parts of each fused layer, by the last component of their names: **the table of fusions**. The parts of a row are
@@ -51,9 +52,6 @@ pub(super) fn fused(weight: &str) -> Option<Fused> {
     let row = FUSED.iter().position(|parts| parts.contains(&part))?;
     Some(Fused { parent: parent.into(), row })
 }
-
-/// What follows the name of a layer's experts.
-const EXPERTS: &str = ".experts.";
 
 /// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and where it has a global scale
 /// the same arithmetic and the same way to that scale. Experts of one layer, which are one tensor to engines, must have one format.

@@ -15,7 +15,7 @@
 //! | `convention` | conventions of files: what a quantized tensor becomes |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
 //! | `description` | what config.json and its like say |
-//! | `ignored` | the layers that a config must exempt |
+//! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `matrix` | a tensor as the matrix that is quantized |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
@@ -65,6 +65,7 @@ mod selection;
 mod settings;
 mod source;
 mod summary;
+mod targets;
 mod treatment;
 mod values;
 mod workers;

@@ -115,8 +115,10 @@ pub struct Totals {
     pub report: Report,
     /// The loss.
     pub errors: ErrorStats,
-    /// The loss of plain scales; `None` unless scales were searched.
+    /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were searched.
     pub plain: Option<ErrorStats>,
+    /// Blocks of the tensors whose scales were searched.
+    pub searched_blocks: u64,
     /// Tensors that a search gave another global scale than the convention's.
     pub rescaled_tensors: u64,
     /// Time in which anything was being quantized.
@@ -185,15 +187,19 @@ impl Summary {
     /// The sums over all tensors.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals { seconds: self.quantize_seconds, ..Totals::default() };
+        let (mut plain_errors, mut searched) = (ErrorStats::default(), false);
         for tensor in &self.tensors {
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
                 Outcome::Quantized { format, report, errors, global_scale, plain, .. } => {
-                    totals.blocks += tensor.elements / format.block() as u64;
+                    let blocks = tensor.elements / format.block() as u64;
+                    totals.blocks += blocks;
                     totals.report += *report;
                     totals.errors += *errors;
+                    plain_errors += plain.map_or(*errors, |plain| plain.errors);
                     if let Some(plain) = plain {
-                        *totals.plain.get_or_insert_default() += plain.errors;
+                        searched = true;
+                        totals.searched_blocks += blocks;
                         totals.rescaled_tensors += u64::from(plain.global_scale != *global_scale);
                     }
                     &mut totals.quantized
@@ -201,6 +207,7 @@ impl Summary {
             };
             sums.add(tensor.elements, tensor.bytes_before, tensor.bytes_after);
         }
+        totals.plain = searched.then_some(plain_errors);
         totals
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    let mut recipes = args.recipe.recipes()?;
+    let mut recipes = args.recipe.recipes().map_err(of_options)?;
     recipes.select(&args.include, &args.exclude)?;
     // What is wrong whatever the input is said first.
     recipes.check_settings().map_err(of_options)?;
@@ -122,7 +122,8 @@ fn of_options(error: Error) -> anyhow::Error {
         Error::Settings { .. }
         | Error::NoGlobalSearch { .. }
         | Error::NothingToCheck { .. }
-        | Error::ImportanceUnused => Usage::new(error).into(),
+        | Error::ImportanceUnused
+        | Error::NoPreset { .. } => Usage::new(error).into(),
         error => error.into(),
     }
 }
@@ -211,7 +212,7 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
     let whole = format!("{} ({all})", seconds(summary.seconds));
     let mut text = format!("{}\n\n{}\n", sums_table(&summary.formats(), totals.copied), facts.trim_fmt());
-    text += &search_table(summary, &totals, blocks);
+    text += &search_table(summary, &totals);
     text += &reasons_table(&copied);
     text += &skipped_text(&summary.skipped);
     text + &format!(
@@ -221,9 +222,9 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
 }
 
 /// What a search for scales changed, if there was one.
-fn search_table(summary: &Summary, totals: &Totals, blocks: u64) -> String {
+fn search_table(summary: &Summary, totals: &Totals) -> String {
     let Some(plain) = totals.plain else { return String::new() };
-    let (report, tensors) = (totals.report, totals.quantized.tensors);
+    let (report, tensors, blocks) = (totals.report, totals.quantized.tensors, totals.searched_blocks);
     let tried = report.tried_scales as f64 / blocks.max(1) as f64;
     let error =
         |errors: ErrorStats| format!("{} relative squared error", figure(errors.relative_squared_error()));

@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::Result;
-
 use super::table::count;
 use super::words::words;
-use crate::checkpoint::{Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
+use crate::checkpoint::{self, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 use crate::formats::{ScaleRule, Ties};
 use crate::recipe::Words;
 use crate::{Convention, Format, NonFinite, Search};
@@ -90,7 +88,7 @@ fn global_scale_help() -> String {
 
 impl RecipeArgs {
     /// The recipes: those of the file or preset, if one is named, with the options over them.
-    pub(super) fn recipes(&self) -> Result<Recipes> {
+    pub(super) fn recipes(&self) -> checkpoint::Result<Recipes> {
         let mut recipes = match &self.recipe {
             None => Recipes::default(),
             Some(named) => Recipes::named(named)?,

@@ -272,3 +272,34 @@ fn global_scales_of_experts_that_differ() {
     let values: Vec<f32> = tensors[0].3.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
     assert_eq!((values.len(), values[0], values[7], values[8], values[15]), (128, 0.25, 0.25, 0.5, 0.5));
 }
+
+#[test]
+fn a_recipe_may_mix_both_formats() {
+    let scratch = Scratch::new();
+    let input = scratch.write("in.gguf", file(&metadata(), &model()));
+    let rule = |format: &str| {
+        format!("format = \"nvfp4\"\n[[tensors]]\nmatch = [\"*ffn_down*\", \"*_exps*\"]\nformat = {format:?}")
+    };
+    let recipe = scratch.write("recipe.toml", rule("mxfp4"));
+    quantize(&scratch, &input, "out.gguf", &["--recipe", recipe.to_str().unwrap()]).ok();
+    for format in ["mxfp4", "nvfp4"] {
+        quantize(&scratch, &input, &format!("{format}.gguf"), &["--format", format]).ok();
+    }
+    let [mixed, mxfp4, nvfp4] = ["out.gguf", "mxfp4.gguf", "nvfp4.gguf"]
+        .map(|file| parse(&std::fs::read(scratch.path(file)).unwrap()));
+    for stored in &mixed.1 {
+        let is_mxfp4 = stored.0.contains("ffn_down") || stored.0.contains("_exps");
+        let alone = if is_mxfp4 { &mxfp4 } else { &nvfp4 };
+        assert!(alone.1.contains(stored), "{}", stored.0);
+    }
+    let kinds = [MXFP4, NVFP4].map(|kind| mixed.1.iter().filter(|stored| stored.2 == kind).count());
+    assert_eq!(kinds, [2, 1]);
+    // What most weights are, the file says.
+    assert!(
+        mixed.0.contains(&("general.file_type".into(), entry("general.file_type", 4, &38u32.to_le_bytes())))
+    );
+    run(&[&"doctor", &scratch.path("out.gguf"), &"--against", &input]).ok();
+    scratch.write("recipe.toml", rule("mxfp8-e4m3"));
+    let refused = quantize(&scratch, &input, "no.gguf", &["--recipe", recipe.to_str().unwrap()]);
+    refused.fails_with(&["recipe.toml:4: format: gguf", "has no mxfp8-e4m3"]);
+}

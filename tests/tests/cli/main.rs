@@ -10,6 +10,7 @@ mod mxfp8;
 mod nvfp4;
 mod packed;
 mod parts;
+mod recipes;
 mod refusing;
 mod report;
 mod reporting;

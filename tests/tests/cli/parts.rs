@@ -14,7 +14,7 @@ use super::{floats, noise, quantize, read_json};
 const OPTIONS: [&str; 4] = ["--format", "nvfp4", "--search", "window"];
 
 /// Seven shards of different sizes; fused layers lie in different ones.
-fn input(scratch: &Scratch) -> PathBuf {
+pub(crate) fn input(scratch: &Scratch) -> PathBuf {
     let mut entries = Vec::new();
     for shard in 0..7usize {
         let (rows, file) = (8 << (shard % 3), &*format!("model-{shard}-of-7.safetensors").leak());
@@ -39,7 +39,7 @@ fn input(scratch: &Scratch) -> PathBuf {
 }
 
 /// Every file below a directory, with its bytes.
-fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+pub(crate) fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let (mut found, mut open) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(directory) = open.pop() {
         for entry in fs::read_dir(directory).unwrap() {

@@ -74,7 +74,7 @@ fn counts(m: &mut Markup, totals: &Totals) {
 /// What a search for scales changed, if there was one.
 fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
     let Some(plain) = totals.plain else { return };
-    let (report, errors, blocks) = (totals.report, totals.errors, totals.blocks);
+    let (report, errors, blocks) = (totals.report, totals.errors, totals.searched_blocks);
     let of = |n: u64, all: u64| format!("{} of {}", count(n), count(all));
     table(m, "Searched scales", &["figure", ">plain scales", ">searched"], |rows| {
         rows.body(|rows| {
