@@ -108,6 +108,7 @@ struct Done {
 
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
+    to: FileConvention,
     /// By the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The names of scales, which are written with their codes.
@@ -132,7 +133,7 @@ impl<'a> Converter<'a> {
         }
         let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
         let scales = scales.map(|scales| scales.name).collect();
-        let converter = Self { checkpoint, packed, scales };
+        let converter = Self { checkpoint, to, packed, scales };
         converter.check_names()?;
         Ok(converter)
     }
@@ -267,6 +268,6 @@ impl Rewrite for Converter<'_> {
         let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
         let groups =
             Group::of(packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape))));
-        self.done.to.describe(&groups, &ignore, description);
+        self.to.describe(&groups, &ignore, description);
     }
 }

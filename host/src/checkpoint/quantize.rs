@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::convention::{FileConvention, Group, Storage};
+use super::convention::{FileConvention, Group};
 use super::description::Description;
 use super::details::Details;
 use super::error::{Error, Result};
@@ -482,9 +482,9 @@ impl<'a> Quantizer<'a> {
         let from = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
         let store = |recipe: &Recipe, weights: Option<&[f32]>| match sources.get(tensor.name) {
-            Some(source) => source
-                .store(storage, recipe, weights)
-                .map_err(|error| matrix::error(tensor, storage, error)),
+            Some(source) => {
+                source.store(storage, recipe, weights).map_err(|error| matrix::error(tensor, storage, error))
+            }
             None => unreachable!("every tensor to quantize is on the device"),
         };
         let stored = store(&chosen.recipe, weights)?;
