@@ -297,7 +297,7 @@ fn a_config_says_which_layers_are_in_which_format() {
                 json!(["re:.*down_proj", down[0], "model.layers.0.self_attn.o_proj"])
         },
         1,
-        "group_0",
+        "group_1",
     );
     spoil(&|groups| groups["group_1"]["weights"]["num_bits"] = json!(8), 2, "group_1");
     spoil(&|groups| groups["group_1"]["format"] = json!("nvfp4-pack-quantized"), 2, "group_1");

@@ -120,7 +120,8 @@ fn layers(
 /// Whether a layer is as the group says that it is in; or if none says so, as any group says.
 fn group_of(packed: &Packed<'_>, groups: &[Group<'_>], found: &mut impl FnMut(Option<&str>, String)) {
     let (layer, format) = (module(packed.name), packed.format);
-    let known = groups.iter().filter_map(|group| Some((group.names(layer)?, group)));
+    // Of two that mean it in the same way loaders keep the last.
+    let known = groups.iter().rev().filter_map(|group| Some((group.names(layer)?, group)));
     match known.min_by_key(|(how, _)| *how) {
         Some((_, group)) if !group.describes(packed) => {
             let what = format!("it is {format}, but {}, which is about it, says something else", group.name);
