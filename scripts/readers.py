@@ -25,7 +25,15 @@ import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import logging
 from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
 
@@ -204,6 +212,33 @@ def tiny_gpt_oss(directory: Path) -> Path:
     return directory
 
 
+def tiny_mixture(directory: Path) -> Path:
+    """A random mixture of experts, unquantized."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        num_hidden_layers=2, num_experts=3, num_experts_per_tok=1, vocab_size=64, hidden_size=64, intermediate_size=128,
+        moe_intermediate_size=64, head_dim=32, num_attention_heads=2, num_key_value_heads=2, decoder_sparse_step=1,
+        tie_word_embeddings=False, dtype="bfloat16",
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a mixture as its files name them, of a model that has all experts of a layer in one tensor."""
+    apart: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        layer, _, part = name.rpartition(".experts.")
+        for i, expert in enumerate(weight if layer else ()):
+            if part == "gate_up_proj":
+                apart[f"{layer}.experts.{i}.gate_proj.weight"], apart[f"{layer}.experts.{i}.up_proj.weight"] = expert.chunk(2)
+            else:
+                apart[f"{layer}.experts.{i}.{part}.weight"] = expert
+        if not layer:
+            apart[name] = weight
+    return apart
+
+
 def modelopt_export(directory: Path) -> Path:
     """A random Llama that ModelOpt itself has quantized and exported."""
     torch.manual_seed(0)
@@ -234,6 +269,11 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     def gpt_oss() -> list[str]:
         model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--out-convention", "gpt-oss")
         return by_transformers(program, model, Mxfp4Config(dequantize=True))
+
+    def mixture() -> list[str]:
+        model = program.quantize(tiny_mixture(program.new("mixture")), "--recipe", "nvfp4-mxfp4-experts")
+        theirs = experts_apart(loaded_weights(model, ct))
+        return differing(program.dequantize(model, "bf16"), theirs, signs_of_zeros=True)
 
     def mixed(rule: str) -> list[str]:
         recipe = program.new("recipe.toml")
@@ -267,6 +307,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     for options in [["--format", "mxfp4"], ["--format", "nvfp4"], ["--format", "nvfp4", "--convention", "modelopt"]]:
         found[f"gguf reads {' '.join(options)}"] = lambda options=options: of_gguf(*options)
     found["transformers reads gpt-oss' experts"] = gpt_oss
+    found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
     found["ModelOpt's own export, converted to compressed-tensors and back"] = exported
     return found
 

@@ -509,20 +509,18 @@ pub enum Error {
 
     /// Layers that engines make one of, with recipes that differ in more than one layer can have.
     #[error(
-        "{}: serving engines make one layer of {first} ({first_recipe}) and {second} ({second_recipe}); give both the same recipe: match \
-         {pattern:?} in one rule", .file.display()
+        "{}: serving engines make one layer of {first} ({}) and {second} ({}); give both the same recipe: match \
+         {pattern:?} in one rule", .file.display(), .recipes[0], .recipes[1]
     )]
     FusedDiffer {
         /// The file of the second.
         file: PathBuf,
         /// One layer's weight.
         first: String,
-        /// How it is to be quantized.
-        first_recipe: String,
         /// Another's.
         second: String,
-        /// How that is.
-        second_recipe: String,
+        /// How each is to be quantized.
+        recipes: Box<[String; 2]>,
         /// What matches both.
         pattern: String,
     },

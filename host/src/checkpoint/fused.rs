@@ -105,9 +105,8 @@ fn differ(
     Error::FusedDiffer {
         file: second.file.into(),
         first: first.name.into(),
-        first_recipe: said(&first_facts, &second_facts),
         second: second.name.into(),
-        second_recipe: said(&second_facts, &first_facts),
+        recipes: Box::new([said(&first_facts, &second_facts), said(&second_facts, &first_facts)]),
         pattern,
     }
 }

@@ -476,7 +476,7 @@ impl<'a> Quantizer<'a> {
         sink: &Sink<'_>,
     ) -> Result<Done> {
         let plan = self.plan;
-        let (treatment, number) = (plan.of(tensor.name), plan.number_of(tensor.name));
+        let treatment = plan.of(tensor.name);
         let storage = treatment.storage;
         let weights = plan.importance.as_ref().and_then(|importance| importance.of(tensor.name));
         let from = Instant::now();
@@ -503,16 +503,16 @@ impl<'a> Quantizer<'a> {
             Some(most) => Some(Box::new(Details::of(tensor, storage, &quantized, most)?)),
         };
         let seconds = until.duration_since(from).as_secs_f64();
-        let (format, recipe) = (treatment.format(), number);
-        let outcome =
-            Outcome::Quantized { format, recipe, report, errors, global_scale, seconds, plain, details };
+        let format = treatment.format();
+        let outcome = Outcome::Quantized { format, report, errors, global_scale, seconds, plain, details };
         storage.check_scales(tensor, quantized.scales())?;
         let bytes = quantized.bytes() as u64;
         for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
             sink.write(&outline.name, &data)?;
         }
-        let (summary, busy) = (TensorSummary::new(tensor, bytes, outcome), Some(Busy { from, until }));
-        Ok(Done { summary, checked_blocks, busy })
+        let recipe = plan.number_of(tensor.name);
+        let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes, outcome) };
+        Ok(Done { summary, checked_blocks, busy: Some(Busy { from, until }) })
     }
 
     /// Compares the scales that were chosen with all others.

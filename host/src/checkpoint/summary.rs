@@ -49,6 +49,8 @@ pub struct TensorSummary {
     pub bytes_before: u64,
     /// Bytes in the output.
     pub bytes_after: u64,
+    /// Which of the summary's recipes it was quantized by, if it was and there are several.
+    pub recipe: Option<usize>,
     /// What became of it.
     pub outcome: Outcome,
 }
@@ -62,8 +64,6 @@ pub enum Outcome {
     Quantized {
         /// The format.
         format: Format,
-        /// Which of the summary's recipes it was quantized by, if there are several.
-        recipe: Option<usize>,
         /// Counts of what could not be kept.
         report: Report,
         /// The loss.
@@ -135,6 +135,7 @@ impl TensorSummary {
             elements: tensor.elements(),
             bytes_before: tensor.data.len() as u64,
             bytes_after,
+            recipe: None,
             outcome,
         }
     }
@@ -262,11 +263,11 @@ impl TensorSummary {
         });
         match &self.outcome {
             Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
-            Outcome::Quantized { format, recipe, report, errors, global_scale, seconds, plain, .. } => {
+            Outcome::Quantized { format, report, errors, global_scale, seconds, plain, .. } => {
                 json["copied"] = Value::Null;
                 json["format"] = format.word().into();
-                if let Some(recipe) = recipe {
-                    json["recipe"] = (*recipe).into();
+                if let Some(recipe) = self.recipe {
+                    json["recipe"] = recipe.into();
                 }
                 if let Some(scale) = global_scale {
                     json["global_scale"] = scale.value().into();

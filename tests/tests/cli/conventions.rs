@@ -278,7 +278,7 @@ fn weights_that_codes_and_scales_do_not_tell_are_refused() {
 }
 
 #[test]
-fn two_formats_are_not_converted_at_once() {
+fn two_formats_are_converted_where_the_convention_has_both() {
     let scratch = Scratch::new();
     let input = scratch.write_tensors(
         "x.safetensors",
@@ -290,8 +290,14 @@ fn two_formats_are_not_converted_at_once() {
             ("b.weight_global_scale", Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec()),
         ],
     );
-    let refused = run(&[&"convert", &input, &"--to", &"compressed-tensors", &"--out", &scratch.path("OUT")]);
-    refused.fails_with(&["mxfp4", "nvfp4", "separately"]);
+    run(&[&"convert", &input, &"--to", &"compressed-tensors", &"--out", &scratch.path("SAME")]).ok();
+    assert_eq!(tensors(&input).len(), tensors(&scratch.path("SAME")).len());
+    for (name, (dtype, shape, data, _)) in tensors(&scratch.path("SAME")) {
+        let before = &tensors(&input)[&name];
+        assert_eq!((before.0, &before.1, &before.2), (dtype, &shape, &data), "{name}");
+    }
+    let refused = run(&[&"convert", &input, &"--to", &"modelopt", &"--out", &scratch.path("OUT")]);
+    refused.fails_with(&["modelopt", "has no mxfp4"]);
     let plain = scratch.write_tensors("y.safetensors", &[("a", Dtype::F32, vec![1], vec![0; 4])]);
     let refused = run(&[&"convert", &plain, &"--to", &"modelopt", &"--out", &scratch.path("OUT")]);
     refused.fails_with(&["y.safetensors", "nothing to convert"]);

@@ -145,9 +145,9 @@ struct Group<'a> {
 /// How a target means a layer: loaders take the first of these that there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Named {
-    ByName,
-    ByPattern,
-    ByClass,
+    Name,
+    Pattern,
+    Class,
 }
 
 impl<'a> Group<'a> {
@@ -165,10 +165,10 @@ impl<'a> Group<'a> {
     /// How its targets mean a layer, if they do.
     fn names(&self, layer: &str) -> Option<Named> {
         let how = |target: &Pattern<'_>| match target {
-            Pattern::Text("Linear") => Some(Named::ByClass),
-            Pattern::Text(name) => (*name == layer).then_some(Named::ByName),
+            Pattern::Text("Linear") => Some(Named::Class),
+            Pattern::Text(name) => (*name == layer).then_some(Named::Name),
             Pattern::Expression(expression) => {
-                expression.is_match(layer.as_bytes()).then_some(Named::ByPattern)
+                expression.is_match(layer.as_bytes()).then_some(Named::Pattern)
             }
             Pattern::NotUnderstood => None,
         };
