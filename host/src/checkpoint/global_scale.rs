@@ -253,8 +253,10 @@ impl<'a> Chooser<'a> {
         let done = match sources.get(part.name) {
             Some(source) => what(&**source),
             None => {
-                let done = Matrix::of(part, storage)?.load(device).and_then(|source| what(&*source));
-                self.plan.checkpoint().forget(part);
+                let checkpoint = self.plan.checkpoint();
+                let matrix = Matrix::of(part, storage)?;
+                let done = matrix.load(device, checkpoint.origin(part)).and_then(|source| what(&*source));
+                checkpoint.forget(part);
                 done
             }
         };

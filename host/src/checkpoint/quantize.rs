@@ -548,11 +548,7 @@ impl Rewrite for Quantizer<'_> {
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
         let sources = matrices.iter().map(|(tensor, matrix)| {
             let failed = |error| matrix::error(tensor, storage_of(tensor), error);
-            let source = matrix.load(device).map_err(failed)?;
-            if device.has_memory() {
-                // It is there now.
-                self.plan.checkpoint.forget(tensor);
-            }
+            let source = matrix.load(device, self.plan.checkpoint.origin(tensor)).map_err(failed)?;
             Ok((tensor.name, source))
         });
         let sources = sources.collect::<Result<Sources<'_>>>()?;

@@ -16,6 +16,7 @@ use super::error::{Error, Result};
 use super::index::Index;
 use super::summary::Sums;
 use super::{Values, gguf, header, json, modelopt};
+use crate::device::Origin;
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
 pub struct Checkpoint {
@@ -137,6 +138,14 @@ impl Checkpoint {
             Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
         checkpoint.check_index()?;
         Ok(checkpoint)
+    }
+
+    /// Where a tensor's bytes are.
+    pub(super) fn origin(&self, tensor: &Tensor<'_>) -> Option<Origin<'_>> {
+        let (shard, place) = *self.places.get(tensor.name)?;
+        let shard = &self.shards[shard];
+        let offset = shard.stored.get(place)?.range.start as u64;
+        Some(Origin { file: &shard.path, offset })
     }
 
     /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.

@@ -1,11 +1,12 @@
 //! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that is to be done with it.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use super::convention::Storage;
 use super::matrix::Matrix;
 use super::values::with_values;
-use crate::device::{Device, Loaded};
+use crate::device::{Device, Loaded, Origin};
 use crate::{Element, ErrorStats, GlobalScale, NonFinite, Quantized, QuantizedTensor, Recipe, Report};
 
 /// What a file holds of a tensor, and how that came about.
@@ -36,12 +37,19 @@ pub(super) trait Source {
 }
 
 impl Matrix<'_> {
-    /// Brings the matrix to a device.
+    /// Brings the matrix to a device; `origin` is the tensor's.
     ///
     /// # Errors
     /// Those of [`Device::load`].
-    pub(super) fn load<'s>(&'s self, device: &'s Device) -> crate::Result<Box<dyn Source + 's>> {
-        with_values!(&self.values, values => Ok(Box::new(device.load(values, self.shape)?)))
+    pub(super) fn load<'s>(
+        &'s self,
+        device: &'s Device,
+        origin: Option<Origin<'_>>,
+    ) -> crate::Result<Box<dyn Source + 's>> {
+        // What is not a view of the file, because it is transposed or was not aligned there, is read already.
+        let origin =
+            origin.filter(|_| with_values!(&self.values, values => matches!(values, Cow::Borrowed(_))));
+        with_values!(&self.values, values => Ok(Box::new(device.load(values, self.shape, origin)?)))
     }
 }
 

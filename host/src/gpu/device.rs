@@ -56,7 +56,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
 }
 
 /// How many GPUs there are; at least one.
-fn count() -> Result<usize> {
+pub(super) fn count() -> Result<usize> {
     // SAFETY: only tries to open the driver's library, by the names that cudarc knows.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(Error::NoGpu(

@@ -1,6 +1,9 @@
 //! Several GPUs.
 
-use super::{Gpu, devices};
+use rayon::prelude::*;
+
+use super::Gpu;
+use super::device::count;
 use crate::error::{Error, Result};
 
 /// One GPU or several, ready to work.
@@ -21,8 +24,10 @@ impl Gpus {
     /// [`Error::NoGpu`] if there is none, and [`Error::Gpu`] if one of them fails.
     pub fn all() -> Result<Self> {
         let (mut gpus, mut too_old) = (Vec::new(), None);
-        for info in devices()? {
-            match Gpu::new(info.ordinal) {
+        // A context takes a good part of a second.
+        let opened: Vec<_> = (0..count()?).into_par_iter().map(Gpu::new).collect();
+        for gpu in opened {
+            match gpu {
                 Ok(gpu) => gpus.push(gpu),
                 Err(error @ Error::NoGpu(_)) => too_old = Some(error),
                 Err(error) => return Err(error),

@@ -9,6 +9,7 @@ use microscale_kernels_abi::ErrorSums;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use super::{Gpu, doing, launch};
 use crate::amax::Amax;
+use crate::device::Origin;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::quality::ErrorStats;
@@ -26,15 +27,16 @@ pub(crate) struct LoadedOnGpu<'a, T: Element> {
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {
-    /// Copies a matrix to the GPU. The caller has checked that the values hold the shape.
-    pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape) -> Result<Self> {
+    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has checked that the values hold the
+    /// shape.
+    pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape, origin: Option<Origin<'_>>) -> Result<Self> {
         let span = shape.span()?;
         if shape.is_empty() {
             return Ok(Self { gpu, shape, input: None, quantized: RefCell::default() });
         }
         // SAFETY: what is not set yet is written by the copy, which the stream does first.
         let mut input = unsafe { gpu.stream.alloc(span) }.map_err(doing("allocating the input"))?;
-        gpu.with_staging(|staging| staging.copy_to_device(&gpu.stream, &values[..span], &mut input))?;
+        gpu.with_staging(|staging| staging.copy_to_device(&gpu.stream, &values[..span], origin, &mut input))?;
         Ok(Self { gpu, shape, input: Some(input), quantized: RefCell::default() })
     }
 

@@ -115,7 +115,7 @@ impl Gpu {
         importance: Option<&[f32]>,
     ) -> Result<Quantized> {
         shape.check("the input", values.len())?;
-        LoadedOnGpu::new(self, values, shape)?.quantize(recipe, importance)
+        LoadedOnGpu::new(self, values, shape, None)?.quantize(recipe, importance)
     }
 
     /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.
@@ -203,7 +203,7 @@ impl Gpu {
     /// Those of [`crate::amax`], and [`Error::Gpu`].
     pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
         shape.check("the input", values.len())?;
-        LoadedOnGpu::new(self, values, shape)?.amax()
+        LoadedOnGpu::new(self, values, shape, None)?.amax()
     }
 
     /// What a matrix in host memory has lost, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the bit.
@@ -217,7 +217,7 @@ impl Gpu {
         tensor: &QuantizedTensor,
     ) -> Result<ErrorStats> {
         shape.check("the input", values.len())?;
-        LoadedOnGpu::new(self, values, shape)?.errors(tensor)
+        LoadedOnGpu::new(self, values, shape, None)?.errors(tensor)
     }
 
     /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates nothing and

@@ -3,6 +3,8 @@
 //! The driver does the same when it is asked to copy from a mapped file, but with one thread and a small buffer. Here many threads copy
 //! a piece into pinned memory while the one before it is under way.
 
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 use cudarc::driver::{
@@ -12,7 +14,8 @@ use cudarc::driver::{
 use rayon::prelude::*;
 
 use super::doing;
-use crate::error::Result;
+use crate::device::Origin;
+use crate::error::{Error, Result};
 
 /// Bytes of a piece.
 const PIECE: usize = 4 << 20;
@@ -45,11 +48,13 @@ impl Staging {
         Ok(Self { context: context.clone(), pieces: [piece()?, piece()?] })
     }
 
-    /// Copies to the start of device memory. What is enqueued on the stream afterwards finds it there.
+    /// Copies to the start of device memory, from the file that the values are mapped from if that is known. What is enqueued on the
+    /// stream afterwards finds it there.
     pub(super) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
         &mut self,
         stream: &Arc<CudaStream>,
         values: &[T],
+        origin: Option<Origin<'_>>,
         target: &mut CudaSlice<T>,
     ) -> Result<()> {
         let copying = doing("copying the input to it");
@@ -60,14 +65,22 @@ impl Staging {
         self.context.bind_to_thread().map_err(&copying)?;
         let (target, _written) = target.device_ptr_mut(stream);
         let bytes: &[u8] = bytemuck::cast_slice(values);
+        let file = origin.map(|origin| Ok((File::open(origin.file)?, origin.offset)));
+        let file = file.transpose().map_err(reading)?;
         for (number, from) in bytes.chunks(PIECE).enumerate() {
             let Piece { memory, used } = &mut self.pieces[number % 2];
             used.synchronize().map_err(&copying)?;
             let to = &mut memory.as_mut_slice().map_err(&copying)?[..from.len()];
-            to.par_chunks_mut(PART)
-                .zip(from.par_chunks(PART))
-                .for_each(|(to, from)| to.copy_from_slice(from));
             let offset = (number * PIECE) as u64;
+            let parts = to.par_chunks_mut(PART).zip(from.par_chunks(PART)).enumerate();
+            let copied = parts.try_for_each(|(part, (to, from))| match &file {
+                Some((file, start)) => read_at(file, to, from, start + offset + (part * PART) as u64),
+                None => {
+                    to.copy_from_slice(from);
+                    Ok(())
+                }
+            });
+            copied.map_err(reading)?;
             // SAFETY: the target has room for all bytes, of which these are the ones at `offset`. The pinned memory lives as long as
             // `self` does and is not touched again before its event, and freeing it waits for the GPU.
             unsafe { result::memcpy_htod_async(target + offset, to, stream.cu_stream()) }
@@ -118,6 +131,26 @@ impl Staging {
         }
         Ok(())
     }
+}
+
+/// Reads bytes of a file that is mapped to `mapped`.
+fn read_at(file: &File, to: &mut [u8], mapped: &[u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        let _ = mapped;
+        std::os::unix::fs::FileExt::read_exact_at(file, to, offset)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (file, offset);
+        to.copy_from_slice(mapped);
+        Ok(())
+    }
+}
+
+/// Says that the input could not be read.
+fn reading(error: io::Error) -> Error {
+    Error::Gpu { doing: "reading the input for it", message: error.to_string() }
 }
 
 impl Drop for Staging {
