@@ -10,7 +10,7 @@ use super::error::{Error, Result};
 use super::fused::{Fused, fused};
 use super::matrix::{self, Matrix};
 use super::packed::global_scale;
-use super::quantize::Plan;
+use super::plan::Plan;
 use super::read::{Checkpoint, Tensor};
 use super::source::Source;
 use super::treatment::Treatment;

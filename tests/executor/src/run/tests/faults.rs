@@ -99,7 +99,8 @@ fn traps_and_endless_loops() {
 fn what_is_not_known_is_unsupported() {
     for body in [
         "frob.b32 %r1, %r2;",
-        "add.rn.f64 %d1, %d1, %d2;",
+        "div.rn.f64 %d1, %d1, %d2;",
+        "add.f64 %d1, %d1, %d2;",
         "add.f32 %r1, %r1, %r2;",
         "add.sat.s32 %r1, %r1, %r2;",
         "mul.rn.sat.f32 %r1, %r1, %r2;",
@@ -153,17 +154,13 @@ fn what_ptx_does_not_allow_is_invalid() {
         "$twice: $twice:",
         "{ .reg .b32 inner; } mov.b32 inner, 1;",
         "selp.b32 %r1, 1, 2, %r3;",
+        "mov.b32 %r1, 0d3FF0000000000000;",
+        "add.rn.f64 %d1, %d2, 1;",
     ] {
         let error = refused(body);
         assert!(matches!(error, Error::Invalid { .. }), "{body}: {error}");
     }
-    for body in [
-        "add.s32 %r1 %r2;",
-        "mov.b32 %r1, 0d3FF0000000000000;",
-        "mov.b32 %r1, 0f3F;",
-        "}",
-        ".local .b8 x[4];",
-    ] {
+    for body in ["add.s32 %r1 %r2;", "mov.b32 %r1, 0f3F;", "mov.b64 %r1, 0d3FF;", "}", ".local .b8 x[4];"] {
         let text =
             format!(".version 8.0 .target sm_90 .address_size 64 .entry k() {{ .reg .b32 %r<3>; {body} }}");
         let error = crate::Module::parse(&text).and_then(|module| module.kernel("k").cloned()).unwrap_err();
