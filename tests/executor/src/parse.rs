@@ -85,6 +85,9 @@ pub(crate) enum Operand<'a> {
     Address(&'a str, i64),
 }
 
+/// The most brackets around an operand. PTX needs one; the limit keeps the stack small.
+const MOST_BRACKETS: u32 = 8;
+
 /// Reads a body. The lexer stands behind its opening brace and ends behind the closing one.
 pub(crate) fn body<'a>(text: &'a str, lexer: &mut Lexer<'a>) -> Result<Vec<Statement<'a>>> {
     let mut statements = Vec::new();
@@ -256,12 +259,20 @@ fn instruction<'a>(
 }
 
 fn operand<'a>(lexer: &mut Lexer<'a>) -> Result<Operand<'a>> {
+    operand_within(lexer, 0)
+}
+
+/// An operand inside of so many brackets.
+fn operand_within<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Operand<'a>> {
     let token = lexer.some("an operand")?;
+    if depth > MOST_BRACKETS {
+        return Err(Error::Syntax { line: token.line, message: "too many brackets".into() });
+    }
     match token.text {
         "{" => {
             let mut items = Vec::new();
             loop {
-                items.push(operand(lexer)?);
+                items.push(operand_within(lexer, depth + 1)?);
                 if lexer.take("}")? {
                     return Ok(Operand::Vector(items));
                 }
@@ -285,7 +296,7 @@ fn operand<'a>(lexer: &mut Lexer<'a>) -> Result<Operand<'a>> {
             let mut items = Vec::new();
             while !lexer.take(")")? {
                 if !lexer.take(",")? {
-                    items.push(operand(lexer)?);
+                    items.push(operand_within(lexer, depth + 1)?);
                 }
             }
             Ok(Operand::Vector(items))

@@ -19,3 +19,30 @@ fn every_kernel_of_every_target_is_lowered() {
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
+
+/// A kernel with this body, in a module with this in front, must be refused.
+#[track_caller]
+fn refused(front: &str, body: &str, part: &str) {
+    let text =
+        format!(".version 8.0 .target sm_90 .address_size 64\n{front}\n.visible .entry k() {{ {body} }}");
+    let refused =
+        Module::parse(&text).and_then(|module| module.kernel("k").cloned()).unwrap_err().to_string();
+    assert!(refused.contains(part), "{refused}");
+}
+
+#[test]
+fn text_that_would_cost_the_stack_or_overflow_is_refused() {
+    for bracket in ["{", "("] {
+        refused("", &format!("mov.b32 {};", bracket.repeat(1 << 20)), "");
+        refused("", &format!("mov.b32 a, {}", bracket.repeat(100)), "");
+    }
+    let nested = format!("mov.b32 {}a{};", "{".repeat(20), "}".repeat(20));
+    refused("", &nested, "too many brackets");
+    refused(
+        ".shared .align 2147483648 .b8 a[2147483649];",
+        ".shared .align 2147483648 .b8 b[1];",
+        "shared memory",
+    );
+    refused(".shared .b8 a[4294967295];", ".extern .shared .align 128 .b8 b[];", "shared memory");
+    refused("", ".reg .b32 %r<4294967295>;", "too many registers");
+}

@@ -103,11 +103,14 @@ impl<'a> Lowering<'a> {
                 align_dynamic = align_dynamic.max(align);
                 continue;
             };
-            end = end.next_multiple_of(align.max(1));
-            self.shared.insert(name, end);
-            end = end.checked_add(size).ok_or_else(|| self.invalid("too much shared memory"))?;
+            let start = end.checked_next_multiple_of(align.max(1));
+            let placed = start.and_then(|start| Some((start, start.checked_add(size)?)));
+            let (start, behind) = placed.ok_or_else(|| self.invalid("too much shared memory"))?;
+            self.shared.insert(name, start);
+            end = behind;
         }
-        end = end.next_multiple_of(align_dynamic);
+        let padded = end.checked_next_multiple_of(align_dynamic);
+        end = padded.ok_or_else(|| self.invalid("too much shared memory"))?;
         self.shared.extend(all.iter().filter(|(_, _, size)| size.is_none()).map(|&(name, ..)| (name, end)));
         self.program.shared = end;
         Ok(())
