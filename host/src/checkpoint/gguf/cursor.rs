@@ -5,6 +5,9 @@ use super::Parsed;
 /// The longest string that is read: metadata hold vocabularies as arrays, so that a string is a template or a licence.
 const MAX_STRING: u64 = 64 << 20;
 
+/// The longest name, which is the format's limit for keys of the metadata.
+const MAX_LABEL: usize = (1 << 16) - 1;
+
 /// What is left of a file, and where it starts.
 pub(super) struct Cursor<'a> {
     rest: &'a [u8],
@@ -69,6 +72,10 @@ impl<'a> Cursor<'a> {
     /// A string that names something: UTF-8, not empty, and without the zero at which C programs would cut it off.
     pub(super) fn label(&mut self) -> Parsed<&'a str> {
         let bytes = self.string()?;
+        // Errors repeat names.
+        if bytes.len() > MAX_LABEL {
+            return Err(format!("its name has {} bytes, more than the {MAX_LABEL} allowed", bytes.len()));
+        }
         let label =
             str::from_utf8(bytes).map_err(|_| format!("its name is not UTF-8: {}", bytes.escape_ascii()))?;
         match label {

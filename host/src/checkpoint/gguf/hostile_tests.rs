@@ -122,6 +122,10 @@ fn keys_and_strings() {
         refused_entry(entry("text", STRING, claimed), &["metadata key text", &claim]);
         refused_entry(entry("texts", ARRAY, array(STRING, 1, claimed)), &["metadata key texts", &claim]);
     }
+    refused_entry(
+        entry(&"k".repeat(1 << 16), U8, [7]),
+        &["metadata entry 4", "65536 bytes, more than the 65535"],
+    );
     let template = vec![b'x'; (64 << 20) + 1];
     refused_entry(
         entry("template", STRING, string(&template)),
