@@ -53,18 +53,25 @@ impl Scratch {
         self.write(Path::new(directory).join("model.safetensors.index.json"), index.to_string())
     }
 
-    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has changed.
+    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has changed. Links have what
+    /// they point to; what else there may be is not opened.
     pub fn contents(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let (mut found, mut open) = (BTreeMap::new(), vec![self.0.path().to_path_buf()]);
         while let Some(directory) = open.pop() {
             for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
-                if path.is_dir() && !path.is_symlink() {
-                    open.push(path.clone());
-                    found.insert(path, None);
+                let kind = fs::symlink_metadata(&path).unwrap().file_type();
+                let contents = if kind.is_symlink() {
+                    Some(fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes())
+                } else if kind.is_file() {
+                    Some(fs::read(&path).unwrap_or_default())
                 } else {
-                    found.insert(path.clone(), Some(fs::read(path).unwrap_or_default()));
+                    None
+                };
+                if kind.is_dir() {
+                    open.push(path.clone());
                 }
+                found.insert(path, contents);
             }
         }
         found
@@ -83,4 +90,18 @@ pub fn header(tensors: &[(&str, &str, &str, &str, &str)]) -> String {
         format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
     });
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
+}
+
+/// Makes a pipe, which nobody writes to; where there are none, nothing.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn make_pipe(path: &Path) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = path;
 }

@@ -1,6 +1,14 @@
 //! Malformed input and output that cannot be written: an error that names file and tensor, exit code 1, nothing left
 //! behind, and never a panic.
 
+mod malformed_tests {
+    #[cfg(unix)]
+    mod entries;
+    mod limits;
+
+    use super::{refused, refused_file, sharded};
+}
+
 use std::path::Path;
 
 use microscale::checkpoint::{self, Checkpoint, FileConvention, Plan, Selection};
@@ -151,7 +159,19 @@ fn an_index_that_disagrees_with_its_shards() {
 
 #[test]
 fn an_index_that_points_elsewhere() {
-    for shard in ["../one.safetensors", "/etc/passwd", "in/../../one.safetensors", "..", "", ".", "a\0b"] {
+    for shard in [
+        "../one.safetensors",
+        "/etc/passwd",
+        "in/../../one.safetensors",
+        "one.safetensors/../../one.safetensors",
+        "./one.safetensors",
+        "..",
+        "",
+        ".",
+        "/",
+        "a\0b",
+        "one.safetensors\0",
+    ] {
         let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", shard)]);
         scratch.write_tensors("one.safetensors", &[("b.weight", Dtype::F32, vec![4, 32], vec![0; 512])]);
         refused(

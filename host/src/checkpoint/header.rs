@@ -1,18 +1,20 @@
-//! The header of a safetensors file: read and validated by the `safetensors` crate, its verdict put in words.
+//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its offsets and sizes are validated
+//! here and by the `safetensors` crate.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{SafeTensorError, SafeTensors};
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
 
 use super::error::{Error, Result};
 
 /// Bytes before the header: its length.
 const LENGTH: usize = 8;
+
+/// The most bytes of a header, which is the safetensors library's limit.
+const MOST: u64 = 100_000_000;
 
 /// The header key that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
@@ -24,58 +26,107 @@ pub(super) const METADATA: &str = "__metadata__";
 /// # Errors
 /// [`Error::Header`], [`Error::HeaderTensor`].
 pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
-    let (length, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|error| explain(file, bytes, &error))?;
-    let json = &bytes[LENGTH..LENGTH + length];
-    // The crate keeps the last of two tensors of one name, without a word.
-    serde_json::Deserializer::from_slice(json)
-        .deserialize_map(UniqueNames)
-        .map_err(|error| Error::Header { file: file.into(), why: error.to_string() })?;
-    Ok((metadata, LENGTH + length))
-}
-
-/// Puts the crate's error in words, with the tensor's name where one is to blame.
-fn explain(file: &Path, bytes: &[u8], error: &SafeTensorError) -> Error {
-    let file = file.to_path_buf();
-    let claimed = bytes.first_chunk::<LENGTH>().map_or(0, |length| u64::from_le_bytes(*length));
-    let why = match error {
-        SafeTensorError::HeaderTooSmall => {
-            format!("it has {} bytes, less than the length of a header", bytes.len())
-        }
-        SafeTensorError::HeaderTooLarge => {
-            format!("its header claims {claimed} bytes, more than the 100 MB allowed")
-        }
-        SafeTensorError::InvalidHeaderLength => {
-            format!("its header claims {claimed} bytes, but the file has {} in all", bytes.len())
-        }
-        SafeTensorError::InvalidHeader(error) => format!("its header is not UTF-8: {error}"),
-        _ => {
-            let end = LENGTH + claimed as usize;
-            match serde_json::from_slice::<Value>(&bytes[LENGTH..end]) {
-                Err(error) => format!("its header is not JSON: {error}"),
-                Ok(header) => match blame(&header, bytes.len() - end) {
-                    Some((tensor, why)) => return Error::HeaderTensor { file, tensor, why },
-                    None => error.to_string(),
-                },
-            }
+    let wrong = |why| Error::Header { file: file.into(), why };
+    let json = json(bytes).map_err(wrong)?;
+    let data = LENGTH + json.len();
+    let mut described = Described::default();
+    described.read(json).map_err(|(tensor, why)| match tensor {
+        None => wrong(why),
+        Some(tensor) => Error::HeaderTensor { file: file.into(), tensor, why },
+    })?;
+    let Described { metadata, mut tensors, .. } = described;
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let end = match checked(&tensors, bytes.len() - data) {
+        Ok(end) => end,
+        Err((tensor, why)) => {
+            return Err(Error::HeaderTensor { file: file.into(), tensor: tensor.into(), why });
         }
     };
-    Error::Header { file, why }
+    if data + end != bytes.len() {
+        let why = format!(
+            "its {} bytes of data are not fully covered by tensors, which end at {end}",
+            bytes.len() - data
+        );
+        return Err(wrong(why));
+    }
+    // All that it looks at was looked at: its verdict stands beside ours, in case one of the two overlooks something.
+    let metadata = Metadata::new(metadata, tensors).map_err(|error| wrong(error.to_string()))?;
+    Ok((metadata, data))
 }
 
-/// The first tensor that is described wrongly, and how.
-fn blame(header: &Value, data: usize) -> Option<(String, String)> {
-    let mut tensors = Vec::new();
-    for (name, info) in header.as_object()?.iter().filter(|(name, _)| *name != METADATA) {
-        match serde_json::from_value::<TensorInfo>(info.clone()) {
-            Ok(info) => tensors.push((name, info)),
-            Err(error) => return Some((name.clone(), error.to_string())),
+/// The header's text, as long as the file says.
+fn json(bytes: &[u8]) -> Result<&str, String> {
+    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
+        return Err(format!("it has {} bytes, less than the length of a header", bytes.len()));
+    };
+    let claimed = u64::from_le_bytes(*length);
+    if claimed > MOST {
+        return Err(format!("its header claims {claimed} bytes, more than the 100 MB allowed"));
+    }
+    let json = rest.get(..claimed as usize).ok_or_else(|| {
+        format!("its header claims {claimed} bytes, but the file has {} in all", bytes.len())
+    })?;
+    str::from_utf8(json).map_err(|error| format!("its header is not UTF-8: {error}"))
+}
+
+/// What a header says.
+#[derive(Default)]
+struct Described {
+    metadata: Option<HashMap<String, String>>,
+    /// In the header's order; no two names are the same.
+    tensors: Vec<(String, TensorInfo)>,
+    /// The entry that is being read.
+    at: Option<String>,
+}
+
+impl Described {
+    /// Reads all of it. An error is about a tensor or about everything.
+    fn read(&mut self, json: &str) -> Result<(), (Option<String>, String)> {
+        let mut deserializer = serde_json::Deserializer::from_str(json);
+        let read = deserializer.deserialize_map(&mut *self).and_then(|()| deserializer.end());
+        let Err(error) = read else { return Ok(()) };
+        // Something other than a header may be JSON or not, which is the better thing to say.
+        match serde_json::from_str::<IgnoredAny>(json) {
+            Err(error) => Err((None, format!("its header is not JSON: {error}"))),
+            Ok(_) => Err((self.at.take(), error.to_string())),
         }
     }
-    tensors.sort_by_key(|(_, info)| info.data_offsets);
+}
+
+impl<'de> Visitor<'de> for &mut Described {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !seen.insert(name.clone()) {
+                return Err(de::Error::custom(format!("its header describes tensor {name} twice")));
+            }
+            if name == METADATA {
+                self.metadata = map.next_value()?;
+                continue;
+            }
+            self.at = Some(name.clone());
+            let info = map.next_value()?;
+            self.at = None;
+            self.tensors.push((name, info));
+        }
+        Ok(())
+    }
+}
+
+/// Where the last tensor ends, or the first that is described wrongly, and how. They come in the order of their offsets.
+fn checked(tensors: &[(String, TensorInfo)], data: usize) -> Result<usize, (&str, String)> {
     let mut expected = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in tensors {
-        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, size| bits.checked_mul(*size));
+        let (start, end) = (*start, *end);
+        // As the crate counts: a size of 0 in front of others makes them harmless.
+        let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
+        let bits = elements.and_then(|elements| elements.checked_mul(dtype.bitsize()));
         let why = match bits {
             None => format!("the shape {shape:?} has more elements than can be counted"),
             Some(bits) if bits % 8 != 0 => format!("{dtype} of shape {shape:?} does not fill whole bytes"),
@@ -103,28 +154,7 @@ fn blame(header: &Value, data: usize) -> Option<(String, String)> {
                 continue;
             }
         };
-        return Some((name.clone(), why));
+        return Err((name, why));
     }
-    None
-}
-
-/// Accepts a JSON object whose keys are all different.
-struct UniqueNames;
-
-impl<'de> Visitor<'de> for UniqueNames {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut seen = HashSet::new();
-        while let Some((name, _)) = map.next_entry::<String, IgnoredAny>()? {
-            if let Some(twice) = seen.replace(name) {
-                return Err(de::Error::custom(format!("its header describes tensor {twice} twice")));
-            }
-        }
-        Ok(())
-    }
+    Ok(expected)
 }

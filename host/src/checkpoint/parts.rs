@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::description::Description;
 use super::error::{Error, Result};
+use super::json;
 use super::others::Skipped;
 use super::output::{Output, destination};
 use super::plan::Plan;
@@ -185,8 +186,8 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
             });
         }
         let to = output.place(&shard.name)?;
-        // A second name costs nothing, and a merge that is killed can be repeated.
-        if fs::hard_link(&from, &to).is_err() {
+        // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a link too.
+        if from.is_symlink() || fs::hard_link(&from, &to).is_err() {
             fs::copy(&from, &to).map_err(Error::io("write", &to))?;
             File::open(&to).and_then(|file| file.sync_all()).map_err(Error::io("write", &to))?;
         }
@@ -280,7 +281,8 @@ fn assigned(shards: &[Shard], part: Part) -> Vec<&Shard> {
 fn parts_of(sizes: &[u64], parts: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by_key(|shard| (std::cmp::Reverse(sizes[*shard]), *shard));
-    let (mut loads, mut parts_of) = (vec![0u64; parts], vec![0; sizes.len()]);
+    // No more parts than shards get any.
+    let (mut loads, mut parts_of) = (vec![0u64; parts.min(sizes.len())], vec![0; sizes.len()]);
     for shard in order {
         let (part, load) = loads
             .iter_mut()
@@ -330,13 +332,15 @@ impl Note {
 
     /// The note beside a shard; `None` if there is none, or it is of another version.
     fn read(shard: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(Self::path(shard)).ok()?).ok()
+        serde_json::from_slice(&json::read(&Self::path(shard)).ok()?).ok()
     }
 
-    /// Whether a shard is the one that it describes.
+    /// Whether a shard is the one that it describes, and can hold as many tensors as it says.
     fn fits(&self, shard: &Path) -> bool {
-        let length = fs::metadata(shard).map(|file| file.len()).ok();
-        length == Some(self.bytes) && checksum(shard).is_ok_and(|(_, checksum)| checksum == self.checksum)
+        let length = fs::metadata(shard).ok().filter(|file| file.is_file()).map(|file| file.len());
+        length == Some(self.bytes)
+            && self.tensor_bytes <= self.bytes
+            && checksum(shard).is_ok_and(|(_, checksum)| checksum == self.checksum)
     }
 
     fn write(&self, shard: &Path) -> Result<()> {
@@ -362,6 +366,7 @@ mod tests {
         assert_eq!(parts_of(&[10, 30, 20, 20], 2), [1, 1, 2, 2]);
         assert_eq!(parts_of(&[5, 5], 4), [1, 2]);
         assert!(parts_of(&[], 3).is_empty());
+        assert_eq!(parts_of(&[3, 7, 1], usize::MAX), [2, 1, 3], "nothing is kept for parts without shards");
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..100 {
             let sizes: Vec<u64> = (0..random.usize(1..60)).map(|_| random.u64(1..5000)).collect();

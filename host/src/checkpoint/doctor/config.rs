@@ -1,6 +1,6 @@
 //! What config.json says about a checkpoint's weights, beside what they are.
 
-use globset::Glob;
+use globset::{Glob, GlobMatcher};
 use regex::bytes::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
@@ -165,8 +165,8 @@ impl<'a> Group<'a> {
     /// How its targets mean a layer, if they do.
     fn names(&self, layer: &str) -> Option<Named> {
         let how = |target: &Pattern<'_>| match target {
-            Pattern::Text("Linear") => Some(Named::Class),
-            Pattern::Text(name) => (*name == layer).then_some(Named::Name),
+            Pattern::Text("Linear", _) => Some(Named::Class),
+            Pattern::Text(name, _) => (*name == layer).then_some(Named::Name),
             Pattern::Expression(expression) => {
                 expression.is_match(layer.as_bytes()).then_some(Named::Pattern)
             }
@@ -189,18 +189,30 @@ impl<'a> Group<'a> {
 
 /// What a config means layers by.
 enum Pattern<'a> {
-    /// A name, or a class, or a glob.
-    Text(&'a str),
+    /// A name, or a class, or a glob, if it is one.
+    Text(&'a str, Option<GlobMatcher>),
     /// After `re:`, a regular expression for the beginning of a name.
     Expression(Regex),
-    /// One with parts that only Python knows.
+    /// One with parts that only Python knows, or longer than any that is meant well.
     NotUnderstood,
 }
 
 impl<'a> Pattern<'a> {
+    /// The longest that is looked into: to compile one takes far more memory than it has characters, and globset panics where that is
+    /// too much.
+    const MOST: usize = 1024;
+    /// The most bytes that a compiled expression may have, for repetitions can make few characters many.
+    const MOST_COMPILED: usize = 1 << 18;
+
     fn of(text: &'a str) -> Self {
-        let Some(expression) = text.strip_prefix("re:") else { return Self::Text(text) };
-        let regex = RegexBuilder::new(&format!("^(?:{expression})")).unicode(false).build();
+        if text.len() > Self::MOST {
+            return Self::NotUnderstood;
+        }
+        let Some(expression) = text.strip_prefix("re:") else {
+            return Self::Text(text, Glob::new(text).ok().map(|glob| glob.compile_matcher()));
+        };
+        let expression = format!("^(?:{expression})");
+        let regex = RegexBuilder::new(&expression).unicode(false).size_limit(Self::MOST_COMPILED).build();
         regex.map_or(Self::NotUnderstood, Self::Expression)
     }
 
@@ -210,10 +222,9 @@ impl<'a> Pattern<'a> {
         match self {
             Self::NotUnderstood => true,
             Self::Expression(expression) => expression.is_match(layer.as_bytes()),
-            Self::Text(text) => {
-                let inside = || layer.strip_prefix(text).is_some_and(|rest| rest.starts_with('.'));
-                let matcher = Glob::new(text).map(|glob| glob.compile_matcher());
-                inside() || matcher.map_or(true, |matcher| matcher.is_match(layer))
+            Self::Text(text, matcher) => {
+                let inside = layer.strip_prefix(text).is_some_and(|rest| rest.starts_with('.'));
+                inside || matcher.as_ref().is_none_or(|matcher| matcher.is_match(layer))
             }
         }
     }
