@@ -386,6 +386,22 @@ fn sizes_beside_a_zero_may_be_anything() {
     run(&[&"inspect", &scratch.path("OUT")]).ok();
 }
 
+/// A shard that holds only scales, which are written with their codes. Left behind empty, this one would be taken for all weights.
+#[test]
+fn a_shard_of_which_nothing_is_left() {
+    let scratch = Scratch::new();
+    let bytes = |name, cols: usize| (name, Dtype::U8, vec![4, cols], vec![0x33; 4 * cols]);
+    scratch.write_tensors("in/one.safetensors", &[bytes("a.weight_packed", 16)]);
+    scratch.write_tensors("in/model.safetensors", &[bytes("a.weight_scale", 1)]);
+    let entries = [("a.weight_packed", "one.safetensors"), ("a.weight_scale", "model.safetensors")];
+    scratch.write_index("in", &entries);
+    let out = scratch.path("OUT");
+    run(&[&"dequantize", &scratch.path("in"), &"--out", &out]).ok();
+    assert!(!out.join("model.safetensors").exists());
+    let text = run(&[&"inspect", &out]).ok();
+    assert!(text.contains("a.weight"), "{text}");
+}
+
 /// Everything that reads, on whatever can be opened at all.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };

@@ -69,7 +69,12 @@ pub(super) fn rewrite<R: Rewrite>(
 ) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
     let output = Output::create(checkpoint, out)?;
     let mut meter = Meter::new(checkpoint.tensors(), progress);
-    let jobs = checkpoint.shards.iter().map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
+    // A shard may hold scales alone, which are written with their codes, in other shards: no index names it any more.
+    let is_left = |shard: &&Shard| {
+        checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
+    };
+    let left = checkpoint.shards.iter().filter(is_left);
+    let jobs = left.map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
     let jobs = jobs.collect::<Result<Vec<_>>>()?;
     let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
     let mut renamed = Renamed::default();
