@@ -2,6 +2,7 @@
 
 pub mod cases;
 pub mod golden;
+pub mod hostile;
 pub mod inputs;
 pub mod oracle;
 mod program;

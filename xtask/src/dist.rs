@@ -14,7 +14,7 @@ const README: &str = include_str!("dist/README.md");
 const RUN_TESTS: &str = include_str!("dist/run-tests.sh");
 
 /// Data that the tests read and users like to see, at the same paths as in the repository.
-const DATA: [&str; 3] = ["host/ptx", "tests/golden", "sample"];
+const DATA: [&str; 4] = ["host/ptx", "tests/golden", "sample", "fuzz/corpus"];
 
 /// Builds everything and packs it.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {

@@ -1,0 +1,5 @@
+//! See `tests/src/hostile/tensors.rs`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("tensors", bytes));
