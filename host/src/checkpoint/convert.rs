@@ -242,12 +242,9 @@ impl Rewrite for Converter<'_> {
             if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
                 return Self::convert(packed, storage, device, sink);
             }
-            let mut done = Done::default();
-            if !self.scales.contains(tensor.name) {
-                sink.write(tensor.name, tensor.data)?;
-                done.copied = tensor.copied();
-            }
-            Ok(done)
+            let with_codes = self.scales.contains(tensor.name);
+            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
+            Ok(Done { copied, ..Done::default() })
         });
         done.collect()
     }

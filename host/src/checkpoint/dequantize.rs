@@ -159,12 +159,9 @@ impl Rewrite for Dequantizer<'_> {
                     Dtype::Bf16 => write_values::<half::bf16>(packed, device, sink),
                 };
             }
-            let mut done = Done::default();
-            if !self.scales.contains(tensor.name) {
-                sink.write(tensor.name, tensor.data)?;
-                done.copied = tensor.copied();
-            }
-            Ok(done)
+            let with_codes = self.scales.contains(tensor.name);
+            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
+            Ok(Done { copied, ..Done::default() })
         });
         done.collect()
     }

@@ -14,7 +14,6 @@ use super::description::CONFIG_FILE;
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::index::Index;
-use super::summary::Sums;
 use super::{Values, gguf, header, json, modelopt};
 use crate::device::Origin;
 
@@ -96,13 +95,6 @@ impl<'a> Tensor<'a> {
             [] => (1, 1),
             [rows @ .., cols] => (elements(rows) as usize, *cols),
         }
-    }
-
-    /// What copying it comes to.
-    pub(super) fn copied(&self) -> Sums {
-        let (mut sums, bytes) = (Sums::default(), self.data.len() as u64);
-        sums.add(self.elements(), bytes, bytes);
-        sums
     }
 
     /// The values, if the dtype is one that can be quantized.

@@ -13,7 +13,8 @@ use super::dtype::FileDtype;
 use super::error::{Error, Result};
 use super::gguf;
 use super::header::METADATA;
-use super::read::elements;
+use super::read::{Tensor, elements};
+use super::summary::Sums;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -150,6 +151,14 @@ impl<'a> Sink<'a> {
     pub(super) fn write(&self, name: &str, data: &[u8]) -> Result<()> {
         // File systems let one thread write to a file at a time anyway. A panic ends the whole operation.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(name, data)
+    }
+
+    /// Writes a tensor as it is, and says what that came to.
+    pub(super) fn copy(&self, tensor: &Tensor<'_>) -> Result<Sums> {
+        self.write(tensor.name, tensor.data)?;
+        let (mut sums, bytes) = (Sums::default(), tensor.data.len() as u64);
+        sums.add(tensor.elements(), bytes, bytes);
+        Ok(sums)
     }
 }
 
