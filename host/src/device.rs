@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
-pub(crate) use loaded::{Loaded, Origin};
+pub(crate) use loaded::{Loaded, Origin, Part, QuantizedThere};
 
 use crate::recipe::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};

@@ -279,15 +279,20 @@ impl Storage {
 
     /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
     pub(super) fn parts(&self, tensor: QuantizedTensor, shape: &[usize]) -> Vec<Vec<u8>> {
-        let global = self.stored_global_scale(tensor.global_scale());
+        let global = self.global_part(tensor.global_scale(), shape);
         let (codes, scales) = tensor.into_parts();
         let mut parts = match self.blocks {
             None => vec![codes, scales],
             Some(blocks) => vec![blocks.pack(&codes, &scales)],
         };
-        let stored = self.global_scale.as_ref().zip(global);
-        parts.extend(stored.map(|(stored, global)| stored.bytes(global, shape)));
+        parts.extend(global);
         parts
+    }
+
+    /// The last of them, the global scale, if there is one.
+    pub(super) fn global_part(&self, global: Option<GlobalScale>, shape: &[usize]) -> Option<Vec<u8>> {
+        let stored = self.global_scale.as_ref().zip(self.stored_global_scale(global));
+        stored.map(|(stored, global)| stored.bytes(global, shape))
     }
 
     /// What a file holds for a global scale, in the convention's direction.

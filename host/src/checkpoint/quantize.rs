@@ -1,6 +1,7 @@
 //! Quantizing a checkpoint: carrying out a [`Plan`].
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,12 +17,12 @@ use super::plan::{Plan, Planned};
 use super::read::Tensor;
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::Reason;
-use super::source::Stored;
+use super::source::{Stored, Stores};
 use super::summary::{Outcome, Plain, Summary, TensorSummary};
 use super::values::with_values;
 use super::workers::Busy;
 use super::write::{Outline, Sink};
-use crate::device::Device;
+use crate::device::{Device, Part};
 use crate::{QuantizedTensor, Recipe, Search, check_search};
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
@@ -125,31 +126,65 @@ impl<'a> Quantizer<'a> {
             None => unreachable!("every tensor to quantize is on the device"),
         };
         let stored = store(&chosen.recipe, weights)?;
-        let Stored { tensor: quantized, report, errors, global_scale, quantized: until } = stored;
-        let checked_blocks = match plan.check_search && treatment.recipe.search == Search::Full {
-            true => self.check(tensor, &chosen.recipe, &quantized)?,
-            false => 0,
+        let Stored { result, report, errors, global_scale, quantized: until } = stored;
+        let check_search = plan.check_search && treatment.recipe.search == Search::Full;
+        let (mut checked_blocks, mut details) = (0, None);
+        let bytes_after = if check_search || plan.worst_blocks.is_some() || storage.blocks.is_some() {
+            let quantized = result.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
+            if check_search {
+                checked_blocks = self.check(tensor, &chosen.recipe, &quantized)?;
+            }
+            if let Some(most) = plan.worst_blocks {
+                details = Some(Box::new(Details::of(tensor, storage, &quantized, most)?));
+            }
+            self.write_host(tensor, quantized, sink)?
+        } else {
+            self.write_pieces(tensor, &*result, sink)?
         };
         let plain = match treatment.recipe.search {
             Search::None => None,
             _ => Some(store(&chosen.plain, None)?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
-        let details = match plan.worst_blocks {
-            None => None,
-            Some(most) => Some(Box::new(Details::of(tensor, storage, &quantized, most)?)),
-        };
         let seconds = until.duration_since(from).as_secs_f64();
         let format = treatment.format();
         let outcome = Outcome::Quantized { format, report, errors, global_scale, seconds, plain, details };
+        let recipe = plan.number_of(tensor.name);
+        let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes_after, outcome) };
+        Ok(Done { summary, checked_blocks, busy: Some(Busy { from, until }) })
+    }
+
+    /// Writes a quantized tensor, and returns its bytes.
+    fn write_host(&self, tensor: &Tensor<'_>, quantized: QuantizedTensor, sink: &Sink<'_>) -> Result<u64> {
+        let storage = self.plan.of(tensor.name).storage;
         storage.check_scales(tensor, quantized.scales())?;
         let bytes = quantized.bytes() as u64;
         for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
             sink.write(&outline.name, &data)?;
         }
-        let recipe = plan.number_of(tensor.name);
-        let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes, outcome) };
-        Ok(Done { summary, checked_blocks, busy: Some(Busy { from, until }) })
+        Ok(bytes)
+    }
+
+    /// The same of what is where the device works, without another copy of it: codes and scales are tensors of their own.
+    fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &dyn Stores, sink: &Sink<'_>) -> Result<u64> {
+        let storage = self.plan.of(tensor.name).storage;
+        let outlines = self.outlines(tensor);
+        let mut bytes = 0;
+        for (outline, part) in outlines.iter().zip([Part::Codes, Part::Scales]) {
+            let mut written = Ok(());
+            let copied = quantized.each_piece(part, &mut |piece| {
+                bytes += piece.len() as u64;
+                written = sink.append(&outline.name, piece);
+                if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            copied.map_err(|error| matrix::error(tensor, storage, error))?;
+            written?;
+        }
+        let global = storage.global_part(quantized.global_scale(), tensor.shape);
+        if let (Some(global), Some(outline)) = (global, outlines.get(2)) {
+            sink.write(&outline.name, &global)?;
+        }
+        Ok(bytes)
     }
 
     /// Compares the scales that were chosen with all others.

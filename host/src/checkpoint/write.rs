@@ -46,6 +46,14 @@ impl Writer {
         }
     }
 
+    /// Writes what comes next of one tensor's data. GGUF files take them whole.
+    fn append(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        match self {
+            Self::Safetensors(writer) => writer.append(name, data),
+            Self::Gguf(writer) => writer.write(name, data),
+        }
+    }
+
     /// Makes sure that everything is written, on the disk as well.
     pub(super) fn finish(self) -> Result<()> {
         match self {
@@ -59,7 +67,7 @@ impl Writer {
 pub(super) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
-    /// Where each tensor that is still to come starts, and its bytes.
+    /// Where what is still to come of each tensor starts, and its bytes.
     places: HashMap<String, (u64, u64)>,
 }
 
@@ -116,15 +124,31 @@ impl SafetensorsWriter {
 
     /// Writes one tensor's data.
     pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        let place = self.places.get(name).filter(|(_, bytes)| *bytes == data.len() as u64);
+        match self.places.get(name) {
+            Some((_, bytes)) if *bytes != data.len() as u64 => {
+                let error = io::Error::other(format!("{name} has other bytes in the header"));
+                Err(Error::io("write", &self.path)(error))
+            }
+            _ => self.append(name, data),
+        }
+    }
+
+    /// Writes what comes next of a tensor's data.
+    fn append(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        let place = self.places.get(name).filter(|(_, bytes)| *bytes >= data.len() as u64);
         let mut write = || {
-            let (start, _) = place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
-            self.file.seek(SeekFrom::Start(*start))?;
-            self.file.write_all(data)
+            let (start, bytes) =
+                *place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
+            self.file.seek(SeekFrom::Start(start))?;
+            self.file.write_all(data)?;
+            Ok((start + data.len() as u64, bytes - data.len() as u64))
         };
-        write().map_err(Error::io("write", &self.path))?;
+        let rest = write().map_err(Error::io("write", &self.path))?;
         // Only what is written is no longer missing.
-        self.places.remove(name);
+        match rest {
+            (_, 0) => self.places.remove(name),
+            rest => self.places.insert(name.into(), rest),
+        };
         Ok(())
     }
 
@@ -151,6 +175,11 @@ impl<'a> Sink<'a> {
     pub(super) fn write(&self, name: &str, data: &[u8]) -> Result<()> {
         // File systems let one thread write to a file at a time anyway. A panic ends the whole operation.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(name, data)
+    }
+
+    /// Writes what comes next of a tensor's data, in a convention that has no blocks of its own.
+    pub(super) fn append(&self, name: &str, data: &[u8]) -> Result<()> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(name, data)
     }
 
     /// Writes a tensor as it is, and says what that came to.

@@ -1,11 +1,14 @@
 //! A matrix where a device works on it, for several operations on the same values.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::Device;
 #[cfg(feature = "cuda")]
-use crate::gpu::LoadedOnGpu;
-use crate::{Amax, Element, ErrorStats, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use crate::gpu::{LoadedOnGpu, QuantizedOnGpu};
+use crate::{
+    Amax, Element, ErrorStats, GlobalScale, Quantized, QuantizedTensor, Recipe, Report, Result, Shape, cpu,
+};
 
 /// Where values are in a file.
 #[derive(Clone, Copy)]
@@ -21,6 +24,22 @@ pub(crate) enum Loaded<'a, T: Element> {
     Cpu(&'a [T], Shape),
     #[cfg(feature = "cuda")]
     Gpu(Box<LoadedOnGpu<'a, T>>),
+}
+
+/// What a matrix was quantized to, where the device works.
+pub(crate) enum QuantizedThere<'a, T: Element> {
+    Cpu(&'a [T], Shape, Quantized),
+    #[cfg(feature = "cuda")]
+    Gpu(Box<QuantizedOnGpu<'a, T>>),
+}
+
+/// Parts of a quantized tensor.
+#[derive(Clone, Copy)]
+pub(crate) enum Part {
+    /// The packed codes.
+    Codes,
+    /// The block scales, in the order of their layout.
+    Scales,
 }
 
 impl Device {
@@ -58,23 +77,95 @@ impl<T: Element> Loaded<'_, T> {
     }
 
     /// Quantizes, weighting errors by column in the search for scales.
-    pub(crate) fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<Quantized> {
-        match (self, importance) {
-            (Self::Cpu(values, shape), None) => cpu::quantize(values, *shape, recipe),
-            (Self::Cpu(values, shape), Some(importance)) => {
-                cpu::quantize_weighted(values, *shape, recipe, importance)
+    pub(crate) fn quantize(
+        &self,
+        recipe: &Recipe,
+        importance: Option<&[f32]>,
+    ) -> Result<QuantizedThere<'_, T>> {
+        match self {
+            Self::Cpu(values, shape) => {
+                let quantized = match importance {
+                    None => cpu::quantize(values, *shape, recipe),
+                    Some(importance) => cpu::quantize_weighted(values, *shape, recipe, importance),
+                };
+                Ok(QuantizedThere::Cpu(values, *shape, quantized?))
             }
             #[cfg(feature = "cuda")]
-            (Self::Gpu(loaded), _) => loaded.quantize(recipe, importance),
+            Self::Gpu(loaded) => Ok(QuantizedThere::Gpu(Box::new(loaded.quantize(recipe, importance)?))),
+        }
+    }
+}
+
+impl<T: Element> QuantizedThere<'_, T> {
+    /// What could not be kept.
+    pub(crate) fn report(&self) -> Report {
+        match self {
+            Self::Cpu(_, _, quantized) => quantized.report,
+            #[cfg(feature = "cuda")]
+            Self::Gpu(quantized) => quantized.report,
         }
     }
 
-    /// What was lost to the tensor that [`Self::quantize`] has returned last, or to the same under another global scale.
-    pub(crate) fn errors_of_last(&self, tensor: &QuantizedTensor) -> Result<ErrorStats> {
+    /// The global scale.
+    pub(crate) fn global_scale(&self) -> Option<GlobalScale> {
         match self {
-            Self::Cpu(values, shape) => ErrorStats::of_quantized(values, *shape, tensor),
+            Self::Cpu(_, _, quantized) => quantized.tensor.global_scale(),
             #[cfg(feature = "cuda")]
-            Self::Gpu(loaded) => loaded.errors_of_last(tensor),
+            Self::Gpu(quantized) => quantized.global_scale,
+        }
+    }
+
+    /// The same blocks under another global scale.
+    pub(crate) fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
+        Ok(match self {
+            Self::Cpu(values, shape, Quantized { tensor, report }) => {
+                Self::Cpu(values, shape, Quantized { tensor: tensor.with_global_scale(given)?, report })
+            }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(mut quantized) => {
+                quantized.set_global_scale(given)?;
+                Self::Gpu(quantized)
+            }
+        })
+    }
+
+    /// What was lost.
+    pub(crate) fn errors(&self) -> Result<ErrorStats> {
+        match self {
+            Self::Cpu(values, shape, quantized) => {
+                ErrorStats::of_quantized(values, *shape, &quantized.tensor)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(quantized) => quantized.errors(),
+        }
+    }
+
+    /// All of it in host memory.
+    pub(crate) fn into_host(self) -> Result<QuantizedTensor> {
+        match self {
+            Self::Cpu(_, _, quantized) => Ok(quantized.tensor),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(quantized) => quantized.to_host(),
+        }
+    }
+
+    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never in another.
+    pub(crate) fn each_piece(
+        &self,
+        part: Part,
+        hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Cpu(_, _, quantized) => {
+                let whole = match part {
+                    Part::Codes => quantized.tensor.codes(),
+                    Part::Scales => quantized.tensor.scales(),
+                };
+                let _ = hand_on(whole);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(quantized) => quantized.each_piece(part, hand_on),
         }
     }
 }

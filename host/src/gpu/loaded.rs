@@ -1,7 +1,7 @@
-//! A matrix that was copied to a GPU, for several operations.
+//! A matrix that was copied to a GPU, for several operations, and what it is quantized to.
 
-use std::cell::RefCell;
 use std::mem::offset_of;
+use std::ops::ControlFlow;
 
 use cudarc::driver::CudaSlice;
 use microscale_kernels_abi::ErrorSums;
@@ -9,21 +9,31 @@ use microscale_kernels_abi::ErrorSums;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use super::{Gpu, doing, launch};
 use crate::amax::Amax;
-use crate::device::Origin;
+use crate::device::{Origin, Part};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::formats::nvfp4::GlobalScale;
 use crate::quality::ErrorStats;
 use crate::recipe::{NonFinite, Recipe};
-use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+use crate::report::Report;
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
-/// A matrix in device memory, and what it was quantized to.
+/// A matrix in device memory.
 pub(crate) struct LoadedOnGpu<'a, T: Element> {
     gpu: &'a Gpu,
     shape: Shape,
     /// `None` of an empty matrix.
     input: Option<CudaSlice<T>>,
-    /// What it was quantized to last.
-    quantized: RefCell<Option<DeviceTensor>>,
+}
+
+/// What a matrix in device memory was quantized to, there too.
+pub(crate) struct QuantizedOnGpu<'a, T: Element> {
+    loaded: &'a LoadedOnGpu<'a, T>,
+    tensor: DeviceTensor,
+    /// What could not be kept.
+    pub(crate) report: Report,
+    /// The global scale.
+    pub(crate) global_scale: Option<GlobalScale>,
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {
@@ -32,12 +42,12 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
     pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape, origin: Option<Origin<'_>>) -> Result<Self> {
         let span = shape.span()?;
         if shape.is_empty() {
-            return Ok(Self { gpu, shape, input: None, quantized: RefCell::default() });
+            return Ok(Self { gpu, shape, input: None });
         }
         // SAFETY: what is not set yet is written by the copy, which the stream does first.
         let mut input = unsafe { gpu.stream.alloc(span) }.map_err(doing("allocating the input"))?;
         gpu.with_staging(|staging| staging.copy_to_device(&gpu.stream, &values[..span], origin, &mut input))?;
-        Ok(Self { gpu, shape, input: Some(input), quantized: RefCell::default() })
+        Ok(Self { gpu, shape, input: Some(input) })
     }
 
     /// The largest magnitude.
@@ -50,7 +60,11 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
     }
 
     /// Quantizes, weighting errors by column in the search for scales.
-    pub(crate) fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<Quantized> {
+    pub(crate) fn quantize(
+        &self,
+        recipe: &Recipe,
+        importance: Option<&[f32]>,
+    ) -> Result<QuantizedOnGpu<'_, T>> {
         let (gpu, shape, stream) = (self.gpu, self.shape, &self.gpu.stream);
         crate::recipe::check_importance(importance, shape)?;
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(recipe, shape))?;
@@ -72,9 +86,8 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         match report.first_non_finite {
             Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
             _ => {
-                let host = gpu.with_staging(|staging| tensor.to_host_through(stream, staging))?;
-                self.quantized.replace(Some(tensor));
-                Ok(Quantized { tensor: host, report })
+                let global_scale = tensor.read_global(stream)?;
+                Ok(QuantizedOnGpu { loaded: self, tensor, report, global_scale })
             }
         }
     }
@@ -84,30 +97,55 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
     pub(crate) fn errors(&self, tensor: &QuantizedTensor) -> Result<ErrorStats> {
-        self.quantized.replace(Some(DeviceTensor::from_host(&self.gpu.stream, tensor)?));
-        self.errors_of_last(tensor)
+        let shape = QuantizedShape { rows: self.shape.rows, cols: self.shape.cols, ..tensor.shape() };
+        tensor.shape().require(shape)?;
+        let (report, global_scale) = (Report::default(), tensor.global_scale());
+        let tensor = DeviceTensor::from_host(&self.gpu.stream, tensor)?;
+        QuantizedOnGpu { loaded: self, tensor, report, global_scale }.errors()
+    }
+}
+
+impl<T: Element> QuantizedOnGpu<'_, T> {
+    /// The same blocks under another global scale.
+    pub(crate) fn set_global_scale(&mut self, given: GlobalScale) -> Result<()> {
+        self.global_scale = Some(given);
+        self.tensor.set_global_scale(&self.loaded.gpu.stream, self.global_scale)
     }
 
-    /// What was lost to the tensor that [`Self::quantize`] has returned last, or to the same under another global scale.
-    pub(crate) fn errors_of_last(&self, tensor: &QuantizedTensor) -> Result<ErrorStats> {
-        let (gpu, shape, stream) = (self.gpu, self.shape, &self.gpu.stream);
-        tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
-        let Some(input) = &self.input else { return Ok(ErrorStats::default()) };
-        let mut quantized = self.quantized.borrow_mut();
-        let quantized = match &mut *quantized {
-            Some(there) if there.shape() == tensor.shape() => there,
-            other => other.insert(DeviceTensor::from_host(stream, tensor)?),
+    /// A copy in host memory.
+    pub(crate) fn to_host(&self) -> Result<QuantizedTensor> {
+        let Gpu { stream, .. } = self.loaded.gpu;
+        self.loaded.gpu.with_staging(|staging| self.tensor.to_host_through(stream, staging))
+    }
+
+    /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when that breaks.
+    pub(crate) fn each_piece(
+        &self,
+        part: Part,
+        hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let (codes, scales) = self.tensor.shape().bytes()?;
+        let (source, bytes) = match part {
+            Part::Codes => (self.tensor.codes(), codes),
+            Part::Scales => (self.tensor.scales(), scales),
         };
-        quantized.set_global_scale(stream, tensor.global_scale())?;
+        let Gpu { stream, .. } = self.loaded.gpu;
+        self.loaded.gpu.with_staging(|staging| staging.each_piece(stream, source, bytes, hand_on))
+    }
+
+    /// What was lost.
+    pub(crate) fn errors(&self) -> Result<ErrorStats> {
+        let LoadedOnGpu { gpu, shape, input } = self.loaded;
+        let (stream, Some(input)) = (&gpu.stream, input) else { return Ok(ErrorStats::default()) };
         // SAFETY: what is not set yet is written by the kernel, which the stream does first; likewise below.
         let back = unsafe { stream.alloc::<f32>(shape.rows * shape.cols) };
         let mut back = back.map_err(doing("allocating values"))?;
-        gpu.dequantize_on(stream, quantized, &mut back, shape.cols)?;
-        let (parts, words) = (launch::error_parts(shape), size_of::<ErrorSums>() / size_of::<u64>());
+        gpu.dequantize_on(stream, &self.tensor, &mut back, shape.cols)?;
+        let (parts, words) = (launch::error_parts(*shape), size_of::<ErrorSums>() / size_of::<u64>());
         // SAFETY: as above.
         let sums = unsafe { stream.alloc::<u64>(shape.rows * parts * words) };
         let mut sums = sums.map_err(doing("allocating sums"))?;
-        launch::errors(&gpu.module, stream, input, shape, &back, &mut sums)?;
+        launch::errors(&gpu.module, stream, input, *shape, &back, &mut sums)?;
         let sums = stream.clone_dtoh(&sums).map_err(doing("copying sums back"))?;
         stream.synchronize().map_err(doing("copying sums back"))?;
         let sums = sums.as_chunks().0.iter().map(|words| sums_of(*words));

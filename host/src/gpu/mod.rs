@@ -22,7 +22,7 @@ pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
 pub use gpus::Gpus;
-pub(crate) use loaded::LoadedOnGpu;
+pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +115,9 @@ impl Gpu {
         importance: Option<&[f32]>,
     ) -> Result<Quantized> {
         shape.check("the input", values.len())?;
-        LoadedOnGpu::new(self, values, shape, None)?.quantize(recipe, importance)
+        let loaded = LoadedOnGpu::new(self, values, shape, None)?;
+        let quantized = loaded.quantize(recipe, importance)?;
+        Ok(Quantized { tensor: quantized.to_host()?, report: quantized.report })
     }
 
     /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cudarc::driver::{
@@ -97,37 +98,52 @@ impl Staging {
         source: &CudaSlice<u8>,
         bytes: &mut [u8],
     ) -> Result<()> {
+        let mut rest = &mut bytes[..];
+        let length = rest.len();
+        self.each_piece(stream, source, length, &mut |from| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(from.len());
+            to.par_chunks_mut(PART)
+                .zip(from.par_chunks(PART))
+                .for_each(|(to, from)| to.copy_from_slice(from));
+            rest = after;
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Copies so many bytes from the start of device memory, and hands them on piece by piece, each while the next one is under way. Ends
+    /// when there are no more, or when `hand_on` breaks.
+    pub(super) fn each_piece(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        source: &CudaSlice<u8>,
+        bytes: usize,
+        hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
         let copying = doing("copying the output back");
-        assert!(source.len() >= bytes.len(), "the source is too short");
-        if bytes.len() < LEAST {
-            stream.memcpy_dtoh(source, bytes).map_err(&copying)?;
-            return stream.synchronize().map_err(&copying);
-        }
+        assert!(source.len() >= bytes, "the source is too short");
         self.context.bind_to_thread().map_err(&copying)?;
         let (source, _read) = source.device_ptr(stream);
-        let mut before: Option<(usize, &mut [u8])> = None;
-        let pieces = bytes.chunks_mut(PIECE).map(Some).chain([None]);
-        for (number, to) in pieces.enumerate() {
-            if let Some(to) = &to {
+        let length_of = |number: usize| bytes.saturating_sub(number * PIECE).min(PIECE);
+        for number in 0..=bytes.div_ceil(PIECE) {
+            let length = length_of(number);
+            if length > 0 {
                 let Piece { memory, used } = &mut self.pieces[number % 2];
                 used.synchronize().map_err(&copying)?;
-                let pinned = &mut memory.as_mut_slice().map_err(&copying)?[..to.len()];
+                let to = &mut memory.as_mut_slice().map_err(&copying)?[..length];
                 let offset = (number * PIECE) as u64;
                 // SAFETY: the source has all bytes, of which these are the ones at `offset`. The pinned memory lives as long as
                 // `self` does and is not touched again before its event, and freeing it waits for the GPU.
-                unsafe { result::memcpy_dtoh_async(pinned, source + offset, stream.cu_stream()) }
+                unsafe { result::memcpy_dtoh_async(to, source + offset, stream.cu_stream()) }
                     .map_err(&copying)?;
                 used.record(stream).map_err(&copying)?;
             }
-            if let Some((number, to)) = before.take() {
-                let Piece { memory, used } = &self.pieces[number % 2];
-                used.synchronize().map_err(&copying)?;
-                let from = &memory.as_slice().map_err(&copying)?[..to.len()];
-                to.par_chunks_mut(PART)
-                    .zip(from.par_chunks(PART))
-                    .for_each(|(to, from)| to.copy_from_slice(from));
+            let Some(before) = number.checked_sub(1) else { continue };
+            let Piece { memory, used } = &self.pieces[before % 2];
+            used.synchronize().map_err(&copying)?;
+            let from = &memory.as_slice().map_err(&copying)?[..length_of(before)];
+            if hand_on(from).is_break() {
+                break;
             }
-            before = to.map(|to| (number, to));
         }
         Ok(())
     }

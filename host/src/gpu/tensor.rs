@@ -69,7 +69,7 @@ impl DeviceTensor {
             stream.memcpy_dtoh(&self.codes, codes).map_err(&copying)?;
             stream.memcpy_dtoh(&self.scales, scales).map_err(&copying)?;
         }
-        self.read_global(stream, &mut host)?;
+        host.set_global_scale(self.read_global(stream)?);
         Ok(host)
     }
 
@@ -85,19 +85,18 @@ impl DeviceTensor {
             staging.copy_to_host(stream, &self.codes, codes)?;
             staging.copy_to_host(stream, &self.scales, scales)?;
         }
-        self.read_global(stream, &mut host)?;
+        host.set_global_scale(self.read_global(stream)?);
         Ok(host)
     }
 
-    /// Gives a tensor in host memory this one's global scale.
-    fn read_global(&self, stream: &Arc<CudaStream>, host: &mut QuantizedTensor) -> Result<()> {
+    /// The global scale. Waits for the stream.
+    pub(super) fn read_global(&self, stream: &Arc<CudaStream>) -> Result<Option<GlobalScale>> {
         let copying = doing("copying a global scale back");
         let mut global = [0; GLOBAL_WORDS];
         stream.memcpy_dtoh(&self.global, &mut global).map_err(&copying)?;
         stream.synchronize().map_err(&copying)?;
         let value = f32::from_bits(global[0]);
-        host.set_global_scale(self.direction.and_then(|direction| GlobalScale::new(direction, value)));
-        Ok(())
+        Ok(self.direction.and_then(|direction| GlobalScale::new(direction, value)))
     }
 
     /// The format.
