@@ -43,6 +43,9 @@ const TOP: [&str; 14] = [
     "tensors",
 ];
 
+/// The longest pattern. To compile one takes far more memory than it has characters, and globset panics where that is too much.
+const MOST_PATTERN: usize = 1024;
+
 /// Words that stand for where global scales come from.
 const FROM_AMAX: &str = "amax";
 const ABSENT: &str = "none";
@@ -183,6 +186,13 @@ impl<'a> Table<'a> {
         let expected = "a pattern of tensor names such as \"*.down_proj.weight\", or a list of them";
         let pattern = |value: &Value<'_>| {
             let text = value.get_ref().as_str().ok_or_else(|| self.wrong(key, value, expected))?;
+            if text.len() > MOST_PATTERN {
+                let why = format!(
+                    "a pattern of {key} has {} bytes, more than the {MOST_PATTERN} allowed",
+                    text.len()
+                );
+                return Err(self.file.error(value.span(), why));
+            }
             let glob = globset::Glob::new(text).map_err(|error| {
                 self.file
                     .error(value.span(), format!("{key} is {text:?}, which is no pattern: {}", error.kind()))
@@ -316,6 +326,15 @@ mod tests {
         assert_eq!(whole, Some(GlobalSetting::Value(3.0)));
         let amax = parse("global_scale = \"amax\"", "r.toml").unwrap().settings.global_scale;
         assert_eq!(amax, Some(GlobalSetting::FromAmax));
+    }
+
+    #[test]
+    fn patterns_of_any_length_are_not_compiled() {
+        for key in ["include", "exclude", "[[tensors]]\nkeep = true\nmatch"] {
+            let text = format!("{key} = [\"a\", \"{}\"]", "?".repeat(2 << 20));
+            let refused = parse(&text, "r.toml").unwrap_err().to_string();
+            assert!(refused.contains("2097152 bytes, more than the 1024 allowed"), "{refused}");
+        }
     }
 
     #[test]
