@@ -88,4 +88,4 @@ macro_rules! replayed {
     };
 }
 
-replayed! { safetensors gguf directory packed parts ptx tensors }
+replayed! { safetensors gguf directory packed parts ptx tensors recipe }

@@ -12,6 +12,7 @@ mod gguf;
 mod packed;
 mod parts;
 mod ptx;
+mod recipe;
 mod safetensors;
 mod tensors;
 
@@ -33,6 +34,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "parts", run: parts::run },
     Target { name: "ptx", run: ptx::run },
     Target { name: "tensors", run: tensors::run },
+    Target { name: "recipe", run: recipe::run },
 ];
 
 /// Does what a target does.
