@@ -182,6 +182,7 @@ impl<'a> Quantizer<'a> {
         }
         let global = storage.global_part(quantized.global_scale(), tensor.shape);
         if let (Some(global), Some(outline)) = (global, outlines.get(2)) {
+            bytes += global.len() as u64;
             sink.write(&outline.name, &global)?;
         }
         Ok(bytes)
