@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -79,15 +80,21 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
 
 
 def timed(command: list[str]) -> tuple[float, float]:
-    """Seconds, and the peak of resident memory in bytes."""
+    """Seconds, and the peak of resident memory in bytes: asked for while it runs, because what `wait4` says includes this program's own."""
+    peak = 0
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    if status != 0:
-        sys.exit(f"{' '.join(command)}\n{said}")
-    return seconds, usage.ru_maxrss * 1024
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        status = Path(f"/proc/{process.pid}/status")
+        while process.poll() is None:
+            lines = status.read_text().splitlines()
+            peak = max([peak, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))])
+            time.sleep(0.005)
+        seconds = time.perf_counter() - start
+        if process.returncode != 0:
+            said.seek(0)
+            sys.exit(f"{' '.join(command)}\n{said.read()}")
+    return seconds, peak
 
 
 def gpu_copy_rate(device: int) -> float:
