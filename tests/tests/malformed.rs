@@ -12,6 +12,7 @@ mod malformed_tests {
 use std::path::Path;
 
 use microscale::checkpoint::{self, Checkpoint, FileConvention, Plan, Selection};
+use microscale_tests::hostile::HEADER_WORDS;
 use microscale_tests::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
@@ -420,42 +421,10 @@ fn read_everything(path: &Path) {
     }
 }
 
-/// What headers and indexes are made of.
-const WORDS: &[&str] = &[
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    ":",
-    "\"",
-    "0",
-    "9",
-    "-",
-    "1e99",
-    "null",
-    "[0,0]",
-    "18446744073709551615",
-    "\"F32\"",
-    "\"U8\"",
-    "\"F4\"",
-    "_packed",
-    "_scale",
-    "_blocks",
-    "_scales",
-    "_scale_2",
-    ".experts.down_proj",
-    "[4294967296,0,4294967296]",
-    "[0,4294967296,4294967296]",
-    "..",
-    "/",
-    "__metadata__",
-];
-
 /// Something to put over a part of a file: a byte or a word.
 fn scrap() -> impl Strategy<Value = Vec<u8>> {
     let byte = any::<u8>().prop_map(|byte| vec![byte]);
-    prop_oneof![byte, prop::sample::select(WORDS).prop_map(|word| word.into())]
+    prop_oneof![byte, prop::sample::select(HEADER_WORDS).prop_map(|word| word.into())]
 }
 
 /// Pieces to put into a file: where, over how many bytes, and what.

@@ -196,7 +196,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets [`check_search`] look at each tensor once its scales are chosen, if its recipe has a full search.
+    /// Lets [`check_search`](crate::check_search()) look at each tensor once its scales are chosen, if its recipe has a full search.
     ///
     /// # Errors
     /// [`Error::NothingToCheck`] unless a recipe has a full search.
@@ -208,7 +208,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets each tensor's [`Details`] be collected once it is quantized, with at most this many of its worst blocks of either kind.
+    /// Lets each tensor's [`Details`](super::Details) be collected once it is quantized, with at most this many of its worst blocks of either kind.
     pub fn collect_details(&mut self, worst_blocks: usize) {
         self.worst_blocks = Some(worst_blocks);
     }

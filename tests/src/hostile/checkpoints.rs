@@ -14,7 +14,7 @@ pub(super) struct Stored {
 }
 
 /// What headers and other JSON files are made of.
-pub(super) const HEADER_WORDS: &[&str] = &[
+pub const HEADER_WORDS: &[&str] = &[
     "[",
     "]",
     "{",

@@ -16,6 +16,8 @@ mod recipe;
 mod safetensors;
 mod tensors;
 
+pub use checkpoints::HEADER_WORDS;
+
 /// A target of the fuzzer, and what it does with an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {

@@ -13,35 +13,12 @@ use crate::checkpoint::selection::Selection;
 use crate::checkpoint::settings::{GlobalSetting, Settings};
 use crate::recipe::Words;
 
-/// The keys of a rule, and those of the whole file: **what docs/recipes.md lists**.
-const RULE: [&str; 10] = [
-    "match",
-    "keep",
-    "format",
-    "convention",
-    "scale_rule",
-    "ties",
-    "global_scale",
-    "search",
-    "search_global",
-    "non_finite",
-];
-const TOP: [&str; 14] = [
-    "format",
-    "convention",
-    "scale_rule",
-    "ties",
-    "global_scale",
-    "search",
-    "search_global",
-    "non_finite",
-    "out_convention",
-    "include",
-    "exclude",
-    "keep_first_layers",
-    "keep_last_layers",
-    "tensors",
-];
+/// The keys that say how to quantize, those of a rule besides, and those of the whole file besides: **what docs/recipes.md lists**.
+const SETTINGS: [&str; 8] =
+    ["format", "convention", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
+const OF_RULE: [&str; 2] = ["match", "keep"];
+const OF_FILE: [&str; 6] =
+    ["out_convention", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
 
 /// The longest pattern. To compile one takes far more memory than it has characters, and globset panics where that is too much.
 const MOST_PATTERN: usize = 1024;
@@ -57,7 +34,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Recipes> {
         let why = format!("this is not TOML: {}", error.message().replace('\n', ", "));
         file.error(error.span().unwrap_or(text.len()..text.len()), why)
     })?;
-    let top = file.table(document.get_ref(), &TOP, "a recipe")?;
+    let top = file.table(document.get_ref(), &[&SETTINGS[..], &OF_FILE].concat(), "a recipe")?;
     let (settings, lines) = top.settings()?;
     let tensors = match top.get("tensors") {
         None => Vec::new(),
@@ -214,7 +191,7 @@ impl<'a> Table<'a> {
         };
         let rule = |value: &'a Value<'a>| {
             let table = value.get_ref().as_table().ok_or_else(|| self.wrong("tensors", value, expected))?;
-            self.file.table(table, &RULE, "[[tensors]]")?.rule(value.span())
+            self.file.table(table, &[&OF_RULE[..], &SETTINGS].concat(), "[[tensors]]")?.rule(value.span())
         };
         values.iter().map(rule).collect()
     }
@@ -228,7 +205,7 @@ impl<'a> Table<'a> {
             (_, None, None) => {
                 format!(
                     "[[tensors]] says nothing; write keep = true to leave tensors as they are, or one of {}",
-                    RULE[2..].join(", ")
+                    SETTINGS.join(", ")
                 )
             }
             (_, Some(true), Some(key)) => {
@@ -388,7 +365,7 @@ mod tests {
         #[test]
         fn nothing_makes_it_panic(text in "\\PC*", keys in prop::collection::vec((0..24usize, "\\PC{0,8}"), 0..6)) {
             let _ = parse(&text, "r.toml");
-            let all: Vec<_> = TOP.iter().chain(&RULE).collect();
+            let all: Vec<_> = OF_RULE.iter().chain(&SETTINGS).chain(&OF_FILE).collect();
             let lines: Vec<_> = keys.iter().map(|(key, value)| format!("{} = {value}", all[*key])).collect();
             let _ = parse(&lines.join("\n"), "r.toml");
             let _ = parse(&format!("[[tensors]]\n{}", lines.join("\n")), "r.toml");
