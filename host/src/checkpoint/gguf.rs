@@ -29,7 +29,7 @@ pub(super) use blocks::Blocks;
 pub(super) use header::{Header, TensorInfo, read};
 pub(super) use metadata::{FileType, Metadata};
 pub use types::GgmlType;
-pub(super) use write::{Outline, Writer};
+pub(super) use write::{Outline, create};
 
 use super::convention::{FileConvention, Numbers, Storage, StoredGlobal};
 use super::dtype::FileDtype;

@@ -11,7 +11,7 @@ use super::gguf::{self, FileType, Metadata};
 use super::output::Output;
 use super::read::{Checkpoint, Container, Shard, Tensor};
 use super::workers::{Job, write_shards};
-use super::write::{Outline, SafetensorsWriter, Sink, Writer};
+use super::write::{Outline, Sink, Writer};
 use super::{Skipped, json, others};
 use crate::Device;
 
@@ -124,7 +124,7 @@ pub(super) fn begin<R: Rewrite>(shard: &Shard, path: &Path, work: &R) -> Result<
 fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<FileType>) -> Result<Writer> {
     let (header, bytes) = match &shard.container {
         Container::Safetensors(metadata) => {
-            return SafetensorsWriter::create(path, metadata.as_ref(), outlines).map(Writer::Safetensors);
+            return Writer::safetensors(path, metadata.as_ref(), outlines);
         }
         Container::Gguf(header) => (header, shard.mapped_bytes()),
     };
@@ -137,7 +137,7 @@ fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<
         let kind = dtype.ggml().ok_or_else(|| refused(format!("it has no type for {dtype}")))?;
         Ok(gguf::Outline { name, shape, kind })
     });
-    gguf::Writer::create(path, &metadata, &outlines.collect::<Result<Vec<_>>>()?).map(Writer::Gguf)
+    gguf::create(path, &metadata, &outlines.collect::<Result<Vec<_>>>()?)
 }
 
 /// Writes everything but the shards, and returns what is left behind.

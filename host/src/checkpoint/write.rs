@@ -1,4 +1,5 @@
-//! Writing a file: for safetensors the header first, then each tensor at its place, in whatever order they come.
+//! Writing a file: the header first, then each tensor at its place, in whatever order they come. Safetensors headers are written here, GGUF's
+//! in `gguf`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -11,7 +12,6 @@ use serde_json::{Map, Value};
 
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
-use super::gguf;
 use super::header::METADATA;
 use super::read::{Tensor, elements};
 use super::summary::Sums;
@@ -31,52 +31,41 @@ impl Outline {
     }
 }
 
-/// A file being written, in either container.
-pub(super) enum Writer {
-    Safetensors(SafetensorsWriter),
-    Gguf(gguf::Writer),
+/// A file being written, of either container: its header is there, and each tensor has its place.
+pub(super) struct Writer {
+    path: PathBuf,
+    file: File,
+    /// What is still to come of each tensor.
+    places: Places,
+}
+
+/// Tensors' places in a file, by name.
+pub(super) type Places = HashMap<String, Place>;
+
+/// Where bytes of a tensor are to be in a file.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) start: u64,
+    pub(super) bytes: u64,
 }
 
 impl Writer {
-    /// Writes one tensor's data.
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        match self {
-            Self::Safetensors(writer) => writer.write(name, data),
-            Self::Gguf(writer) => writer.write(name, data),
-        }
+    /// Creates a file that begins with a header. If a length is given, what is not written reads as zeros up to there.
+    pub(super) fn create(path: &Path, header: &[u8], places: Places, length: Option<u64>) -> Result<Self> {
+        let write = || {
+            let mut file = File::create_new(path)?;
+            file.write_all(header)?;
+            length.map_or(Ok(()), |length| file.set_len(length))?;
+            Ok(file)
+        };
+        Ok(Self { path: path.into(), file: write().map_err(Error::io("write", path))?, places })
     }
 
-    /// Writes what comes next of one tensor's data. GGUF files take them whole.
-    fn append(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        match self {
-            Self::Safetensors(writer) => writer.append(name, data),
-            Self::Gguf(writer) => writer.write(name, data),
-        }
-    }
-
-    /// Makes sure that everything is written, on the disk as well.
-    pub(super) fn finish(self) -> Result<()> {
-        match self {
-            Self::Safetensors(writer) => writer.finish(),
-            Self::Gguf(writer) => writer.finish(),
-        }
-    }
-}
-
-/// A safetensors file being written.
-pub(super) struct SafetensorsWriter {
-    path: PathBuf,
-    file: File,
-    /// Where what is still to come of each tensor starts, and its bytes.
-    places: HashMap<String, (u64, u64)>,
-}
-
-impl SafetensorsWriter {
-    /// Creates the file and writes its header.
+    /// Creates a safetensors file.
     ///
     /// Tensors are laid out as the safetensors library does it, the widest dtype first and then by name, so that each is
     /// aligned to its dtype.
-    pub(super) fn create(
+    pub(super) fn safetensors(
         path: &Path,
         metadata: Option<&HashMap<String, String>>,
         tensors: Vec<Outline>,
@@ -90,74 +79,73 @@ impl SafetensorsWriter {
         });
         let mut tensors = plain.collect::<Result<Vec<_>>>()?;
         tensors.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.name.cmp(&second.name)));
-        let mut header = Map::new();
+        let mut json = Map::new();
         if let Some(metadata) = metadata {
             let sorted: BTreeMap<_, _> = metadata.iter().collect();
-            header.insert(
+            json.insert(
                 METADATA.into(),
                 sorted.into_iter().map(|(key, value)| (key, value.as_str())).collect(),
             );
         }
-        let mut places = HashMap::new();
-        let mut end = 0;
+        let (mut places, mut end) = (Places::new(), 0);
         for (dtype, tensor) in tensors {
             let (start, bytes) = (end, tensor.bytes());
             end += bytes;
             let Outline { name, shape, .. } = tensor;
             let info = TensorInfo { dtype, shape, data_offsets: (start as usize, end as usize) };
-            header.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
-            places.insert(name, (start, bytes));
+            json.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
+            places.insert(name, Place { start, bytes });
         }
-        let mut header = Value::Object(header).to_string().into_bytes();
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let data = 8 + header.len() as u64;
-        places.values_mut().for_each(|(start, _)| *start += data);
-
-        let write = || {
-            let mut file = File::create_new(path)?;
-            file.write_all(&(header.len() as u64).to_le_bytes())?;
-            file.write_all(&header)?;
-            Ok(file)
-        };
-        Ok(Self { path: path.into(), file: write().map_err(Error::io("write", path))?, places })
+        let mut json = Value::Object(json).to_string().into_bytes();
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let mut header = (json.len() as u64).to_le_bytes().to_vec();
+        header.extend(json);
+        places.values_mut().for_each(|place| place.start += header.len() as u64);
+        Self::create(path, &header, places, None)
     }
 
     /// Writes one tensor's data.
     pub(super) fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
         match self.places.get(name) {
-            Some((_, bytes)) if *bytes != data.len() as u64 => {
-                let error = io::Error::other(format!("{name} has other bytes in the header"));
-                Err(Error::io("write", &self.path)(error))
+            Some(Place { bytes, .. }) if *bytes != data.len() as u64 => {
+                let (found, expected) = (data.len(), bytes);
+                Err(self.wrong(format!("{name} has {found} bytes, and {expected} in the header")))
             }
             _ => self.append(name, data),
         }
     }
 
     /// Writes what comes next of a tensor's data.
-    fn append(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        let place = self.places.get(name).filter(|(_, bytes)| *bytes >= data.len() as u64);
-        let mut write = || {
-            let (start, bytes) =
-                *place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
-            self.file.seek(SeekFrom::Start(start))?;
-            self.file.write_all(data)?;
-            Ok((start + data.len() as u64, bytes - data.len() as u64))
+    pub(super) fn append(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        let Some(Place { start, bytes }) = self.places.get(name).copied() else {
+            return Err(self.wrong(format!("{name} is not in the header")));
         };
-        let rest = write().map_err(Error::io("write", &self.path))?;
+        let Some(rest) = bytes.checked_sub(data.len() as u64) else {
+            return Err(self.wrong(format!("{name} has more bytes than in the header")));
+        };
+        let mut write = || {
+            self.file.seek(SeekFrom::Start(start))?;
+            self.file.write_all(data)
+        };
+        write().map_err(Error::io("write", &self.path))?;
         // Only what is written is no longer missing.
         match rest {
-            (_, 0) => self.places.remove(name),
-            rest => self.places.insert(name.into(), rest),
+            0 => self.places.remove(name),
+            _ => self.places.insert(name.into(), Place { start: start + data.len() as u64, bytes: rest }),
         };
         Ok(())
     }
 
     /// Makes sure that everything is written, on the disk as well.
     pub(super) fn finish(self) -> Result<()> {
-        let missing = self.places.keys().min();
-        let complete =
-            missing.map_or(Ok(()), |name| Err(io::Error::other(format!("{name} was not written"))));
-        complete.and_then(|()| self.file.sync_all()).map_err(Error::io("write", &self.path))
+        if let Some(name) = self.places.keys().min() {
+            return Err(self.wrong(format!("{name} was not written")));
+        }
+        self.file.sync_all().map_err(Error::io("write", &self.path))
+    }
+
+    fn wrong(&self, what: String) -> Error {
+        Error::io("write", &self.path)(io::Error::other(what))
     }
 }
 
@@ -177,7 +165,7 @@ impl<'a> Sink<'a> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(name, data)
     }
 
-    /// Writes what comes next of a tensor's data, in a convention that has no blocks of its own.
+    /// Writes what comes next of a tensor's data.
     pub(super) fn append(&self, name: &str, data: &[u8]) -> Result<()> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(name, data)
     }
@@ -212,7 +200,7 @@ mod tests {
             outline("none", FileDtype::F64, &[0]),
         ];
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        let mut writer = SafetensorsWriter::create(&path, Some(&metadata), outlines).unwrap();
+        let mut writer = Writer::safetensors(&path, Some(&metadata), outlines).unwrap();
         for (name, data) in [("bytes", &[9u8; 3][..]), ("none", &[]), ("a", &[1; 8]), ("b", &[2; 4])] {
             writer.write(name, data).unwrap();
         }
@@ -229,17 +217,13 @@ mod tests {
     fn what_the_header_does_not_say_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.safetensors");
-        let mut writer =
-            SafetensorsWriter::create(&path, None, vec![outline("a", FileDtype::U8, &[4])]).unwrap();
+        let mut writer = Writer::safetensors(&path, None, vec![outline("a", FileDtype::U8, &[4])]).unwrap();
         assert!(writer.write("b", &[0; 4]).is_err());
         assert!(writer.write("a", &[0; 4]).is_ok());
         assert!(writer.write("a", &[0; 4]).is_err(), "twice");
-        assert!(SafetensorsWriter::create(&path, None, vec![]).is_err(), "the file is there already");
-        let unfinished = SafetensorsWriter::create(
-            &path.with_extension("y"),
-            None,
-            vec![outline("a", FileDtype::U8, &[4])],
-        );
+        assert!(Writer::safetensors(&path, None, vec![]).is_err(), "the file is there already");
+        let unfinished =
+            Writer::safetensors(&path.with_extension("y"), None, vec![outline("a", FileDtype::U8, &[4])]);
         assert!(unfinished.unwrap().finish().is_err());
     }
 }

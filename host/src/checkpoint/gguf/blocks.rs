@@ -213,8 +213,6 @@ fn exchanged<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     const ALL: [(Blocks, usize, usize, usize); 2] = [(Blocks::Mxfp4, 1, 32, 17), (Blocks::Nvfp4, 4, 16, 36)];
@@ -277,37 +275,5 @@ mod tests {
             assert_eq!(Blocks::of_format(blocks.format()), Some(blocks));
         }
         assert_eq!((Blocks::of(GgmlType::F32), Blocks::of_format(Format::Mxfp8E4m3)), (None, None));
-    }
-
-    #[test]
-    #[ignore = "measures, and judges nothing"]
-    fn speed() {
-        for (blocks, _, _, bytes) in ALL {
-            // What fits the caches, and what does not.
-            for count in [TOGETHER, 8 << 20] {
-                let mut packed = random(count * bytes, 4);
-                let (mut codes, mut scales) = blocks.unpack(&packed);
-                let mut copied = packed.clone();
-                let repeat = (8 << 20) / count;
-                let speed = |work: &mut dyn FnMut()| {
-                    let mut once = || {
-                        let start = Instant::now();
-                        (0..repeat).for_each(|_| work());
-                        start.elapsed().as_secs_f64()
-                    };
-                    let best = (0..7).map(|_| once()).fold(f64::INFINITY, f64::min);
-                    (repeat * count * bytes) as f64 / 1e9 / best
-                };
-                let pack = speed(&mut || blocks.pack_into(&codes, &scales, &mut packed));
-                let unpack = speed(&mut || blocks.unpack_into(&packed, &mut codes, &mut scales));
-                let copy = speed(&mut || {
-                    let parts = (copied.par_chunks_mut(1 << 16), packed.par_chunks(1 << 16)).into_par_iter();
-                    parts.for_each(|(to, from)| to.copy_from_slice(from));
-                });
-                println!(
-                    "{blocks:?}, {count} blocks: packs {pack:.1} GB/s, unpacks {unpack:.1} GB/s, copies {copy:.1} GB/s"
-                );
-            }
-        }
     }
 }

@@ -10,7 +10,7 @@ use super::header::{Header, TensorInfo, read};
 use super::metadata::Metadata;
 use super::types::GgmlType;
 use super::value::{Value, ValueType};
-use super::write::{Outline, Writer};
+use super::write::{Outline, create};
 use crate::checkpoint::{Checkpoint, Difference, Error, FileConvention, Plan, Selection, compare, inspect};
 use crate::{Device, QuantizedShape, QuantizedTensor, Recipe};
 
@@ -128,7 +128,7 @@ fn what_is_read_and_written_again_is_the_same_file() {
             kind: *kind,
         })
         .collect();
-    let mut writer = Writer::create(&path, &Metadata::of(&header, FILE), &outlines).unwrap();
+    let mut writer = create(&path, &Metadata::of(&header, FILE), &outlines).unwrap();
     for tensor in header.tensors.iter().rev() {
         let bytes = &FILE[tensor.range.clone()];
         match Blocks::of(tensor.kind) {

@@ -1,14 +1,12 @@
-//! Writing a GGUF file: the header first, then each tensor at its place, in whatever order they come.
+//! The header of a GGUF file that is written.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::metadata::Metadata;
 use super::types::GgmlType;
 use super::{MAGIC, MAX_NAME, Parsed, VERSION};
 use crate::checkpoint::error::{Error, Result};
+use crate::checkpoint::write::{Place, Places, Writer};
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -19,88 +17,34 @@ pub(in crate::checkpoint) struct Outline {
     pub(in crate::checkpoint) kind: GgmlType,
 }
 
-/// Where a tensor is.
-#[derive(Clone, Copy)]
-struct Place {
-    start: u64,
-    bytes: u64,
-}
-
-/// A GGUF file being written.
-pub(in crate::checkpoint) struct Writer {
-    path: PathBuf,
-    file: File,
-    /// The tensors that are still to come.
-    places: HashMap<String, Place>,
-}
-
-impl Writer {
-    /// Creates the file and writes its header.
-    ///
-    /// Tensors are laid out in the order given, each padded with zeros to the alignment, the last one too.
-    ///
-    /// # Errors
-    /// [`Error::NotInGguf`] for a tensor that GGUF cannot hold, [`Error::Io`].
-    pub(in crate::checkpoint) fn create(
-        path: &Path,
-        metadata: &Metadata<'_>,
-        tensors: &[Outline],
-    ) -> Result<Self> {
-        let alignment = metadata.alignment;
-        let mut header = preamble(metadata, tensors.len());
-        let mut places = HashMap::new();
-        let mut end = 0u64;
-        for tensor in tensors {
-            let refused = |why| Error::NotInGguf { file: path.into(), tensor: tensor.name.clone(), why };
-            let bytes = describe(&mut header, tensor, end).map_err(refused)?;
-            let place = Place { start: end, bytes };
-            if places.insert(tensor.name.clone(), place).is_some() {
-                return Err(refused("there is another tensor of that name".into()));
-            }
-            end = end.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(alignment)).ok_or_else(
-                || refused("with the tensors before it, there are more bytes than can be counted".into()),
-            )?;
+/// Creates a GGUF file and writes its header.
+///
+/// Tensors are laid out in the order given, each padded with zeros to the alignment, the last one too.
+///
+/// # Errors
+/// [`Error::NotInGguf`] for a tensor that GGUF cannot hold, [`Error::Io`].
+pub(in crate::checkpoint) fn create(
+    path: &Path,
+    metadata: &Metadata<'_>,
+    tensors: &[Outline],
+) -> Result<Writer> {
+    let alignment = metadata.alignment;
+    let mut header = preamble(metadata, tensors.len());
+    let (mut places, mut end) = (Places::new(), 0u64);
+    for tensor in tensors {
+        let refused = |why| Error::NotInGguf { file: path.into(), tensor: tensor.name.clone(), why };
+        let bytes = describe(&mut header, tensor, end).map_err(refused)?;
+        if places.insert(tensor.name.clone(), Place { start: end, bytes }).is_some() {
+            return Err(refused("there is another tensor of that name".into()));
         }
-        let data = (header.len() as u64).next_multiple_of(alignment);
-        places.values_mut().for_each(|place| place.start = place.start.saturating_add(data));
-
-        let write = || {
-            let mut file = File::create_new(path)?;
-            file.write_all(&header)?;
-            // What is not written is padding, and reads as zeros.
-            file.set_len(data.saturating_add(end))?;
-            Ok(file)
-        };
-        Ok(Self { path: path.into(), file: write().map_err(Error::io("write", path))?, places })
+        end = end.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(alignment)).ok_or_else(
+            || refused("with the tensors before it, there are more bytes than can be counted".into()),
+        )?;
     }
-
-    /// Writes one tensor's data.
-    pub(in crate::checkpoint) fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        let mut write = || {
-            let place = self.places.get(name);
-            let place = place.ok_or_else(|| io::Error::other(format!("{name} is not in the header")))?;
-            let (expected, found) = (place.bytes, data.len());
-            if found as u64 != expected {
-                return Err(io::Error::other(format!(
-                    "{name} has {found} bytes, and {expected} in the header"
-                )));
-            }
-            self.file.seek(SeekFrom::Start(place.start))?;
-            self.file.write_all(data)?;
-            // Only what is written is no longer missing.
-            self.places.remove(name);
-            Ok(())
-        };
-        write().map_err(Error::io("write", &self.path))
-    }
-
-    /// Makes sure that everything is written, on the disk as well.
-    pub(in crate::checkpoint) fn finish(self) -> Result<()> {
-        let missing = self.places.keys().min();
-        let complete =
-            missing.map_or(Ok(()), |name| Err(io::Error::other(format!("{name} was not written"))));
-        complete.and_then(|()| self.file.sync_all()).map_err(Error::io("write", &self.path))
-    }
+    let data = (header.len() as u64).next_multiple_of(alignment);
+    places.values_mut().for_each(|place| place.start = place.start.saturating_add(data));
+    // What is not written is padding, and reads as zeros.
+    Writer::create(path, &header, places, Some(data.saturating_add(end)))
 }
 
 /// Everything before the tensors' descriptions.
@@ -155,7 +99,7 @@ mod tests {
         metadata.set_file_type(FileType::Mxfp4);
         metadata.set_file_type(FileType::Nvfp4);
         let outlines = [outline("bytes", 24, &[3]), outline("none", 0, &[0, 4]), outline("a", 40, &[2, 64])];
-        let mut writer = Writer::create(&path, &metadata, &outlines).unwrap();
+        let mut writer = create(&path, &metadata, &outlines).unwrap();
         writer.write("a", &[7; 72]).unwrap();
         writer.write("none", &[]).unwrap();
         writer.write("bytes", &[9; 3]).unwrap();
@@ -179,13 +123,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.gguf");
         let metadata = Metadata::new("llama");
-        let mut writer = Writer::create(&path, &metadata, &[outline("a", 24, &[4])]).unwrap();
+        let mut writer = create(&path, &metadata, &[outline("a", 24, &[4])]).unwrap();
         assert!(writer.write("b", &[0; 4]).is_err());
         assert!(writer.write("a", &[0; 4]).is_ok());
         assert!(writer.write("a", &[0; 4]).is_err(), "twice");
-        assert!(Writer::create(&path, &metadata, &[]).is_err(), "the file is there already");
+        assert!(create(&path, &metadata, &[]).is_err(), "the file is there already");
         let other = path.with_extension("y");
-        let mut wrong = Writer::create(&other, &metadata, &[outline("a", 24, &[4])]).unwrap();
+        let mut wrong = create(&other, &metadata, &[outline("a", 24, &[4])]).unwrap();
         assert!(wrong.write("a", &[0; 5]).is_err(), "another size");
         assert!(wrong.finish().is_err());
     }
@@ -195,7 +139,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.gguf");
         let refused = |outlines: &[Outline], why: &str| {
-            let refused = Writer::create(&path, &Metadata::new("llama"), outlines).err().unwrap().to_string();
+            let refused = create(&path, &Metadata::new("llama"), outlines).err().unwrap().to_string();
             assert!(refused.contains("x.gguf") && refused.contains(why), "{refused}");
             assert!(!path.exists());
         };
