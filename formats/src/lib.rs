@@ -14,12 +14,14 @@
 //! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
+//! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //!
 //! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
 #![no_std]
 
 pub mod block;
+pub mod dot;
 pub mod e2m1;
 pub mod e8m0;
 pub mod fp8;

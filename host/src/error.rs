@@ -3,6 +3,7 @@
 use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Direction;
 
+use crate::gemv::OperandFault;
 use crate::recipe::{Convention, Format, Words};
 use crate::report::{Position, Report};
 use crate::strided::Strided;
@@ -287,6 +288,10 @@ pub enum Error {
         /// All counts of the tensor.
         report: Report,
     },
+
+    /// Operands of a product that do not go together.
+    #[error(transparent)]
+    Operands(OperandFault),
 
     /// An output differs from the reference's: a defect of this library, or of the machine.
     #[error("the output of {0} differs from the reference implementation's; please report this")]

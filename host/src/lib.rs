@@ -18,6 +18,7 @@
 //! | say what is wanted | [`Recipe`], [`Format`], [`Convention`] |
 //! | quantize host memory on the CPU | [`quantize`], [`quantize_strided`], [`dequantize`], [`amax()`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
+//! | multiply quantized matrices with quantized vectors | [`gemv()`] |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
 //! | read and write checkpoints | [`checkpoint`] |
 
@@ -31,6 +32,7 @@ pub mod cpu;
 pub mod device;
 mod element;
 mod error;
+mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod quality;
@@ -54,6 +56,7 @@ pub use cpu::{
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, Result};
+pub use gemv::{Batch, OperandFault, gemv};
 pub use microscale_formats as formats;
 pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;

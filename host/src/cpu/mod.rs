@@ -6,6 +6,7 @@
 //! into pieces and spreads them over rayon's threads.
 
 mod amax;
+mod gemv;
 mod groups;
 mod hessian;
 mod isa;
@@ -29,6 +30,7 @@ mod words;
 use rayon::prelude::*;
 
 pub use amax::{amax, amax_with};
+pub use gemv::{gemv, gemv_with};
 use hessian::HessianStore;
 pub use hessian::{quantize_hessian, quantize_hessian_with};
 pub use isa::Isa;
