@@ -6,14 +6,12 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::str::FromStr;
 use std::time::{Instant, UNIX_EPOCH};
 
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tempfile::TempDir;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::description::Description;
@@ -132,15 +130,20 @@ pub fn quantize_part(
             meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
             kept += 1;
         } else {
+            let parent = path.parent().unwrap_or(&directory);
+            fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
             missing.push(shard);
         }
     }
-    let making = Making::all(missing, &directory)?;
-    let jobs: Vec<_> = making.iter().map(Making::job).collect();
-    let (mut tensors, mut made) = (Vec::new(), 0);
-    write_shards(&jobs, &work, device, &mut meter, |shard, renamed, done| {
-        let path = making[shard].finish()?;
-        let (bytes, checksum) = checksum(path).map_err(Error::io("read", path))?;
+    // Is removed at the end, with what is unfinished in it.
+    let making = tempfile::Builder::new().prefix(".making").tempdir_in(&directory);
+    let making = making.map_err(Error::io("create a temporary directory in", &directory))?;
+    let unfinished = (0..).map(|number: usize| making.path().join(number.to_string()));
+    let jobs: Vec<_> = missing.into_iter().zip(unfinished).map(|(shard, path)| Job { shard, path }).collect();
+    let tensors = write_shards(&jobs, &work, device, &mut meter, |job, renamed, done| {
+        let path = directory.join(&job.shard.name);
+        fs::rename(&job.path, &path).map_err(Error::io("rename the finished shard to", &path))?;
+        let (bytes, checksum) = checksum(&path).map_err(Error::io("read", &path))?;
         let note = Note {
             fingerprint: fingerprint.clone(),
             bytes,
@@ -151,14 +154,11 @@ pub fn quantize_part(
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),
         };
-        note.write(path)?;
-        made += 1;
-        tensors.extend(done);
-        Ok(())
+        note.write(&path)
     })?;
     meter.before("")?;
     let summary = work.summary(device, tensors, Vec::new(), start);
-    Ok(PartDone { summary, made, kept, of: checkpoint.shards.len(), directory })
+    Ok(PartDone { summary, made: jobs.len(), kept, of: checkpoint.shards.len(), directory })
 }
 
 /// Puts the parts together: `out` is then what [`quantize`](super::quantize()) would have made, and `OUT.parts` is gone.
@@ -223,43 +223,6 @@ fn notes(checkpoint: &Checkpoint, directory: &Path) -> Result<Vec<Note>> {
             let [first, second] = [0, other].map(|shard| checkpoint.shards[shard].name.clone());
             Err(Error::PartsDiffer { directory: directory.into(), first, second })
         }
-    }
-}
-
-/// A shard that is made, and gets its name when it is complete.
-struct Making<'a> {
-    shard: &'a Shard,
-    path: PathBuf,
-    unfinished: PathBuf,
-    /// Is removed with what is unfinished in it.
-    _directory: Rc<TempDir>,
-}
-
-impl<'a> Making<'a> {
-    /// For each of these shards.
-    fn all(shards: Vec<&'a Shard>, directory: &Path) -> Result<Vec<Self>> {
-        let doing = "create a temporary directory in";
-        let temporary = tempfile::Builder::new().prefix(".making").tempdir_in(directory);
-        let temporary = Rc::new(temporary.map_err(Error::io(doing, directory))?);
-        let making = shards.into_iter().enumerate().map(|(number, shard)| {
-            let path = directory.join(&shard.name);
-            let parent = path.parent().unwrap_or(directory);
-            fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-            let unfinished = temporary.path().join(number.to_string());
-            Ok(Self { shard, path, unfinished, _directory: temporary.clone() })
-        });
-        making.collect()
-    }
-
-    fn job(&self) -> Job<'a> {
-        Job { shard: self.shard, path: self.unfinished.clone() }
-    }
-
-    /// Gives the shard its name.
-    fn finish(&self) -> Result<&Path> {
-        fs::rename(&self.unfinished, &self.path)
-            .map_err(Error::io("rename the finished shard to", &self.path))?;
-        Ok(&self.path)
     }
 }
 

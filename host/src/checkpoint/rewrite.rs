@@ -76,11 +76,9 @@ pub(super) fn rewrite<R: Rewrite>(
     let left = checkpoint.shards.iter().filter(is_left);
     let jobs = left.map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
     let jobs = jobs.collect::<Result<Vec<_>>>()?;
-    let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
     let mut renamed = Renamed::default();
-    write_shards(&jobs, work, device, &mut meter, |shard, names, done| {
+    let done = write_shards(&jobs, work, device, &mut meter, |_, names, _| {
         renamed.extend(names);
-        shards[shard] = done;
         Ok(())
     })?;
     meter.before("")?;
@@ -88,7 +86,7 @@ pub(super) fn rewrite<R: Rewrite>(
     work.describe(&mut description);
     let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
     output.commit()?;
-    Ok((shards.into_iter().flatten().collect(), skipped))
+    Ok((done, skipped))
 }
 
 /// What became of tensors.

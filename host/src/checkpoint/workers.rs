@@ -73,7 +73,8 @@ enum Told<D> {
     Failed(usize, Error),
 }
 
-/// Writes shards to files that do not exist yet. `complete` is told of each, by its number, once it is on the disk.
+/// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of the shards. `complete` is told
+/// of each shard once it is on the disk, whichever comes first.
 ///
 /// # Errors
 /// Of those that workers met, the one in the first shard; [`Error::Interrupted`]; what `complete` says.
@@ -82,8 +83,8 @@ pub(super) fn write_shards<R: Rewrite>(
     work: &R,
     device: &Device,
     meter: &mut Meter<'_, '_>,
-    mut complete: impl FnMut(usize, Renamed, Vec<R::Done>) -> Result<()>,
-) -> Result<()> {
+    mut complete: impl FnMut(&Job<'_>, Renamed, &[R::Done]) -> Result<()>,
+) -> Result<Vec<R::Done>> {
     let largest = jobs.iter().flat_map(|job| job.shard.tensors()).map(|tensor| tensor.data.len()).max();
     let devices = device.workers(largest.unwrap_or(0)).map_err(Error::Device)?;
     let schedule = Mutex::new(Schedule {
@@ -95,6 +96,7 @@ pub(super) fn write_shards<R: Rewrite>(
         open: Vec::new(),
         stopped: false,
     });
+    let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
     let mut failed: Option<(usize, Error)> = None;
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
@@ -111,7 +113,8 @@ pub(super) fn write_shards<R: Rewrite>(
                     continue;
                 }
                 Told::Complete { job, renamed, done } if failed.is_none() => {
-                    (job, complete(job, renamed, done))
+                    shards[job] = done;
+                    (job, complete(&jobs[job], renamed, &shards[job]))
                 }
                 Told::Complete { .. } => continue,
                 Told::Failed(job, error) => (job, Err(error)),
@@ -124,7 +127,10 @@ pub(super) fn write_shards<R: Rewrite>(
             }
         }
     });
-    failed.map_or(Ok(()), |(_, error)| Err(error))
+    match failed {
+        None => Ok(shards.into_iter().flatten().collect()),
+        Some((_, error)) => Err(error),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
