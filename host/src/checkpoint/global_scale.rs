@@ -231,7 +231,7 @@ impl<'a> Chooser<'a> {
             for part in parts {
                 let Treatment { recipe, storage, .. } = self.plan.of(part.name);
                 let recipe = recipe.with_global(Global::Given(scale));
-                let weights = self.plan.importance().and_then(|importance| importance.of(part.name));
+                let weights = self.plan.weights_of(part.name);
                 errors += self.with(part, sources, device, |source| {
                     Ok(source.store(storage, &recipe, weights)?.errors)
                 })?;

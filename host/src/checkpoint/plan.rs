@@ -264,21 +264,29 @@ impl<'a> Plan<'a> {
         self.checkpoint
     }
 
+    fn planned(&self, tensor: &str) -> Option<&Planned<'a>> {
+        self.places.get(tensor).map(|place| &self.tensors[*place])
+    }
+
+    /// Why a tensor is copied; `None` if it is quantized.
+    pub(super) fn reason(&self, tensor: &str) -> Option<&Reason> {
+        self.planned(tensor).and_then(|planned| planned.reason.as_ref())
+    }
+
     /// How a tensor is quantized, if it is.
     pub(super) fn of(&self, tensor: &str) -> &Treatment {
-        let planned = self.places.get(tensor).map(|place| &self.tensors[*place]);
-        &self.treatments[planned.map_or(0, |planned| planned.recipe)]
+        &self.treatments[self.planned(tensor).map_or(0, |planned| planned.recipe)]
     }
 
     /// Which of the recipes a tensor is quantized by, if there are several.
     pub(super) fn number_of(&self, tensor: &str) -> Option<usize> {
-        let place = self.places.get(tensor).filter(|_| self.treatments.len() > 1)?;
-        Some(self.tensors[*place].recipe)
+        let planned = self.planned(tensor).filter(|_| self.treatments.len() > 1)?;
+        Some(planned.recipe)
     }
 
-    /// Weights by column, if there are any.
-    pub(super) fn importance(&self) -> Option<&Importance> {
-        self.importance.as_ref()
+    /// The weights of a tensor's columns, if there are any.
+    pub(super) fn weights_of(&self, tensor: &str) -> Option<&[f32]> {
+        self.importance.as_ref().and_then(|importance| importance.of(tensor))
     }
 
     /// Global scales from a file, if they are taken from one.
@@ -292,8 +300,7 @@ impl<'a> Plan<'a> {
             if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
                 hash.update(&scale.value().to_le_bytes());
             }
-            if let Some(weights) = self.importance.as_ref().and_then(|importance| importance.of(tensor.name))
-            {
+            if let Some(weights) = self.weights_of(tensor.name) {
                 hash.update(bytemuck::cast_slice(weights));
             }
         }

@@ -1,6 +1,5 @@
 //! Quantizing a checkpoint: carrying out a [`Plan`].
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -13,7 +12,7 @@ use super::gguf::FileType;
 use super::global_scale::{Chooser, Sources};
 use super::matrix::{self, Matrix};
 use super::others::Skipped;
-use super::plan::{Plan, Planned};
+use super::plan::Plan;
 use super::read::Tensor;
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::Reason;
@@ -48,7 +47,6 @@ pub fn quantize(
 /// What carries out a plan, tensor by tensor.
 pub(super) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
-    planned: HashMap<&'a str, &'a Planned<'a>>,
     chooser: Chooser<'a>,
 }
 
@@ -68,9 +66,7 @@ impl<'a> Quantizer<'a> {
         if plan.quantized() == 0 {
             return Err(Error::NothingToQuantize { path: plan.checkpoint().path.clone() });
         }
-        let planned = plan.tensors.iter().map(|planned| (planned.tensor.name, planned)).collect();
-        let chooser = Chooser::new(plan);
-        Ok(Self { plan, planned, chooser })
+        Ok(Self { plan, chooser: Chooser::new(plan) })
     }
 
     /// What has happened since `start`.
@@ -94,10 +90,6 @@ impl<'a> Quantizer<'a> {
         }
     }
 
-    fn reason(&self, tensor: &Tensor<'_>) -> Option<&Reason> {
-        self.planned.get(tensor.name).and_then(|planned| planned.reason.as_ref())
-    }
-
     fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
         sink.write(tensor.name, tensor.data)?;
         let outcome = Outcome::Copied(reason.clone());
@@ -116,7 +108,7 @@ impl<'a> Quantizer<'a> {
         let plan = self.plan;
         let treatment = plan.of(tensor.name);
         let storage = treatment.storage;
-        let weights = plan.importance().and_then(|importance| importance.of(tensor.name));
+        let weights = plan.weights_of(tensor.name);
         let from = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
         let store = |recipe: &Recipe, weights: Option<&[f32]>| match sources.get(tensor.name) {
@@ -190,7 +182,7 @@ impl<'a> Quantizer<'a> {
 
     /// Compares the scales that were chosen with all others.
     fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
-        let weights = self.plan.importance().and_then(|importance| importance.of(tensor.name));
+        let weights = self.plan.weights_of(tensor.name);
         let storage = self.plan.of(tensor.name).storage;
         let Matrix { values, shape } = Matrix::of(tensor, storage)?;
         let checked = with_values!(&values, slice => {
@@ -204,19 +196,19 @@ impl Rewrite for Quantizer<'_> {
     type Done = Done;
 
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        match self.reason(tensor) {
+        match self.plan.reason(tensor.name) {
             None => self.plan.of(tensor.name).storage.outlines(tensor.name, tensor.shape),
             Some(_) => vec![unchanged(tensor)],
         }
     }
 
     fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
-        self.chooser.layer(tensor).filter(|_| self.reason(tensor).is_none())
+        self.chooser.layer(tensor).filter(|_| self.plan.reason(tensor.name).is_none())
     }
 
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let storage_of = |tensor: &Tensor<'_>| self.plan.of(tensor.name).storage;
-        let quantized = tensors.iter().filter(|tensor| self.reason(tensor).is_none());
+        let quantized = tensors.iter().filter(|tensor| self.plan.reason(tensor.name).is_none());
         let matrices = quantized.map(|tensor| Ok((tensor, Matrix::of(tensor, storage_of(tensor))?)));
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
         let sources = matrices.iter().map(|(tensor, matrix)| {
@@ -225,7 +217,7 @@ impl Rewrite for Quantizer<'_> {
             Ok((tensor.name, source))
         });
         let sources = sources.collect::<Result<Sources<'_>>>()?;
-        let done = tensors.iter().map(|tensor| match self.reason(tensor) {
+        let done = tensors.iter().map(|tensor| match self.plan.reason(tensor.name) {
             Some(reason) => Self::copy(tensor, reason, sink),
             None => self.quantize(tensor, &sources, device, sink),
         });
