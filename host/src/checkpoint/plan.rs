@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::convention::{FileConvention, Group};
 use super::description::Description;
 use super::error::{Error, Result};
-use super::fused::{self};
+use super::fused;
 use super::gguf::FileType;
 use super::global_scale::GlobalScales;
 use super::ignored::ignored;
@@ -208,7 +208,8 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets each tensor's [`Details`](super::Details) be collected once it is quantized, with at most this many of its worst blocks of either kind.
+    /// Lets each tensor's [`Details`](super::Details) be collected once it is quantized, with at most this many of its worst blocks of
+    /// either kind.
     pub fn collect_details(&mut self, worst_blocks: usize) {
         self.worst_blocks = Some(worst_blocks);
     }
