@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{FileConvention, FileDtype};
+use super::{FileConvention, FileDtype, glob};
 use crate::recipe::Words;
 use crate::{Format, ScaleLayout, Search};
 
@@ -525,13 +525,13 @@ pub enum Error {
         pattern: String,
     },
 
-    /// A pattern that is not a glob.
-    #[error("{pattern:?} is not a pattern of tensor names")]
+    /// A pattern that is not a glob, or too long.
+    #[error("{} is not a pattern of tensor names: {why}", glob::shown(.pattern))]
     Glob {
         /// The pattern.
         pattern: String,
         /// Why.
-        source: globset::Error,
+        why: String,
     },
 
     /// A GPU that works no more.

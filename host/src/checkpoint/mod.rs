@@ -8,6 +8,7 @@
 //! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
 //! | `dtype` | what elements are in a file, in either container |
 //! | `selection` | which tensors are quantized, and why the others are not |
+//! | `glob` | patterns of tensor names |
 //! | `recipes`, `settings`, `treatment` | recipe files and presets; settings key by key; how one tensor is quantized |
 //! | `layers` | layers by the names of tensors: which are the first and the last |
 //! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
@@ -42,6 +43,7 @@ mod dtype;
 mod error;
 mod fused;
 mod gguf;
+mod glob;
 mod global_scale;
 mod gpt_oss;
 mod header;

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use globset::{Glob, GlobMatcher};
+use globset::GlobMatcher;
 
 use super::convention::{FileConvention, Storage};
 use super::dtype::FileDtype;
 use super::error::{Error, Result};
+use super::glob::matcher;
 use super::read::Tensor;
 use super::values::float_dtype;
 
@@ -199,11 +200,9 @@ pub fn kept(name: &str) -> Option<Kept> {
 }
 
 fn matchers(patterns: &[impl AsRef<str>]) -> Result<Vec<GlobMatcher>> {
-    let matcher = |pattern: &str| {
-        let glob = Glob::new(pattern).map_err(|source| Error::Glob { pattern: pattern.into(), source })?;
-        Ok(glob.compile_matcher())
-    };
-    patterns.iter().map(|pattern| matcher(pattern.as_ref())).collect()
+    let refused = |pattern: &str, why| Error::Glob { pattern: pattern.into(), why };
+    let patterns = patterns.iter().map(AsRef::as_ref);
+    patterns.map(|pattern| matcher(pattern).map_err(|why| refused(pattern, why))).collect()
 }
 
 #[cfg(test)]

@@ -14,5 +14,5 @@ pub(super) fn words<T: Words + Send + Sync>() -> impl TypedValueParser<Value = T
 /// Accepts a pattern of tensor names.
 pub(super) fn pattern(pattern: &str) -> Result<String, String> {
     let checked = Selection::new(&[pattern], &[""; 0]);
-    checked.map(|_| pattern.to_string()).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    checked.map(|_| pattern.to_string()).map_err(|error| error.to_string())
 }

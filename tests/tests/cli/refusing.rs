@@ -100,6 +100,16 @@ fn wrong_command_lines_are_usage_errors() {
         let run = Run::new(command);
         assert_eq!(run.code, Some(2), "{run:#?}");
     }
+    // A pattern may be as long as one that takes moderate memory.
+    for option in ["--include", "--exclude"] {
+        let with = |bytes| run(&[&"quantize", &"x", &"--out", &"y", &option, &"?".repeat(bytes)]);
+        let refused = with(1025);
+        assert_eq!(refused.code, Some(2), "{refused:#?}");
+        for part in [option, "1025 bytes, more than the 1024 allowed"] {
+            assert!(refused.stderr.contains(part), "{refused:#?}");
+        }
+        with(1024).fails_with(&["cannot open x"]);
+    }
     // The words come from the library's own lists.
     let help = run(&[&"quantize", &"--help"]).ok();
     for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {

@@ -1,6 +1,6 @@
 //! What config.json says about a checkpoint's weights, beside what they are.
 
-use globset::{Glob, GlobMatcher};
+use globset::GlobMatcher;
 use regex::bytes::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
@@ -8,6 +8,7 @@ use super::{Defect, Finding};
 use crate::checkpoint::compressed_tensors::format_word;
 use crate::checkpoint::convention::{FileConvention, WEIGHT, module};
 use crate::checkpoint::description::{Description, QUANTIZATION};
+use crate::checkpoint::glob;
 use crate::checkpoint::ignored::ignored_module;
 use crate::checkpoint::packed::Packed;
 use crate::checkpoint::read::{Checkpoint, Tensor};
@@ -198,18 +199,16 @@ enum Pattern<'a> {
 }
 
 impl<'a> Pattern<'a> {
-    /// The longest that is looked into: to compile one takes far more memory than it has characters, and globset panics where that is
-    /// too much.
-    const MOST: usize = 1024;
     /// The most bytes that a compiled expression may have, for repetitions can make few characters many.
     const MOST_COMPILED: usize = 1 << 18;
 
     fn of(text: &'a str) -> Self {
-        if text.len() > Self::MOST {
+        // Expressions take no less memory than globs.
+        if text.len() > glob::MOST {
             return Self::NotUnderstood;
         }
         let Some(expression) = text.strip_prefix("re:") else {
-            return Self::Text(text, Glob::new(text).ok().map(|glob| glob.compile_matcher()));
+            return Self::Text(text, glob::matcher(text).ok());
         };
         let expression = format!("^(?:{expression})");
         let regex = RegexBuilder::new(&expression).unicode(false).size_limit(Self::MOST_COMPILED).build();

@@ -9,6 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::{Lines, Recipes, Rule};
 use crate::checkpoint::convention::FileConvention;
 use crate::checkpoint::error::{Error, Result};
+use crate::checkpoint::glob;
 use crate::checkpoint::selection::Selection;
 use crate::checkpoint::settings::{GlobalSetting, Settings};
 use crate::recipe::Words;
@@ -19,9 +20,6 @@ const SETTINGS: [&str; 8] =
 const OF_RULE: [&str; 2] = ["match", "keep"];
 const OF_FILE: [&str; 6] =
     ["out_convention", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
-
-/// The longest pattern. To compile one takes far more memory than it has characters, and globset panics where that is too much.
-const MOST_PATTERN: usize = 1024;
 
 /// Words that stand for where global scales come from.
 const FROM_AMAX: &str = "amax";
@@ -163,18 +161,10 @@ impl<'a> Table<'a> {
         let expected = "a pattern of tensor names such as \"*.down_proj.weight\", or a list of them";
         let pattern = |value: &Value<'_>| {
             let text = value.get_ref().as_str().ok_or_else(|| self.wrong(key, value, expected))?;
-            if text.len() > MOST_PATTERN {
-                let why = format!(
-                    "a pattern of {key} has {} bytes, more than the {MOST_PATTERN} allowed",
-                    text.len()
-                );
-                return Err(self.file.error(value.span(), why));
-            }
-            let glob = globset::Glob::new(text).map_err(|error| {
-                self.file
-                    .error(value.span(), format!("{key} is {text:?}, which is no pattern: {}", error.kind()))
-            })?;
-            Ok(glob.compile_matcher())
+            glob::matcher(text).map_err(|why| {
+                let why = format!("{key} is {}, which is no pattern: {why}", glob::shown(text));
+                self.file.error(value.span(), why)
+            })
         };
         match self.get(key).map(|value| (value, value.get_ref())) {
             None => Ok(Vec::new()),
