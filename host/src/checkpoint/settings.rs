@@ -80,6 +80,18 @@ impl Misfit {
 }
 
 impl Settings {
+    /// What files call the settings, in the order of the fields: **what docs/recipes.md lists**.
+    pub(crate) const KEYS: [&'static str; 8] = [
+        "format",
+        "convention",
+        "scale_rule",
+        "ties",
+        "global_scale",
+        "search",
+        "search_global",
+        "non_finite",
+    ];
+
     /// These settings, and those for what these leave open.
     ///
     /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over for another.
@@ -101,16 +113,16 @@ impl Settings {
     /// The keys that are given.
     pub(super) fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
-            ("format", self.format.is_some()),
-            ("convention", self.convention.is_some()),
-            ("scale_rule", self.scale_rule.is_some()),
-            ("ties", self.ties.is_some()),
-            ("global_scale", self.global_scale.is_some()),
-            ("search", self.search.is_some()),
-            ("search_global", self.search_global.is_some()),
-            ("non_finite", self.non_finite.is_some()),
+            self.format.is_some(),
+            self.convention.is_some(),
+            self.scale_rule.is_some(),
+            self.ties.is_some(),
+            self.global_scale.is_some(),
+            self.search.is_some(),
+            self.search_global.is_some(),
+            self.non_finite.is_some(),
         ];
-        given.into_iter().filter(|(_, given)| *given).map(|(key, _)| key)
+        Self::KEYS.into_iter().zip(given).filter(|(_, given)| *given).map(|(key, _)| key)
     }
 
     /// The recipe, and whether global scales are searched too.

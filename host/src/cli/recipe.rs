@@ -150,12 +150,11 @@ pub(super) fn recipes_text(recipes: &[UsedRecipe]) -> String {
 pub(super) fn distinction(used: &UsedRecipe, recipes: &[UsedRecipe]) -> String {
     let format = used.recipe.format();
     let first = recipes.iter().find(|other| other.recipe.format() == format).unwrap_or(used);
-    let keys = ["convention", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
     let other = |key: &&str| {
         let (fact, usual) = (fact(&used.facts, key), fact(&first.facts, key));
         (fact != usual).then(|| format!(", {} {}", key.replace('_', " "), fact.unwrap_or("none")))
     };
-    format!("{format}{}", keys.iter().filter_map(other).collect::<String>())
+    format!("{format}{}", Settings::KEYS.iter().filter_map(other).collect::<String>())
 }
 
 fn fact<'f>(facts: &'f Facts, wanted: &str) -> Option<&'f str> {

@@ -14,9 +14,7 @@ use crate::checkpoint::selection::Selection;
 use crate::checkpoint::settings::{GlobalSetting, Settings};
 use crate::recipe::Words;
 
-/// The keys that say how to quantize, those of a rule besides, and those of the whole file besides: **what docs/recipes.md lists**.
-const SETTINGS: [&str; 8] =
-    ["format", "convention", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
+/// The keys of a rule beside [`Settings::KEYS`], and those of the whole file: **what docs/recipes.md lists**.
 const OF_RULE: [&str; 2] = ["match", "keep"];
 const OF_FILE: [&str; 6] =
     ["out_convention", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
@@ -32,7 +30,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Recipes> {
         let why = format!("this is not TOML: {}", error.message().replace('\n', ", "));
         file.error(error.span().unwrap_or(text.len()..text.len()), why)
     })?;
-    let top = file.table(document.get_ref(), &[&SETTINGS[..], &OF_FILE].concat(), "a recipe")?;
+    let top = file.table(document.get_ref(), &[&Settings::KEYS[..], &OF_FILE].concat(), "a recipe")?;
     let (settings, lines) = top.settings()?;
     let tensors = match top.get("tensors") {
         None => Vec::new(),
@@ -104,15 +102,17 @@ impl<'a> Table<'a> {
     }
 
     fn settings(&self) -> Result<(Settings, Lines)> {
+        let [format, convention, scale_rule, ties, global_scale, search, search_global, non_finite] =
+            Settings::KEYS;
         let settings = Settings {
-            format: self.word("format")?,
-            convention: self.word("convention")?,
-            scale_rule: self.word("scale_rule")?,
-            ties: self.word("ties")?,
-            global_scale: self.global_scale("global_scale")?,
-            search: self.word("search")?,
-            search_global: self.flag("search_global")?,
-            non_finite: self.word("non_finite")?,
+            format: self.word(format)?,
+            convention: self.word(convention)?,
+            scale_rule: self.word(scale_rule)?,
+            ties: self.word(ties)?,
+            global_scale: self.global_scale(global_scale)?,
+            search: self.word(search)?,
+            search_global: self.flag(search_global)?,
+            non_finite: self.word(non_finite)?,
         };
         let line = |key| Some((key, self.file.line(self.get(key)?.span().start)));
         Ok((settings, settings.given().filter_map(line).collect()))
@@ -181,7 +181,9 @@ impl<'a> Table<'a> {
         };
         let rule = |value: &'a Value<'a>| {
             let table = value.get_ref().as_table().ok_or_else(|| self.wrong("tensors", value, expected))?;
-            self.file.table(table, &[&OF_RULE[..], &SETTINGS].concat(), "[[tensors]]")?.rule(value.span())
+            self.file
+                .table(table, &[&OF_RULE[..], &Settings::KEYS].concat(), "[[tensors]]")?
+                .rule(value.span())
         };
         values.iter().map(rule).collect()
     }
@@ -195,7 +197,7 @@ impl<'a> Table<'a> {
             (_, None, None) => {
                 format!(
                     "[[tensors]] says nothing; write keep = true to leave tensors as they are, or one of {}",
-                    SETTINGS.join(", ")
+                    Settings::KEYS.join(", ")
                 )
             }
             (_, Some(true), Some(key)) => {
@@ -355,7 +357,7 @@ mod tests {
         #[test]
         fn nothing_makes_it_panic(text in "\\PC*", keys in prop::collection::vec((any::<prop::sample::Index>(), "\\PC{0,8}"), 0..6)) {
             let _ = parse(&text, "r.toml");
-            let all: Vec<_> = OF_RULE.iter().chain(&SETTINGS).chain(&OF_FILE).collect();
+            let all: Vec<_> = OF_RULE.iter().chain(&Settings::KEYS).chain(&OF_FILE).collect();
             let lines: Vec<_> = keys.iter().map(|(key, value)| format!("{} = {value}", key.get(&all))).collect();
             let _ = parse(&lines.join("\n"), "r.toml");
             let _ = parse(&format!("[[tensors]]\n{}", lines.join("\n")), "r.toml");
