@@ -115,12 +115,13 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Gpu`].
-    pub(crate) fn workers(&self, _largest: usize) -> Result<Vec<Self>> {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU's memory is not counted"))]
+    pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Self>> {
         match self {
             Self::Cpu => Ok((0..CPU_WORKERS).map(|_| Self::Cpu).collect()),
             #[cfg(feature = "cuda")]
             Self::Gpus(gpus) => {
-                Ok(gpus.workers(_largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
+                Ok(gpus.workers(largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
             }
         }
     }

@@ -43,23 +43,24 @@ pub(crate) enum Part {
 }
 
 impl Device {
-    /// Brings a matrix to where the device works. If the values are a mapped file's, `_origin` says where they are in it, and a device with
+    /// Brings a matrix to where the device works. If the values are a mapped file's, `origin` says where they are in it, and a device with
     /// memory of its own has them read from there: in pieces, which costs less than having the system map their pages.
     ///
     /// # Errors
     /// Those of [`cpu::quantize`] about shapes, [`crate::Error::Gpu`], and that reading fails.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU reads the map"))]
     pub(crate) fn load<'a, T: Element>(
         &'a self,
         values: &'a [T],
         shape: Shape,
-        _origin: Option<Origin<'_>>,
+        origin: Option<Origin<'_>>,
     ) -> Result<Loaded<'a, T>> {
         shape.check("the input", values.len())?;
         match self {
             Self::Cpu => Ok(Loaded::Cpu(values, shape)),
             #[cfg(feature = "cuda")]
             Self::Gpus(gpus) => {
-                let loaded = LoadedOnGpu::new(gpus.first(), values, shape, _origin)?;
+                let loaded = LoadedOnGpu::new(gpus.first(), values, shape, origin)?;
                 Ok(Loaded::Gpu(Box::new(loaded)))
             }
         }
