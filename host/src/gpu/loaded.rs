@@ -46,7 +46,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         }
         // SAFETY: what is not set yet is written by the copy, which the stream does first.
         let mut input = unsafe { gpu.stream.alloc(span) }.map_err(doing("allocating the input"))?;
-        gpu.with_staging(|staging| staging.copy_to_device(&gpu.stream, &values[..span], origin, &mut input))?;
+        gpu.staging.copy_to_device(&gpu.stream, &values[..span], origin, &mut input)?;
         Ok(Self { gpu, shape, input: Some(input) })
     }
 
@@ -114,8 +114,8 @@ impl<T: Element> QuantizedOnGpu<'_, T> {
 
     /// A copy in host memory.
     pub(crate) fn to_host(&self) -> Result<QuantizedTensor> {
-        let Gpu { stream, .. } = self.loaded.gpu;
-        self.loaded.gpu.with_staging(|staging| self.tensor.to_host_through(stream, staging))
+        let Gpu { stream, staging, .. } = self.loaded.gpu;
+        self.tensor.to_host_through(stream, staging)
     }
 
     /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when that breaks.
@@ -129,8 +129,8 @@ impl<T: Element> QuantizedOnGpu<'_, T> {
             Part::Codes => (self.tensor.codes(), codes),
             Part::Scales => (self.tensor.scales(), scales),
         };
-        let Gpu { stream, .. } = self.loaded.gpu;
-        self.loaded.gpu.with_staging(|staging| staging.each_piece(stream, source, bytes, hand_on))
+        let Gpu { stream, staging, .. } = self.loaded.gpu;
+        staging.each_piece(stream, source, bytes, hand_on)
     }
 
     /// What was lost.

@@ -25,7 +25,7 @@ pub use gpus::Gpus;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
@@ -45,8 +45,7 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     module: Arc<Module>,
-    /// Made when it is first needed.
-    staging: Mutex<Option<Staging>>,
+    staging: Staging,
 }
 
 impl Gpu {
@@ -60,24 +59,16 @@ impl Gpu {
         let info = GpuInfo::of(&context)?;
         let stream = context.new_stream().map_err(doing("creating a stream"))?;
         let module = Arc::new(Module::load(&context, &info)?);
-        Ok(Self { info, context, stream, module, staging: Mutex::default() })
+        let staging = Staging::new(&context);
+        Ok(Self { info, context, stream, module, staging })
     }
 
     /// The same GPU with another stream, for another thread.
     pub(crate) fn worker(&self) -> Result<Self> {
         let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
         let (info, context, module) = (self.info.clone(), self.context.clone(), self.module.clone());
-        Ok(Self { info, context, stream, module, staging: Mutex::default() })
-    }
-
-    /// Copies through pinned memory, one operation at a time.
-    fn with_staging<R>(&self, copy: impl FnOnce(&mut Staging) -> Result<R>) -> Result<R> {
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        let staging = match &mut *staging {
-            Some(staging) => staging,
-            none => none.insert(Staging::new(&self.context)?),
-        };
-        copy(staging)
+        let staging = Staging::new(&context);
+        Ok(Self { info, context, stream, module, staging })
     }
 
     /// What this GPU is.

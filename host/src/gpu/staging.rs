@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PinnedHostSlice,
@@ -25,10 +25,11 @@ const PART: usize = 512 << 10;
 /// From so many bytes on, a copy goes by pieces.
 const LEAST: usize = 1 << 20;
 
-/// Two pieces of pinned memory, used by turns.
+/// Two pieces of pinned memory, used by turns, by one operation at a time.
 pub(super) struct Staging {
     context: Arc<CudaContext>,
-    pieces: [Piece; 2],
+    /// None until they are first needed.
+    pieces: Mutex<Vec<Piece>>,
 }
 
 struct Piece {
@@ -37,22 +38,41 @@ struct Piece {
     used: CudaEvent,
 }
 
+impl Piece {
+    fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the GPU.
+        let memory = unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
+        let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
+        Ok(Self { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // A copy may still be under way if an operation failed. An error of the GPU has been told of by then.
+        let _ = self.used.synchronize();
+    }
+}
+
 impl Staging {
-    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        let piece = || {
-            // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the GPU.
-            let memory =
-                unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
-            let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
-            Ok(Piece { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
-        };
-        Ok(Self { context: context.clone(), pieces: [piece()?, piece()?] })
+    /// Pins nothing yet.
+    pub(super) fn new(context: &Arc<CudaContext>) -> Self {
+        Self { context: context.clone(), pieces: Mutex::default() }
+    }
+
+    /// The two pieces, for one operation.
+    fn pieces(&self) -> Result<MutexGuard<'_, Vec<Piece>>> {
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        while pieces.len() < 2 {
+            pieces.push(Piece::new(&self.context)?);
+        }
+        Ok(pieces)
     }
 
     /// Copies to the start of device memory, from the file that the values are mapped from if that is known. What is enqueued on the
     /// stream afterwards finds it there.
     pub(super) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
-        &mut self,
+        &self,
         stream: &Arc<CudaStream>,
         values: &[T],
         origin: Option<Origin<'_>>,
@@ -60,6 +80,7 @@ impl Staging {
     ) -> Result<()> {
         let copying = doing("copying the input to it");
         assert!(target.len() >= values.len(), "the target is too short");
+        let mut pieces = self.pieces()?;
         if size_of_val(values) < LEAST {
             return stream.memcpy_htod(values, target).map_err(copying);
         }
@@ -69,7 +90,7 @@ impl Staging {
         let file = origin.map(|origin| Ok((File::open(origin.file)?, origin.offset)));
         let file = file.transpose().map_err(reading)?;
         for (number, from) in bytes.chunks(PIECE).enumerate() {
-            let Piece { memory, used } = &mut self.pieces[number % 2];
+            let Piece { memory, used } = &mut pieces[number % 2];
             used.synchronize().map_err(&copying)?;
             let to = &mut memory.as_mut_slice().map_err(&copying)?[..from.len()];
             let offset = (number * PIECE) as u64;
@@ -93,7 +114,7 @@ impl Staging {
 
     /// Copies from the start of device memory, and waits for it.
     pub(super) fn copy_to_host(
-        &mut self,
+        &self,
         stream: &Arc<CudaStream>,
         source: &CudaSlice<u8>,
         bytes: &mut [u8],
@@ -113,7 +134,7 @@ impl Staging {
     /// Copies so many bytes from the start of device memory, and hands them on piece by piece, each while the next one is under way. Ends
     /// when there are no more, or when `hand_on` breaks.
     pub(super) fn each_piece(
-        &mut self,
+        &self,
         stream: &Arc<CudaStream>,
         source: &CudaSlice<u8>,
         bytes: usize,
@@ -121,13 +142,14 @@ impl Staging {
     ) -> Result<()> {
         let copying = doing("copying the output back");
         assert!(source.len() >= bytes, "the source is too short");
+        let mut pieces = self.pieces()?;
         self.context.bind_to_thread().map_err(&copying)?;
         let (source, _read) = source.device_ptr(stream);
         let length_of = |number: usize| bytes.saturating_sub(number * PIECE).min(PIECE);
         for number in 0..=bytes.div_ceil(PIECE) {
             let length = length_of(number);
             if length > 0 {
-                let Piece { memory, used } = &mut self.pieces[number % 2];
+                let Piece { memory, used } = &mut pieces[number % 2];
                 used.synchronize().map_err(&copying)?;
                 let to = &mut memory.as_mut_slice().map_err(&copying)?[..length];
                 let offset = (number * PIECE) as u64;
@@ -138,7 +160,7 @@ impl Staging {
                 used.record(stream).map_err(&copying)?;
             }
             let Some(before) = number.checked_sub(1) else { continue };
-            let Piece { memory, used } = &self.pieces[before % 2];
+            let Piece { memory, used } = &pieces[before % 2];
             used.synchronize().map_err(&copying)?;
             let from = &memory.as_slice().map_err(&copying)?[..length_of(before)];
             if hand_on(from).is_break() {
@@ -167,13 +189,4 @@ fn read_at(file: &File, to: &mut [u8], mapped: &[u8], offset: u64) -> io::Result
 /// Says that the input could not be read.
 fn reading(error: io::Error) -> Error {
     Error::Gpu { doing: "reading the input for it", message: error.to_string() }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // A copy may still be under way if an operation failed. An error of the GPU has been told of by then.
-        for piece in &self.pieces {
-            let _ = piece.used.synchronize();
-        }
-    }
 }

@@ -77,7 +77,7 @@ impl DeviceTensor {
     pub(super) fn to_host_through(
         &self,
         stream: &Arc<CudaStream>,
-        staging: &mut Staging,
+        staging: &Staging,
     ) -> Result<QuantizedTensor> {
         let mut host = QuantizedTensor::zeros(self.shape)?;
         let (codes, scales) = host.parts_mut();
