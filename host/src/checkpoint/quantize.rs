@@ -16,12 +16,12 @@ use super::plan::Plan;
 use super::read::Tensor;
 use super::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
 use super::selection::Reason;
-use super::source::{Stored, Stores};
+use super::source::Stored;
 use super::summary::{Outcome, Plain, Summary, TensorSummary};
 use super::values::with_values;
 use super::workers::Busy;
 use super::write::{Outline, Sink};
-use crate::device::{Device, Part};
+use crate::device::{Device, Part, QuantizedThere};
 use crate::{QuantizedTensor, Recipe, Search, check_search};
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
@@ -131,7 +131,7 @@ impl<'a> Quantizer<'a> {
             }
             self.write_host(tensor, quantized, sink)?
         } else {
-            self.write_pieces(tensor, &*result, sink)?
+            self.write_pieces(tensor, &result, sink)?
         };
         let plain = match treatment.recipe.search {
             Search::None => None,
@@ -158,7 +158,7 @@ impl<'a> Quantizer<'a> {
     }
 
     /// The same of what is where the device works, without another copy of it: codes and scales are tensors of their own.
-    fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &dyn Stores, sink: &Sink<'_>) -> Result<u64> {
+    fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &QuantizedThere, sink: &Sink<'_>) -> Result<u64> {
         let storage = self.plan.of(tensor.name).storage;
         let outlines = self.outlines(tensor);
         let mut bytes = 0;

@@ -1,19 +1,18 @@
 //! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that is to be done with it.
 
 use std::borrow::Cow;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::convention::Storage;
 use super::matrix::Matrix;
 use super::values::with_values;
-use crate::device::{Device, Loaded, Origin, Part, QuantizedThere};
-use crate::{Element, ErrorStats, GlobalScale, NonFinite, QuantizedTensor, Recipe, Report};
+use crate::device::{Device, Loaded, Origin, QuantizedThere};
+use crate::{Element, ErrorStats, GlobalScale, NonFinite, Recipe, Report};
 
 /// What a file is to hold of a tensor, and how that came about.
-pub(super) struct Stored<'s> {
+pub(super) struct Stored {
     /// Where the device works.
-    pub(super) result: Box<dyn Stores + 's>,
+    pub(super) result: QuantizedThere,
     pub(super) report: Report,
     /// The loss of what the file holds.
     pub(super) errors: ErrorStats,
@@ -21,38 +20,6 @@ pub(super) struct Stored<'s> {
     pub(super) global_scale: Option<GlobalScale>,
     /// When it was quantized, and not measured yet.
     pub(super) quantized: Instant,
-}
-
-/// What was quantized, and is still where the device works.
-pub(super) trait Stores {
-    /// The global scale in the file, if there is one.
-    fn global_scale(&self) -> Option<GlobalScale>;
-
-    /// All of it in host memory.
-    ///
-    /// # Errors
-    /// [`crate::Error::Gpu`].
-    fn into_host(self: Box<Self>) -> crate::Result<QuantizedTensor>;
-
-    /// Hands a part on, piece by piece; ends when that breaks.
-    ///
-    /// # Errors
-    /// [`crate::Error::Gpu`].
-    fn each_piece(&self, part: Part, hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> crate::Result<()>;
-}
-
-impl<T: Element> Stores for QuantizedThere<'_, T> {
-    fn global_scale(&self) -> Option<GlobalScale> {
-        QuantizedThere::global_scale(self)
-    }
-
-    fn into_host(self: Box<Self>) -> crate::Result<QuantizedTensor> {
-        QuantizedThere::into_host(*self)
-    }
-
-    fn each_piece(&self, part: Part, hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> crate::Result<()> {
-        QuantizedThere::each_piece(self, part, hand_on)
-    }
 }
 
 /// A matrix that is ready to be worked on.
@@ -67,8 +34,7 @@ pub(super) trait Source {
     ///
     /// # Errors
     /// Those of quantizing.
-    fn store(&self, storage: &Storage, recipe: &Recipe, weights: Option<&[f32]>)
-    -> crate::Result<Stored<'_>>;
+    fn store(&self, storage: &Storage, recipe: &Recipe, weights: Option<&[f32]>) -> crate::Result<Stored>;
 }
 
 impl Matrix<'_> {
@@ -98,19 +64,14 @@ impl<T: Element> Source for Loaded<'_, T> {
         Ok(amax.under::<T>(recipe.non_finite))
     }
 
-    fn store(
-        &self,
-        storage: &Storage,
-        recipe: &Recipe,
-        weights: Option<&[f32]>,
-    ) -> crate::Result<Stored<'_>> {
+    fn store(&self, storage: &Storage, recipe: &Recipe, weights: Option<&[f32]>) -> crate::Result<Stored> {
         let result = self.quantize(recipe, weights)?;
         let (quantized, report, global_scale) = (Instant::now(), result.report(), result.global_scale());
         let result = match storage.stored_global_scale(global_scale) {
             Some(stored) => result.with_global_scale(stored)?,
             None => result,
         };
-        let errors = result.errors()?;
-        Ok(Stored { result: Box::new(result), report, errors, global_scale, quantized })
+        let errors = self.errors(&result)?;
+        Ok(Stored { result, report, errors, global_scale, quantized })
     }
 }

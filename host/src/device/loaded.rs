@@ -27,10 +27,10 @@ pub(crate) enum Loaded<'a, T: Element> {
 }
 
 /// What a matrix was quantized to, where the device works.
-pub(crate) enum QuantizedThere<'a, T: Element> {
-    Cpu(&'a [T], Shape, Quantized),
+pub(crate) enum QuantizedThere {
+    Cpu(Quantized),
     #[cfg(feature = "cuda")]
-    Gpu(Box<QuantizedOnGpu<'a, T>>),
+    Gpu(Box<QuantizedOnGpu>),
 }
 
 /// Parts of a quantized tensor.
@@ -78,30 +78,39 @@ impl<T: Element> Loaded<'_, T> {
     }
 
     /// Quantizes, weighting errors by column in the search for scales.
-    pub(crate) fn quantize(
-        &self,
-        recipe: &Recipe,
-        importance: Option<&[f32]>,
-    ) -> Result<QuantizedThere<'_, T>> {
+    pub(crate) fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<QuantizedThere> {
         match self {
             Self::Cpu(values, shape) => {
                 let quantized = match importance {
                     None => cpu::quantize(values, *shape, recipe),
                     Some(importance) => cpu::quantize_weighted(values, *shape, recipe, importance),
                 };
-                Ok(QuantizedThere::Cpu(values, *shape, quantized?))
+                Ok(QuantizedThere::Cpu(quantized?))
             }
             #[cfg(feature = "cuda")]
             Self::Gpu(loaded) => Ok(QuantizedThere::Gpu(Box::new(loaded.quantize(recipe, importance)?))),
         }
     }
+
+    /// What was lost to what [`Self::quantize`] gave.
+    pub(crate) fn errors(&self, quantized: &QuantizedThere) -> Result<ErrorStats> {
+        match (self, quantized) {
+            (Self::Cpu(values, shape), QuantizedThere::Cpu(quantized)) => {
+                ErrorStats::of_quantized(values, *shape, &quantized.tensor)
+            }
+            #[cfg(feature = "cuda")]
+            (Self::Gpu(loaded), QuantizedThere::Gpu(quantized)) => loaded.errors(&quantized.tensor),
+            #[cfg(feature = "cuda")]
+            _ => unreachable!("what a matrix is quantized to is where the matrix is"),
+        }
+    }
 }
 
-impl<T: Element> QuantizedThere<'_, T> {
+impl QuantizedThere {
     /// What could not be kept.
     pub(crate) fn report(&self) -> Report {
         match self {
-            Self::Cpu(_, _, quantized) => quantized.report,
+            Self::Cpu(quantized) => quantized.report,
             #[cfg(feature = "cuda")]
             Self::Gpu(quantized) => quantized.report,
         }
@@ -110,7 +119,7 @@ impl<T: Element> QuantizedThere<'_, T> {
     /// The global scale.
     pub(crate) fn global_scale(&self) -> Option<GlobalScale> {
         match self {
-            Self::Cpu(_, _, quantized) => quantized.tensor.global_scale(),
+            Self::Cpu(quantized) => quantized.tensor.global_scale(),
             #[cfg(feature = "cuda")]
             Self::Gpu(quantized) => quantized.global_scale,
         }
@@ -119,8 +128,8 @@ impl<T: Element> QuantizedThere<'_, T> {
     /// The same blocks under another global scale.
     pub(crate) fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
         Ok(match self {
-            Self::Cpu(values, shape, Quantized { tensor, report }) => {
-                Self::Cpu(values, shape, Quantized { tensor: tensor.with_global_scale(given)?, report })
+            Self::Cpu(Quantized { tensor, report }) => {
+                Self::Cpu(Quantized { tensor: tensor.with_global_scale(given)?, report })
             }
             #[cfg(feature = "cuda")]
             Self::Gpu(mut quantized) => {
@@ -130,21 +139,10 @@ impl<T: Element> QuantizedThere<'_, T> {
         })
     }
 
-    /// What was lost.
-    pub(crate) fn errors(&self) -> Result<ErrorStats> {
-        match self {
-            Self::Cpu(values, shape, quantized) => {
-                ErrorStats::of_quantized(values, *shape, &quantized.tensor)
-            }
-            #[cfg(feature = "cuda")]
-            Self::Gpu(quantized) => quantized.errors(),
-        }
-    }
-
     /// All of it in host memory.
     pub(crate) fn into_host(self) -> Result<QuantizedTensor> {
         match self {
-            Self::Cpu(_, _, quantized) => Ok(quantized.tensor),
+            Self::Cpu(quantized) => Ok(quantized.tensor),
             #[cfg(feature = "cuda")]
             Self::Gpu(quantized) => quantized.to_host(),
         }
@@ -157,7 +155,7 @@ impl<T: Element> QuantizedThere<'_, T> {
         hand_on: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         match self {
-            Self::Cpu(_, _, quantized) => {
+            Self::Cpu(quantized) => {
                 let whole = match part {
                     Part::Codes => quantized.tensor.codes(),
                     Part::Scales => quantized.tensor.scales(),

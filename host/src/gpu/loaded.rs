@@ -2,10 +2,12 @@
 
 use std::mem::offset_of;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_kernels_abi::ErrorSums;
 
+use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use super::{Gpu, doing, launch};
 use crate::amax::Amax;
@@ -27,9 +29,10 @@ pub(crate) struct LoadedOnGpu<'a, T: Element> {
 }
 
 /// What a matrix in device memory was quantized to, there too.
-pub(crate) struct QuantizedOnGpu<'a, T: Element> {
-    loaded: &'a LoadedOnGpu<'a, T>,
-    tensor: DeviceTensor,
+pub(crate) struct QuantizedOnGpu {
+    stream: Arc<CudaStream>,
+    staging: Arc<Staging>,
+    pub(crate) tensor: DeviceTensor,
     /// What could not be kept.
     pub(crate) report: Report,
     /// The global scale.
@@ -60,11 +63,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
     }
 
     /// Quantizes, weighting errors by column in the search for scales.
-    pub(crate) fn quantize(
-        &self,
-        recipe: &Recipe,
-        importance: Option<&[f32]>,
-    ) -> Result<QuantizedOnGpu<'_, T>> {
+    pub(crate) fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<QuantizedOnGpu> {
         let (gpu, shape, stream) = (self.gpu, self.shape, &self.gpu.stream);
         crate::recipe::check_importance(importance, shape)?;
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(recipe, shape))?;
@@ -87,7 +86,8 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
             Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
             _ => {
                 let global_scale = tensor.read_global(stream)?;
-                Ok(QuantizedOnGpu { loaded: self, tensor, report, global_scale })
+                let (stream, staging) = (stream.clone(), gpu.staging.clone());
+                Ok(QuantizedOnGpu { stream, staging, tensor, report, global_scale })
             }
         }
     }
@@ -96,26 +96,38 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
-    pub(crate) fn errors(&self, tensor: &QuantizedTensor) -> Result<ErrorStats> {
-        let shape = QuantizedShape { rows: self.shape.rows, cols: self.shape.cols, ..tensor.shape() };
-        tensor.shape().require(shape)?;
-        let (report, global_scale) = (Report::default(), tensor.global_scale());
-        let tensor = DeviceTensor::from_host(&self.gpu.stream, tensor)?;
-        QuantizedOnGpu { loaded: self, tensor, report, global_scale }.errors()
+    pub(crate) fn errors(&self, tensor: &DeviceTensor) -> Result<ErrorStats> {
+        let Self { gpu, shape, input } = self;
+        let expected = QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() };
+        tensor.shape().require(expected)?;
+        let (stream, Some(input)) = (&gpu.stream, input) else { return Ok(ErrorStats::default()) };
+        // SAFETY: what is not set yet is written by the kernel, which the stream does first; likewise below.
+        let back = unsafe { stream.alloc::<f32>(shape.rows * shape.cols) };
+        let mut back = back.map_err(doing("allocating values"))?;
+        gpu.dequantize_on(stream, tensor, &mut back, shape.cols)?;
+        let (parts, words) = (launch::error_parts(*shape), size_of::<ErrorSums>() / size_of::<u64>());
+        // SAFETY: as above.
+        let sums = unsafe { stream.alloc::<u64>(shape.rows * parts * words) };
+        let mut sums = sums.map_err(doing("allocating sums"))?;
+        launch::errors(&gpu.module, stream, input, *shape, &back, &mut sums)?;
+        let sums = stream.clone_dtoh(&sums).map_err(doing("copying sums back"))?;
+        stream.synchronize().map_err(doing("copying sums back"))?;
+        let sums = sums.as_chunks().0.iter().map(|words| sums_of(*words));
+        let sums: Vec<_> = sums.collect();
+        Ok(ErrorStats::of_parts(&sums, parts, (shape.rows * shape.cols) as u64))
     }
 }
 
-impl<T: Element> QuantizedOnGpu<'_, T> {
+impl QuantizedOnGpu {
     /// The same blocks under another global scale.
     pub(crate) fn set_global_scale(&mut self, given: GlobalScale) -> Result<()> {
         self.global_scale = Some(given);
-        self.tensor.set_global_scale(&self.loaded.gpu.stream, self.global_scale)
+        self.tensor.set_global_scale(&self.stream, self.global_scale)
     }
 
     /// A copy in host memory.
     pub(crate) fn to_host(&self) -> Result<QuantizedTensor> {
-        let Gpu { stream, staging, .. } = self.loaded.gpu;
-        self.tensor.to_host_through(stream, staging)
+        self.tensor.to_host_through(&self.stream, &self.staging)
     }
 
     /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when that breaks.
@@ -129,28 +141,7 @@ impl<T: Element> QuantizedOnGpu<'_, T> {
             Part::Codes => (self.tensor.codes(), codes),
             Part::Scales => (self.tensor.scales(), scales),
         };
-        let Gpu { stream, staging, .. } = self.loaded.gpu;
-        staging.each_piece(stream, source, bytes, hand_on)
-    }
-
-    /// What was lost.
-    pub(crate) fn errors(&self) -> Result<ErrorStats> {
-        let LoadedOnGpu { gpu, shape, input } = self.loaded;
-        let (stream, Some(input)) = (&gpu.stream, input) else { return Ok(ErrorStats::default()) };
-        // SAFETY: what is not set yet is written by the kernel, which the stream does first; likewise below.
-        let back = unsafe { stream.alloc::<f32>(shape.rows * shape.cols) };
-        let mut back = back.map_err(doing("allocating values"))?;
-        gpu.dequantize_on(stream, &self.tensor, &mut back, shape.cols)?;
-        let (parts, words) = (launch::error_parts(*shape), size_of::<ErrorSums>() / size_of::<u64>());
-        // SAFETY: as above.
-        let sums = unsafe { stream.alloc::<u64>(shape.rows * parts * words) };
-        let mut sums = sums.map_err(doing("allocating sums"))?;
-        launch::errors(&gpu.module, stream, input, *shape, &back, &mut sums)?;
-        let sums = stream.clone_dtoh(&sums).map_err(doing("copying sums back"))?;
-        stream.synchronize().map_err(doing("copying sums back"))?;
-        let sums = sums.as_chunks().0.iter().map(|words| sums_of(*words));
-        let sums: Vec<_> = sums.collect();
-        Ok(ErrorStats::of_parts(&sums, parts, (shape.rows * shape.cols) as u64))
+        self.staging.each_piece(&self.stream, source, bytes, hand_on)
     }
 }
 

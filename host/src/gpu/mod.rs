@@ -45,7 +45,7 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     module: Arc<Module>,
-    staging: Staging,
+    staging: Arc<Staging>,
 }
 
 impl Gpu {
@@ -59,7 +59,7 @@ impl Gpu {
         let info = GpuInfo::of(&context)?;
         let stream = context.new_stream().map_err(doing("creating a stream"))?;
         let module = Arc::new(Module::load(&context, &info)?);
-        let staging = Staging::new(&context);
+        let staging = Arc::new(Staging::new(&context));
         Ok(Self { info, context, stream, module, staging })
     }
 
@@ -67,7 +67,7 @@ impl Gpu {
     pub(crate) fn worker(&self) -> Result<Self> {
         let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
         let (info, context, module) = (self.info.clone(), self.context.clone(), self.module.clone());
-        let staging = Staging::new(&context);
+        let staging = Arc::new(Staging::new(&context));
         Ok(Self { info, context, stream, module, staging })
     }
 
@@ -210,7 +210,8 @@ impl Gpu {
         tensor: &QuantizedTensor,
     ) -> Result<ErrorStats> {
         shape.check("the input", values.len())?;
-        LoadedOnGpu::new(self, values, shape, None)?.errors(tensor)
+        let loaded = LoadedOnGpu::new(self, values, shape, None)?;
+        loaded.errors(&DeviceTensor::from_host(&self.stream, tensor)?)
     }
 
     /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates nothing and
