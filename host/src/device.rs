@@ -131,11 +131,7 @@ impl Device {
     /// # Errors
     /// Those of [`cpu::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
-        match self {
-            Self::Cpu => cpu::quantize(values, shape, recipe),
-            #[cfg(feature = "cuda")]
-            Self::Gpus(gpus) => gpus.first().quantize(values, shape, recipe),
-        }
+        self.quantize_weighted(values, shape, recipe, None)
     }
 
     /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1. See
@@ -150,12 +146,9 @@ impl Device {
         recipe: &Recipe,
         importance: Option<&[f32]>,
     ) -> Result<Quantized> {
-        match (self, importance) {
-            (Self::Cpu, None) => cpu::quantize(values, shape, recipe),
-            (Self::Cpu, Some(importance)) => cpu::quantize_weighted(values, shape, recipe, importance),
-            #[cfg(feature = "cuda")]
-            (Self::Gpus(gpus), _) => gpus.first().quantize_weighted(values, shape, recipe, importance),
-        }
+        let quantized = self.load(values, shape, None)?.quantize(recipe, importance)?;
+        let report = quantized.report();
+        Ok(Quantized { tensor: quantized.into_host()?, report })
     }
 
     /// The largest magnitude of values in host memory. See [`cpu::amax`].
@@ -163,11 +156,7 @@ impl Device {
     /// # Errors
     /// Those of [`cpu::amax`], and [`Error::Gpu`].
     pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
-        match self {
-            Self::Cpu => cpu::amax(values, shape),
-            #[cfg(feature = "cuda")]
-            Self::Gpus(gpus) => gpus.first().amax(values, shape),
-        }
+        self.load(values, shape, None)?.amax()
     }
 
     /// Dequantizes to host memory. See [`cpu::dequantize`].
