@@ -6,6 +6,7 @@ mod doctor;
 mod gguf;
 mod global_scale;
 mod measuring;
+mod mixed;
 mod mxfp8;
 mod nvfp4;
 mod packed;
