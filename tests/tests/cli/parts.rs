@@ -97,6 +97,22 @@ fn parts_that_run_at_once_make_what_one_run_makes() {
     assert_eq!(fs::read(scratch.path("OUT")).unwrap(), fs::read(scratch.path("ONE")).unwrap());
 }
 
+/// Whichever shard is complete first.
+#[test]
+fn a_part_tells_of_tensors_in_the_order_of_the_files() {
+    let scratch = Scratch::new();
+    let input = input(&scratch);
+    let [one, all] = ["one.json", "all.json"].map(|name| scratch.path(name));
+    quantize(&scratch, &input, "ONE", &["--json", one.to_str().unwrap()]).ok();
+    Run::new(part(&scratch, &input, "1/1", &["--json", all.to_str().unwrap()])).ok();
+    let names = |json: PathBuf| {
+        let json = read_json(json);
+        let tensors = json["tensors"].as_array().unwrap().iter();
+        tensors.map(|tensor| tensor["name"].to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(one), names(all));
+}
+
 #[test]
 fn a_part_is_made_again_where_it_is_not_there_or_not_whole() {
     let scratch = Scratch::new();
