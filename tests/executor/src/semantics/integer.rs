@@ -9,7 +9,7 @@ fn s16(word: u32) -> i32 {
 
 /// The function of an opcode, if it is one of these.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
-    sums(opcode).or_else(|| products(opcode)).or_else(|| extremes(opcode))
+    sums(opcode).or_else(|| products(opcode)).or_else(|| dots(opcode)).or_else(|| extremes(opcode))
 }
 
 /// `add`, `sub` , `neg`, `abs`: modulo two to the width.
@@ -102,6 +102,31 @@ fn high_s64(a: u64, b: u64) -> u64 {
 
 fn high_u64(a: u64, b: u64) -> u64 {
     ((u128::from(a) * u128::from(b)) >> 64) as u64
+}
+
+/// `dp4a`: the products of four bytes each, added to a word modulo two to the 32. The types are those of the bytes, `a`'s first.
+fn dots(opcode: &[&str]) -> Option<Pure> {
+    Some(match opcode {
+        ["dp4a", "s32", "s32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, s8, s8); B32 B32 B32 B32),
+        ["dp4a", "s32", "u32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, s8, u8); B32 B32 B32 B32),
+        ["dp4a", "u32", "s32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, u8, s8); B32 B32 B32 B32),
+        ["dp4a", "u32", "u32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, u8, u8); B32 B32 B32 B32),
+        _ => return None,
+    })
+}
+
+fn s8(byte: u8) -> i32 {
+    i32::from(byte as i8)
+}
+
+fn u8(byte: u8) -> i32 {
+    i32::from(byte)
+}
+
+#[inline(always)]
+fn dot(a: u32, b: u32, c: u32, of_a: impl Fn(u8) -> i32, of_b: impl Fn(u8) -> i32) -> u32 {
+    let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+    (0..4).fold(c, |sum, i| sum.wrapping_add((of_a(a[i]) * of_b(b[i])) as u32))
 }
 
 /// `min` and `max`.

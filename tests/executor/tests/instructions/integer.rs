@@ -45,6 +45,16 @@ fn shifted_right(a: u64, by: u64, bits: u32) -> u64 {
     if by >= 64 { 0 } else { (a & (u64::MAX >> (64 - bits))) >> by }
 }
 
+/// Four products of signed or unsigned bytes, and the third operand, in integers that are wide enough for all.
+fn dot([a, b, c]: [u64; 3], signed: [bool; 2]) -> Option<u64> {
+    let byte = |word: u64, i: u32, signed: bool| {
+        let byte = (word >> (8 * i) & 0xFF) as i64;
+        if signed && byte > 127 { byte - 256 } else { byte }
+    };
+    let sum: i64 = (0..4).map(|i| byte(a, i, signed[0]) * byte(b, i, signed[1])).sum();
+    Some((sum + (c & W) as i64).rem_euclid(1 << 32) as u64)
+}
+
 pub(super) fn checks() -> Vec<Check> {
     let table: Vec<(&str, &str, Oracle)> = vec![
         ("and.b16", "and.b16 %hd, %ha, %hb;", |[a, b, _]| Some(a & b & H)),
@@ -88,6 +98,10 @@ pub(super) fn checks() -> Vec<Check> {
         ("mad.lo.s32", "mad.lo.s32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
         ("mad.lo.u32", "mad.lo.u32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
         ("mad.lo.s64", "mad.lo.s64 %ld, %la, %lb, %lc;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c))),
+        ("dp4a.s32.s32", "dp4a.s32.s32 %d, %a, %b, %c;", |operands| dot(operands, [true, true])),
+        ("dp4a.s32.u32", "dp4a.s32.u32 %d, %a, %b, %c;", |operands| dot(operands, [true, false])),
+        ("dp4a.u32.s32", "dp4a.u32.s32 %d, %a, %b, %c;", |operands| dot(operands, [false, true])),
+        ("dp4a.u32.u32", "dp4a.u32.u32 %d, %a, %b, %c;", |operands| dot(operands, [false, false])),
         ("min.s16", "min.s16 %hd, %ha, %hb;", |[a, b, _]| Some(u64::from((a as i16).min(b as i16) as u16))),
         ("min.s32", "min.s32 %d, %a, %b;", |[a, b, _]| Some(s32(a).min(s32(b)) as u64 & W)),
         ("min.u32", "min.u32 %d, %a, %b;", |[a, b, _]| Some((a & W).min(b & W))),

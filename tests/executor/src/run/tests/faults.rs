@@ -122,6 +122,8 @@ fn what_is_not_known_is_unsupported() {
         "div.approx.f32 %r1, %r1, %r2;",
         "div.u32 %r1, %r1, %r2;",
         "activemask.b32 %r1;",
+        "dp4a.s32 %r1, %r2, %r3, %r4;",
+        "dp2a.lo.s32.s32 %r1, %r2, %r3, %r4;",
     ] {
         let error = refused(body);
         assert!(matches!(error, Error::Unsupported { line: 12, .. }), "{error}");
