@@ -1,30 +1,32 @@
 //! Comparisons (ISA 9.7.6, `setp`).
 
-use super::double;
 use super::float::flush;
 use crate::lanes::{Pure, lanes};
 
-/// Comparisons of f32: those without `u` are false if an operand is NaN, those with are true.
+/// Comparisons of floats, as `$value` makes them of operands: those without `u` are false if one is NaN, those with are true.
 macro_rules! floats {
-    ($comparison:expr, $prepare:expr) => {{
+    ($comparison:expr, $shape:ident, $ty:ident, $value:expr) => {{
         Some(match $comparison {
-            "eq" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a == b); F32 F32),
-            "ne" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a != b); F32 F32),
-            "lt" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a < b); F32 F32),
-            "le" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a <= b); F32 F32),
-            "gt" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a > b); F32 F32),
-            "ge" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |a, b| a >= b); F32 F32),
-            "equ" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a == b); F32 F32),
-            "neu" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a != b); F32 F32),
-            "ltu" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a < b); F32 F32),
-            "leu" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a <= b); F32 F32),
-            "gtu" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a > b); F32 F32),
-            "geu" => lanes!(PWW, |a, b| unordered($prepare(a), $prepare(b), |a, b| a >= b); F32 F32),
-            "num" => lanes!(PWW, |a, b| ordered($prepare(a), $prepare(b), |_, _| true); F32 F32),
-            "nan" => lanes!(PWW, |a, b| !ordered($prepare(a), $prepare(b), |_, _| true); F32 F32),
+            "eq" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a == b)),
+            "ne" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a != b)),
+            "lt" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a < b)),
+            "le" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a <= b)),
+            "gt" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a > b)),
+            "ge" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan & (a >= b)),
+            "equ" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a == b)),
+            "neu" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a != b)),
+            "ltu" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a < b)),
+            "leu" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a <= b)),
+            "gtu" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a > b)),
+            "geu" => floats!(@ $shape, $ty, $value, |a, b, nan| nan | (a >= b)),
+            "num" => floats!(@ $shape, $ty, $value, |a, b, nan| !nan),
+            "nan" => floats!(@ $shape, $ty, $value, |a, b, nan| nan),
             _ => return None,
         })
     }};
+    (@ $shape:ident, $ty:ident, $value:expr, |$a:ident, $b:ident, $nan:ident| $holds:expr) => {
+        lanes!($shape, |$a, $b| { let ($a, $b) = ($value($a), $value($b)); let $nan = $a.is_nan() | $b.is_nan(); $holds }; $ty $ty)
+    };
 }
 
 /// Comparisons of integers of one type. `lo`, `ls`, `hi`, `hs` are the unsigned ones under other names.
@@ -51,10 +53,10 @@ macro_rules! integers {
 /// The comparison of this name of two operands of this type.
 pub(super) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> {
     match (ty, ftz) {
-        ("f32", false) => floats!(comparison, std::convert::identity::<u32>),
-        ("f32", true) => floats!(comparison, flush),
+        ("f32", false) => floats!(comparison, PWW, F32, f32::from_bits),
+        ("f32", true) => floats!(comparison, PWW, F32, |a| f32::from_bits(flush(a))),
         (_, true) => None,
-        ("f64", false) => double::comparison(comparison),
+        ("f64", false) => floats!(comparison, PLL, F64, f64::from_bits),
         ("u16", _) => integers!(comparison, PWW, B16, |x| x, unsigned),
         ("u32", _) => integers!(comparison, PWW, B32, |x| x, unsigned),
         ("u64", _) => integers!(comparison, PLL, B64, |x| x, unsigned),
@@ -73,16 +75,4 @@ pub(super) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> 
         }
         _ => None,
     }
-}
-
-#[inline(always)]
-fn ordered(a: u32, b: u32, compare: impl Fn(f32, f32) -> bool) -> bool {
-    let (a, b) = (f32::from_bits(a), f32::from_bits(b));
-    !(a.is_nan() | b.is_nan()) & compare(a, b)
-}
-
-#[inline(always)]
-fn unordered(a: u32, b: u32, compare: impl Fn(f32, f32) -> bool) -> bool {
-    let (a, b) = (f32::from_bits(a), f32::from_bits(b));
-    a.is_nan() | b.is_nan() | compare(a, b)
 }

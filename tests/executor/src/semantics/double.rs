@@ -1,5 +1,6 @@
-//! f64 (ISA 9.7.3), rounded to nearest. There is no `.ftz`: subnormals are always kept.
+//! f64 (ISA 9.7.3), rounded to nearest, and conversions to and from it (9.7.9, `cvt`). There is no `.ftz`: subnormals are always kept.
 
+use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};
 
 /// What every operation makes of NaN: the ISA leaves its payload open.
@@ -7,6 +8,10 @@ const CANONICAL_NAN: u64 = 0x7fff_ffff_ffff_ffff;
 
 /// The function of an opcode, if it is one of these.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
+    arithmetic(opcode).or_else(|| conversions(opcode))
+}
+
+fn arithmetic(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["abs", "f64"] => lanes!(LL, |a| a & !(1 << 63); F64 F64),
         ["neg", "f64"] => lanes!(LL, |a| a ^ 1 << 63; F64 F64),
@@ -20,16 +25,28 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         ["mul", "rn", "f64"] => {
             lanes!(LLL, |a, b| canonical(f64::from_bits(a) * f64::from_bits(b)); F64 F64 F64)
         }
-        ["cvt", "f64", "f32"] => lanes!(LW, |a| canonical(f64::from(f32::from_bits(a))); F64 F32),
+        ["div", "rn", "f64"] => {
+            lanes!(LLL, |a, b| canonical(f64::from_bits(a) / f64::from_bits(b)); F64 F64 F64)
+        }
+        ["fma", "rn", "f64"] => {
+            lanes!(LLLL, |a, b, c| canonical(f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c))); F64 F64 F64 F64)
+        }
         _ => return None,
     })
 }
 
-/// The comparison of this name, of those that are false if an operand is NaN.
-pub(crate) fn comparison(comparison: &str) -> Option<Pure> {
-    Some(match comparison {
-        "lt" => lanes!(PLL, |a, b| f64::from_bits(a) < f64::from_bits(b); F64 F64),
-        "gt" => lanes!(PLL, |a, b| f64::from_bits(a) > f64::from_bits(b); F64 F64),
+/// Of integers, `as` rounds to nearest.
+fn conversions(opcode: &[&str]) -> Option<Pure> {
+    Some(match opcode {
+        ["cvt", "f64", "f32"] => lanes!(LW, |a| canonical(f64::from(f32::from_bits(a))); F64 F32),
+        ["cvt", "rn", "f64", "u32"] => lanes!(LW, |a| f64::from(a).to_bits(); F64 B32),
+        ["cvt", "rn", "f64", "s32"] => lanes!(LW, |a| f64::from(a as i32).to_bits(); F64 B32),
+        ["cvt", "rn", "f64", "u64"] => lanes!(LL, |a| (a as f64).to_bits(); F64 B64),
+        ["cvt", "rn", "f64", "s64"] => lanes!(LL, |a| (a as i64 as f64).to_bits(); F64 B64),
+        ["cvt", "rn", "f32", "f64"] => lanes!(WL, |a| to_f32::<NEAREST>(f64::from_bits(a)); F32 F64),
+        ["cvt", "rz", "f32", "f64"] => lanes!(WL, |a| to_f32::<ZERO>(f64::from_bits(a)); F32 F64),
+        ["cvt", "rp", "f32", "f64"] => lanes!(WL, |a| to_f32::<UP>(f64::from_bits(a)); F32 F64),
+        ["cvt", "rm", "f32", "f64"] => lanes!(WL, |a| to_f32::<DOWN>(f64::from_bits(a)); F32 F64),
         _ => return None,
     })
 }

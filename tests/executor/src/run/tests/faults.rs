@@ -99,7 +99,10 @@ fn traps_and_endless_loops() {
 fn what_is_not_known_is_unsupported() {
     for body in [
         "frob.b32 %r1, %r2;",
-        "div.rn.f64 %d1, %d1, %d2;",
+        "div.f64 %d1, %d1, %d2;",
+        "div.rz.f64 %d1, %d1, %d2;",
+        "cvt.f32.f64 %r1, %d2;",
+        "cvt.rn.f64.f32 %d1, %r2;",
         "add.f64 %d1, %d1, %d2;",
         "add.f32 %r1, %r1, %r2;",
         "add.sat.s32 %r1, %r1, %r2;",

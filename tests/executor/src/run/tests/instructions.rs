@@ -31,6 +31,10 @@ fn vectors_are_packed_lowest_first() {
     assert_eq!(one("mov.b16 %h1, 0x1234; mov.b32 %r1, {%h1, %h1};"), 0x1234_1234);
     assert_eq!(one("mov.b32 %r2, 0xabcd1234; mov.b32 {_, %h1}, %r2; cvt.u32.u16 %r1, %h1;"), 0xabcd);
     assert_eq!(one("mov.b64 %d1, 0x100000002; mov.b64 {_, %r1}, %d1;"), 1);
+    let body = "{ .reg .f64 %f1; mov.f64 %f1, 0d3FF8000000000000; mov.b64 {_, %r1}, %f1; }";
+    assert_eq!(one(body), 0x3ff8_0000);
+    let body = "{ .reg .f64 %f1; mov.b64 %f1, {0, 0x40080000}; cvt.rn.f32.f64 %r1, %f1; }";
+    assert_eq!(f32::from_bits(one(body)), 3.0);
     let body = "{ .reg .b8 a, b, c; mov.b32 {a, b, _, c}, 0x44332211; mov.b32 %r1, {c, b, a, a}; }";
     assert_eq!(one(body), 0x1111_2244);
     let body =
