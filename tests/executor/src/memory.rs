@@ -1,9 +1,10 @@
-//! Global memory as named buffers, with a state for every byte.
+//! Global memory as named buffers and shared memory as named variables, with a state for every byte.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::fault::{Access, FaultKind, Space};
+use crate::program::SharedPlace;
 use crate::race::{Cells, Id, Races};
 
 /// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and none lies near another.
@@ -30,11 +31,21 @@ pub struct Memory {
     placed: bool,
 }
 
+/// A buffer, or a variable in shared memory.
 #[derive(Debug)]
 struct Store {
     name: String,
     address: u64,
     bytes: Bytes,
+}
+
+impl Store {
+    /// Whether all bytes of an access lie in it.
+    #[inline]
+    fn holds(&self, address: u64, bytes: usize) -> bool {
+        let (offset, len) = (address.wrapping_sub(self.address), self.bytes.data.len() as u64);
+        offset <= len && bytes as u64 <= len - offset
+    }
 }
 
 /// A buffer of a [`Memory`].
@@ -155,11 +166,7 @@ impl Memory {
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
         let index = self.index(address);
-        let inside = self.buffers.get(index).is_some_and(|store| {
-            let offset = address.wrapping_sub(store.address);
-            offset <= store.bytes.data.len() as u64 && bytes as u64 <= store.bytes.data.len() as u64 - offset
-        });
-        if !inside {
+        if !self.buffers.get(index).is_some_and(|store| store.holds(address, bytes)) {
             return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
         }
         if !address.is_multiple_of(bytes as u64) {
@@ -172,28 +179,31 @@ impl Memory {
     /// An access, described. `at` is the byte of it that is bad.
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
-        let index = self.index(address);
-        let store = self.buffers.get(index);
-        Access {
-            space: Space::Global,
-            address,
-            bytes,
-            buffer: store.map(|store| store.name.clone()),
-            offset: store.map_or(0, |store| address.wrapping_sub(store.address) as i64 + at as i64),
-            len: store.map_or(0, |store| store.bytes.data.len()),
-        }
+        described(Space::Global, self.buffers.get(self.index(address)), address, bytes, at)
     }
 }
 
-/// A block's shared memory.
+/// A block's shared memory: variables at addresses of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    bytes: Bytes,
+    /// In the order of addresses.
+    variables: Vec<Store>,
 }
 
 impl Shared {
-    pub(crate) fn new(len: usize) -> Self {
-        Self { bytes: Bytes::new(len) }
+    /// As at the start of a block: nobody wrote anything. So many bytes are dynamic.
+    pub(crate) fn new(variables: &[SharedPlace], dynamic: u32) -> Self {
+        let store = |variable: &SharedPlace| Store {
+            name: variable.name.clone(),
+            address: variable.address.into(),
+            bytes: Bytes::new(variable.size.unwrap_or(dynamic) as usize),
+        };
+        Self { variables: variables.iter().map(store).collect() }
+    }
+
+    /// The number of the variable that an address is in, or behind.
+    fn index(&self, address: u64) -> usize {
+        self.variables.partition_point(|variable| variable.address <= address).wrapping_sub(1)
     }
 
     pub(crate) fn locate(
@@ -201,26 +211,34 @@ impl Shared {
         address: u64,
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
-        let len = self.bytes.data.len() as u64;
-        if address > len || bytes as u64 > len - address {
+        let index = self.index(address);
+        if !self.variables.get(index).is_some_and(|variable| variable.holds(address, bytes)) {
             return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
         }
         if !address.is_multiple_of(bytes as u64) {
             return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
         }
-        Ok((&mut self.bytes, address as usize))
+        let variable = &mut self.variables[index];
+        Ok((&mut variable.bytes, (address - variable.address) as usize))
     }
 
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
-        Access {
-            space: Space::Shared,
-            address,
-            bytes,
-            buffer: Some("shared memory".into()),
-            offset: address as i64 + at as i64,
-            len: self.bytes.data.len(),
-        }
+        // In front of the first one, that is the nearest.
+        let store = self.variables.get(self.index(address)).or(self.variables.first());
+        described(Space::Shared, store, address, bytes, at)
+    }
+}
+
+/// An access in or near a store. `at` is the byte of it that is bad.
+fn described(space: Space, store: Option<&Store>, address: u64, bytes: usize, at: usize) -> Access {
+    Access {
+        space,
+        address,
+        bytes,
+        buffer: store.map(|store| store.name.clone()),
+        offset: store.map_or(0, |store| address.wrapping_sub(store.address) as i64 + at as i64),
+        len: store.map_or(0, |store| store.bytes.data.len()),
     }
 }
 

@@ -21,8 +21,8 @@ pub(crate) struct Program {
     pub(crate) specials: Vec<(Slot, Special)>,
     /// Bytes of the parameter space.
     pub(crate) parameters: usize,
-    /// Bytes of static shared memory, where dynamic shared memory begins.
-    pub(crate) shared: u32,
+    /// What lies in shared memory.
+    pub(crate) shared: Vec<SharedPlace>,
 }
 
 /// Registers of one kind.
@@ -37,6 +37,15 @@ impl<T> Default for File<T> {
     fn default() -> Self {
         Self { names: Vec::new(), constants: Vec::new() }
     }
+}
+
+/// A variable in shared memory, or all dynamic ones.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPlace {
+    pub(crate) name: String,
+    pub(crate) address: u32,
+    /// In bytes; `None` if the launch says it.
+    pub(crate) size: Option<u32>,
 }
 
 /// Where an instruction stands in the module's text.

@@ -1,12 +1,14 @@
 //! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing orders.
 //!
 //! Orders are `bar.sync` among the threads of a block, and `bar.warp.sync` among the lanes of a warp if it joins all lanes that the warp
-//! was launched with. One that joins only some orders nothing here, and shuffles never do: where this errs, it reports too much. The
-//! memory model (ISA chapter 8) orders more, by fences and by acquiring and releasing, which are not supported.
+//! was launched with. One that joins only some orders nothing here, and shuffles never do: where this errs, it reports too much. A thread
+//! that exits lets others pass a barrier, but takes no part in it: what its warp did since the last one is not ordered before what follows.
+//! The memory model (ISA chapter 8) orders more, by fences and by acquiring and releasing, which are not supported.
 //!
 //! Every byte remembers its last write and its last reads, as FastTrack does (Flanagan and Freund, 2009). An access is a number: which
 //! execution of an instruction by a warp, and which lane.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// An access: 32 · index into [`Races`] + lane + 1; 0 is none.
@@ -20,7 +22,7 @@ pub(crate) struct Record {
     pub(crate) warp: u32,
     /// How many barriers the block had passed.
     pub(crate) block_time: u32,
-    /// How many barriers the warp had passed.
+    /// How many barriers of its own the warp had passed.
     pub(crate) warp_time: u32,
     pub(crate) pc: u32,
     pub(crate) atomic: bool,
@@ -30,6 +32,8 @@ pub(crate) struct Record {
 #[derive(Debug, Default)]
 pub(crate) struct Races {
     records: Vec<Record>,
+    /// Block, warp and `block_time` where lanes exited instead of coming to a barrier that others passed.
+    left: HashSet<(u32, u32, u32)>,
 }
 
 impl Races {
@@ -41,6 +45,11 @@ impl Races {
         Some(id)
     }
 
+    /// Lanes of a warp exited instead of coming to the block's barrier of this number, which the others pass.
+    pub(crate) fn leave(&mut self, block: u32, warp: u32, block_time: u32) {
+        self.left.insert((block, warp, block_time));
+    }
+
     /// The instruction of an access, and its lane.
     pub(crate) fn record(&self, id: Id) -> (&Record, u32) {
         (&self.records[(id as usize - 1) / 32], (id - 1) % 32)
@@ -50,7 +59,8 @@ impl Races {
     fn ordered(&self, earlier: Id, later: Id) -> bool {
         let ((a, lane_a), (b, lane_b)) = (self.record(earlier), self.record(later));
         let same_warp = a.warp == b.warp && (lane_a == lane_b || a.warp_time < b.warp_time);
-        a.block == b.block && (a.block_time < b.block_time || same_warp)
+        let barrier = || a.block_time < b.block_time && !self.left.contains(&(a.block, a.warp, a.block_time));
+        a.block == b.block && (same_warp || barrier())
     }
 
     fn race(&self, earlier: Id, later: Id) -> bool {

@@ -35,12 +35,17 @@ impl<'a> Lowering<'a> {
 
     fn modifiers<'s>(&self, words: &[&'s str], ty: &'s str) -> Result<Modifiers<'s>> {
         let mut found = Modifiers { space: None, manner: Manner::Weak, scope: false, vector: 1, ty };
+        let mut volatile = false;
         for &word in words {
             match word {
                 "global" | "shared" | "param" if found.space.is_none() => found.space = Some(word),
                 "nc" if found.space == Some("global") => found.manner = Manner::Constant,
+                // 9.7.9: as `.relaxed.sys`, and not merged with others, which nothing is here.
+                "volatile" if found.manner == Manner::Weak => {
+                    (found.manner, found.scope, volatile) = (Manner::Atomic, true, true);
+                }
                 "relaxed" if found.manner == Manner::Weak => found.manner = Manner::Atomic,
-                "gpu" | "sys" | "cta" if found.manner == Manner::Atomic => found.scope = true,
+                "gpu" | "sys" | "cta" if found.manner == Manner::Atomic && !found.scope => found.scope = true,
                 "v2" => found.vector = 2,
                 "v4" => found.vector = 4,
                 "v8" => found.vector = 8,
@@ -60,6 +65,9 @@ impl<'a> Lowering<'a> {
                 | "L2::256B" => {}
                 _ => return Err(self.unsupported(format!("the modifier .{word}"))),
             }
+        }
+        if volatile && found.space != Some("shared") {
+            return Err(self.unsupported(".volatile outside of shared memory"));
         }
         if found.manner == Manner::Atomic && !found.scope {
             return Err(self.invalid(".relaxed needs a scope"));

@@ -16,7 +16,10 @@ use crate::error::{Error, Result};
 use crate::module::{Parameter, SharedVariable};
 use crate::parse::{Instruction, Kind, Operand, Statement};
 pub(crate) use crate::program::Program;
-use crate::program::{Guard, Op, Place};
+use crate::program::{Guard, Op, Place, SharedPlace};
+
+/// Bytes in front of a variable in shared memory that are no variable's.
+const SHARED_GAP: u32 = 256;
 
 /// Lowers a kernel's body.
 pub(crate) fn lower(
@@ -89,7 +92,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Static shared variables one after the other, dynamic ones behind them all, where they share their place (ISA 5.1.7).
+    /// Static shared variables one after the other, dynamic ones behind them all, where they share their place (ISA 5.1.7). Each is
+    /// aligned as it asks and no further, and between them lies what is no variable's.
     fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [SharedVariable]) -> Result<()> {
         let inner = body.iter().filter_map(|statement| match &statement.kind {
             Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),
@@ -97,23 +101,36 @@ impl<'a> Lowering<'a> {
         });
         let outer = module.iter().map(|variable| (variable.name.as_str(), variable.align, variable.size));
         let all: Vec<_> = outer.chain(inner).collect();
-        let (mut end, mut align_dynamic) = (0u32, 1);
+        let mut end = 0;
         for &(name, align, size) in &all {
-            let Some(size) = size else {
-                align_dynamic = align_dynamic.max(align);
-                continue;
-            };
-            let start = end.checked_next_multiple_of(align.max(1));
-            let placed = start.and_then(|start| Some((start, start.checked_add(size)?)));
-            let (start, behind) = placed.ok_or_else(|| self.invalid("too much shared memory"))?;
-            self.shared.insert(name, start);
-            end = behind;
+            if let Some(size) = size {
+                let address = self.place(&mut end, align, size)?;
+                self.shared.insert(name, address);
+                self.program.shared.push(SharedPlace { name: name.into(), address, size: Some(size) });
+            }
         }
-        let padded = end.checked_next_multiple_of(align_dynamic);
-        end = padded.ok_or_else(|| self.invalid("too much shared memory"))?;
-        self.shared.extend(all.iter().filter(|(_, _, size)| size.is_none()).map(|&(name, ..)| (name, end)));
-        self.program.shared = end;
+        let dynamic = || all.iter().filter(|(_, _, size)| size.is_none());
+        if let Some((first, ..)) = dynamic().next() {
+            let align = dynamic().map(|&(_, align, _)| align).max();
+            let address = self.place(&mut end, align.unwrap_or(1), 0)?;
+            self.shared.extend(dynamic().map(|&(name, ..)| (name, address)));
+            self.program.shared.push(SharedPlace { name: (*first).into(), address, size: None });
+        }
         Ok(())
+    }
+
+    /// The address of a variable behind `end`, which is moved behind it.
+    fn place(&self, end: &mut u32, align: u32, size: u32) -> Result<u32> {
+        let align = align.max(1);
+        let odd = |address: u32| match address / align % 2 {
+            0 => address.checked_add(align),
+            _ => Some(address),
+        };
+        let start = end.checked_add(SHARED_GAP).and_then(|start| start.checked_next_multiple_of(align));
+        let placed = start.and_then(odd).and_then(|start| Some((start, start.checked_add(size)?)));
+        let (start, behind) = placed.ok_or_else(|| self.invalid("too much shared memory"))?;
+        *end = behind;
+        Ok(start)
     }
 
     fn find_labels(&mut self, body: &'a [Statement<'a>]) -> Result<()> {

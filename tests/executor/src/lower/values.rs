@@ -7,15 +7,26 @@ use crate::parse::Operand;
 use crate::program::{Guard, Logic, NONE, Op, Register, Slot};
 use crate::semantics;
 
+/// Where shared memory begins among generic addresses: where no buffer is, so that taking one for a global address is a fault.
+const SHARED_WINDOW: u64 = 1 << 32;
+
 impl<'a> Lowering<'a> {
     /// `None` if the opcode is none of these.
     pub(super) fn value(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let op = match *opcode {
             ["mov", ty] => self.mov(ty, operands)?,
-            // Global addresses are generic ones (ISA 9.7.9, `cvta`: a window of the generic space, which is at 0 here).
+            // Every space is a window of the generic one (ISA 9.7.9, `cvta`). That of global memory is at 0 here.
             ["cvta", "to", "global", "u64"] | ["cvta", "global", "u64"] => {
                 let copy = lanes!(LL, |a| a; B64 B64);
                 Some(self.pure(copy, operands, false)?)
+            }
+            ["cvta", "shared", "u64"] => {
+                let to_generic = lanes!(LL, |a| a.wrapping_add(SHARED_WINDOW); B64 B64);
+                Some(self.pure(to_generic, operands, false)?)
+            }
+            ["cvta", "to", "shared", "u64"] => {
+                let from_generic = lanes!(LL, |a| a.wrapping_sub(SHARED_WINDOW); B64 B64);
+                Some(self.pure(from_generic, operands, false)?)
             }
             ["selp", ty] => self.selp(ty, operands)?,
             ["slct", ty, by] => self.slct(ty, by, operands)?,

@@ -132,8 +132,7 @@ impl Grid<'_> {
         for block in order {
             self.block = block;
             self.block_time = 0;
-            let shared = self.kernel.program.shared as usize + self.launch.shared as usize;
-            self.shared = Shared::new(shared);
+            self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared);
             for warp in &mut warps {
                 warp.reset(&self.kernel.program, block);
             }
@@ -167,8 +166,8 @@ impl Grid<'_> {
         }
     }
 
-    /// Every warp is done or at a barrier. A barrier is for all threads of the block (ISA 9.7.13, `bar`), so that one that exited
-    /// makes the others wait for ever.
+    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA 9.7.13, `barrier`, and 9.7.12,
+    /// `exit`: threads that exit and hold up a barrier release it).
     fn release(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let program = &*self.kernel.program;
         let waiting = warps.iter().find_map(|warp| Some((warp.index, warp.at_barrier(program)?)));
@@ -177,11 +176,6 @@ impl Grid<'_> {
         let lane = lanes.trailing_zeros();
         let deadlock = |message: String| Trap { lane, kind: FaultKind::Deadlock(message).into() };
         for warp in &*warps {
-            if let Some(lane) = warp.first_exited() {
-                let thread = warp.index * WARP + lane;
-                let message = format!("thread {thread} has exited and never comes to the barrier");
-                return Err(self.fault(index, deadlock(message)));
-            }
             if let Some(other) = warp.other_barrier(program, number) {
                 let (line, text) = self.kernel.instruction(other as usize);
                 let message = format!("warp {} waits at line {line}, `{text}`", warp.index);
@@ -189,7 +183,10 @@ impl Grid<'_> {
             }
         }
         for warp in warps {
-            warp.pass_barrier();
+            let left = warp.pass_barrier();
+            if let (true, Some(races)) = (left, &mut self.races) {
+                races.leave(self.block, warp.index, self.block_time);
+            }
         }
         self.block_time += 1;
         Ok(())

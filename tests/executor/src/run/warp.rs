@@ -21,7 +21,9 @@ pub(super) struct Warp {
     launched: u32,
     /// Those that have not exited.
     alive: u32,
-    /// How many barriers all its lanes have passed.
+    /// Those that had not exited at the last barrier of the block.
+    came: u32,
+    /// How many barriers of the warp all its lanes have passed.
     pub(super) time: u32,
     schedule: Schedule,
     launch: Launch,
@@ -73,6 +75,7 @@ impl Warp {
             groups: Vec::new(),
             launched: u32::MAX >> (32 - lanes),
             alive: 0,
+            came: 0,
             time: 0,
             schedule: launch.schedule,
             launch: launch.clone(),
@@ -82,7 +85,7 @@ impl Warp {
     /// As at the start of a block.
     pub(super) fn reset(&mut self, program: &Program, block: u32) {
         self.registers.reset(program, &self.launch, block, self.index);
-        self.alive = self.launched;
+        (self.alive, self.came) = (self.launched, self.launched);
         self.time = 0;
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.launched, state: State::Ready });
@@ -90,12 +93,6 @@ impl Warp {
 
     pub(super) fn done(&self) -> bool {
         self.alive == 0
-    }
-
-    /// A lane that has exited.
-    pub(super) fn first_exited(&self) -> Option<u32> {
-        let exited = self.launched & !self.alive;
-        (exited != 0).then(|| exited.trailing_zeros())
     }
 
     /// Where some lanes wait at a barrier, which lanes, and the barrier's number.
@@ -116,13 +113,13 @@ impl Warp {
         self.groups.iter().find(other).map(|group| group.pc)
     }
 
-    /// All lanes go on behind their barriers.
-    pub(super) fn pass_barrier(&mut self) {
+    /// All lanes go on behind their barriers, but for those that exited instead; gives whether there are such.
+    pub(super) fn pass_barrier(&mut self) -> bool {
         for group in &mut self.groups {
             group.pc += 1;
             group.state = State::Ready;
         }
-        self.time += 1;
+        std::mem::replace(&mut self.came, self.alive) != self.alive
     }
 
     /// Runs until it is done, waits, or another warp should have its turn.

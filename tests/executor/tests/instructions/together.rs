@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together, what leaves the straight path, and that nothing is without a test.
+//! What the lanes of a warp and the threads of a block do together, what leaves the straight path, and that nothing is without a test.
 
 use std::collections::BTreeSet;
 
@@ -98,8 +98,39 @@ fn loads_and_stores() {
     assert_eq!(run(text, &bytes, 1), expected);
 }
 
+/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of access.
+#[test]
+fn exchanges() {
+    for barrier in ["bar.sync", "barrier.sync.aligned", "barrier.cta.sync.aligned"] {
+        for (ty, register, bytes, vector) in [
+            ("b8", "h", 1, 1),
+            ("b16", "h", 2, 1),
+            ("b32", "a", 4, 1),
+            ("b64", "la", 8, 1),
+            ("v2.b32", "a", 4, 2),
+            ("v4.b32", "a", 4, 4),
+            ("v2.b64", "la", 8, 2),
+        ] {
+            let size = bytes * vector;
+            let names: Vec<String> = (0..vector).map(|i| format!("%{register}{i}")).collect();
+            let registers = if vector == 1 { names[0].clone() } else { format!("{{{}}}", names.join(", ")) };
+            let text = format!(
+                ".shared .align 16 .b8 buffer[1024]; .reg .b16 %h<1>; .reg .b32 %a<4>; .reg .b64 %la<2>; .reg .b64 %from; .reg .b64 %to;
+                mul.wide.u32 %la, %number, {size}; mov.b64 %to, buffer; add.s64 %to, %to, %la; add.s64 %place, %out, %la;
+                sub.s32 %a, 63, %number; mul.wide.u32 %la, %a, {size}; mov.b64 %from, buffer; add.s64 %from, %from, %la;
+                ld.global.{ty} {registers}, [%place]; st.shared.{ty} [%to], {registers};
+                {barrier} 0;
+                ld.shared.{ty} {registers}, [%from]; st.global.{ty} [%place], {registers};"
+            );
+            let given: Vec<u8> = (0..64 * size).map(|i| (i * 37 + i / 256) as u8).collect();
+            let expected: Vec<u8> = given.chunks(size).rev().flatten().copied().collect();
+            assert_eq!(run(&text, &given, 2), expected, "{barrier} {ty}");
+        }
+    }
+}
+
 /// Instructions that are tested above, or used by every test here.
-const ELSEWHERE: [&str; 30] = [
+const ELSEWHERE: &[&str] = &[
     "shfl.sync.bfly.b32",
     "shfl.sync.idx.b32",
     "vote.sync.ballot.b32",
@@ -108,6 +139,23 @@ const ELSEWHERE: [&str; 30] = [
     "red.global.max.u32",
     "ld.relaxed.gpu.global.u32",
     "brx.idx",
+    "bar.sync",
+    "barrier.sync.aligned",
+    "barrier.cta.sync.aligned",
+    "ld.shared.b8",
+    "ld.shared.b16",
+    "ld.shared.b32",
+    "ld.shared.b64",
+    "ld.shared.v2.b32",
+    "ld.shared.v4.b32",
+    "ld.shared.v2.b64",
+    "st.shared.b8",
+    "st.shared.b16",
+    "st.shared.b32",
+    "st.shared.b64",
+    "st.shared.v2.b32",
+    "st.shared.v4.b32",
+    "st.shared.v2.b64",
     "bra",
     "bra.uni",
     "ret",
@@ -135,7 +183,7 @@ const ELSEWHERE: [&str; 30] = [
 
 #[test]
 fn no_instruction_of_the_library_is_untested() {
-    let mut tested: BTreeSet<&str> = ELSEWHERE.into();
+    let mut tested: BTreeSet<&str> = ELSEWHERE.iter().copied().collect();
     for checks in [float::checks(), double::checks(), packed::checks(), convert::checks(), integer::checks()]
     {
         tested.append(&mut opcodes(&checks));

@@ -1,6 +1,6 @@
 //! Control flow, and lanes that do things together.
 
-use super::{Run, fault, module, words};
+use super::{Run, fault, words};
 use crate::{FaultKind, Launch};
 
 /// Stores a register of every thread.
@@ -137,51 +137,6 @@ fn jump_tables() {
         *found.kind,
         FaultKind::JumpTable { index: 4, entries: 4 } | FaultKind::JumpTable { .. }
     ));
-}
-
-#[test]
-fn barriers_join_the_warps_of_a_block() {
-    let body = stored(
-        "mov.u32 %r3, buffer; shl.b32 %r1, %lane, 2; add.s32 %r1, %r1, %r3;
-        st.shared.b32 [%r1], %lane;
-        bar.sync 0;
-        mov.u32 %r4, %ntid.x; sub.s32 %r4, %r4, %lane; shl.b32 %r4, %r4, 2; add.s32 %r4, %r4, %r3;
-        ld.shared.b32 %r2, [%r4+-4];",
-        "%r2",
-    );
-    let run = |body: &str, schedule| {
-        let module = module(".extern .shared .align 16 .b8 buffer[];", body);
-        Run::of(&module, &Launch::new(1, 100).shared(400).schedule(schedule), &[])
-    };
-    for schedule in super::SCHEDULES {
-        assert_eq!(run(&body, schedule).words(), (0..100).rev().collect::<Vec<_>>());
-        let found = run(&body.replace("bar.sync 0;", ""), schedule).fault();
-        assert!(matches!(*found.kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_)), "{found}");
-        let early = body.replace("bar.sync 0;", "setp.eq.b32 %p1, %lane, 70; @%p1 exit; bar.sync 0;");
-        let found = run(&early, schedule).fault();
-        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
-        let apart = "setp.lt.u32 %p1, %lane, 32; @%p1 bra $a; bar.sync 1; bra $b; $a: bar.sync 0; $b:";
-        let found = run(&body.replace("bar.sync 0;", apart), schedule).fault();
-        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
-        let divergent = "and.b32 %r8, %lane, 1; setp.eq.b32 %p1, %r8, 0; @%p1 bra $a; barrier.sync 0; bra $b;
-            $a: barrier.sync 0; $b:";
-        let there = run(&body.replace("bar.sync 0;", divergent), schedule).words();
-        assert_eq!(there, (0..100).rev().collect::<Vec<_>>());
-        let found = run(&body.replace("bar.sync 0;", &divergent.replace("barrier", "bar")), schedule).fault();
-        assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
-    }
-}
-
-#[test]
-fn static_shared_memory_is_laid_out_before_dynamic() {
-    let body = stored(
-        ".shared .align 8 .b8 own[12]; mov.u32 %r1, other; mov.u32 %r2, own; mov.u32 %r3, dynamic;
-        shl.b32 %r2, %r2, 8; shl.b32 %r3, %r3, 16; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3;",
-        "%r1",
-    );
-    let module = module(".shared .b32 other; .extern .shared .align 16 .b8 dynamic[];", &body);
-    let words = Run::of(&module, &Launch::new(1, 1).shared(4), &[]).words();
-    assert_eq!(words, [0x20 << 16 | 8 << 8]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod faults;
 mod flow;
 mod instructions;
 mod races;
+mod shared;
 
 use crate::{Argument, Buffer, Error, Fault, FaultKind, Launch, Memory, Module, Schedule, Statistics};
 

@@ -76,6 +76,12 @@ fn barriers_of_a_warp_order_its_lanes_and_shuffles_do_not() {
 }
 
 #[test]
+fn volatile_accesses_race_with_plain_ones_only() {
+    assert!(!races("st.volatile.shared.b32 [buffer], %lane; ld.volatile.shared.b32 %r1, [buffer];", 2, 64));
+    assert!(races("st.shared.b32 [buffer], %lane; ld.volatile.shared.b32 %r1, [buffer];", 1, 2));
+}
+
+#[test]
 fn atomics_race_with_plain_accesses_only() {
     assert!(!races("red.global.add.u32 [%in], 1; atom.global.max.u32 %r1, [%in], 1;", 3, 64));
     assert!(!races("red.global.add.u32 [%in], 1; ld.relaxed.gpu.global.u32 %r1, [%in];", 3, 64));
