@@ -54,6 +54,11 @@ pub enum FaultKind {
         /// The source lane.
         lane: u32,
     },
+    /// Not all lanes of the warp execute what all must execute.
+    IncompleteWarp {
+        /// Those that exited, or that the launch does not have.
+        missing: u32,
+    },
     /// A lane is not in the member mask of the instruction that it executes.
     NotAMember {
         /// The mask.
@@ -130,6 +135,9 @@ impl fmt::Display for FaultKind {
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
             Self::Deadlock(message) => write!(f, "deadlock: {message}"),
             Self::InactiveSource { lane } => write!(f, "the source, lane {lane}, takes no part"),
+            Self::IncompleteWarp { missing } => {
+                write!(f, "all lanes of the warp must take part, and {missing:#010x} do not")
+            }
             Self::NotAMember { mask } => write!(f, "the lane is not in its member mask {mask:#010x}"),
             Self::JumpTable { index, entries } => write!(f, "index {index} into a table of {entries}"),
             Self::Trap => f.write_str("trap"),

@@ -2,6 +2,7 @@
 
 use crate::lanes::Shape;
 use crate::memory::Manner;
+use crate::semantics::Element;
 
 /// The number of a register in its file; there is one file of words, one of longs, one of predicates.
 pub(crate) type Slot = u16;
@@ -234,6 +235,11 @@ pub(crate) enum Op {
         from: Slot,
         members: Slot,
     },
+    Multiply {
+        matrices: Box<Matrices>,
+        /// All lanes.
+        members: Slot,
+    },
     WarpBarrier {
         members: Slot,
     },
@@ -249,6 +255,16 @@ impl std::fmt::Debug for Op {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Op")
     }
+}
+
+/// The registers of `mma` of 16 rows, 8 columns and 16 products, in the ISA's order: D = A·B + C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) element: Element,
+    pub(crate) d: [Slot; 4],
+    pub(crate) a: [Slot; 4],
+    pub(crate) b: [Slot; 2],
+    pub(crate) c: [Slot; 4],
 }
 
 /// Functions of two predicates.

@@ -7,6 +7,7 @@ mod instructions {
     mod double;
     mod float;
     mod integer;
+    mod matrix;
     mod packed;
     mod probe;
     mod together;

@@ -4,7 +4,8 @@ use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
-use crate::program::{NONE, Op, Shuffle, Update, Vote};
+use crate::program::{Matrices, NONE, Op, Shuffle, Slot, Update, Vote};
+use crate::semantics::Element;
 
 impl<'a> Lowering<'a> {
     /// `None` if the opcode is none of these.
@@ -38,6 +39,14 @@ impl<'a> Lowering<'a> {
             ["shfl", "sync", mode, "b32"] => self.shuffle(mode, operands)?,
             ["vote", "sync", mode, ty] => self.vote(mode, ty, operands)?,
             ["redux", "sync", operation, ty] => self.redux(operation, ty, operands)?,
+            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", a, b, "f32"] if a == b => {
+                let element = match a {
+                    "f16" => Element::F16,
+                    "bf16" => Element::Bf16,
+                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
+                };
+                self.multiply(element, operands)?
+            }
             ["bar", "warp", "sync"] => {
                 let [members] = self.exactly(operands)?;
                 Op::WarpBarrier { members: self.read(members, Type::B32, false)? }
@@ -105,6 +114,38 @@ impl<'a> Lowering<'a> {
             _ => NONE,
         };
         Ok(Op::Vote { mode, to, from, members })
+    }
+
+    /// `mma.sync d, a, b, c`, each a vector.
+    fn multiply(&mut self, element: Element, operands: &'a [Operand<'a>]) -> Result<Op> {
+        let [d, a, b, c] = self.exactly(operands)?;
+        let matrices = Matrices {
+            element,
+            a: self.fragment(a, Type::B32, false)?,
+            b: self.fragment(b, Type::B32, false)?,
+            c: self.fragment(c, Type::F32, false)?,
+            d: self.fragment(d, Type::F32, true)?,
+        };
+        let members = self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)?;
+        Ok(Op::Multiply { matrices: Box::new(matrices), members })
+    }
+
+    /// A lane's registers of a matrix.
+    fn fragment<const N: usize>(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+        writes: bool,
+    ) -> Result<[Slot; N]> {
+        let Operand::Vector(parts) = operand else { return Err(self.invalid("expected a vector")) };
+        if parts.len() != N || !parts.iter().all(|part| matches!(part, Operand::Name(_))) {
+            return Err(self.invalid(format!("expected {N} registers")));
+        }
+        let mut slots = [NONE; N];
+        for (slot, part) in slots.iter_mut().zip(parts) {
+            *slot = if writes { self.write(part, ty)? } else { self.read(part, ty, false)? };
+        }
+        Ok(slots)
     }
 
     /// `redux.sync.op.type d, a, membermask`.

@@ -1,10 +1,11 @@
-//! What the lanes of a warp do together: shuffles, votes, reductions.
+//! What the lanes of a warp do together: shuffles, votes, reductions, products of matrices.
 
 use super::memory::updated;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
-use crate::program::{Guard, NONE, Program, Shuffle, Slot, Update, Vote};
+use crate::program::{Guard, Matrices, NONE, Program, Shuffle, Slot, Update, Vote};
+use crate::semantics::{DEPTH, dot};
 
 /// The operands of a shuffle.
 pub(super) struct Shuffled {
@@ -64,6 +65,42 @@ impl Warp {
             }
         }
         debug_assert!(to != NONE || !matches!(mode, Vote::Ballot));
+        Ok(())
+    }
+
+    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16"). Lane 4·g + t has of A the rows g and g + 8, of B the
+    /// column g, and of these what stands at 2t, 2t + 1, 2t + 8 and 2t + 9; of C and D it has the columns 2t and 2t + 1 of the rows g and g + 8.
+    pub(super) fn multiply(&mut self, program: &Program, active: u32, of: &Matrices) -> Step {
+        if active != u32::MAX {
+            return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
+        }
+        let registers = &mut self.registers;
+        let (mut a, mut b) = ([[0.0; DEPTH]; 16], [[0.0; DEPTH]; 8]);
+        let spread = |word: u32, row: &mut [f64; DEPTH], at: usize| {
+            row[at] = of.element.value(word & 0xffff);
+            row[at + 1] = of.element.value(word >> 16);
+        };
+        for (i, &slot) in of.a.iter().enumerate() {
+            for (lane, &word) in registers.word(program, slot, active)?.iter().enumerate() {
+                spread(word, &mut a[lane / 4 + i % 2 * 8], lane % 4 * 2 + i / 2 * 8);
+            }
+        }
+        for (i, &slot) in of.b.iter().enumerate() {
+            for (lane, &word) in registers.word(program, slot, active)?.iter().enumerate() {
+                spread(word, &mut b[lane / 4], lane % 4 * 2 + i * 8);
+            }
+        }
+        let mut sums = [[0; LANES]; 4];
+        for (i, (sums, &slot)) in sums.iter_mut().zip(&of.c).enumerate() {
+            let c = registers.word(program, slot, active)?;
+            for (lane, (sum, &c)) in sums.iter_mut().zip(c).enumerate() {
+                let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+                *sum = dot(&a[row], &b[column], c, &self.launch.approximation);
+            }
+        }
+        for (sums, &slot) in sums.iter().zip(&of.d) {
+            registers.set_word(slot, active, sums);
+        }
         Ok(())
     }
 

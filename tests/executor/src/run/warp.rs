@@ -26,7 +26,7 @@ pub(super) struct Warp {
     /// How many barriers of the warp all its lanes have passed.
     pub(super) time: u32,
     schedule: Schedule,
-    launch: Launch,
+    pub(super) launch: Launch,
 }
 
 /// Lanes at the same instruction.
@@ -225,6 +225,7 @@ impl Warp {
         if let Op::Shuffle { members, .. }
         | Op::Vote { members, .. }
         | Op::Reduce { members, .. }
+        | Op::Multiply { members, .. }
         | Op::WarpBarrier { members } = *op
         {
             return self.synchronize(grid, group, active, members);
@@ -271,6 +272,7 @@ impl Warp {
             Op::Shuffle { .. }
             | Op::Vote { .. }
             | Op::Reduce { .. }
+            | Op::Multiply { .. }
             | Op::WarpBarrier { .. }
             | Op::Barrier { .. } => {
                 unreachable!("handled above")
@@ -372,6 +374,7 @@ impl Warp {
             }
             Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
             Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
+            Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
             _ => {
                 // `bar.warp.sync`: the race detector knows only barriers of all lanes.
                 self.time += u32::from(active == self.launched);

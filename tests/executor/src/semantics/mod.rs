@@ -9,11 +9,13 @@ mod double;
 mod float;
 mod half;
 mod integer;
+mod matrix;
 mod minifloat;
 mod packed;
 mod reciprocal;
 mod round;
 
+pub(crate) use matrix::{DEPTH, Element, dot};
 pub(crate) use reciprocal::reciprocal;
 
 use crate::lanes::Pure;

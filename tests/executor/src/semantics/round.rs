@@ -15,7 +15,7 @@ pub(super) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
 /// To odd, given the nearest f64 and the sign of what it lacks.
 #[inline(always)]
-fn to_odd(nearest: f64, lacks: f64) -> f64 {
+pub(super) fn to_odd(nearest: f64, lacks: f64) -> f64 {
     if lacks == 0.0 || !nearest.is_finite() {
         return nearest;
     }
@@ -23,14 +23,18 @@ fn to_odd(nearest: f64, lacks: f64) -> f64 {
     f64::from_bits((nearest.to_bits() - u64::from(too_large)) | 1)
 }
 
-/// x + y, to odd. A zero has the sign that it has in the given mode.
-///
-/// The error term is Knuth's two-sum, exact because nothing here is near the ends of f64's range.
+/// The nearest f64 to x + y, and what it lacks: Knuth's two-sum, exact because nothing here is near the ends of f64's range.
 #[inline(always)]
-pub(super) fn sum<const MODE: u8>(x: f64, y: f64) -> f64 {
+pub(super) fn two_sum(x: f64, y: f64) -> (f64, f64) {
     let s = x + y;
     let virtual_y = s - x;
-    let lacks = (x - (s - virtual_y)) + (y - virtual_y);
+    (s, (x - (s - virtual_y)) + (y - virtual_y))
+}
+
+/// x + y, to odd. A zero has the sign that it has in the given mode.
+#[inline(always)]
+pub(super) fn sum<const MODE: u8>(x: f64, y: f64) -> f64 {
+    let (s, lacks) = two_sum(x, y);
     if MODE == DOWN && s == 0.0 && (x.is_sign_negative() || y.is_sign_negative()) {
         return -0.0;
     }

@@ -179,6 +179,9 @@ const ELSEWHERE: &[&str] = &[
     // `approximate_reciprocals_are_within_a_unit`, and the GPU's own in `microscale-tests`.
     "rcp.approx.ftz.f32",
     "trap",
+    // In `matrix`.
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
 ];
 
 #[test]

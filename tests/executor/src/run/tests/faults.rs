@@ -128,6 +128,8 @@ fn what_is_not_known_is_unsupported() {
         "div.approx.f32 %r1, %r1, %r2;",
         "div.u32 %r1, %r1, %r2;",
         "activemask.b32 %r1;",
+        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2};",
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1}, {%r1, %r2, %r3, %r4};",
         "dp4a.s32 %r1, %r2, %r3, %r4;",
         "dp2a.lo.s32.s32 %r1, %r2, %r3, %r4;",
     ] {
@@ -164,6 +166,9 @@ fn what_ptx_does_not_allow_is_invalid() {
         "selp.b32 %r1, 1, 2, %r3;",
         "mov.b32 %r1, 0d3FF0000000000000;",
         "add.rn.f64 %d1, %d2, 1;",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2}, {%r1, %r2, %r3, %r4};",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1, %r2, %r3, _}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2, %r3, %r4};",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 %r1, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2, %r3, %r4};",
     ] {
         let error = refused(body);
         assert!(matches!(error, Error::Invalid { .. }), "{body}: {error}");

@@ -90,6 +90,37 @@ fn exited_lanes_are_not_waited_for() {
 }
 
 #[test]
+fn matrices_are_multiplied_by_all_lanes() {
+    let mma = "mov.b32 %r1, 0x3c003c00; mov.b32 %r2, 0f40400000;
+        mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r4, %r5, %r6, %r7}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r2, %r2, %r2, %r2};";
+    assert_eq!(words(&stored(mma, "%r7"), 64), [19f32.to_bits(); 64]);
+    // Lanes that went different ways meet at it.
+    let apart = "and.b32 %r9, %lane, 1; setp.eq.b32 %p1, %r9, 0; @%p1 bra $even; add.s32 %r9, %r9, 1; $even:";
+    assert_eq!(words(&stored(&format!("{apart} {mma}"), "%r4"), 32), [19f32.to_bits(); 32]);
+
+    let incomplete = |body: &str, threads: u32, lanes: u32| {
+        let found = fault(body, threads);
+        assert!(matches!(*found.kind, FaultKind::IncompleteWarp { missing } if missing == lanes), "{found}");
+    };
+    incomplete(mma, 20, 0xfff0_0000);
+    incomplete(&format!("setp.eq.b32 %p1, %lane, 3; @%p1 exit; {mma}"), 32, 8);
+    let guarded = mma.replace("mma.sync", "setp.ne.b32 %p1, %lane, 3; @%p1 mma.sync");
+    incomplete(&guarded, 32, 8);
+    let found = fault(
+        &format!(
+            "setp.eq.b32 %p1, %lane, 3; @%p1 bra $other; {mma} bra $end; $other: bar.warp.sync -1; $end:"
+        ),
+        32,
+    );
+    assert!(matches!(&*found.kind, FaultKind::Deadlock(_)), "{found}");
+    let found = fault(
+        &mma.replace("mov.b32 %r2, 0f40400000;", "setp.ne.b32 %p1, %lane, 3; @%p1 mov.b32 %r2, 0f40400000;"),
+        32,
+    );
+    assert!(matches!(&*found.kind, FaultKind::UnwrittenRegister(name) if name == "%r2"), "{found}");
+}
+
+#[test]
 fn what_can_never_come_together_is_a_deadlock() {
     let body = "setp.eq.b32 %p1, %lane, 3; @%p1 bra $a; bar.warp.sync -1; bra $end;
         $a: shfl.sync.idx.b32 %r1, %lane, 3, 31, -1; $end:";

@@ -1,0 +1,101 @@
+//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single precision, and leaves order and
+//! rounding open; an [`Approximation`] chooses. Subnormals are kept, as on all GPUs that have been measured.
+
+use super::minifloat::{Bf16, F16, decode};
+use super::reciprocal::scatter;
+use super::round::{NEAREST, ZERO, canonical, sum, to_f32, to_odd, two_sum};
+use crate::launch::Approximation;
+
+/// Products in a sum.
+pub(crate) const DEPTH: usize = 16;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    Bf16,
+}
+
+impl Element {
+    /// The number of a code of 16 bits.
+    pub(crate) fn value(self, code: u32) -> f64 {
+        match self {
+            Self::F16 => decode::<F16>(code),
+            Self::Bf16 => decode::<Bf16>(code),
+        }
+    }
+}
+
+/// c + Σ a·b, as f32 bits. Products of two numbers of at most 11 bits are exact in f64, and far from the ends of its range.
+pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approximation) -> u32 {
+    let mut addends = [f64::from(f32::from_bits(c)); DEPTH + 1];
+    for (addend, (a, b)) in addends[1..].iter_mut().zip(a.iter().zip(b)) {
+        *addend = a * b;
+    }
+    let plain = addends[1..].iter().fold(addends[0], |sum, addend| sum + addend);
+    if !plain.is_finite() {
+        return canonical(plain as f32);
+    }
+    match choice {
+        Approximation::Nearest | Approximation::Table(_) => to_f32::<NEAREST>(exact(&addends)),
+        Approximation::Low => aligned(&addends),
+        Approximation::High => in_order(&addends),
+        Approximation::Scattered(seed) => {
+            shuffle(&mut addends, seed ^ plain.to_bits());
+            in_order(&addends)
+        }
+    }
+}
+
+/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is lost has the sign of all that is.
+fn exact(addends: &[f64]) -> f64 {
+    let mut parts: Vec<f64> = Vec::with_capacity(addends.len());
+    for &addend in addends {
+        let mut carried = addend;
+        let mut kept = 0;
+        for i in 0..parts.len() {
+            let (s, lacks) = two_sum(carried, parts[i]);
+            if lacks != 0.0 {
+                parts[kept] = lacks;
+                kept += 1;
+            }
+            carried = s;
+        }
+        parts.truncate(kept);
+        parts.push(carried);
+    }
+    let mut high = parts.pop().unwrap_or(0.0);
+    while let Some(part) = parts.pop() {
+        let (s, lacks) = two_sum(high, part);
+        if lacks != 0.0 {
+            return to_odd(s, lacks);
+        }
+        high = s;
+    }
+    high
+}
+
+/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has, and the sum of what is left is
+/// cut to 24 bits.
+fn aligned(addends: &[f64]) -> u32 {
+    let largest = addends.iter().fold(0f64, |largest, addend| largest.max(addend.abs()));
+    if largest == 0.0 {
+        return 0;
+    }
+    let unit = f64::from_bits(((largest.to_bits() >> 52) - 23) << 52);
+    let units: i64 = addends.iter().map(|addend| (addend / unit) as i64).sum();
+    to_f32::<ZERO>(units as f64 * unit)
+}
+
+/// One addition after the other, each rounded to f32. One that overflows stays infinite, whatever follows.
+fn in_order(addends: &[f64]) -> u32 {
+    let add = |s, addend: &f64| f64::from(f32::from_bits(to_f32::<NEAREST>(sum::<NEAREST>(s, *addend))));
+    to_f32::<NEAREST>(addends[1..].iter().fold(addends[0], add))
+}
+
+fn shuffle(addends: &mut [f64], mut seed: u64) {
+    for i in (1..addends.len()).rev() {
+        seed = scatter(seed);
+        addends.swap(i, (seed % (i as u64 + 1)) as usize);
+    }
+}
