@@ -79,7 +79,7 @@ fn all_16() -> Vec<[u64; 3]> {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    let of_f32: [(&str, &str, Oracle); 6] = [
+    let of_f32: [(&str, &str, Oracle); 8] = [
         ("cvt.rn.f16x2.f32", "cvt.rn.f16x2.f32 %d, %a, %b;", |operands| {
             pair::<Half>(operands, Round::NearestTiesToEven)
         }),
@@ -88,6 +88,12 @@ pub(super) fn checks() -> Vec<Check> {
         }),
         ("cvt.rn.bf16x2.f32", "cvt.rn.bf16x2.f32 %d, %a, %b;", |operands| {
             pair::<BFloat>(operands, Round::NearestTiesToEven)
+        }),
+        ("cvt.rn.f16.f32", "cvt.rn.f16.f32 %hd, %a;", |[a, _, _]| {
+            pair::<Half>([0, a, 0], Round::NearestTiesToEven)
+        }),
+        ("cvt.rn.bf16.f32", "cvt.rn.bf16.f32 %hd, %a;", |[a, _, _]| {
+            pair::<BFloat>([0, a, 0], Round::NearestTiesToEven)
         }),
         ("cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e4m3x2.f32 %hd, %a, %b;", |operands| {
             bytes::<Float8E4M3FN>(operands, 0x7E)
@@ -101,11 +107,14 @@ pub(super) fn checks() -> Vec<Check> {
             |[a, b, _]| Some(e2m1(a) << 4 | e2m1(b)),
         ),
     ];
-    let of_codes: [(&str, &str, Oracle); 4] = [
+    let of_codes: [(&str, &str, Oracle); 5] = [
         ("cvt.f32.f16", "cvt.f32.f16 %d, %ha;", |[a, _, _]| {
             let value = Half::from_bits(u128::from(a));
             (!value.is_nan())
                 .then(|| FloatConvert::<Single>::convert(value, &mut false).value.to_bits() as u64)
+        }),
+        ("cvt.f32.bf16", "cvt.f32.bf16 %d, %ha;", |[a, _, _]| {
+            (!BFloat::from_bits(u128::from(a)).is_nan()).then_some(a << 16)
         }),
         ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e4m3x2 %d, %ha;", widened::<Float8E4M3FN>),
         ("cvt.rn.f16x2.e5m2x2", "cvt.rn.f16x2.e5m2x2 %d, %ha;", widened::<Float8E5M2>),

@@ -29,6 +29,43 @@ fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
     }))
 }
 
+/// Bytes picked out of eight by a place from 0 to 3: which one stands at each of four places.
+fn picked([a, b, c]: [u64; 3], which: impl Fn(usize, usize) -> usize) -> Option<u64> {
+    let bytes = (a & W | b << 32).to_le_bytes();
+    let word = [0, 1, 2, 3].map(|i| bytes[which((c & 3) as usize, i)]);
+    Some(u32::from_le_bytes(word).into())
+}
+
+/// For each bit, the row of the table that the operands' bits name.
+fn looked_up([a, b, c]: [u64; 3], table: u64) -> Option<u64> {
+    Some((0..32).fold(0, |word, i| {
+        let row = (a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1);
+        word | (table >> row & 1) << i
+    }))
+}
+
+/// The field of `field`, with the sign of its last bit, or of the word's if the field reaches beyond that.
+fn signed_field(a: u64, place: u64, length: u64) -> u64 {
+    let (place, length) = (place & 0xFF, length & 0xFF);
+    if length == 0 {
+        return 0;
+    }
+    let sign = s32(a) >> (place + length - 1).min(31) & 1;
+    (0..32).fold(0, |word, i| {
+        let bit = if i < length && place + i < 32 { s32(a) >> (place + i) & 1 } else { sign };
+        word | (bit as u64) << i
+    })
+}
+
+/// The second operand, with so many of the first one's lowest bits from a place on.
+fn inserted([a, b, c]: [u64; 3]) -> Option<u64> {
+    let (place, length) = (c & 63, c >> 8 & 63);
+    Some((0..32).fold(0, |word, i| {
+        let inside = i >= place && i < place + length;
+        word | (if inside { a >> (i - place) } else { b >> i } & 1) << i
+    }))
+}
+
 /// A field of so many bits from a place on, of a word of so many; no bits beyond it. Only the low byte of place and length counts.
 fn field(a: u64, place: u64, length: u64, bits: u64) -> u64 {
     let (place, length) = (place & 0xFF, length & 0xFF);
@@ -76,6 +113,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("shr.u16", "shr.u16 %hd, %ha, %b;", |[a, b, _]| Some(shifted_right(a, b, 16))),
         ("shr.u32", "shr.u32 %d, %a, %b;", |[a, b, _]| Some(shifted_right(a, b, 32))),
         ("shr.u64", "shr.u64 %ld, %la, %b;", |[a, b, _]| Some(shifted_right(a, b, 64))),
+        ("shr.s32", "shr.s32 %d, %a, %b;", |[a, b, _]| Some((s32(a) >> (b & W).min(31)) as u64 & W)),
         ("add.s16", "add.s16 %hd, %ha, %hb;", |[a, b, _]| Some(a.wrapping_add(b) & H)),
         ("add.s32", "add.s32 %d, %a, %b;", |[a, b, _]| Some(a.wrapping_add(b) & W)),
         ("add.s64", "add.s64 %ld, %la, %lb;", |[a, b, _]| Some(a.wrapping_add(b))),
@@ -94,6 +132,7 @@ pub(super) fn checks() -> Vec<Check> {
             Some(((u128::from(a) * u128::from(b)) >> 64) as u64)
         }),
         ("mul.wide.u16", "mul.wide.u16 %d, %ha, %hb;", |[a, b, _]| Some((a & H) * (b & H))),
+        ("mul.wide.s32", "mul.wide.s32 %ld, %a, %b;", |[a, b, _]| Some((s32(a) * s32(b)) as u64)),
         ("mul.wide.u32", "mul.wide.u32 %ld, %a, %b;", |[a, b, _]| Some((a & W) * (b & W))),
         ("mad.lo.s32", "mad.lo.s32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
         ("mad.lo.u32", "mad.lo.u32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
@@ -113,7 +152,30 @@ pub(super) fn checks() -> Vec<Check> {
         ("popc.b32", "popc.b32 %d, %a;", |[a, _, _]| Some(u64::from((a & W).count_ones()))),
         ("bfe.u32", "bfe.u32 %d, %a, %b, %c;", |[a, b, c]| Some(field(a & W, b, c, 32))),
         ("bfe.u64", "bfe.u64 %ld, %la, %b, %c;", |[a, b, c]| Some(field(a, b, c, 64))),
+        ("bfe.s32", "bfe.s32 %d, %a, %b, %c;", |[a, b, c]| Some(signed_field(a, b, c))),
+        (
+            "bfi.b32",
+            "and.b32 %d, %c, 63; shr.u32 %c, %c, 8; and.b32 %c, %c, 63; bfi.b32 %d, %a, %b, %d, %c;",
+            inserted,
+        ),
+        ("lop3.b32", "lop3.b32 %d, %a, %b, %c, 0xE8;", |o| looked_up(o, 0xE8)),
+        ("lop3.b32", "lop3.b32 %d, %a, %b, %c, 0xCA;", |o| looked_up(o, 0xCA)),
+        ("lop3.b32", "lop3.b32 %d, %a, %b, %c, 0x1B;", |o| looked_up(o, 0x1B)),
+        ("shf.l.wrap.b32", "shf.l.wrap.b32 %d, %a, %b, %c;", |[a, b, c]| {
+            let n = c & 31;
+            Some((b << n | (a & W) >> (32 - n)) & W)
+        }),
+        ("shf.r.wrap.b32", "shf.r.wrap.b32 %d, %a, %b, %c;", |[a, b, c]| {
+            let n = c & 31;
+            Some(((a & W) >> n | b << (32 - n)) & W)
+        }),
         ("prmt.b32", "prmt.b32 %d, %a, %b, %c;", permuted),
+        ("prmt.b32.f4e", "prmt.b32.f4e %d, %a, %b, %c;", |o| picked(o, |n, i| n + i)),
+        ("prmt.b32.b4e", "prmt.b32.b4e %d, %a, %b, %c;", |o| picked(o, |n, i| (n + 8 - i) % 8)),
+        ("prmt.b32.rc8", "prmt.b32.rc8 %d, %a, %b, %c;", |o| picked(o, |n, _| n)),
+        ("prmt.b32.ecl", "prmt.b32.ecl %d, %a, %b, %c;", |o| picked(o, |n, i| n.max(i))),
+        ("prmt.b32.ecr", "prmt.b32.ecr %d, %a, %b, %c;", |o| picked(o, |n, i| n.min(i))),
+        ("prmt.b32.rc16", "prmt.b32.rc16 %d, %a, %b, %c;", |o| picked(o, |n, i| n % 2 * 2 + i % 2)),
         ("selp.b16", "selp.b16 %hd, %ha, %hb, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b } & H)),
         ("selp.b32", "selp.b32 %d, %a, %b, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b } & W)),
         ("selp.b64", "selp.b64 %ld, %la, %lb, %pc;", |[a, b, c]| Some(if c & 1 == 1 { a } else { b })),
@@ -143,6 +205,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("cvt.rn.f32.u16", "cvt.rn.f32.u16 %d, %ha;", |[a, _, _]| {
             Some(u64::from(((a & H) as f32).to_bits()))
         }),
+        ("cvt.rn.f32.s32", "cvt.rn.f32.s32 %d, %a;", |[a, _, _]| Some(u64::from((s32(a) as f32).to_bits()))),
         ("cvt.rn.f32.u32", "cvt.rn.f32.u32 %d, %a;", |[a, _, _]| Some(u64::from(((a & W) as f32).to_bits()))),
         ("mov.b16", "mov.b16 %hd, %ha;", |[a, _, _]| Some(a & H)),
         ("mov.b32", "mov.b32 %d, {%ha, %hb};", |[a, b, _]| Some(a & H | (b & H) << 16)),

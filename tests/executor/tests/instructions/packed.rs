@@ -58,11 +58,20 @@ fn abs<F: Float>(operands: [u64; 3]) -> Option<u64> {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    let table: [(&str, &str, Oracle); 13] = [
+    let table: [(&str, &str, Oracle); 16] = [
         ("fma.rn.f16x2", "fma.rn.f16x2 %d, %a, %b, %c;", fma::<Half>),
         ("fma.rn.bf16x2", "fma.rn.bf16x2 %d, %a, %b, %c;", fma::<BFloat>),
         ("mul.rn.f16x2", "mul.rn.f16x2 %d, %a, %b;", |operands| {
             both(operands, |[a, b, _]| bits(of::<Half>(a).mul_r(of(b), Round::NearestTiesToEven).value))
+        }),
+        ("mul.rn.bf16x2", "mul.rn.bf16x2 %d, %a, %b;", |operands| {
+            both(operands, |[a, b, _]| bits(of::<BFloat>(a).mul_r(of(b), Round::NearestTiesToEven).value))
+        }),
+        ("add.rn.f16x2", "add.rn.f16x2 %d, %a, %b;", |operands| {
+            both(operands, |[a, b, _]| bits(of::<Half>(a).add_r(of(b), Round::NearestTiesToEven).value))
+        }),
+        ("add.rn.bf16x2", "add.rn.bf16x2 %d, %a, %b;", |operands| {
+            both(operands, |[a, b, _]| bits(of::<BFloat>(a).add_r(of(b), Round::NearestTiesToEven).value))
         }),
         ("abs.f16x2", "abs.f16x2 %d, %a;", abs::<Half>),
         ("abs.bf16x2", "abs.bf16x2 %d, %a;", abs::<BFloat>),

@@ -46,6 +46,34 @@ fn shuffles() {
     assert_eq!(words(&run(text, &[0; 256], 2)), expected);
 }
 
+/// Sums of a warp: lanes beyond the last one read their own.
+#[test]
+fn shuffles_down() {
+    for distance in [1, 2, 4, 8, 16, 31] {
+        let text = format!(
+            "mul.lo.s32 %a, %number, 1000; shfl.sync.down.b32 %b, %a, {distance}, 31, -1; st.global.b32 [%place], %b;"
+        );
+        let source = |i: u32| if i % 32 + distance < 32 { i + distance } else { i };
+        let expected: Vec<u32> = (0..64).map(|i| source(i) * 1000).collect();
+        assert_eq!(words(&run(&text, &[0; 256], 2)), expected);
+    }
+}
+
+/// In the first warp one lane's predicate holds, in the second all but one, in the third all.
+#[test]
+fn votes() {
+    let text = |mode: &str| {
+        format!(
+            "setp.eq.u32 %p, %number, 5; setp.gt.or.u32 %p, %number, 32, %p; vote.sync.{mode}.pred %p, %p, -1;
+            selp.b32 %a, 1, 0, %p; st.global.b32 [%place], %a;"
+        )
+    };
+    for (mode, expected) in [("any", [1, 1, 1]), ("all", [0, 0, 1]), ("uni", [0, 0, 1])] {
+        let found = words(&run(&text(mode), &[0; 384], 3));
+        assert_eq!(found, expected.map(|flag| [flag; 32]).concat(), "{mode}");
+    }
+}
+
 #[test]
 fn ballots() {
     let text = "and.b32 %a, %number, 3; setp.eq.b32 %p, %a, 1; vote.sync.ballot.b32 %b, %p, -1; st.global.b32 [%place], %b;";
@@ -98,6 +126,44 @@ fn loads_and_stores() {
     assert_eq!(run(text, &bytes, 1), expected);
 }
 
+/// Vectors by way of the constant cache, with all that only says where to keep them.
+const HINTED: [&str; 12] = [
+    "ld.global.nc.v2.b32",
+    "ld.global.nc.v2.b64",
+    "ld.global.v4.b32",
+    "ld.global.nc.L1::no_allocate.v4.b32",
+    "ld.global.nc.L1::no_allocate.L2::128B.v4.b32",
+    "ld.global.nc.L1::no_allocate.L2::256B.v4.b32",
+    "ld.global.nc.L1::evict_first.v2.b32",
+    "ld.global.nc.L1::evict_last.v4.b32",
+    "ld.global.nc.L2::128B.v2.b64",
+    "ld.global.nc.L2::256B.b32",
+    "ld.global.L1::no_allocate.v4.b32",
+    "ld.global.L1::evict_last.b64",
+];
+
+#[test]
+fn hints_change_nothing() {
+    let given: Vec<u8> = (0..64).map(|i| i * 3 + 1).collect();
+    for opcode in HINTED {
+        let last: Vec<&str> = opcode.rsplit('.').take(2).collect();
+        let (names, ty, bytes) = match last[..] {
+            ["b32", "v4"] => ("{%a, %b, %c, %d}", "v4.b32", 16),
+            ["b32", "v2"] => ("{%a, %b}", "v2.b32", 8),
+            ["b64", "v2"] => ("{%la, %lb}", "v2.b64", 16),
+            ["b64", _] => ("%la", "b64", 8),
+            _ => ("%a", "b32", 4),
+        };
+        let text = format!(
+            ".reg .b64 %lb; .reg .b32 %d; setp.ne.b32 %p, %number, 0; @%p exit;
+            {opcode} {names}, [%out+16]; st.global.{ty} [%out+48], {names};"
+        );
+        let mut expected = given.clone();
+        expected.copy_within(16..16 + bytes, 48);
+        assert_eq!(run(&text, &given, 1), expected, "{opcode}");
+    }
+}
+
 /// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of access.
 #[test]
 fn exchanges() {
@@ -133,6 +199,10 @@ fn exchanges() {
 const ELSEWHERE: &[&str] = &[
     "shfl.sync.bfly.b32",
     "shfl.sync.idx.b32",
+    "shfl.sync.down.b32",
+    "vote.sync.any.pred",
+    "vote.sync.all.pred",
+    "vote.sync.uni.pred",
     "vote.sync.ballot.b32",
     "red.global.add.u64",
     "red.global.max.u64",
@@ -186,7 +256,7 @@ const ELSEWHERE: &[&str] = &[
 
 #[test]
 fn no_instruction_of_the_library_is_untested() {
-    let mut tested: BTreeSet<&str> = ELSEWHERE.iter().copied().collect();
+    let mut tested: BTreeSet<&str> = ELSEWHERE.iter().copied().chain(HINTED).collect();
     for checks in [float::checks(), double::checks(), packed::checks(), convert::checks(), integer::checks()]
     {
         tested.append(&mut opcodes(&checks));

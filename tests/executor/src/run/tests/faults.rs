@@ -105,6 +105,7 @@ fn what_is_not_known_is_unsupported() {
         "cvt.rn.f64.f32 %d1, %r2;",
         "add.f64 %d1, %d1, %d2;",
         "add.f32 %r1, %r1, %r2;",
+        "mul.f16x2 %r1, %r1, %r2;",
         "add.sat.s32 %r1, %r1, %r2;",
         "mul.rn.sat.f32 %r1, %r1, %r2;",
         "cvt.rn.e2m1x2.f32 %h1, %r1, %r2;",
