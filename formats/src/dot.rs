@@ -63,6 +63,11 @@ impl Default for Sums {
 }
 
 impl Sums {
+    /// Sums that were kept elsewhere, by stream.
+    pub const fn of(streams: [f64; STREAMS]) -> Self {
+        Self(streams)
+    }
+
     /// Adds a term of a chunk, counted from 0. Those of a stream come in order.
     #[inline(always)]
     pub fn add(&mut self, chunk: usize, term: f64) {

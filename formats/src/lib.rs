@@ -15,6 +15,7 @@
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
+//! | [`weights`] | the product of a quantized row and a vector of 16 bits |
 //! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //!
 //! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
@@ -30,6 +31,7 @@ pub mod layout;
 pub mod mx;
 pub mod nvfp4;
 pub mod search;
+pub mod weights;
 
 pub use block::{BlockEvents, NegativeZero};
 pub use e2m1::{E2m1, E2m1x2, Ties};

@@ -1,6 +1,7 @@
 //! Matrix–vector products of quantized operands: what goes in, and whether it fits.
 //!
-//! The arithmetic is defined in [`microscale_formats::dot`]; the CPU does it in `cpu::gemv`, GPUs in `gpu`, with the same bits.
+//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does it in `cpu::gemv` and
+//! `cpu::weights`, GPUs in `gpu`.
 
 use crate::cpu;
 use crate::element::Element;
@@ -88,6 +89,12 @@ pub enum OperandFault {
         /// The vector's.
         vector: Format,
     },
+    /// Weights of a format that is not multiplied with activations.
+    #[error("the weights are in {found}; quantize them to nvfp4 or mxfp4")]
+    Weights {
+        /// Their format.
+        found: Format,
+    },
     /// K differs.
     #[error("the matrix has {matrix} columns and the vector {vector}; they must have as many")]
     Columns {
@@ -99,7 +106,7 @@ pub enum OperandFault {
     /// Swizzled scales.
     #[error("the {what} has swizzled scales; convert them to the linear layout first (`convert_layout`)")]
     Layout {
-        /// Matrix or vector.
+        /// Matrix, vector or weights.
         what: &'static str,
     },
     /// Rows that are no whole matrices.
@@ -142,4 +149,55 @@ pub fn gemv<T: Element>(
     out: &mut [T],
 ) -> Result<()> {
     cpu::gemv(matrix, vectors, batch, out)
+}
+
+/// A dtype of activations: [`half::f16`] or [`half::bf16`].
+pub trait Activation: Element + sealed::Sealed {}
+
+impl Activation for half::f16 {}
+impl Activation for half::bf16 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// Checks that weights, activations and an output of so many elements fit; returns the rows of the weights (M).
+pub(crate) fn check_weights(
+    weights: QuantizedShape,
+    activations: usize,
+    tokens: usize,
+    output: usize,
+) -> Result<usize> {
+    if !matches!(weights.format, Format::Nvfp4 | Format::Mxfp4) {
+        return Err(Error::Operands(OperandFault::Weights { found: weights.format }));
+    }
+    if weights.scale_layout != ScaleLayout::Linear {
+        return Err(Error::Operands(OperandFault::Layout { what: "weights" }));
+    }
+    Shape::new(tokens, weights.cols).check("the activations", activations)?;
+    Shape::new(tokens, weights.rows).check("the output", output)?;
+    Ok(weights.rows)
+}
+
+/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ weights[m, k] · activations[n, k]`,
+/// with block and global scales, for `tokens` rows of activations (N).
+///
+/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share one reading of
+/// the weights.
+///
+/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the same bits. NaN
+/// scales and activations that are not finite come out as canonical NaN and infinities.
+///
+/// # Errors
+/// [`Error::Operands`] if the weights are in another format or have swizzled scales, and [`Error::Length`] if `activations` or `out` have
+/// too few elements.
+pub fn gemv_weights<T: Activation>(
+    weights: &QuantizedTensor,
+    activations: &[T],
+    tokens: usize,
+    out: &mut [T],
+) -> Result<()> {
+    cpu::gemv_weights(weights, activations, tokens, out)
 }

@@ -19,6 +19,7 @@
 //! | quantize host memory on the CPU | [`quantize`], [`quantize_strided`], [`dequantize`], [`amax()`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] |
+//! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
 //! | read and write checkpoints | [`checkpoint`] |
 
@@ -56,7 +57,7 @@ pub use cpu::{
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, Result};
-pub use gemv::{Batch, OperandFault, gemv};
+pub use gemv::{Activation, Batch, OperandFault, gemv, gemv_weights};
 pub use microscale_formats as formats;
 pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 
+use super::gemv::{self, Row};
 use super::hessian::{self, Hessians};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::Widen;
@@ -19,10 +20,10 @@ use super::vector::Neon;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
-use super::{groups, lanes, prefetch, reference};
+use super::{groups, lanes, prefetch, reference, weights};
 use crate::element::{Dtype, Element};
 use crate::quality::ErrorStats;
-use crate::recipe::Words;
+use crate::recipe::{Format, Words};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,16 @@ macro_rules! stamp {
             $(#[target_feature(enable = $features)])?
             pub(super) fn amax_bits<T: Element>(v: &[T]) -> u32 {
                 groups::amax_bits::<T, $vector>(v)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn dot(row: Row<'_>, vector: &gemv::Prepared) -> f64 {
+                gemv::dot::<$vector>(row, vector)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn weigh(format: Format, row: Row<'_>, x: &weights::Prepared, sums: &mut [f64; weights::TOKENS]) {
+                weights::weigh::<$vector>(format, row, x, sums);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -259,6 +270,25 @@ impl Isa {
     /// How far values are from as many approximations.
     pub(crate) fn errors<T: Element>(self, v: &[T], approximation: &[f32]) -> ErrorStats {
         errors(self, Elements::of(v), approximation)
+    }
+
+    /// The sum of a row's products with a vector; the reference does it otherwise.
+    pub(super) fn dot(self, row: Row<'_>, vector: &gemv::Prepared) -> f64 {
+        by_stamp!(self, dot(row, vector))
+    }
+
+    /// The sums of a row's products with each token's activations.
+    pub(super) fn weigh(
+        self,
+        format: Format,
+        row: Row<'_>,
+        x: &weights::Prepared,
+        sums: &mut [f64; weights::TOKENS],
+    ) {
+        match self {
+            Self::Reference => weights::reference(format, row, x, sums),
+            _ => by_stamp!(self, weigh(format, row, x, sums)),
+        }
     }
 
     /// The largest magnitude's bits.

@@ -14,6 +14,7 @@ mod lanes;
 mod layout;
 mod policy;
 mod prefetch;
+mod products;
 mod reference;
 mod rule;
 mod search;
@@ -25,6 +26,7 @@ mod tests;
 mod thresholds;
 mod values;
 mod vector;
+mod weights;
 mod words;
 
 use rayon::prelude::*;
@@ -41,6 +43,7 @@ pub(crate) use rule::Decoder;
 use rule::Rule;
 pub use strided::{quantize_strided, quantize_strided_with};
 pub(crate) use vector::Scalars;
+pub use weights::{gemv_weights, gemv_weights_with};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
