@@ -4,6 +4,7 @@ mod property_tests {
     mod amax;
     mod dequantize;
     mod errors;
+    mod gemv;
     mod inputs;
     mod large;
     mod layout;

@@ -1,6 +1,7 @@
 //! Every format the slow and obvious way, written from the formats' definitions and the libraries' formulas, and sharing no code
 //! with the library.
 
+pub mod dot;
 mod element;
 mod exact;
 pub mod layout;

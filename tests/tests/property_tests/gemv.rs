@@ -1,0 +1,383 @@
+//! GEMV: every instruction set gives the definition's bits, and the definition is as near to the exact sum as it says.
+
+use half::{bf16, f16};
+use microscale::Words;
+use microscale::cpu::{Isa, gemv_weights_with, gemv_with};
+use microscale::{
+    Activation, Batch, Error, Format, GlobalScale, OperandFault, QuantizedShape, QuantizedTensor,
+    ScaleLayout, gemv, gemv_weights,
+};
+use microscale_tests::oracle::{self, Exact, dot};
+use proptest::prelude::*;
+
+use super::inputs::runs;
+
+const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+
+/// Which scales a tensor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scales {
+    /// Those that common tensors have.
+    Common,
+    /// All numbers but the largest.
+    Numbers,
+    /// NaN among them, rarely.
+    Any,
+    /// The largest.
+    Largest,
+}
+
+impl Scales {
+    fn byte(self, format: Format, random: &mut fastrand::Rng) -> u8 {
+        let nan = oracle::nan_scale(format);
+        match (self, format) {
+            (Self::Any, _) if random.u8(..) == 0 => nan,
+            (Self::Common, Format::Mxfp4) => random.u8(112..128),
+            (Self::Common, _) => random.u8(0x28..0x50),
+            (Self::Numbers, _) => random.u8(..nan - 1),
+            (Self::Any, _) => random.u8(..nan),
+            (Self::Largest, _) => nan - 1,
+        }
+    }
+}
+
+/// Any codes, and a global scale of any direction or none, by turns of the seed.
+fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u64) -> QuantizedTensor {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let shape = QuantizedShape::new(format, rows, cols);
+    let (codes, count) = shape.bytes().expect("a small tensor");
+    let codes = (0..codes).map(|_| random.u8(..)).collect();
+    let scales = (0..count).map(|_| scales.byte(format, &mut random)).collect();
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+    let value = 2f32.powi(random.i32(-12..12)) * (1.0 + random.f32());
+    match seed % 3 {
+        0 if format == Format::Nvfp4 => {
+            tensor.with_global_scale(GlobalScale::Divisor(value)).expect("in range")
+        }
+        1 if format == Format::Nvfp4 => {
+            tensor.with_global_scale(GlobalScale::Multiplier(value)).expect("in range")
+        }
+        _ => tensor,
+    }
+}
+
+/// Everything of one product: on every instruction set, and what it is.
+fn check<T: Exact>(matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch: Batch) {
+    let what = format!("{} {:?} {batch:?} {}", T::DTYPE.word(), matrix.shape(), vectors.rows());
+    let mut expected = vec![T::of_bits(0); matrix.rows()];
+    gemv_with(Isa::Reference, matrix, vectors, batch, &mut expected).expect("operands that fit");
+    for isa in Isa::available() {
+        let mut found = vec![T::of_bits(0x1234); matrix.rows() + 1];
+        gemv_with(isa, matrix, vectors, batch, &mut found).expect("operands that fit");
+        assert_eq!(found.pop().expect("one more").bits(), 0x1234, "{isa:?} wrote too much, {what}");
+        assert!(found.iter().map(|y| y.bits()).eq(expected.iter().map(|y| y.bits())), "{isa:?}, {what}");
+    }
+    for (row, y) in expected.into_iter().enumerate() {
+        let vector = row / (matrix.rows() / batch.count) * batch.vector_stride;
+        let Some((sum, magnitudes)) = dot::quantized(matrix, row, vectors, vector) else {
+            assert_eq!(y.bits(), T::round_f64(f64::NAN).bits(), "row {row}, {what}");
+            continue;
+        };
+        let under = |sum| dot::under(dot::under(sum, matrix.global_scale()), vectors.global_scale());
+        let exact = under(sum.to_f64());
+        if matrix.format() == Format::Nvfp4 {
+            assert_eq!(y.bits(), T::round_f64(exact).bits(), "{y:?} is not {exact:e}: row {row}, {what}");
+        } else {
+            let rounding = (matrix.cols() + 40) as f64 * 2f64.powi(-53);
+            assert_near(y, exact, rounding * under(magnitudes.to_f64()), &format!("row {row}, {what}"));
+        }
+    }
+}
+
+/// Asserts that a result is at most half a unit in the last place and some error away from what it should be.
+fn assert_near<T: Exact>(y: T, exact: f64, error: f64, what: &str) {
+    let found = y.to_f64();
+    if found.is_infinite() {
+        let least = T::LARGEST - error;
+        assert!(exact.abs() >= least && (exact < 0.0) == (found < 0.0), "{y:?} is not {exact:e}, {what}");
+        return;
+    }
+    let magnitude = T::round_f64(found.abs());
+    let next = T::of_bits(magnitude.bits() + 1).to_f64().min(T::LARGEST * 1.001);
+    let ulp = next - magnitude.to_f64();
+    assert!((found - exact).abs() <= 0.5 * ulp + error, "{y:?} is not {exact:e} ± {error:e}, {what}");
+}
+
+#[test]
+fn every_instruction_set_multiplies_as_the_definition_does() {
+    let mut seed = 0;
+    for format in FORMATS {
+        for cols in [16, 32, 48, 64, 80, 256, 1024, 1536, 4112] {
+            for (rows, count, stride) in [(1, 1, 1), (3, 1, 1), (17, 2, 1), (130, 1, 1), (5, 3, 7)] {
+                for scales in [Scales::Common, Scales::Any] {
+                    seed += 1;
+                    let matrix = tensor(format, count * rows, cols, scales, seed);
+                    let vectors = tensor(format, (count - 1) * stride + 1, cols, scales, seed / 3);
+                    let batch = Batch::of(count).with_vector_stride(stride);
+                    check::<f32>(&matrix, &vectors, batch);
+                    check::<f16>(&matrix, &vectors, batch);
+                    check::<bf16>(&matrix, &vectors, batch);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_scales_do_not_overflow() {
+    for format in FORMATS {
+        let matrix = tensor(format, 3, 4096, Scales::Largest, 2);
+        check::<f32>(&matrix, &tensor(format, 1, 4096, Scales::Largest, 5), Batch::default());
+        check::<f32>(&matrix, &tensor(format, 1, 4096, Scales::Numbers, 5), Batch::default());
+    }
+    // 6 · 6 · 448 · 448 · 16
+    let shape = QuantizedShape::new(Format::Nvfp4, 1, 16);
+    let largest = QuantizedTensor::from_parts(shape, vec![0x77; 8], vec![0x7E]).expect("parts that fit");
+    let mut out = [0f32];
+    gemv(&largest, &largest, Batch::default(), &mut out).expect("operands that fit");
+    assert_eq!(out, [36.0 * 448.0 * 448.0 * 16.0]);
+}
+
+#[test]
+fn a_nan_scale_costs_its_row() {
+    for format in FORMATS {
+        let clean = tensor(format, 40, 96, Scales::Common, 2);
+        let vectors = tensor(format, 2, 96, Scales::Common, 5);
+        let shape = clean.shape();
+        let (codes, mut scales) = clean.clone().into_parts();
+        scales[7 * shape.blocks_per_row() + 1] = oracle::nan_scale(format);
+        let spoilt = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+        let activations: Vec<bf16> = (0..2 * 96).map(|i| bf16::from_f32(i as f32 - 90.5)).collect();
+        for isa in Isa::available() {
+            let of = |matrix: &QuantizedTensor| {
+                let (mut product, mut weighted) = ([0f32; 40], [bf16::ZERO; 80]);
+                gemv_with(isa, matrix, &vectors, Batch::of(2), &mut product).expect("operands that fit");
+                gemv_weights_with(isa, matrix, &activations, 2, &mut weighted).expect("operands that fit");
+                (product.map(f32::to_bits), weighted.map(bf16::to_bits))
+            };
+            let (mut expected, found) = (of(&clean), of(&spoilt));
+            expected.0[7] = 0x7FC0_0000;
+            (expected.1[7], expected.1[47]) = (0x7FC0, 0x7FC0);
+            assert_eq!(found, expected, "{isa:?}, {format}");
+        }
+    }
+}
+
+/// Activations around 1, or any bits that are numbers, or any bits.
+fn activations<T: Exact>(count: usize, kind: u64, random: &mut fastrand::Rng) -> Vec<T> {
+    let one = |random: &mut fastrand::Rng| match kind {
+        0 => T::round_f64(random.f64() + random.f64() + random.f64() - 1.5),
+        1 if T::LARGEST > 1e5 => T::round_f64((random.f64() - 0.5) * 2f64.powi(random.i32(-133..100))),
+        _ => T::of_bits(random.u32(..1 << 16)),
+    };
+    let finite = |x: &T| kind > 1 || x.to_f64().is_finite();
+    std::iter::repeat_with(|| one(random)).filter(finite).take(count).collect()
+}
+
+/// Everything of one product with activations; returns how many results are more than an ulp away from the exact ones, and how many
+/// there are.
+fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> (usize, usize) {
+    let (rows, cols) = (weights.rows(), weights.cols());
+    let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());
+    let mut expected = vec![T::of_bits(0); rows * tokens];
+    gemv_weights_with(Isa::Reference, weights, x, tokens, &mut expected).expect("operands that fit");
+    for isa in Isa::available() {
+        let mut found = vec![T::of_bits(0x1234); rows * tokens + 1];
+        gemv_weights_with(isa, weights, x, tokens, &mut found).expect("operands that fit");
+        assert_eq!(found.pop().expect("one more").bits(), 0x1234, "{isa:?} wrote too much, {what}");
+        assert!(found.iter().map(|y| y.bits()).eq(expected.iter().map(|y| y.bits())), "{isa:?}, {what}");
+    }
+    let gamma = (16 + 2 * cols.div_ceil(1024)) as f64 * 2f64.powi(-24);
+    let delta = if weights.format() == Format::Mxfp4 { cols as f64 * 2f64.powi(-152) } else { 0.0 };
+    let mut far = 0;
+    for (token, ys) in expected.chunks(rows).enumerate() {
+        let x: Vec<f64> = x[token * cols..][..cols].iter().map(|x| x.to_f64()).collect();
+        for (row, y) in ys.iter().enumerate() {
+            let Some((sum, magnitudes)) = dot::weighted(weights, row, &x) else {
+                assert!(!y.to_f64().is_finite(), "{y:?}: token {token}, row {row}, {what}");
+                continue;
+            };
+            if magnitudes.to_f64() >= 2f64.powi(128) {
+                continue;
+            }
+            let [exact, magnitudes] =
+                [sum, magnitudes].map(|sum| dot::under(sum.to_f64(), weights.global_scale()));
+            let what = format!("token {token}, row {row}, {what}");
+            assert_near(*y, exact, gamma * magnitudes + delta, &what);
+            let right = T::round_f64(exact);
+            let same_sign = (right.bits() ^ y.bits()) >> 15 == 0;
+            far += usize::from(!same_sign || right.bits().abs_diff(y.bits()) > 1);
+        }
+    }
+    (far, expected.len())
+}
+
+#[test]
+fn every_instruction_set_multiplies_weights_as_the_definition_does() {
+    let mut random = fastrand::Rng::with_seed(9);
+    let mut seed = 0;
+    for format in FORMATS {
+        for cols in [16, 32, 48, 64, 80, 100, 512, 1024, 1536, 4112] {
+            for (rows, tokens) in [(1, 1), (3, 2), (17, 3), (130, 1), (5, 8), (7, 9), (2, 21)] {
+                for (kind, scales) in [(0, Scales::Common), (1, Scales::Numbers), (2, Scales::Any)] {
+                    seed += 1;
+                    let weights = tensor(format, rows, cols, scales, seed);
+                    check_weights::<f16>(&weights, &activations(tokens * cols, kind, &mut random), tokens);
+                    check_weights::<bf16>(&weights, &activations(tokens * cols, kind, &mut random), tokens);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_tokens_is_the_same_as_one_by_one() {
+    let mut random = fastrand::Rng::with_seed(3);
+    for format in FORMATS {
+        let weights = tensor(format, 33, 1056, Scales::Common, 3);
+        let x = activations::<f16>(12 * 1056, 0, &mut random);
+        let mut one_by_one = vec![f16::ZERO; 12 * 33];
+        for (x, out) in x.chunks(1056).zip(one_by_one.chunks_mut(33)) {
+            gemv_weights(&weights, x, 1, out).expect("operands that fit");
+        }
+        for tokens in 1..=12 {
+            let mut out = vec![f16::ZERO; tokens * 33];
+            gemv_weights(&weights, &x, tokens, &mut out).expect("operands that fit");
+            assert_eq!(out, one_by_one[..out.len()], "{tokens} tokens, {format}");
+        }
+    }
+}
+
+#[test]
+fn common_products_are_within_a_unit_in_the_last_place() {
+    fn far<T: Exact + Activation>(format: Format, random: &mut fastrand::Rng) -> (usize, usize) {
+        let weights = tensor(format, 2000, 2048, Scales::Common, 8);
+        check_weights::<T>(&weights, &activations(2 * 2048, 0, random), 2)
+    }
+    let mut random = fastrand::Rng::with_seed(4);
+    for format in FORMATS {
+        for (far, of) in [far::<f16>(format, &mut random), far::<bf16>(format, &mut random)] {
+            assert!(far * 1000 <= of, "{far} of {of}, {format}");
+        }
+    }
+}
+
+#[test]
+fn activations_that_are_not_finite_come_out() {
+    for format in FORMATS {
+        let shape = QuantizedShape::new(format, 2, 64);
+        let (codes, scales) = shape.bytes().expect("a small tensor");
+        // Sixes, and zeros.
+        let codes = (0..codes).map(|i| if i < 32 { 0x77 } else { 0 }).collect();
+        let weights = QuantizedTensor::from_parts(shape, codes, vec![0x38; scales]).expect("parts that fit");
+        for isa in Isa::available() {
+            let of = |x: f32| {
+                let mut activations = [bf16::ONE; 64];
+                activations[40] = bf16::from_f32(x);
+                let mut out = [bf16::ZERO; 2];
+                gemv_weights_with(isa, &weights, &activations, 1, &mut out).expect("operands that fit");
+                out.map(bf16::to_bits)
+            };
+            assert_eq!(of(f32::INFINITY), [0x7F80, 0x7FC0], "{isa:?}");
+            assert_eq!(of(f32::NEG_INFINITY), [0xFF80, 0x7FC0], "{isa:?}");
+            assert_eq!(of(-f32::NAN), [0x7FC0, 0x7FC0], "{isa:?}");
+        }
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let matrix = tensor(Format::Nvfp4, 6, 64, Scales::Common, 2);
+    let fault = |matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch| match gemv(
+        matrix,
+        vectors,
+        batch,
+        &mut [0f32; 6],
+    )
+    .expect_err("operands that do not fit")
+    {
+        Error::Operands(fault) => fault,
+        other => panic!("{other}"),
+    };
+    let one = Batch::default();
+    let other = tensor(Format::Mxfp4, 1, 64, Scales::Common, 2);
+    let (matrix_format, vector) = (Format::Nvfp4, Format::Mxfp4);
+    assert_eq!(fault(&matrix, &other, one), OperandFault::Formats { matrix: matrix_format, vector });
+    let short = tensor(Format::Nvfp4, 1, 48, Scales::Common, 2);
+    assert_eq!(fault(&matrix, &short, one), OperandFault::Columns { matrix: 64, vector: 48 });
+    let swizzled = matrix.convert_layout(ScaleLayout::Swizzled);
+    assert_eq!(fault(&swizzled, &matrix, one), OperandFault::Layout { what: "matrix" });
+    assert_eq!(fault(&matrix, &swizzled, one), OperandFault::Layout { what: "vector" });
+    assert_eq!(fault(&matrix, &matrix, Batch::of(4)), OperandFault::Batches { rows: 6, batches: 4 });
+    assert_eq!(fault(&matrix, &matrix, Batch::of(0)), OperandFault::Batches { rows: 6, batches: 0 });
+    for vector_stride in [3, usize::MAX] {
+        let batch = Batch::of(3).with_vector_stride(vector_stride);
+        let expected = OperandFault::Vectors { rows: 6, batches: 3, vector_stride };
+        assert_eq!(fault(&matrix, &matrix, batch), expected);
+    }
+    let found = gemv(&matrix, &matrix, one, &mut [0f32; 5]);
+    assert!(
+        matches!(found, Err(Error::Length { what: "the output", expected: 6, found: 5, .. })),
+        "{found:?}"
+    );
+
+    let x = [f16::ONE; 128];
+    let weighted = |weights: &QuantizedTensor, x: &[f16], tokens, out: usize| {
+        gemv_weights(weights, x, tokens, &mut vec![f16::ZERO; out]).map_err(|error| match error {
+            Error::Operands(fault) => format!("{fault:?}"),
+            Error::Length { what, expected, found, .. } => format!("{what}: {expected}, {found}"),
+            other => panic!("{other}"),
+        })
+    };
+    assert_eq!(weighted(&matrix, &x, 2, 12), Ok(()));
+    assert_eq!(weighted(&matrix, &[], 0, 0), Ok(()));
+    let refused = |found: Result<(), String>, expected: &str| assert_eq!(found, Err(expected.to_owned()));
+    refused(weighted(&matrix, &x, 3, 18), "the activations: 192, 128");
+    refused(weighted(&matrix, &x, 2, 11), "the output: 12, 11");
+    refused(weighted(&swizzled, &x, 1, 6), "Layout { what: \"weights\" }");
+    let wide = QuantizedTensor::zeros(QuantizedShape::new(Format::Mxfp8E4m3, 6, 64)).expect("a small tensor");
+    refused(weighted(&wide, &x, 1, 6), "Weights { found: Mxfp8E4m3 }");
+}
+
+#[test]
+fn nothing_comes_of_nothing() {
+    for format in FORMATS {
+        for (rows, cols) in [(0, 64), (3, 0), (0, 0)] {
+            let matrix = tensor(format, rows, cols, Scales::Common, 2);
+            let vector = tensor(format, 1, cols, Scales::Common, 2);
+            for isa in Isa::available() {
+                let mut out = vec![1f32; rows];
+                gemv_with(isa, &matrix, &vector, Batch::default(), &mut out).expect("operands that fit");
+                assert_eq!(out, vec![0.0; rows], "{isa:?}");
+                let mut out = vec![bf16::ONE; rows];
+                gemv_weights_with(isa, &matrix, &vec![bf16::ONE; cols], 1, &mut out)
+                    .expect("operands that fit");
+                assert_eq!(out, vec![bf16::ZERO; rows], "{isa:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(runs(100))]
+
+    #[test]
+    fn any_shape_is_multiplied(
+        mxfp4 in any::<bool>(),
+        rows in 1..40usize,
+        cols in 1..3000usize,
+        (count, stride) in (1..4usize, 1..4usize),
+        tokens in 1..12usize,
+        any_scale in any::<bool>(),
+        (kind, seed) in (0..3u64, any::<u64>()),
+    ) {
+        let format = FORMATS[usize::from(mxfp4)];
+        let scales = if any_scale { Scales::Any } else { Scales::Numbers };
+        let matrix = tensor(format, count * rows, cols, scales, seed);
+        let vectors = tensor(format, count * stride, cols, scales, seed / 3);
+        check::<f32>(&matrix, &vectors, Batch::of(count).with_vector_stride(stride));
+        let mut random = fastrand::Rng::with_seed(seed);
+        check_weights::<f16>(&matrix, &activations(tokens * cols, kind, &mut random), tokens);
+        check_weights::<bf16>(&matrix, &activations(tokens * cols, kind, &mut random), tokens);
+    }
+}
