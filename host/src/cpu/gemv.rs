@@ -46,7 +46,7 @@ pub fn gemv_with<T: Element>(
     let prepared: Vec<_> = prepared.collect();
     let globals = [matrix.global_scale(), vectors.global_scale()];
     let out = &mut out[..batch.count * rows];
-    each_row(matrix, out, 1, |row, out| {
+    each_rows(matrix, out, 1, 1, |row, out| {
         let l = row / rows;
         let row = Row::of(matrix, row);
         let sum = match isa {
@@ -59,19 +59,20 @@ pub fn gemv_with<T: Element>(
     Ok(())
 }
 
-/// Does something with each row of a matrix and its part of an output, which are so many elements: on this thread if there is little
-/// to do.
-pub(super) fn each_row<T: Send>(
+/// Does something with each few rows of a matrix, given the first, and their part of an output, which are so many elements a row: on this
+/// thread if there is little to do.
+pub(super) fn each_rows<T: Send>(
     matrix: &QuantizedTensor,
     out: &mut [T],
+    rows: usize,
     outputs: usize,
-    one: impl Fn(usize, &mut [T]) + Sync,
+    few: impl Fn(usize, &mut [T]) + Sync,
 ) {
     let row_codes = matrix.blocks_per_row() * matrix.format().block_bytes();
-    let rows_a_task = (TASK_BYTES / row_codes.max(1)).max(1);
+    let rows_a_task = (TASK_BYTES / row_codes.max(1)).max(1).next_multiple_of(rows);
     let task = |(task, out): (usize, &mut [T])| {
-        for (i, out) in out.chunks_mut(outputs).enumerate() {
-            one(task * rows_a_task + i, out);
+        for (i, out) in out.chunks_mut(rows * outputs).enumerate() {
+            few(task * rows_a_task + i * rows, out);
         }
     };
     if out.len() <= rows_a_task * outputs {

@@ -99,8 +99,8 @@ macro_rules! stamp {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn weigh(format: Format, row: Row<'_>, x: &weights::Prepared, sums: &mut [f64; weights::TOKENS]) {
-                weights::weigh::<$vector>(format, row, x, sums);
+            pub(super) fn weigh(format: Format, rows: &[Row<'_>], x: &weights::Prepared, sums: &mut weights::RowSums) {
+                weights::weigh::<$vector>(format, rows, x, sums);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -277,18 +277,18 @@ impl Isa {
         by_stamp!(self, dot(row, vector))
     }
 
-    /// The sums of a row's products with each token's activations.
+    /// The sums of rows' products with each token's activations.
     pub(super) fn weigh(
         self,
         format: Format,
-        row: Row<'_>,
+        rows: &[Row<'_>],
         x: &weights::Prepared,
-        sums: &mut [f64; weights::TOKENS],
+        sums: &mut weights::RowSums,
     ) {
-        match self {
-            Self::Reference => weights::reference(format, row, x, sums),
-            _ => by_stamp!(self, weigh(format, row, x, sums)),
+        if self == Self::Reference {
+            return rows.iter().zip(sums).for_each(|(row, sums)| weights::reference(format, *row, x, sums));
         }
+        by_stamp!(self, weigh(format, rows, x, sums));
     }
 
     /// The largest magnitude's bits.

@@ -88,6 +88,9 @@ pub(super) trait Products: Vector {
     /// Four bytes of codes in each lane.
     type Column: Copy;
 
+    /// Rows of weights that are multiplied at once: several, where there are registers for the sums of all.
+    const ROWS: usize = 1;
+
     /// Zeros.
     fn no_sums() -> Self::Sums;
 

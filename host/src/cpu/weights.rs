@@ -1,11 +1,12 @@
-//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk, for up to eight tokens.
+//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk. Several rows and tokens share what
+//! is read and decoded.
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0};
 
 use super::Scalars;
-use super::gemv::{Row, e4m3_over_256, each_row, finished, nan};
+use super::gemv::{Row, e4m3_over_256, each_rows, finished, nan};
 use super::isa::Isa;
 use super::products::{Products, TILE, chunk_of_lane};
 use super::vector::{LANES, Lanes};
@@ -14,8 +15,17 @@ use crate::gemv::{Activation, check_weights};
 use crate::recipe::Format;
 use crate::tensor::QuantizedTensor;
 
-/// Tokens that share one reading of the weights.
-pub(super) const TOKENS: usize = 8;
+/// Tokens that share one reading of the weights from memory.
+const TOKENS: usize = 8;
+
+/// Tokens that share the decoding of weights: as many as have room for their sums in registers.
+const LOT: usize = 4;
+
+/// Rows that may share the reading of activations.
+const ROWS: usize = 4;
+
+/// The sums of some rows, for each token.
+pub(super) type RowSums = [[f64; TOKENS]; ROWS];
 
 /// See [`crate::gemv_weights`].
 pub fn gemv_weights<T: Activation>(
@@ -50,11 +60,16 @@ pub fn gemv_weights_with<T: Activation>(
         let activations = &activations[block * TOKENS * cols..][..tokens * cols];
         let prepared = Prepared::of(activations, cols, tokens);
         let by_row = &mut by_row[..rows * tokens];
-        each_row(weights, by_row, tokens, |row, out| {
-            let mut sums = [0.0; TOKENS];
-            isa.weigh(weights.format(), Row::of(weights, row), &prepared, &mut sums);
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out = finished(sum, &globals);
+        each_rows(weights, by_row, ROWS, tokens, |first, out| {
+            let mut sums = [[0.0; TOKENS]; ROWS];
+            // As many as there are: for an array, the last one once more.
+            let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
+            let rows = &rows[..out.len() / tokens];
+            isa.weigh(weights.format(), rows, &prepared, &mut sums);
+            for (out, sums) in out.chunks_mut(tokens).zip(sums) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = finished(sum, &globals);
+                }
             }
         });
         for (token, out) in out.chunks_mut(rows).enumerate() {
@@ -73,23 +88,40 @@ struct Aligned(Lanes<f32>);
 
 /// The activations of some tokens.
 pub(super) struct Prepared {
+    lots: Vec<Lot>,
+}
+
+/// Those of up to [`LOT`] tokens.
+struct Lot {
     tokens: usize,
-    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros.
+    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros, and so is the last of three
+    /// tokens.
     tiles: Vec<Aligned>,
 }
 
 impl Prepared {
     fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
-        let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * tokens];
+        let lots = (0..tokens).step_by(LOT).map(|first| {
+            let tokens = (tokens - first).min(LOT);
+            Lot::of(&activations[first * cols..][..tokens * cols], cols, tokens)
+        });
+        Self { lots: lots.collect() }
+    }
+}
+
+impl Lot {
+    fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
+        let places = tokens.next_power_of_two();
+        let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * places];
         for token in 0..tokens {
             for (chunk, values) in activations[token * cols..][..cols].chunks(CHUNK).enumerate() {
                 let (tile, lane) = (chunk / LANES * CHUNK, chunk_of_lane(chunk % LANES));
                 for (i, x) in values.iter().enumerate() {
-                    tiles[(tile + i) * tokens + token].0[lane] = x.to_f32();
+                    tiles[(tile + i) * places + token].0[lane] = x.to_f32();
                 }
             }
         }
-        Self { tokens, tiles }
+        Self { tokens: places, tiles }
     }
 
     /// A token's activations for a group of weights.
@@ -102,20 +134,20 @@ impl Prepared {
 
 /// The definition.
 pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [f64; TOKENS]) {
-    for (token, sum) in sums[..x.tokens].iter_mut().enumerate() {
-        let mut streams = [0.0; STREAMS];
-        for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
-            let eighth = weights::eighth(codes, &x.group(token, i));
-            let stream = i * GROUP / CHUNK % STREAMS;
-            let scale = row.scales[i * GROUP / format.block()];
-            streams[stream] = match format {
-                Format::Nvfp4 => {
-                    weights::add_nvfp4::<Scalars>(streams[stream], eighth, E4m3::from_bits(scale))
-                }
-                _ => weights::add_mxfp4::<Scalars>(streams[stream], eighth, E8m0::from_bits(scale)),
-            };
+    for (lot, sums) in x.lots.iter().zip(sums.as_chunks_mut::<LOT>().0) {
+        for (token, sum) in sums[..lot.tokens].iter_mut().enumerate() {
+            let mut streams = [0.0; STREAMS];
+            for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
+                let eighth = weights::eighth(codes, &lot.group(token, i));
+                let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
+                let scale = row.scales[i * GROUP / format.block()];
+                *stream = match format {
+                    Format::Nvfp4 => weights::add_nvfp4::<Scalars>(*stream, eighth, E4m3::from_bits(scale)),
+                    _ => weights::add_mxfp4::<Scalars>(*stream, eighth, E8m0::from_bits(scale)),
+                };
+            }
+            *sum = weights::total(Sums::of(streams.map(f64::from)));
         }
-        *sum = weights::total(Sums::of(streams.map(f64::from)));
     }
 }
 
@@ -182,94 +214,141 @@ impl Scales for Mxfp4 {
     }
 }
 
-/// The sums of a row's products with each token's activations.
+/// The sums of rows' products with each token's activations.
 #[inline(always)]
-pub(super) fn weigh<V: Products>(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [f64; TOKENS]) {
-    // Scales that are NaN, or whose double is no number.
-    if row.most() >= nan(format) - u8::from(format == Format::Mxfp4) {
-        return reference(format, row, x, sums);
+pub(super) fn weigh<V: Products>(format: Format, rows: &[Row<'_>], x: &Prepared, sums: &mut RowSums) {
+    // Not scales that are NaN, or whose double is no number.
+    let limit = nan(format) - u8::from(format == Format::Mxfp4);
+    let common = |row: &Row<'_>| row.most() < limit;
+    if V::ROWS == ROWS
+        && let Ok(all) = rows.try_into()
+        && rows.iter().all(common)
+    {
+        return of_format::<V, ROWS>(format, all, x, sums);
     }
-    match format {
-        Format::Nvfp4 => of_format::<V, Nvfp4>(row, x, sums),
-        _ => of_format::<V, Mxfp4>(row, x, sums),
+    for (row, sums) in rows.iter().zip(sums) {
+        if common(row) {
+            of_format::<V, 1>(format, [*row], x, std::array::from_mut(sums));
+        } else {
+            reference(format, *row, x, sums);
+        }
     }
 }
 
 #[inline(always)]
-fn of_format<V: Products, S: Scales>(row: Row<'_>, x: &Prepared, sums: &mut [f64; TOKENS]) {
-    macro_rules! by_tokens {
-        ($($tokens:literal)*) => {
-            match x.tokens {
-                $($tokens => of_tokens::<V, S, $tokens>(row, &x.tiles, sums),)*
-                _ => {}
-            }
-        };
+fn of_format<V: Products, const R: usize>(
+    format: Format,
+    rows: [Row<'_>; R],
+    x: &Prepared,
+    sums: &mut [[f64; TOKENS]; R],
+) {
+    match format {
+        Format::Nvfp4 => of_lots::<V, Nvfp4, R>(rows, x, sums),
+        _ => of_lots::<V, Mxfp4, R>(rows, x, sums),
     }
-    by_tokens!(1 2 3 4 5 6 7 8);
+}
+
+#[inline(always)]
+fn of_lots<V: Products, S: Scales, const R: usize>(
+    rows: [Row<'_>; R],
+    x: &Prepared,
+    sums: &mut [[f64; TOKENS]; R],
+) {
+    for (i, lot) in x.lots.iter().enumerate() {
+        match lot.tokens {
+            1 => of_lot::<V, S, 1, R>(rows, &lot.tiles, sums, i * LOT),
+            2 => of_lot::<V, S, 2, R>(rows, &lot.tiles, sums, i * LOT),
+            _ => of_lot::<V, S, LOT, R>(rows, &lot.tiles, sums, i * LOT),
+        }
+    }
 }
 
 /// Two tiles have a chunk for each stream.
 #[inline(always)]
-fn of_tokens<V: Products, S: Scales, const N: usize>(row: Row<'_>, x: &[Aligned], sums: &mut [f64; TOKENS]) {
-    let mut streams = [[V::splat(0.0); N]; 2];
-    let (codes, last_codes) = row.codes.as_chunks::<{ 2 * TILE }>();
-    let (scales, last_scales) = row.scales.split_at(codes.len() * 2 * S::COUNT);
-    let (pairs, last) = x.split_at(codes.len() * 2 * CHUNK * N);
-    for ((codes, scales), x) in
-        codes.iter().zip(scales.chunks_exact(2 * S::COUNT)).zip(pairs.chunks_exact(2 * CHUNK * N))
-    {
+fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
+    rows: [Row<'_>; R],
+    x: &[Aligned],
+    sums: &mut [[f64; TOKENS]; R],
+    first: usize,
+) {
+    let mut streams = [[[V::splat(0.0); N]; R]; 2];
+    let mut tiles = x.chunks_exact(CHUNK * N);
+    let whole = rows[0].codes.len() / (2 * TILE);
+    for pair in 0..whole {
         for i in 0..2 {
-            let codes = &codes.as_chunks().0[i];
-            streams[i] = tile::<V, S, N>(streams[i], codes, &scales[i * S::COUNT..], &x[i * CHUNK * N..]);
-        }
-    }
-    if !last.is_empty() {
-        let (mut codes, mut scales) = ([0; 2 * TILE], [0; 4 * LANES]);
-        codes[..last_codes.len()].copy_from_slice(last_codes);
-        scales[..last_scales.len()].copy_from_slice(last_scales);
-        for i in 0..2 {
-            if let Some(x) = last.get(i * CHUNK * N..).filter(|x| !x.is_empty()) {
-                let codes = &codes.as_chunks().0[i];
-                streams[i] = tile::<V, S, N>(streams[i], codes, &scales[i * S::COUNT..], x);
+            let Some(x) = tiles.next() else { break };
+            let mut codes = [&[0; TILE]; R];
+            let mut scales = [&[][..]; R];
+            for r in 0..R {
+                codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
+                scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
             }
+            tile::<V, S, N, R>(&mut streams[i], codes, scales, x);
         }
     }
-    for token in 0..N {
-        sums[token] = total(V::store(streams[0][token]), V::store(streams[1][token]));
+    for (i, x) in tiles.enumerate() {
+        let mut filled = [([0; TILE], [0; 2 * LANES]); R];
+        for r in 0..R {
+            let codes = &rows[r].codes[(2 * whole + i) * TILE..];
+            let scales = &rows[r].scales[(2 * whole + i) * S::COUNT..];
+            let (codes, scales) = (&codes[..codes.len().min(TILE)], &scales[..scales.len().min(S::COUNT)]);
+            filled[r].0[..codes.len()].copy_from_slice(codes);
+            filled[r].1[..scales.len()].copy_from_slice(scales);
+        }
+        let mut codes = [&[0; TILE]; R];
+        let mut scales = [&[][..]; R];
+        for r in 0..R {
+            (codes[r], scales[r]) = (&filled[r].0, &filled[r].1);
+        }
+        tile::<V, S, N, R>(&mut streams[i], codes, scales, x);
+    }
+    for r in 0..R {
+        for token in 0..N {
+            sums[r][first + token] = total(V::store(streams[0][r][token]), V::store(streams[1][r][token]));
+        }
     }
 }
 
 #[inline(always)]
-fn tile<V: Products, S: Scales, const N: usize>(
-    mut streams: [V::Number; N],
-    codes: &[u8; TILE],
-    scales: &[u8],
+fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
+    streams: &mut [[V::Number; N]; R],
+    codes: [&[u8; TILE]; R],
+    bytes: [&[u8]; R],
     x: &[Aligned],
-) -> [V::Number; N] {
-    let scales = S::doubled::<V>(scales);
-    let columns = V::columns(codes);
+) {
+    let zeros = V::splat(0.0);
+    let (mut scales, mut columns) = ([[zeros; 2]; R], [V::columns(codes[0]); R]);
+    for r in 0..R {
+        (scales[r], columns[r]) = (S::doubled::<V>(bytes[r]), V::columns(codes[r]));
+    }
     let x = &x[..CHUNK * N];
     for group in 0..2 {
-        let mut sums = [V::splat(0.0); N];
-        for column in 0..2 {
-            let eighths = V::eighths(columns[2 * group + column]);
+        let mut sums = [[zeros; N]; R];
+        for column in 2 * group..2 * group + 2 {
+            let mut eighths = [[zeros; 8]; R];
+            for r in 0..R {
+                eighths[r] = V::eighths(columns[r][column]);
+            }
             for i in 0..8 {
                 for token in 0..N {
-                    let x = V::load(&x[(16 * group + 8 * column + i) * N + token].0);
-                    // Exact, so that it is the same.
-                    sums[token] = if V::FUSED {
-                        V::fma(eighths[i], x, sums[token])
-                    } else {
-                        V::add(V::mul(eighths[i], x), sums[token])
-                    };
+                    let x = V::load(&x[(8 * column + i) * N + token].0);
+                    for r in 0..R {
+                        // The product is exact, so that both are the same.
+                        sums[r][token] = if V::FUSED {
+                            V::fma(eighths[r][i], x, sums[r][token])
+                        } else {
+                            V::add(V::mul(eighths[r][i], x), sums[r][token])
+                        };
+                    }
                 }
             }
         }
-        for token in 0..N {
-            streams[token] = V::fma(sums[token], scales[group], streams[token]);
+        for r in 0..R {
+            for token in 0..N {
+                streams[r][token] = V::fma(sums[r][token], scales[r][group], streams[r][token]);
+            }
         }
     }
-    streams
 }
 
 /// [`weights::total`] of streams that lie as [lanes](chunk_of_lane) do.

@@ -20,6 +20,8 @@ impl Products for Avx512 {
     type Sums = __m512d;
     type Column = __m512i;
 
+    const ROWS: usize = 4;
+
     #[inline(always)]
     fn no_sums() -> __m512d {
         // SAFETY: as all of this type, it is only called where AVX-512 F, BW, DQ and VL were detected.
