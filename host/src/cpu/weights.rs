@@ -275,7 +275,7 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
     let mut tiles = x.chunks_exact(CHUNK * N);
     let whole = rows[0].codes.len() / (2 * TILE);
     for pair in 0..whole {
-        for i in 0..2 {
+        for (i, streams) in streams.iter_mut().enumerate() {
             let Some(x) = tiles.next() else { break };
             let mut codes = [&[0; TILE]; R];
             let mut scales = [&[][..]; R];
@@ -283,7 +283,7 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
             }
-            tile::<V, S, N, R>(&mut streams[i], codes, scales, x);
+            tile::<V, S, N, R>(streams, codes, scales, x);
         }
     }
     for (i, x) in tiles.enumerate() {
@@ -317,12 +317,13 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
     x: &[Aligned],
 ) {
     let zeros = V::splat(0.0);
-    let (mut scales, mut columns) = ([[zeros; 2]; R], [V::columns(codes[0]); R]);
+    let (mut scales, mut columns) = ([[zeros; R]; 2], [V::columns(codes[0]); R]);
     for r in 0..R {
-        (scales[r], columns[r]) = (S::doubled::<V>(bytes[r]), V::columns(codes[r]));
+        [scales[0][r], scales[1][r]] = S::doubled::<V>(bytes[r]);
+        columns[r] = V::columns(codes[r]);
     }
     let x = &x[..CHUNK * N];
-    for group in 0..2 {
+    for (group, scales) in scales.into_iter().enumerate() {
         let mut sums = [[zeros; N]; R];
         for column in 2 * group..2 * group + 2 {
             let mut eighths = [[zeros; 8]; R];
@@ -345,7 +346,7 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
         }
         for r in 0..R {
             for token in 0..N {
-                streams[r][token] = V::fma(sums[r][token], scales[r][group], streams[r][token]);
+                streams[r][token] = V::fma(sums[r][token], scales[r], streams[r][token]);
             }
         }
     }
