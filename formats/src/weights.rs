@@ -1,12 +1,12 @@
 //! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each vector that is not quantized.
 //!
-//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products with an eighth of the
-//! weights are exact in f32, whatever an activation is, and cannot overflow; they are added in order, each sum rounded to f32. That is
-//! the group's [`eighth`]. Whether a product is fused with its sum makes no difference.
+//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products with a 128th of the
+//! weights are exact in f32, whatever an activation is; they are added in order, each sum rounded to f32. That is the group's
+//! [`fraction`]. Whether a product is fused with its sum makes no difference, and none of it can overflow: sixteen times 6/128 is below 1.
 //!
-//! An eighth times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32, the one that the group's chunk
-//! has in [`dot`](crate::dot); groups come in order. Twice, because twice 2^−127 is a normal number. The sums are then added as there, in f64, and four
-//! times that is the [`total`]. It comes under the matrix' global scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
+//! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32, the one that the group's chunk
+//! has in [`dot`](crate::dot); groups come in order. Twice, because twice 2^−127 is a normal number. The sums are then added as there, in f64,
+//! and 64 times that is the [`total`]. It comes under the matrix' global scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
 //!
 //! How far that is from the exact sum: with u = 2^−24, a product meets 15 roundings in its group, 2⌈K / 1024⌉ in its stream, and six of
 //! 2^−53 afterwards. So, while K is below 2^21 and no sum overflows,
@@ -15,8 +15,8 @@
 //! |y − Σ w·x| ≤ ½ ulp(y) + γ · Σ |w·x| + δ        γ = (16 + 2⌈K / 1024⌉) · 2^−24
 //! ```
 //!
-//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are multiples of 2^−145, and
-//! at most K · 2^−152 in MXFP4. Sums overflow where partial sums exceed four times the largest f32, and are infinite or NaN from there.
+//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are multiples of 2^−149
+//! here, and at most K · 2^−148 in MXFP4. A stream overflows where its products come to 64 times the largest f32, and are infinite or NaN from there.
 
 use crate::dot::Sums;
 use crate::search::Fused;
@@ -25,33 +25,33 @@ use crate::{E2m1x2, E4m3, E8m0};
 /// Elements of a group: what block scales have in common.
 pub const GROUP: usize = 16;
 
-/// An eighth of the sum of a group's products, without its scale. Where there are no activations left, nothing is added.
-pub fn eighth(codes: &[u8], activations: &[f32]) -> f32 {
+/// A 128th of the sum of a group's products, without its scale. Where there are no activations left, nothing is added.
+pub fn fraction(codes: &[u8], activations: &[f32]) -> f32 {
     let pairs = codes.iter().map(|codes| E2m1x2::from_bits(*codes));
-    let weights = pairs.flat_map(|pair| [pair.low(), pair.high()]).map(|code| 0.125 * code.to_f32());
+    let weights = pairs.flat_map(|pair| [pair.low(), pair.high()]).map(|code| code.to_f32() / 128.0);
     weights.zip(activations).fold(0.0, |sum, (weight, x)| sum + weight * x)
 }
 
 /// A stream's sum and a group of NVFP4. NaN if the scale is.
 #[inline(always)]
-pub fn add_nvfp4<F: Fused>(sum: f32, eighth: f32, scale: E4m3) -> f32 {
-    F::fma(eighth, 2.0 * scale.to_f32(), sum)
+pub fn add_nvfp4<F: Fused>(sum: f32, fraction: f32, scale: E4m3) -> f32 {
+    F::fma(fraction, 2.0 * scale.to_f32(), sum)
 }
 
 /// A stream's sum and a group of MXFP4. NaN if the scale is.
 #[inline(always)]
-pub fn add_mxfp4<F: Fused>(sum: f32, eighth: f32, scale: E8m0) -> f32 {
+pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
     match scale.to_bits() {
         255 => f32::NAN,
-        // Twice 2^127 is no f32. If twice the eighth is none either, the term was too large already.
-        254 => F::fma(2.0 * eighth, scale.to_f32(), sum),
-        byte => F::fma(eighth, f32::from_bits((u32::from(byte) + 1) << 23), sum),
+        // Twice 2^127 is no f32. If twice the fraction is none either, the term was too large already.
+        254 => F::fma(2.0 * fraction, scale.to_f32(), sum),
+        byte => F::fma(fraction, f32::from_bits((u32::from(byte) + 1) << 23), sum),
     }
 }
 
 /// What the streams come to.
 pub fn total(streams: Sums) -> f64 {
-    4.0 * streams.total()
+    64.0 * streams.total()
 }
 
 #[cfg(test)]
@@ -68,14 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_an_eighth_of_its_sum() {
+    fn a_group_is_a_128th_of_its_sum() {
         // 6 · 2 − 4 · 0.5 + 0.5 · 3 = 11.5; the code after them meets no activation.
-        assert_eq!(eighth(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 8.0);
-        assert_eq!(eighth(&[0x77; 8], &[f32::MAX; 16]), f32::INFINITY);
-        assert_eq!(eighth(&[0xF7; 8], &[f32::MAX; 16]), 0.0);
+        assert_eq!(fraction(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 128.0);
+        assert_eq!(fraction(&[0x77; 8], &[f32::MAX; 16]), 0.75 * f32::MAX);
         // Exact down to where a bf16 ends.
         let least = f32::from_bits(1 << 16);
-        assert_eq!(eighth(&[0x01], &[least, 0.0]), least / 16.0);
+        assert_eq!(fraction(&[0x01], &[least, 0.0]), least / 256.0);
     }
 
     #[test]
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_is_four_times_the_streams() {
-        assert_eq!(total(Sums::of([0.25; crate::dot::STREAMS])), 32.0);
+    fn the_total_is_64_times_the_streams() {
+        assert_eq!(total(Sums::of([0.25; crate::dot::STREAMS])), 512.0);
     }
 }

@@ -8,6 +8,8 @@ mod avx512;
 mod neon;
 mod portable;
 
+use microscale_formats::e2m1;
+
 use super::vector::{LANES, Lanes, Vector};
 
 /// Bytes of codes whose products are summed at once: of eight chunks, or sixteen groups of 16 elements.
@@ -62,19 +64,25 @@ const RAISED: [i8; 16] = {
     raised
 };
 
-/// An eighth of each code.
-pub(super) const EIGHTHS: Lanes<f32> = [
-    0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, -0.0, -0.0625, -0.125, -0.1875, -0.25, -0.375, -0.5,
-    -0.75,
-];
+/// A 128th of each code.
+pub(super) const FRACTIONS: Lanes<f32> = {
+    let mut fractions = [0.0; 16];
+    let mut code = 0;
+    while code < 16 {
+        let magnitude = e2m1::VALUES[code % 8] / 128.0;
+        fractions[code] = if code < 8 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    fractions
+};
 
-/// The upper bytes of [`EIGHTHS`], whose lower two are 0, from bit `shift` on.
+/// The upper bytes of [`FRACTIONS`], whose lower two are 0, from bit `shift` on.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-const fn bytes_of_eighths(shift: u32) -> [u8; 16] {
+const fn bytes_of_fractions(shift: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     let mut code = 0;
     while code < 16 {
-        bytes[code] = (EIGHTHS[code].to_bits() >> shift) as u8;
+        bytes[code] = (FRACTIONS[code].to_bits() >> shift) as u8;
         code += 1;
     }
     bytes
@@ -115,8 +123,8 @@ pub(super) trait Products: Vector {
     /// The codes of sixteen [chunks](chunk_of_lane), eight elements of each at a time.
     fn columns(codes: &[u8; TILE]) -> [Self::Column; 4];
 
-    /// An eighth of each of their weights, the elements in order.
-    fn eighths(column: Self::Column) -> [Self::Number; 8];
+    /// A 128th of each of their weights, the elements in order.
+    fn fractions(column: Self::Column) -> [Self::Number; 8];
 }
 
 #[cfg(test)]
@@ -170,10 +178,10 @@ mod tests {
             assert_eq!(bits::<V>(V::bytes(some, &order)), picked);
 
             for (i, column) in V::columns(codes).into_iter().enumerate() {
-                for (j, found) in V::eighths(column).into_iter().enumerate() {
+                for (j, found) in V::fractions(column).into_iter().enumerate() {
                     let expected: Lanes<f32> = std::array::from_fn(|lane| {
                         let pair = E2m1x2::from_bits(codes[16 * chunk_of_lane(lane) + 4 * i + j / 2]);
-                        0.125 * if j % 2 == 0 { pair.low() } else { pair.high() }.to_f32()
+                        if j % 2 == 0 { pair.low() } else { pair.high() }.to_f32() / 128.0
                     });
                     assert_eq!(V::store(found).map(f32::to_bits), expected.map(f32::to_bits));
                 }

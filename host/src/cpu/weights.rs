@@ -138,12 +138,12 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [
         for (token, sum) in sums[..lot.tokens].iter_mut().enumerate() {
             let mut streams = [0.0; STREAMS];
             for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
-                let eighth = weights::eighth(codes, &lot.group(token, i));
+                let fraction = weights::fraction(codes, &lot.group(token, i));
                 let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
                 let scale = row.scales[i * GROUP / format.block()];
                 *stream = match format {
-                    Format::Nvfp4 => weights::add_nvfp4::<Scalars>(*stream, eighth, E4m3::from_bits(scale)),
-                    _ => weights::add_mxfp4::<Scalars>(*stream, eighth, E8m0::from_bits(scale)),
+                    Format::Nvfp4 => weights::add_nvfp4::<Scalars>(*stream, fraction, E4m3::from_bits(scale)),
+                    _ => weights::add_mxfp4::<Scalars>(*stream, fraction, E8m0::from_bits(scale)),
                 };
             }
             *sum = weights::total(Sums::of(streams.map(f64::from)));
@@ -326,9 +326,9 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
     for (group, scales) in scales.into_iter().enumerate() {
         let mut sums = [[zeros; N]; R];
         for column in 2 * group..2 * group + 2 {
-            let mut eighths = [[zeros; 8]; R];
+            let mut fractions = [[zeros; 8]; R];
             for r in 0..R {
-                eighths[r] = V::eighths(columns[r][column]);
+                fractions[r] = V::fractions(columns[r][column]);
             }
             for i in 0..8 {
                 for token in 0..N {
@@ -336,9 +336,9 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
                     for r in 0..R {
                         // The product is exact, so that both are the same.
                         sums[r][token] = if V::FUSED {
-                            V::fma(eighths[r][i], x, sums[r][token])
+                            V::fma(fractions[r][i], x, sums[r][token])
                         } else {
-                            V::add(V::mul(eighths[r][i], x), sums[r][token])
+                            V::add(V::mul(fractions[r][i], x), sums[r][token])
                         };
                     }
                 }
@@ -364,7 +364,7 @@ fn total(first: Lanes<f32>, second: Lanes<f32>) -> f64 {
     for i in 0..4 {
         quarters[i] = (sums[4 * i] + sums[4 * i + 2]) + (sums[4 * i + 1] + sums[4 * i + 3]);
     }
-    4.0 * ((quarters[0] + quarters[2]) + (quarters[1] + quarters[3]))
+    64.0 * ((quarters[0] + quarters[2]) + (quarters[1] + quarters[3]))
 }
 
 const _: () = assert!(TILE == LANES * CHUNK / 2 && STREAMS == 2 * LANES);

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
 };
 
-use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_eighths};
+use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
 use crate::cpu::vector::{Avx2, halves, parts};
 
 impl Products for Avx2 {
@@ -145,17 +145,17 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn eighths(column: [__m256i; 2]) -> [[__m256; 2]; 8] {
-        let [a, b] = halves!(i => eighths(column[i]));
+    fn fractions(column: [__m256i; 2]) -> [[__m256; 2]; 8] {
+        let [a, b] = halves!(i => fractions(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [a[i], b[i]])
     }
 }
 
-/// An eighth of the weights of eight chunks: their upper words, two of them in each lane, as f32.
+/// A 128th of the weights of eight chunks: their upper words, two of them in each lane, as f32.
 #[inline(always)]
-fn eighths(codes: __m256i) -> [__m256; 8] {
-    const LOWER: [u8; 16] = bytes_of_eighths(16);
-    const UPPER: [u8; 16] = bytes_of_eighths(24);
+fn fractions(codes: __m256i) -> [__m256; 8] {
+    const LOWER: [u8; 16] = bytes_of_fractions(16);
+    const UPPER: [u8; 16] = bytes_of_fractions(24);
     // SAFETY: a table has the sixteen bytes that are read; for the rest as above.
     unsafe {
         let lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(LOWER.as_ptr().cast()));

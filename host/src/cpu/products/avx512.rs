@@ -13,7 +13,7 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
-use super::{EIGHTHS, LANES, Products, RAISED, STEP, TILE, Twice};
+use super::{FRACTIONS, LANES, Products, RAISED, STEP, TILE, Twice};
 use crate::cpu::vector::{Avx512, halves, parts};
 
 impl Products for Avx512 {
@@ -119,10 +119,10 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn eighths(column: __m512i) -> [__m512; 8] {
+    fn fractions(column: __m512i) -> [__m512; 8] {
         // SAFETY: the table has the sixteen f32 that are read; for the rest as above. Of an index the low four bits count.
         unsafe {
-            let table = _mm512_loadu_ps(EIGHTHS.as_ptr());
+            let table = _mm512_loadu_ps(FRACTIONS.as_ptr());
             [
                 _mm512_permutexvar_ps(column, table),
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(column), table),

@@ -10,7 +10,7 @@ use std::arch::aarch64::{
     vshrq_n_u8, vst1q_f64, vsubq_s32, vtrn1q_u8, vtrn1q_u32, vtrn1q_u64, vtrn2q_u8, vtrn2q_u32, vtrn2q_u64,
 };
 
-use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_eighths};
+use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
 use crate::cpu::vector::{Neon, parts, quarters};
 
 impl Products for Neon {
@@ -127,8 +127,8 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn eighths(column: [uint32x4_t; 4]) -> [[float32x4_t; 4]; 8] {
-        let quarters = quarters!(i => eighths(column[i]));
+    fn fractions(column: [uint32x4_t; 4]) -> [[float32x4_t; 4]; 8] {
+        let quarters = quarters!(i => fractions(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [quarters[0][i], quarters[1][i], quarters[2][i], quarters[3][i]])
     }
 }
@@ -177,11 +177,11 @@ fn halves([a, b]: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
     }
 }
 
-/// An eighth of the weights of four chunks: their upper words, two of them in each lane, as f32.
+/// A 128th of the weights of four chunks: their upper words, two of them in each lane, as f32.
 #[inline(always)]
-fn eighths(codes: uint32x4_t) -> [float32x4_t; 8] {
-    const LOWER: [u8; 16] = bytes_of_eighths(16);
-    const UPPER: [u8; 16] = bytes_of_eighths(24);
+fn fractions(codes: uint32x4_t) -> [float32x4_t; 8] {
+    const LOWER: [u8; 16] = bytes_of_fractions(16);
+    const UPPER: [u8; 16] = bytes_of_fractions(24);
     // SAFETY: a table has the sixteen bytes that are read; for the rest as above.
     unsafe {
         let (lower, upper) = (vld1q_u8(LOWER.as_ptr()), vld1q_u8(UPPER.as_ptr()));

@@ -1,6 +1,6 @@
 //! Products of arrays, element by element.
 
-use super::{EIGHTHS, LANES, Lanes, Products, RAISED, STEP, TILE, Twice, chunk_of_lane};
+use super::{FRACTIONS, LANES, Lanes, Products, RAISED, STEP, TILE, Twice, chunk_of_lane};
 use crate::cpu::vector::Portable;
 
 impl Products for Portable {
@@ -82,11 +82,11 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn eighths(column: Lanes<[u8; 4]>) -> [Lanes<f32>; 8] {
+    fn fractions(column: Lanes<[u8; 4]>) -> [Lanes<f32>; 8] {
         let mut weights = [[0.0; LANES]; 8];
         for (i, weights) in weights.iter_mut().enumerate() {
             for (weight, word) in weights.iter_mut().zip(column) {
-                *weight = EIGHTHS[usize::from(word[i / 2] >> (i % 2 * 4) & 15)];
+                *weight = FRACTIONS[usize::from(word[i / 2] >> (i % 2 * 4) & 15)];
             }
         }
         weights
