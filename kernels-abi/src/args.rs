@@ -78,6 +78,34 @@ impl BlockGrid {
     }
 }
 
+/// How the rows of two quantized tensors are matrices and vectors to multiply with each other.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GemvGrid {
+    /// Rows of a matrix, at least 1.
+    pub rows: u64,
+    /// Matrices.
+    pub batches: u64,
+    /// Blocks in a row, of matrices and vectors; fewer than 2²⁶.
+    pub blocks: u64,
+    /// Rows of the vectors' tensor from one matrix' vector to the next.
+    pub vector_stride: u64,
+    /// Warps that a matrix' rows fall to: with those of all matrices, fewer than 2³¹.
+    pub groups: Divider,
+}
+
+/// What results are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum OutputDtype {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
 /// Where a block's scale byte lies.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -41,7 +41,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// Threads in a thread block.
     pub threads: u32,
-    /// Elements that a thread block handles, scale bytes in the layout kernels; 0 for the empty kernel.
+    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 for the empty kernel.
     pub elements: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
@@ -66,6 +66,9 @@ const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
 const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);
 const WARP_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS);
 const SCALES: Launch = (THREADS, THREADS * 4);
+const ONE_ROW: Launch = (THREADS, THREADS / WARP);
+const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP);
+const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP);
 const EMPTY: Launch = (WARP, 0);
 const SINGLE: Launch = (WARP, WARP);
 
@@ -84,6 +87,13 @@ macro_rules! kernels {
             )+
             Kernel { name: "scales_to_swizzled", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
             Kernel { name: "scales_to_linear", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_cut", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, converts: Converts::E2m1 },
             Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, converts: Converts::Nothing },
         ]
     };

@@ -9,8 +9,9 @@ mod shortcut;
 mod targets;
 
 pub use args::{
-    ApplyGlobal, BlockGrid, Divider, ErrorSums, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions,
-    NvStep, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
+    ApplyGlobal, BlockGrid, Divider, ErrorSums, GemvGrid, GlobalSlot, NO_POSITION, NV_FAR, NvPlan,
+    NvQuantizeOptions, NvStep, OutputDtype, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    power_of_two,
 };
 pub use kernels::{
     AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, SEARCH_EACH,

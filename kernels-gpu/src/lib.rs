@@ -10,6 +10,7 @@
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
 //! | [`search`] | quantizing with searched block scales |
 //! | [`errors`] | what was lost |
+//! | [`gemv`] | matrices times vectors, both quantized |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
@@ -26,6 +27,7 @@ mod dequantize;
 mod dtype;
 mod errors;
 mod format;
+mod gemv;
 mod ladder;
 mod layout;
 mod ptx;

@@ -38,6 +38,22 @@ pub(crate) unsafe fn load_16(address: *const u8) -> [u32; 4] {
     unsafe { load_16!(address, pure) }
 }
 
+/// [`load_16`] of what is needed once, past the first-level cache, so that what others need again stays there.
+///
+/// # Safety
+/// As for [`load_16`].
+#[inline(always)]
+pub(crate) unsafe fn load_16_once(address: *const u8) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.global.nc.L1::no_allocate.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
 /// Writes 16 bytes that will not be read soon.
 ///
 /// # Safety
@@ -147,6 +163,8 @@ register_instructions! {
     opaque(number: reg32 u32) -> reg32 u32 = "mov.b32 {}, {};";
     /// a · b + c, rounded once.
     fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
+    /// a · b + c in both halves, rounded once; f16.
+    fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
     /// 1 / b, off by about one unit in the last place; for normal b and 1 / b.
     approximate_reciprocal(b: reg32 f32) -> reg32 f32 = "rcp.approx.ftz.f32 {}, {};";
     /// The f16 in the low half, widened.
@@ -163,6 +181,8 @@ register_instructions! {
 
 #[cfg(not(microscale_fp4))]
 register_instructions! {
+    /// c plus the products of four signed bytes of a with those of b, wrapping.
+    dot_bytes(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "dp4a.s32.s32 {}, {}, {}, {};";
     /// |a| · b + c, rounded once.
     fma_magnitude_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 =
         "{{ .reg .f32 x; abs.f32 x, {1}; fma.rn.f32 {0}, x, {2}, {3}; }}";
@@ -172,8 +192,6 @@ register_instructions! {
     fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// Two values cut to f16, toward zero: the first argument goes to the high half.
     f16x2_toward_zero(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rz.f16x2.f32 {}, {}, {};";
-    /// a · b + c in both halves, rounded once; f16.
-    fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
     /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
     scale_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 x, minus_zero; abs.bf16x2 x, {1}; mov.b32 minus_zero, 0x80008000;

@@ -4,6 +4,7 @@ pub mod cases;
 pub mod golden;
 pub mod hostile;
 pub mod inputs;
+pub mod operands;
 pub mod oracle;
 mod program;
 mod scratch;

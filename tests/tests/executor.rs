@@ -9,5 +9,6 @@ mod executor_tests {
     pub(crate) mod everything;
     pub(crate) mod mutations;
     pub(crate) mod operations;
+    pub(crate) mod products;
     pub(crate) mod quantizing;
 }

@@ -6,6 +6,7 @@ mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod cases;
     pub(crate) mod operations;
+    pub(crate) mod products;
     pub(crate) mod quantizing;
 }
 mod gpu_tests {
@@ -14,6 +15,7 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod errors;
     pub(crate) mod executor;
+    pub(crate) mod gemv;
     pub(crate) mod layout;
     pub(crate) mod quantize;
     pub(crate) mod search;
@@ -23,7 +25,7 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{amax, dequantize, device_buffers, errors, executor, layout, quantize, search};
+use gpu_tests::{amax, dequantize, device_buffers, errors, executor, gemv, layout, quantize, search};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -65,6 +67,10 @@ const TESTS: &[Test] = &[
     ("amax_may_start_anywhere", amax::may_start_anywhere),
     ("errors_equal_the_cpu", errors::equal_the_cpu),
     ("errors_of_another_shape_are_refused", errors::of_another_shape_are_refused),
+    ("gemv_equals_the_cpu_for_every_kernel", gemv::equals_the_cpu_for_every_kernel),
+    ("gemv_equals_the_cpu_on_published_shapes", gemv::equals_the_cpu_on_published_shapes),
+    ("gemv_refuses_what_the_cpu_refuses", gemv::refuses_what_the_cpu_refuses),
+    ("gemv_replays_in_a_graph", gemv::replays_in_a_graph),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),

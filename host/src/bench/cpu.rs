@@ -12,7 +12,7 @@ use crate::tensor::{QuantizedShape, QuantizedTensor};
 
 /// Each is repeated this long, and at least [`FEWEST`] times.
 const TIME: Duration = Duration::from_millis(1500);
-const FEWEST: usize = 7;
+pub(super) const FEWEST: usize = 7;
 
 /// The median times of the operation and of the copy, taken in turns so that both see the same machine.
 pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
@@ -63,7 +63,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 }
 
 /// memcpy by all threads.
-fn copy(source: &[u8], target: &mut [u8]) {
+pub(super) fn copy(source: &[u8], target: &mut [u8]) {
     let part = 1 << 20;
     target.par_chunks_mut(part).zip(source.par_chunks(part)).for_each(|(target, source)| {
         target.copy_from_slice(std::hint::black_box(source));

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream};
 
+use super::gemv::Product;
 use super::{Job, Op, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
+use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvKernel, Gpu};
 use crate::tensor::QuantizedShape;
 
 /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
@@ -48,21 +49,57 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f
         set.verify(gpu, job, &host)?;
     }
     drop(sets);
+    Ok((seconds, Some(copy_time(stream, job.bytes, rotation, launches)?)))
+}
 
-    let half = job.bytes as usize / 2;
+/// The median time of copies that read and write so many bytes together, in so many buffers.
+fn copy_time(stream: &Arc<CudaStream>, bytes: u64, rotation: usize, launches: usize) -> Result<f64> {
+    let half = bytes as usize / 2;
     let copying = failed("copying");
     let sources = (0..rotation).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
     let sources = sources.map_err(&copying)?;
     let mut targets = (0..rotation).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
     let targets = targets.as_mut().map_err(|error| copying(*error))?;
-    let copy = time(stream, launches, |i| {
+    time(stream, launches, |i| {
         let (source, target) = (&sources[i % rotation], &mut targets[i % rotation]);
         (0..half).step_by(COPY_BYTES).try_for_each(|start| {
             let part = start..half.min(start + COPY_BYTES);
             stream.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part)).map_err(&copying)
         })
+    })
+}
+
+/// The median times of products and of the copy.
+pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<(f64, f64)> {
+    let kernel = match op {
+        Op::GemvRows1 => Some(GemvKernel::Rows1),
+        Op::GemvRows2 => Some(GemvKernel::Rows2),
+        Op::GemvRows4 => Some(GemvKernel::Rows4),
+        _ => None,
+    };
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let vectors = DeviceTensor::from_host(stream, &product.vectors)?;
+    let set = |_| {
+        let out = stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
+        Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
+    };
+    let mut sets = (0..sets(product.bytes)).map(set).collect::<Result<Vec<_>>>()?;
+    let rotation = sets.len();
+    let launches = GRAPH_BYTES.div_ceil(product.bytes).clamp(rotation as u64, MOST_LAUNCHES as u64) as usize;
+    let seconds = time(stream, launches, |i| {
+        let (matrix, out) = &mut sets[i % rotation];
+        match kernel {
+            Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
+            None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
+        }
     })?;
-    Ok((seconds, Some(copy)))
+    for (_, out) in [&sets[0], &sets[rotation - 1]] {
+        product.verify(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?)?;
+    }
+    drop(sets);
+    Ok((seconds, copy_time(stream, product.bytes, rotation, launches)?))
 }
 
 impl<T: Element> Set<T> {
@@ -89,7 +126,7 @@ impl<T: Element> Set<T> {
                 amax.clear(stream)?;
                 return gpu.amax_on(stream, values, shape, amax);
             }
-            Op::Quantize | Op::AmaxQuantize | Op::Empty => {
+            _ => {
                 return gpu.quantize_on(stream, values, shape, recipe, tensor, report);
             }
         };

@@ -4,9 +4,11 @@
 //! the timing the output is compared with what the CPU's reference gives. A figure is the median of many.
 
 mod cpu;
+pub(crate) mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
 
+use std::fmt;
 use std::str::FromStr;
 
 use rayon::prelude::*;
@@ -28,6 +30,14 @@ pub enum Op {
     Amax,
     /// Codes and scales to unquantized values.
     Dequantize,
+    /// Quantized matrices times quantized vectors; the dtype is the result's.
+    Gemv,
+    /// The same by a kernel whose warps take one row (GPU only).
+    GemvRows1,
+    /// Two rows.
+    GemvRows2,
+    /// Four rows.
+    GemvRows4,
     /// The ladder's first step (GPU only): a thread handles a block.
     QuantizeThreadABlock,
     /// The ladder's second step (GPU only): a warp handles a block.
@@ -42,6 +52,10 @@ impl Words for Op {
         ("amax-quantize", Self::AmaxQuantize),
         ("amax", Self::Amax),
         ("dequantize", Self::Dequantize),
+        ("gemv", Self::Gemv),
+        ("gemv-rows1", Self::GemvRows1),
+        ("gemv-rows2", Self::GemvRows2),
+        ("gemv-rows4", Self::GemvRows4),
         ("quantize-thread-a-block", Self::QuantizeThreadABlock),
         ("quantize-warp-a-block", Self::QuantizeWarpABlock),
         ("empty", Self::Empty),
@@ -52,30 +66,52 @@ impl Op {
     /// The ladder, from the first version that one would write to the product.
     pub const LADDER: [Self; 3] = [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
 
+    /// The kernels that products are chosen from.
+    pub const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
+
+    /// Whether it is a product.
+    pub fn is_gemv(self) -> bool {
+        self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
+    }
+
     /// Whether only GPUs have it.
     pub fn needs_gpu(self) -> bool {
-        matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty)
+        let kernels = matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty);
+        kernels || Self::GEMV_KERNELS.contains(&self)
     }
 }
 
-/// The rows and columns of a matrix, written `ROWSxCOLS`.
+/// The rows and columns of a matrix, written `ROWSxCOLS`, or of several, written `ROWSxCOLSxCOUNT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Rows.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
+    /// Matrices; 1 but for products.
+    pub batches: usize,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, cols, batches } = self;
+        if *batches == 1 { write!(f, "{rows}x{cols}") } else { write!(f, "{rows}x{cols}x{batches}") }
+    }
 }
 
 impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let parsed = text.split_once(['x', 'X']).and_then(|(rows, cols)| {
-            let (rows, cols) = (rows.parse().ok()?, cols.parse().ok()?);
-            (rows > 0 && cols > 0).then_some(Self { rows, cols })
-        });
-        parsed.ok_or_else(|| format!("{text} is not a shape; write rows and columns as 8192x4096"))
+        let parts: Option<Vec<usize>> =
+            text.split(['x', 'X']).map(|part| part.parse().ok().filter(|count| *count > 0)).collect();
+        match parts.as_deref() {
+            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1 }),
+            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches }),
+            _ => Err(format!(
+                "{text} is not a shape; write rows and columns as 8192x4096, several matrices as 8192x4096x2"
+            )),
+        }
     }
 }
 
@@ -133,7 +169,13 @@ pub fn measure(op: Op, recipe: &Recipe, dtype: Dtype, size: Size, device: &Devic
 }
 
 fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<Measurement> {
-    let shape = Shape::new(size.rows, size.cols);
+    if op.needs_gpu() && matches!(device, Device::Cpu) {
+        return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
+    }
+    if op.is_gemv() {
+        return gemv::measure::<T>(op, recipe, size, device);
+    }
+    let shape = Shape::new(size.rows.saturating_mul(size.batches), size.cols);
     shape.span()?;
     let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
     let values = shape.elements() * T::DTYPE.bytes();
@@ -144,9 +186,6 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
     };
     let job = Job { op, recipe: *recipe, shape, bytes: bytes as u64 };
     let (median_seconds, copy_seconds) = match device {
-        Device::Cpu if op.needs_gpu() => {
-            return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
-        }
         Device::Cpu => cpu::measure::<T>(&job)?,
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,

@@ -30,8 +30,8 @@ pub(super) struct Args {
     /// Searches for block scales
     #[arg(long, value_parser = words::<Search>(), default_value = Search::default().word())]
     search: Vec<Search>,
-    /// Matrices, rows by columns [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
-    #[arg(long, value_name = "MxK")]
+    /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
+    #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
     /// Dtypes of the unquantized values
     #[arg(long, value_parser = words::<Dtype>(), default_values = ["bf16", "f16", "f32"])]
@@ -42,6 +42,9 @@ pub(super) struct Args {
     /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
     #[arg(long)]
     ladder: bool,
+    /// Measure which kernel for products is the fastest by rows and columns, and write the table to a file (GPU only)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "ladder"])]
+    tune: Option<PathBuf>,
     /// Write the measurements to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -63,10 +66,15 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let mut shapes = args.shape.clone();
     if shapes.is_empty() {
         let on_cpu = matches!(device, Device::Cpu);
-        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 } });
+        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 }, batches: 1 });
     }
     print(&device)?;
     let mut measurements = Vec::new();
+    if let Some(file) = &args.tune {
+        let text = tune(&recipes(&args)?[0], &device, &mut measurements)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        shapes.clear();
+    }
     for recipe in recipes(&args)? {
         for &size in &shapes {
             for &dtype in &args.dtype {
@@ -83,6 +91,17 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
+}
+
+/// The table of the fastest kernels, as a file.
+#[cfg(feature = "cuda")]
+fn tune(recipe: &Recipe, device: &Device, measurements: &mut Vec<Measurement>) -> crate::Result<String> {
+    crate::bench::gemv::tune(recipe, device, |all| measurements.extend_from_slice(all))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn tune(_: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> crate::Result<String> {
+    Err(crate::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()))
 }
 
 /// Every recipe that is asked for.
@@ -121,7 +140,7 @@ fn rows(measurements: &[Measurement]) -> Table {
     for m in measurements {
         let moved = m.bytes > 0;
         let figure = |text: String| if moved { text } else { "–".into() };
-        let elements = (m.size.rows * m.size.cols) as f64;
+        let elements = (m.size.rows * m.size.cols * m.size.batches) as f64;
         table.add_row([
             m.op.word().to_owned(),
             figure(m.recipe.format().to_string()),
@@ -129,7 +148,7 @@ fn rows(measurements: &[Measurement]) -> Table {
             figure(m.recipe.scale_layout.word().to_owned()),
             figure(m.recipe.search.word().to_owned()),
             figure(m.dtype.word().to_owned()),
-            figure(format!("{}x{}", m.size.rows, m.size.cols)),
+            figure(m.size.to_string()),
             format!("{:.2}", m.median_seconds * 1e6),
             figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
             figure(format!("{:.1}", m.bytes_per_second() / 1e9)),
@@ -151,6 +170,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "dtype": m.dtype.word(),
         "rows": m.size.rows,
         "cols": m.size.cols,
+        "batches": m.size.batches,
         "device": m.device,
         "threads": m.threads,
         "bytes": m.bytes,

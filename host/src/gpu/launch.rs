@@ -2,6 +2,8 @@
 //!
 //! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds.
 
+mod gemv;
+
 use std::sync::Arc;
 
 use cudarc::driver::{
@@ -13,6 +15,8 @@ use microscale_kernels_abi::{
     ApplyGlobal, BlockGrid, Divider, ERROR_PART, Kernel, NvPlan, NvQuantizeOptions, NvShortcut,
     QuantizeOptions, ScaleGrid,
 };
+
+pub(super) use gemv::gemv;
 
 use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};
@@ -188,11 +192,7 @@ pub(super) fn dequantize<T: Element>(
     let (kernel, function) = module.kernel(&name)?;
     let grid = grid(shape, tensor.format().block())?;
     let scale_grid = scale_grid(tensor.shape());
-    let apply = Argument(match tensor.direction() {
-        Some(Direction::Divisor) => ApplyGlobal::Divisor,
-        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
-        None => ApplyGlobal::Absent,
-    });
+    let apply = apply_global(tensor);
     let mut launch = stream.launch_builder(function);
     launch.arg(tensor.codes()).arg(tensor.scales());
     if tensor.format() == Format::Nvfp4 {
@@ -208,6 +208,15 @@ pub(super) fn dequantize<T: Element>(
     unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, tensor.format()))?) }
         .map_err(doing("launching a dequantize kernel"))?;
     Ok(())
+}
+
+/// What a kernel does with a tensor's global scale.
+fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
+    Argument(match tensor.direction() {
+        Some(Direction::Divisor) => ApplyGlobal::Divisor,
+        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+        None => ApplyGlobal::Absent,
+    })
 }
 
 /// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in too. The caller

@@ -11,6 +11,8 @@
 
 mod bench_kernels;
 mod device;
+mod gemv;
+mod gemv_choices;
 mod gpus;
 mod launch;
 mod loaded;
@@ -21,6 +23,9 @@ mod tensor;
 pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
+pub use gemv::GemvKernel;
+#[doc(hidden)]
+pub use gemv_choices::GemvChoices;
 pub use gpus::Gpus;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};

@@ -12,7 +12,7 @@ const LIMBS: usize = 12;
 /// The power of two that the lowest bit counts.
 const LOWEST: i32 = -352;
 
-/// A sum of f64 that are multiples of 2^[`LOWEST`] below 2^300, in two's complement.
+/// A sum of f64 that are multiples of 2^`LOWEST` below 2^300, in two's complement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum([u64; LIMBS]);
 

@@ -27,6 +27,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "dtype",
             "rows",
             "cols",
+            "batches",
             "device",
             "threads",
             "bytes",
@@ -57,4 +58,41 @@ fn what_needs_a_gpu_is_not_measured_on_a_cpu() {
     let run = run(&[&"bench", &"--ladder", &"--device", &"cpu", &"--shape", &"32x32", &"--dtype", &"f32"]);
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.stderr.contains("GPU"), "{run:#?}");
+}
+
+#[test]
+fn products_are_measured_in_batches() {
+    let scratch = Scratch::new();
+    let json = scratch.path("gemv.json");
+    let bench: [Arg<'_>; 11] = [
+        &"bench",
+        &"--op",
+        &"gemv",
+        &"--device",
+        &"cpu",
+        &"--shape",
+        &"48x256x3",
+        &"--dtype",
+        &"f16",
+        &"--format",
+        &"nvfp4",
+    ];
+    let printed = run(&[&bench[..], &[&"--json", &json]].concat()).ok();
+    assert!(printed.contains("48x256x3"), "{printed}");
+    let records = read_json(json);
+    assert_eq!(records[0]["batches"], 3);
+    // Codes and scales of the matrices.
+    assert_eq!(records[0]["bytes"], 3 * 48 * (128 + 16));
+}
+
+#[test]
+fn sizes_and_tables_that_mean_nothing_are_refused() {
+    for size in ["0x32", "32", "4x4x4x4", "4x", "axb"] {
+        let run = run(&[&"bench", &"--device", &"cpu", &"--shape", &size]);
+        assert_eq!(run.code, Some(2), "{size}: {run:#?}");
+    }
+    let scratch = Scratch::new();
+    let run = run(&[&"bench", &"--device", &"cpu", &"--tune", &scratch.path("choices.txt")]);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("GPU") && !scratch.path("choices.txt").exists(), "{run:#?}");
 }

@@ -147,6 +147,8 @@ unsafe impl Plain for microscale_kernels_abi::ScaleGrid {}
 unsafe impl Plain for microscale_kernels_abi::Divider {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::GemvGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use microscale::{
-    Convention, Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout,
-    Scheme, Search, Shape, Words, quantize,
+    Batch, Convention, Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe,
+    ScaleLayout, Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
 use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
 use microscale_tests::inputs::patterns;
+use microscale_tests::operands::{Scales, tensor};
 
 use super::case::Prepared;
 use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
+use super::products::{multiplying, product_kernel};
 use super::quantizing::{Access, Input, fits, quantizing};
 
 /// A case, made when it is wanted.
@@ -283,6 +285,41 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
 }
 
 /// Every case.
+/// Shapes (M, K, L) with one step and several, that end in them, and with rows that do not go into groups.
+const PRODUCTS: [(usize, usize, usize); 9] = [
+    (1, 16, 1),
+    (5, 32, 1),
+    (3, 48, 2),
+    (9, 1024, 1),
+    (2, 1040, 1),
+    (6, 2048 + 96, 2),
+    (4, 3072, 1),
+    (1, 4096 + 32, 3),
+    (5, 7 * 1024, 1),
+];
+
+fn product_cases<T: Element>(cases: &mut Vec<Case>) {
+    for (i, (m, k, l)) in (0..).zip(PRODUCTS) {
+        for format in [Format::Nvfp4, Format::Mxfp4] {
+            let cut = format == Format::Nvfp4 && k % 32 != 0;
+            let kernels = if cut { &["cut"][..] } else { &["rows1", "rows2", "rows4"] };
+            for (j, &kernel) in (0..).zip(kernels) {
+                // Common ones too, under which the low halves of sums matter.
+                let kinds = [Scales::Common, Scales::Numbers, Scales::Any, Scales::Largest];
+                let scales = kinds[(i + j) as usize % 4];
+                let batch = Batch::of(l).with_vector_stride(1 + j as usize);
+                let make = move || {
+                    let matrix = tensor(format, l * m, k, scales, i + j);
+                    let vectors = tensor(format, (l - 1) * batch.vector_stride + 1, k, scales, i + 2 * j + 1);
+                    multiplying::<T>(kernel, &matrix, &vectors, batch)
+                };
+                let what = format!("{} {m}x{k}x{l}, {scales:?}, {batch:?}", T::DTYPE.word());
+                cases.push(Case::new(what, product_kernel(format, kernel), make));
+            }
+        }
+    }
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     quantizing_cases::<f32>(&mut cases);
@@ -299,6 +336,9 @@ pub(crate) fn cases() -> Vec<Case> {
     other_cases::<f32>(&mut cases);
     other_cases::<f16>(&mut cases);
     other_cases::<bf16>(&mut cases);
+    product_cases::<f32>(&mut cases);
+    product_cases::<f16>(&mut cases);
+    product_cases::<bf16>(&mut cases);
     for (rows, blocks) in [(1, 1), (3, 4), (128, 7), (130, 8), (300, 33)] {
         for (name, to) in
             [("scales_to_swizzled", ScaleLayout::Swizzled), ("scales_to_linear", ScaleLayout::Linear)]

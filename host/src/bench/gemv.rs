@@ -1,0 +1,150 @@
+//! Measuring matrix–vector products.
+
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::{Measurement, Op, Size, median, require_equal};
+use crate::device::Device;
+use crate::element::Element;
+use crate::error::Result;
+use crate::gemv::Batch;
+use crate::recipe::{Format, Recipe};
+use crate::tensor::{QuantizedShape, QuantizedTensor};
+use crate::{GlobalScale, cpu};
+
+/// What to multiply.
+pub(super) struct Product {
+    pub(super) matrix: QuantizedTensor,
+    pub(super) vectors: QuantizedTensor,
+    pub(super) batch: Batch,
+    /// Bytes of the matrices' codes and scales.
+    pub(super) bytes: u64,
+}
+
+impl Product {
+    fn new(format: Format, size: Size) -> Result<Self> {
+        let batch = Batch::of(size.batches);
+        let matrix = random(QuantizedShape::new(format, size.batches * size.rows, size.cols), 1)?;
+        let vectors = random(QuantizedShape::new(format, size.batches, size.cols), 2)?;
+        let bytes = (matrix.codes().len() + matrix.scales().len()) as u64;
+        Ok(Self { matrix, vectors, batch, bytes })
+    }
+
+    /// As many results as there are rows.
+    pub(super) fn results<T: Element>(&self) -> Vec<T> {
+        vec![T::default(); self.matrix.rows()]
+    }
+
+    /// [`crate::Error::Wrong`] unless these are the CPU's, to the bit.
+    pub(super) fn verify<T: Element>(&self, found: &[T]) -> Result<()> {
+        let mut expected = self.results::<T>();
+        cpu::gemv(&self.matrix, &self.vectors, self.batch, &mut expected)?;
+        let bytes = bytemuck::cast_slice::<T, u8>;
+        require_equal("gemv", bytes(found), bytes(&expected))
+    }
+}
+
+/// Every code, both signs, and scales over a wide range.
+fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
+    let (codes, scales) = shape.bytes()?;
+    let mut bytes = [vec![0; codes], vec![0; scales]];
+    for (i, bytes) in (0..).zip(&mut bytes) {
+        bytes.par_chunks_mut(1 << 16).enumerate().for_each(|(part, chunk)| {
+            let mut rng = fastrand::Rng::with_seed((seed * 2 + i) << 32 | part as u64);
+            match (i, shape.format) {
+                (0, _) => rng.fill(chunk),
+                (_, Format::Nvfp4) => chunk.fill_with(|| rng.u8(..0x7F)),
+                _ => chunk.fill_with(|| rng.u8(97..157)),
+            }
+        });
+    }
+    let [codes, scales] = bytes;
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales)?;
+    if shape.format == Format::Nvfp4 {
+        tensor.with_global_scale(GlobalScale::Multiplier(1e-4))
+    } else {
+        Ok(tensor)
+    }
+}
+
+/// Measures products.
+pub(super) fn measure<T: Element>(
+    op: Op,
+    recipe: &Recipe,
+    size: Size,
+    device: &Device,
+) -> Result<Measurement> {
+    let product = Product::new(recipe.format(), size)?;
+    let (median_seconds, copy_seconds) = match device {
+        Device::Cpu => on_cpu::<T>(&product)?,
+        #[cfg(feature = "cuda")]
+        Device::Gpus(gpus) => super::gpu::measure_product::<T>(op, &product, gpus.first())?,
+    };
+    Ok(Measurement {
+        op,
+        recipe: *recipe,
+        dtype: T::DTYPE,
+        size,
+        device: device.to_string(),
+        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
+        bytes: product.bytes,
+        median_seconds,
+        copy_seconds: Some(copy_seconds),
+    })
+}
+
+fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
+    let mut out = product.results::<T>();
+    let (mut times, mut copy_times) = (Vec::new(), Vec::new());
+    let source = vec![1u8; product.bytes as usize / 2];
+    let mut target = vec![2u8; source.len()];
+    let begin = Instant::now();
+    while times.len() <= super::cpu::FEWEST || begin.elapsed() < Duration::from_secs(3) {
+        let start = Instant::now();
+        cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out)?;
+        times.push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        super::cpu::copy(&source, &mut target);
+        copy_times.push(start.elapsed().as_secs_f64());
+    }
+    product.verify(&out)?;
+    Ok((median(times.split_off(1)), median(copy_times.split_off(1))))
+}
+
+/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
+///
+/// # Errors
+/// Those of [`super::measure`].
+#[cfg(feature = "cuda")]
+pub(crate) fn tune(
+    recipe: &Recipe,
+    device: &Device,
+    mut measured: impl FnMut(&[Measurement; 3]),
+) -> Result<String> {
+    use crate::gpu::{GemvChoices, GemvKernel};
+    use crate::recipe::Words;
+
+    let mut failed = None;
+    let choices = GemvChoices::new(|rows, cols| {
+        let size = Size { rows, cols, batches: 1 };
+        let of_kernel = |op| super::measure(op, recipe, crate::Dtype::F16, size, device);
+        let fastest = match Op::GEMV_KERNELS.map(of_kernel) {
+            [Ok(a), Ok(b), Ok(c)] => {
+                let all = [a, b, c];
+                measured(&all);
+                let kernels = GemvKernel::WORDS.iter().map(|(_, kernel)| *kernel).zip(&all);
+                let by_time = |(_, a): &(_, &Measurement), (_, b): &(_, &Measurement)| {
+                    a.median_seconds.total_cmp(&b.median_seconds)
+                };
+                kernels.min_by(by_time).map(|(kernel, _)| kernel)
+            }
+            results => {
+                failed = failed.take().or(results.into_iter().find_map(Result::err));
+                None
+            }
+        };
+        fastest.unwrap_or(GemvKernel::Rows4)
+    });
+    failed.map_or_else(|| Ok(choices.text(&format!("{device}, {}", recipe.format()))), Err)
+}

@@ -1,0 +1,98 @@
+//! Matrix–vector products on a GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtrMut};
+
+use super::gemv_choices::GemvChoices;
+use super::{DeviceTensor, Gpu, doing, launch};
+use crate::element::Element;
+use crate::error::Result;
+use crate::gemv::Batch;
+use crate::recipe::Words;
+use crate::tensor::{QuantizedTensor, Shape};
+
+/// A kernel for products of quantized operands. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemvKernel {
+    /// A warp takes a row.
+    Rows1,
+    /// A warp takes two rows.
+    Rows2,
+    /// A warp takes four rows.
+    Rows4,
+}
+
+impl Words for GemvKernel {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("rows1", Self::Rows1), ("rows2", Self::Rows2), ("rows4", Self::Rows4)];
+}
+
+impl GemvKernel {
+    /// Rows that a warp takes.
+    pub(super) fn rows(self) -> usize {
+        match self {
+            Self::Rows1 => 1,
+            Self::Rows2 => 2,
+            Self::Rows4 => 4,
+        }
+    }
+}
+
+impl Gpu {
+    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result back, and waits for it.
+    ///
+    /// # Errors
+    /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].
+    pub fn gemv<T: Element>(
+        &self,
+        matrix: &QuantizedTensor,
+        vectors: &QuantizedTensor,
+        batch: Batch,
+        out: &mut [T],
+    ) -> Result<()> {
+        let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
+        let results = Shape::new(batch.count, rows).elements();
+        if results == 0 {
+            return Ok(());
+        }
+        let [matrix, vectors] = [matrix, vectors].map(|tensor| DeviceTensor::from_host(&self.stream, tensor));
+        let mut there = self.stream.alloc_zeros::<T>(results).map_err(doing("allocating the output"))?;
+        self.gemv_on(&self.stream, &matrix?, &vectors?, batch, &mut there)?;
+        self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
+    }
+
+    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits: enqueues one kernel and returns. Allocates
+    /// nothing and does not wait.
+    ///
+    /// # Errors
+    /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].
+    pub fn gemv_on<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        matrix: &DeviceTensor,
+        vectors: &DeviceTensor,
+        batch: Batch,
+        out: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        let kernel = GemvChoices::built_in().kernel(matrix.rows(), matrix.cols());
+        self.gemv_with(kernel, stream, matrix, vectors, batch, out)
+    }
+
+    /// [`Self::gemv_on`] by a chosen kernel: for tests and comparisons.
+    ///
+    /// # Errors
+    /// Those of [`Self::gemv_on`].
+    pub fn gemv_with<T: Element>(
+        &self,
+        kernel: GemvKernel,
+        stream: &Arc<CudaStream>,
+        matrix: &DeviceTensor,
+        vectors: &DeviceTensor,
+        batch: Batch,
+        out: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
+        launch::gemv(&self.module, stream, kernel, matrix, vectors, batch, rows, out)
+    }
+}

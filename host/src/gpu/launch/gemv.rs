@@ -1,0 +1,73 @@
+//! Launching matrix–vector products.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
+use microscale_formats::{dot, nvfp4};
+use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, OutputDtype};
+
+use super::{Argument, apply_global, config, kernel_word};
+use crate::element::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::gemv::Batch;
+use crate::gpu::gemv::GemvKernel;
+use crate::gpu::module::Module;
+use crate::gpu::{DeviceTensor, doing};
+use crate::recipe::{Format, Words};
+
+// SAFETY: a `repr(C)` structure of numbers, without pointers.
+unsafe impl DeviceRepr for Argument<GemvGrid> {}
+// SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
+unsafe impl DeviceRepr for Argument<OutputDtype> {}
+
+/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and that `out` has room.
+#[expect(clippy::too_many_arguments, reason = "those of `Gpu::gemv_on`, and what was worked out of them")]
+pub(in crate::gpu) fn gemv<T: Element>(
+    module: &Module,
+    stream: &Arc<CudaStream>,
+    kernel: GemvKernel,
+    matrix: &DeviceTensor,
+    vectors: &DeviceTensor,
+    batch: Batch,
+    rows: usize,
+    out: &mut impl DevicePtrMut<T>,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let blocks = matrix.shape().blocks_per_row();
+    // Rows that end in half a chunk do not start on 16 bytes either.
+    let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
+    let (word, rows_a_warp) = if cut { ("cut", 1) } else { (kernel.word(), kernel.rows()) };
+    let name = format!("{}_gemv_{word}", kernel_word(matrix.format()));
+    let (kernel, function) = module.kernel(&name)?;
+    let groups = rows.div_ceil(rows_a_warp);
+    // The kernels count in 32 bits, and a few steps past the last block.
+    let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31 && blocks < 1 << 26);
+    let too_large = Error::TooLarge { rows: matrix.rows(), cols: matrix.cols(), row_stride: matrix.cols() };
+    let all_groups = counts.ok_or(too_large)?;
+    let grid = Argument(GemvGrid {
+        rows: rows as u64,
+        batches: batch.count as u64,
+        blocks: blocks as u64,
+        vector_stride: batch.vector_stride as u64,
+        groups: Divider::new(groups as u64),
+    });
+    let dtype = Argument(match T::DTYPE {
+        Dtype::F32 => OutputDtype::F32,
+        Dtype::F16 => OutputDtype::F16,
+        Dtype::Bf16 => OutputDtype::Bf16,
+    });
+    let [apply, vector_apply]: [Argument<ApplyGlobal>; 2] = [matrix, vectors].map(apply_global);
+    let (out, _written) = out.device_ptr_mut(stream);
+    let mut launch = stream.launch_builder(function);
+    launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
+    launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
+    launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and blocks that the grid
+    // says, with linear scales, and that `out` has a result for each row; buffers start on 256 bytes, and rows of whole chunks are multiples
+    // of 16. The borrows keep the buffers from overlapping.
+    unsafe { launch.launch(config(kernel, (all_groups * rows_a_warp) as u64)?) }
+        .map_err(doing("launching a product"))?;
+    Ok(())
+}

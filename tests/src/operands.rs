@@ -1,0 +1,52 @@
+//! Quantized operands of products.
+
+use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
+
+use crate::oracle;
+
+/// Which scales a tensor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Those that common tensors have.
+    Common,
+    /// All numbers but the largest.
+    Numbers,
+    /// NaN among them, rarely.
+    Any,
+    /// The largest.
+    Largest,
+}
+
+impl Scales {
+    fn byte(self, format: Format, random: &mut fastrand::Rng) -> u8 {
+        let nan = oracle::nan_scale(format);
+        match (self, format) {
+            (Self::Any, _) if random.u8(..) == 0 => nan,
+            (Self::Common, Format::Mxfp4) => random.u8(112..128),
+            (Self::Common, _) => random.u8(0x28..0x50),
+            (Self::Numbers, _) => random.u8(..nan - 1),
+            (Self::Any, _) => random.u8(..nan),
+            (Self::Largest, _) => nan - 1,
+        }
+    }
+}
+
+/// Any codes, and a global scale of any direction or none, by turns of the seed.
+pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u64) -> QuantizedTensor {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let shape = QuantizedShape::new(format, rows, cols);
+    let (codes, count) = shape.bytes().expect("a small tensor");
+    let codes = (0..codes).map(|_| random.u8(..)).collect();
+    let scales = (0..count).map(|_| scales.byte(format, &mut random)).collect();
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+    let value = 2f32.powi(random.i32(-12..12)) * (1.0 + random.f32());
+    match seed % 3 {
+        0 if format == Format::Nvfp4 => {
+            tensor.with_global_scale(GlobalScale::Divisor(value)).expect("in range")
+        }
+        1 if format == Format::Nvfp4 => {
+            tensor.with_global_scale(GlobalScale::Multiplier(value)).expect("in range")
+        }
+        _ => tensor,
+    }
+}
