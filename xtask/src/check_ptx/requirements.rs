@@ -24,7 +24,7 @@ pub(super) const REQUIREMENTS: [Requirement; 6] = [
     },
     Requirement {
         target: |target| target.hardware_fp4,
-        kernel: |kernel| dequantizes(kernel, Converts::E2m1),
+        kernel: |kernel| decodes(kernel, Converts::E2m1),
         ptx: "cvt.rn.f16x2.e2m1x2",
         sass: ("F2FP", "E2M1"),
     },
@@ -36,7 +36,7 @@ pub(super) const REQUIREMENTS: [Requirement; 6] = [
     },
     Requirement {
         target: |target| target.since_sm90,
-        kernel: |kernel| dequantizes(kernel, Converts::E4m3),
+        kernel: |kernel| decodes(kernel, Converts::E4m3),
         ptx: "cvt.rn.f16x2.e4m3x2",
         sass: ("F2FP", "E4M3"),
     },
@@ -48,7 +48,7 @@ pub(super) const REQUIREMENTS: [Requirement; 6] = [
     },
     Requirement {
         target: |target| target.since_sm90,
-        kernel: |kernel| dequantizes(kernel, Converts::E5m2),
+        kernel: |kernel| decodes(kernel, Converts::E5m2),
         ptx: "cvt.rn.f16x2.e5m2x2",
         sass: ("F2FP", "E5M2"),
     },
@@ -58,8 +58,9 @@ fn quantizes(kernel: &Kernel, to: Converts) -> bool {
     kernel.converts == to && kernel.name.contains("_quantize_")
 }
 
-fn dequantizes(kernel: &Kernel, from: Converts) -> bool {
-    kernel.converts == from && kernel.name.contains("_dequantize_")
+fn decodes(kernel: &Kernel, from: Converts) -> bool {
+    let decodes = ["_dequantize_", "_gemv_"].iter().any(|word| kernel.name.contains(word));
+    kernel.converts == from && decodes
 }
 
 /// The requirements on a kernel compiled for a target.
