@@ -3,11 +3,10 @@
 //! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does it in `cpu::gemv` and
 //! `cpu::weights`, GPUs in `gpu`.
 
-use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::recipe::Format;
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::tensor::{QuantizedShape, Shape};
 use microscale_formats::ScaleLayout;
 
 /// How the rows of two tensors are matrices and vectors.
@@ -134,23 +133,6 @@ pub enum OperandFault {
     },
 }
 
-/// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m, k] · vector[l, k]`, with
-/// block and global scales. See [`Batch`] for the shapes.
-///
-/// The sum is that of [`microscale_formats::dot`]: exact in all but extreme cases, in a given order in any case, and rounded once to `T`. A
-/// GPU gives the same bits. NaN scales and infinite sums come out as canonical NaN and infinities.
-///
-/// # Errors
-/// [`Error::Operands`] if they do not fit each other, and [`Error::Length`] if `out` has fewer elements than `[L, M]`.
-pub fn gemv<T: Element>(
-    matrix: &QuantizedTensor,
-    vectors: &QuantizedTensor,
-    batch: Batch,
-    out: &mut [T],
-) -> Result<()> {
-    cpu::gemv(matrix, vectors, batch, out)
-}
-
 /// A dtype of activations: [`half::f16`] or [`half::bf16`].
 pub trait Activation: Element + sealed::Sealed {}
 
@@ -179,25 +161,4 @@ pub(crate) fn check_weights(
     Shape::new(tokens, weights.cols).check("the activations", activations)?;
     Shape::new(tokens, weights.rows).check("the output", output)?;
     Ok(weights.rows)
-}
-
-/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ weights[m, k] · activations[n, k]`,
-/// with block and global scales, for `tokens` rows of activations (N).
-///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share one reading of
-/// the weights.
-///
-/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the same bits. NaN
-/// scales and activations that are not finite come out as canonical NaN and infinities.
-///
-/// # Errors
-/// [`Error::Operands`] if the weights are in another format or have swizzled scales, and [`Error::Length`] if `activations` or `out` have
-/// too few elements.
-pub fn gemv_weights<T: Activation>(
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
-    out: &mut [T],
-) -> Result<()> {
-    cpu::gemv_weights(weights, activations, tokens, out)
 }

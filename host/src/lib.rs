@@ -52,12 +52,13 @@ pub mod cli;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, quantize, quantize_hessian, quantize_strided, quantize_weighted,
+    amax, dequantize, dequantize_into, gemv, gemv_weights, quantize, quantize_hessian, quantize_strided,
+    quantize_weighted,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, Result};
-pub use gemv::{Activation, Batch, OperandFault, gemv, gemv_weights};
+pub use gemv::{Activation, Batch, OperandFault};
 pub use microscale_formats as formats;
 pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;

@@ -16,7 +16,14 @@ use crate::tensor::QuantizedTensor;
 /// Codes that a task goes through, at least: as much as the input of one that quantizes is.
 pub(super) const TASK_BYTES: usize = 64 << 10;
 
-/// See [`crate::gemv`].
+/// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m, k] · vector[l, k]`, with
+/// block and global scales. See [`Batch`] for the shapes.
+///
+/// The sum is that of [`microscale_formats::dot`]: exact in all but extreme cases, in a given order in any case, and rounded once to `T`. A
+/// GPU gives the same bits. NaN scales and infinite sums come out as canonical NaN and infinities.
+///
+/// # Errors
+/// [`crate::Error::Operands`] if they do not fit each other, and [`crate::Error::Length`] if `out` has fewer elements than `[L, M]`.
 pub fn gemv<T: Element>(
     matrix: &QuantizedTensor,
     vectors: &QuantizedTensor,
@@ -51,7 +58,7 @@ pub fn gemv_with<T: Element>(
         let row = Row::of(matrix, row);
         let sum = match isa {
             Isa::Reference => reference(matrix.format(), row, Row::of(vectors, l * batch.vector_stride)),
-            _ if prepared[l].nan || row.most() >= nan(matrix.format()) => f64::NAN,
+            _ if prepared[l].nan || matrix.format().is_nan_scale(row.most()) => f64::NAN,
             _ => isa.dot(row, &prepared[l]),
         };
         out[0] = finished(sum, &globals);
@@ -101,14 +108,6 @@ impl<'a> Row<'a> {
     /// The largest scale byte: in both formats NaN is above all numbers.
     pub(super) fn most(self) -> u8 {
         self.scales.iter().fold(0, |most, scale| most.max(*scale))
-    }
-}
-
-/// The scale byte that is NaN.
-pub(super) fn nan(format: Format) -> u8 {
-    match format {
-        Format::Nvfp4 => E4m3::NAN.to_bits(),
-        _ => E8m0::NAN.to_bits(),
     }
 }
 
@@ -221,7 +220,7 @@ impl Prepared {
             Format::Nvfp4 => Steps::Nvfp4(steps(vector)),
             _ => Steps::Mxfp4(steps(vector)),
         };
-        Self { steps, nan: vector.most() >= nan(format) }
+        Self { steps, nan: format.is_nan_scale(vector.most()) }
     }
 }
 

@@ -6,7 +6,7 @@ use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0};
 
 use super::Scalars;
-use super::gemv::{Row, e4m3_over_256, each_rows, finished, nan};
+use super::gemv::{Row, e4m3_over_256, each_rows, finished};
 use super::isa::Isa;
 use super::products::{Products, TILE, chunk_of_lane};
 use super::vector::{LANES, Lanes};
@@ -27,7 +27,18 @@ const ROWS: usize = 4;
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
 
-/// See [`crate::gemv_weights`].
+/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU:
+/// `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
+///
+/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share
+/// one reading of the weights.
+///
+/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the
+/// same bits. NaN scales and activations that are not finite come out as canonical NaN and infinities.
+///
+/// # Errors
+/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and [`crate::Error::Length`] if `activations` or `out` have
+/// too few elements.
 pub fn gemv_weights<T: Activation>(
     weights: &QuantizedTensor,
     activations: &[T],
@@ -217,9 +228,9 @@ impl Scales for Mxfp4 {
 /// The sums of rows' products with each token's activations.
 #[inline(always)]
 pub(super) fn weigh<V: Products>(format: Format, rows: &[Row<'_>], x: &Prepared, sums: &mut RowSums) {
-    // Not scales that are NaN, or whose double is no number.
-    let limit = nan(format) - u8::from(format == Format::Mxfp4);
-    let common = |row: &Row<'_>| row.most() < limit;
+    // Not scales that are NaN, or whose double is no number: of MXFP4 one more.
+    let doubled = |most: u8| if format == Format::Mxfp4 { most.saturating_add(1) } else { most };
+    let common = |row: &Row<'_>| !format.is_nan_scale(doubled(row.most()));
     if V::ROWS == ROWS
         && let Ok(all) = rows.try_into()
         && rows.iter().all(common)
