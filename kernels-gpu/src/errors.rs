@@ -44,11 +44,11 @@ impl Sums {
         let mut total = Self::NONE;
         let mut lane = first;
         while lane < first + ERROR_LANES {
-            total.signal += shuffle(self.signal, lane);
-            total.noise += shuffle(self.noise, lane);
-            total.approximation += shuffle(self.approximation, lane);
-            total.product += shuffle(self.product, lane);
-            total.max_abs = larger(total.max_abs, shuffle(self.max_abs, lane));
+            total.signal += warp::shuffle_f64(self.signal, lane);
+            total.noise += warp::shuffle_f64(self.noise, lane);
+            total.approximation += warp::shuffle_f64(self.approximation, lane);
+            total.product += warp::shuffle_f64(self.product, lane);
+            total.max_abs = larger(total.max_abs, warp::shuffle_f64(self.max_abs, lane));
             total.non_finite += warp::shuffle(self.non_finite, lane);
             lane += 1;
         }
@@ -60,14 +60,6 @@ impl Sums {
 #[inline(always)]
 fn larger(a: f64, b: f64) -> f64 {
     if b > a { b } else { a }
-}
-
-/// [`warp::shuffle`] of 64 bits.
-#[inline(always)]
-fn shuffle(value: f64, lane: u32) -> f64 {
-    let bits = value.to_bits();
-    let (low, high) = (warp::shuffle(bits as u32, lane), warp::shuffle((bits >> 32) as u32, lane));
-    f64::from_bits(u64::from(low) | u64::from(high) << 32)
 }
 
 /// A value of a matrix.

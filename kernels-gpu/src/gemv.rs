@@ -3,16 +3,13 @@
 //! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a stream: the chunks of 32
 //! elements whose numbers leave its own when divided by 32, so that a warp reads 512 bytes of each row at once, and no lane waits for another
 //! before the end.
-//!
-//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and negative ones apart: the
-//! instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's sign. Four products and their sum are one
-//! instruction. The sums begin as the bits of 1.5 · 2^23, whose last bits count integers, so that their difference as floats is the sum of
-//! products, without a conversion. With hardware for it, elements are pairs of f16, which hold a group's sums exactly too.
+
+mod products;
 
 use microscale_formats::dot::{self, CHUNK, STREAMS};
-use microscale_formats::{E8m0, mx, nvfp4};
 use microscale_kernels_abi::{ApplyGlobal, GemvGrid, GlobalSlot, OutputDtype, THREADS, WARP};
 
+use self::products::{Format, Machine, Mxfp4, Nvfp4, Products};
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::{ptx, warp};
 
@@ -20,206 +17,6 @@ use crate::{ptx, warp};
 type Codes = [u32; 4];
 /// Their bytes.
 const CHUNK_BYTES: u32 = CHUNK as u32 / 2;
-
-/// The products of one chunk, by the integers or the hardware of a target.
-trait Products {
-    /// A chunk of the vector, ready to be multiplied.
-    type Vector: Copy;
-
-    /// Before the loop, given all ones that the assembler does not know.
-    fn new(ones: u32) -> Self;
-
-    fn vector(&self, codes: Codes) -> Self::Vector;
-
-    /// Four times the sums of the products of each half: whole numbers.
-    fn quarters(&self, matrix: Codes, vector: &Self::Vector) -> [f32; 2];
-}
-
-/// Bytes that are twice the elements. What the assembler knows it copies to a register for each use, unless it can be part of the instruction, as one
-/// half of the table can.
-#[cfg(not(microscale_fp4))]
-struct OfBytes {
-    /// Twice the magnitudes, in the order of codes.
-    twice: [u32; 2],
-    /// 1.5 · 2^23.
-    zero: u32,
-}
-
-#[cfg(not(microscale_fp4))]
-impl OfBytes {
-    /// All signs.
-    const SIGNS: u32 = 0x8888_8888;
-
-    /// Of four codes, in the low half: twice those that are positive, as bytes.
-    #[inline(always)]
-    fn positive(&self, codes: u32) -> u32 {
-        ptx::permute(self.twice[0], self.twice[1], codes)
-    }
-
-    /// Of four codes: twice the elements, as signed bytes.
-    #[inline(always)]
-    fn signed(&self, codes: u32) -> u32 {
-        let (positive, negative) = (self.positive(codes), self.positive(codes ^ Self::SIGNS));
-        // No byte borrows from the next: one of the two is zero, the other at most 12.
-        ((positive | 0x8080_8080) - negative) ^ 0x8080_8080
-    }
-}
-
-#[cfg(not(microscale_fp4))]
-impl Products for OfBytes {
-    type Vector = [u32; 8];
-
-    #[inline(always)]
-    fn new(ones: u32) -> Self {
-        let kept = |constant| constant & ones;
-        Self { twice: [kept(0x0302_0100), 0x0C08_0604], zero: kept(0x4B40_0000) }
-    }
-
-    #[inline(always)]
-    fn vector(&self, [a, b, c, d]: Codes) -> [u32; 8] {
-        [a, a >> 16, b, b >> 16, c, c >> 16, d, d >> 16].map(|codes| self.signed(codes))
-    }
-
-    #[inline(always)]
-    fn quarters(&self, matrix: Codes, vector: &[u32; 8]) -> [f32; 2] {
-        [0, 1].map(|half| {
-            let (mut sum, mut negated) = (self.zero, self.zero);
-            for i in 2 * half..2 * half + 2 {
-                let (codes, opposite) = (matrix[i], matrix[i] ^ Self::SIGNS);
-                sum = ptx::dot_bytes(self.positive(codes), vector[2 * i], sum);
-                sum = ptx::dot_bytes(self.positive(codes >> 16), vector[2 * i + 1], sum);
-                negated = ptx::dot_bytes(self.positive(opposite), vector[2 * i], negated);
-                negated = ptx::dot_bytes(self.positive(opposite >> 16), vector[2 * i + 1], negated);
-            }
-            f32::from_bits(sum) - f32::from_bits(negated)
-        })
-    }
-}
-
-/// Pairs of f16.
-#[cfg(microscale_fp4)]
-struct OfPairs;
-
-#[cfg(microscale_fp4)]
-impl OfPairs {
-    #[inline(always)]
-    fn pairs(codes: u32) -> [u32; 4] {
-        [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
-    }
-}
-
-#[cfg(microscale_fp4)]
-impl Products for OfPairs {
-    type Vector = [[u32; 4]; 4];
-
-    #[inline(always)]
-    fn new(_: u32) -> Self {
-        Self
-    }
-
-    #[inline(always)]
-    fn vector(&self, codes: Codes) -> [[u32; 4]; 4] {
-        codes.map(Self::pairs)
-    }
-
-    #[inline(always)]
-    fn quarters(&self, matrix: Codes, vector: &[[u32; 4]; 4]) -> [f32; 2] {
-        [0, 2].map(|first| {
-            // Eight products in each half: at most 288, in steps of a quarter.
-            let mut sums = 0;
-            for i in first..first + 2 {
-                let pairs = Self::pairs(matrix[i]);
-                for k in 0..4 {
-                    sums = ptx::fma_f16x2(pairs[k], vector[i][k], sums);
-                }
-            }
-            4.0 * (ptx::f16_low_to_f32(sums) + ptx::f16_high_to_f32(sums))
-        })
-    }
-}
-
-#[cfg(not(microscale_fp4))]
-type Machine = OfBytes;
-#[cfg(microscale_fp4)]
-type Machine = OfPairs;
-
-/// A format's scales and terms.
-trait Format {
-    /// Bytes of a block's codes.
-    const BLOCK_BYTES: u64;
-    /// Blocks in a chunk.
-    const BLOCKS: u32;
-    /// Scales of a chunk of the vector, ready to be multiplied with.
-    type Scales: Copy;
-
-    fn scales(bytes: u32) -> Self::Scales;
-
-    /// Adds the terms of a chunk to its stream.
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: Self::Scales);
-}
-
-struct Nvfp4;
-
-impl Nvfp4 {
-    /// Two scales.
-    #[inline(always)]
-    fn pair(bytes: u32) -> [f32; 2] {
-        #[cfg(microscale_sm90)]
-        {
-            let pair = ptx::e4m3x2_to_f16x2(bytes);
-            [ptx::f16_low_to_f32(pair), ptx::f16_high_to_f32(pair)]
-        }
-        #[cfg(not(microscale_sm90))]
-        {
-            // The bits moved to those of an f32 are the scale times 2^-120, subnormal ones included.
-            [bytes, bytes >> 8].map(|byte| {
-                let code = byte & 0x7F;
-                let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
-                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120)
-            })
-        }
-    }
-}
-
-impl Format for Nvfp4 {
-    const BLOCK_BYTES: u64 = nvfp4::BLOCK as u64 / 2;
-    const BLOCKS: u32 = 2;
-    type Scales = [f32; 2];
-
-    /// A quarter of them.
-    #[inline(always)]
-    fn scales(bytes: u32) -> [f32; 2] {
-        Self::pair(bytes).map(|scale| 0.25 * scale)
-    }
-
-    #[inline(always)]
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: [f32; 2]) {
-        // Exact, each of them (`dot::nvfp4_term`).
-        let matrix = Self::pair(matrix);
-        for i in 0..2 {
-            *sum += f64::from(quarters[i] * (matrix[i] * vector[i]));
-        }
-    }
-}
-
-struct Mxfp4;
-
-impl Format for Mxfp4 {
-    const BLOCK_BYTES: u64 = mx::BLOCK as u64 / 2;
-    const BLOCKS: u32 = 1;
-    type Scales = u32;
-
-    #[inline(always)]
-    fn scales(bytes: u32) -> u32 {
-        bytes
-    }
-
-    #[inline(always)]
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: u32) {
-        let scale = dot::mxfp4_scale(E8m0::from_bits(matrix as u8), E8m0::from_bits(vector as u8));
-        *sum += f64::from(quarters[0] + quarters[1]) * scale;
-    }
-}
 
 /// A chunk of a row: its codes and the bytes of its scales.
 #[derive(Clone, Copy)]
@@ -355,14 +152,6 @@ impl<const ROWS: usize> Group<ROWS> {
     }
 }
 
-/// [`warp::shuffle_xor`] of 64 bits.
-#[inline(always)]
-fn shuffle_xor(value: f64, lane_mask: u32) -> f64 {
-    let bits = value.to_bits();
-    let [low, high] = [bits as u32, (bits >> 32) as u32].map(|half| warp::shuffle_xor(half, lane_mask));
-    f64::from_bits(u64::from(low) | u64::from(high) << 32)
-}
-
 /// The sums over all streams, in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of several rows, it gives half of them
 /// away; at the end lane `l` has that of row `l / (32 / ROWS)`.
 #[inline(always)]
@@ -375,10 +164,10 @@ fn total<const ROWS: usize>(mut sums: [f64; ROWS]) -> f64 {
             for i in 0..left {
                 let (low, high) = (sums[i], sums[i + left]);
                 let (keeps, gives) = if upper { (high, low) } else { (low, high) };
-                sums[i] = keeps + shuffle_xor(gives, apart);
+                sums[i] = keeps + warp::shuffle_xor_f64(gives, apart);
             }
         } else {
-            sums[0] += shuffle_xor(sums[0], apart);
+            sums[0] += warp::shuffle_xor_f64(sums[0], apart);
         }
         apart /= 2;
     }

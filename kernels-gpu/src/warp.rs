@@ -51,6 +51,25 @@ pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
     unsafe { shfl_sync_idx(ALL, value, lane, WARP - 1) }
 }
 
+/// [`shuffle_xor`] of 64 bits.
+#[inline(always)]
+pub(crate) fn shuffle_xor_f64(value: f64, lane_mask: u32) -> f64 {
+    by_halves(value, |half| shuffle_xor(half, lane_mask))
+}
+
+/// [`shuffle`] of 64 bits.
+#[inline(always)]
+pub(crate) fn shuffle_f64(value: f64, lane: u32) -> f64 {
+    by_halves(value, |half| shuffle(half, lane))
+}
+
+#[inline(always)]
+fn by_halves(value: f64, moved: impl Fn(u32) -> u32) -> f64 {
+    let bits = value.to_bits();
+    let [low, high] = [bits as u32, (bits >> 32) as u32].map(moved);
+    f64::from_bits(u64::from(low) | u64::from(high) << 32)
+}
+
 /// One bit a lane: for which the predicate holds. All lanes of the warp take part.
 #[inline(always)]
 pub(crate) fn ballot(predicate: bool) -> u32 {
