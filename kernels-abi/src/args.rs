@@ -94,6 +94,24 @@ pub struct GemvGrid {
     pub groups: Divider,
 }
 
+/// How a quantized matrix and activations that are not quantized are multiplied.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WeightsGrid {
+    /// Rows of the matrix, at least 1.
+    pub rows: u64,
+    /// Its columns, and a token's activations, at least 1.
+    pub cols: u64,
+    /// Blocks in a row; fewer than 2²⁶.
+    pub blocks: u64,
+    /// Tokens, at least 1; fewer than 2²⁴.
+    pub tokens: u32,
+    /// Warps that share rows, each with a part of the columns: a divisor of a thread block's.
+    pub splits: u32,
+    /// Lots of [`TILE_TOKENS`](crate::TILE_TOKENS) that the tokens fall to.
+    pub lots: Divider,
+}
+
 /// What results are rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]

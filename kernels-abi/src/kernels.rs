@@ -20,6 +20,18 @@ pub const ERROR_PART: u32 = 1024;
 pub const ERROR_LANES: u32 = 8;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
+/// Rows and tokens of a tile: what one instruction of tensor cores multiplies.
+pub const TILE_ROWS: u32 = 16;
+/// See [`TILE_ROWS`].
+pub const TILE_TOKENS: u32 = 8;
+/// Threads in a thread block of the kernels that multiply weights.
+pub const WEIGHTS_THREADS: u32 = 256;
+
+/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp takes so many tiles: their sums, and a flag
+/// for each warp.
+pub const fn weights_shared_bytes(tiles: u32) -> u32 {
+    WEIGHTS_THREADS / WARP * (tiles * TILE_ROWS * TILE_TOKENS + 1) * 4
+}
 
 /// The conversion that a kernel is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +81,9 @@ const SCALES: Launch = (THREADS, THREADS * 4);
 const ONE_ROW: Launch = (THREADS, THREADS / WARP);
 const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP);
 const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP);
+const A_ROW_EACH: Launch = (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP);
+const TILE: Launch = (WEIGHTS_THREADS, TILE_ROWS * (WEIGHTS_THREADS / WARP));
+const TWO_TILES: Launch = (WEIGHTS_THREADS, 2 * TILE_ROWS * (WEIGHTS_THREADS / WARP));
 const EMPTY: Launch = (WARP, 0);
 const SINGLE: Launch = (WARP, WARP);
 
@@ -94,6 +109,18 @@ macro_rules! kernels {
             Kernel { name: "mxfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
             Kernel { name: "mxfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, converts: Converts::E2m1 },
             Kernel { name: "mxfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_f16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_weights_f16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
             Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, converts: Converts::Nothing },
         ]
     };

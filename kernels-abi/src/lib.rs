@@ -11,11 +11,11 @@ mod targets;
 pub use args::{
     ApplyGlobal, BlockGrid, Divider, ErrorSums, GemvGrid, GlobalSlot, NO_POSITION, NV_FAR, NvPlan,
     NvQuantizeOptions, NvStep, OutputDtype, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
-    power_of_two,
+    WeightsGrid, power_of_two,
 };
 pub use kernels::{
     AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, SEARCH_EACH,
-    THREADS, WARP, WARP_ELEMENTS, kernels,
+    THREADS, TILE_ROWS, TILE_TOKENS, WARP, WARP_ELEMENTS, WEIGHTS_THREADS, kernels, weights_shared_bytes,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

@@ -5,6 +5,7 @@
 //! before the end.
 
 mod products;
+mod weights;
 
 use microscale_formats::dot::{self, CHUNK, STREAMS};
 use microscale_kernels_abi::{ApplyGlobal, GemvGrid, GlobalSlot, OutputDtype, THREADS, WARP};

@@ -10,14 +10,22 @@
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
 //! | [`search`] | quantizing with searched block scales |
 //! | [`errors`] | what was lost |
-//! | [`gemv`] | matrices times vectors, both quantized |
+//! | [`gemv`] | matrices times vectors: both quantized, and weights times activations |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
 //! Names, launch shapes and argument structures are `microscale_kernels_abi`'s; the arithmetic's definition is
 //! `microscale_formats`', against which every kernel is tested bit for bit.
 #![no_std]
-#![feature(abi_ptx, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)]
+#![feature(
+    abi_ptx,
+    asm_experimental_arch,
+    core_intrinsics,
+    f16,
+    gpu_intrinsics,
+    gpu_launch_sized_workgroup_mem
+)]
+#![feature(link_llvm_intrinsics, repr_simd, simd_ffi, stdarch_nvptx)]
 #![allow(internal_features, reason = "LLVM's intrinsics are the only way to convergent operations")]
 
 mod access;

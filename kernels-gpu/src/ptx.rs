@@ -165,6 +165,14 @@ register_instructions! {
     fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; f16.
     fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
+    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
+    /// byte's sign instead.
+    permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
+    /// a · b in both halves, rounded once; f16.
+    multiply_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "mul.rn.f16x2 {}, {}, {};";
+    /// a · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
+    multiply_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b32 minus_zero; mov.b32 minus_zero, 0x80008000; fma.rn.bf16x2 {0}, {1}, {2}, minus_zero; }}";
     /// 1 / b, off by about one unit in the last place; for normal b and 1 / b.
     approximate_reciprocal(b: reg32 f32) -> reg32 f32 = "rcp.approx.ftz.f32 {}, {};";
     /// The f16 in the low half, widened.
@@ -199,9 +207,6 @@ register_instructions! {
     /// |a| · b in both halves, rounded once; f16.
     scale_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 x; abs.f16x2 x, {1}; mul.rn.f16x2 {0}, x, {2}; }}";
-    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
-    /// byte's sign instead.
-    permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
 }
 
 #[cfg(microscale_sm90)]

@@ -2,12 +2,24 @@
 //!
 //! The convergent operations are LLVM intrinsics: LLVM knows that they must not be moved across branches.
 
-use core::arch::nvptx::{_block_idx_x, _thread_idx_x};
+use core::arch::nvptx::{_block_idx_x, _syncthreads, _thread_idx_x};
+use core::intrinsics::gpu::gpu_launch_sized_workgroup_mem;
 
 use microscale_kernels_abi::WARP;
 
 const ALL: u32 = u32::MAX;
 
+/// Two f16, as LLVM has them.
+#[repr(simd)]
+#[derive(Clone, Copy)]
+struct F16x2([f16; 2]);
+
+/// What a lane has of a product.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sums(f32, f32, f32, f32);
+
+#[expect(improper_ctypes, reason = "LLVM's intrinsics take its own vectors")]
 unsafe extern "llvm-intrinsic" {
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     fn shfl_sync_bfly(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
@@ -15,6 +27,32 @@ unsafe extern "llvm-intrinsic" {
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
     fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
+    #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"]
+    fn mma_f16(
+        a0: F16x2,
+        a1: F16x2,
+        a2: F16x2,
+        a3: F16x2,
+        b0: F16x2,
+        b1: F16x2,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+    ) -> Sums;
+    #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.bf16"]
+    fn mma_bf16(
+        a0: u32,
+        a1: u32,
+        a2: u32,
+        a3: u32,
+        b0: u32,
+        b1: u32,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+    ) -> Sums;
 }
 
 /// The lane's number in its warp. Thread blocks are one-dimensional and whole warps.
@@ -75,4 +113,50 @@ fn by_halves(value: f64, moved: impl Fn(u32) -> u32) -> f64 {
 pub(crate) fn ballot(predicate: bool) -> u32 {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
     unsafe { vote_ballot_sync(ALL, predicate) }
+}
+
+/// The product of a matrix of 16 × 16 with one of 16 × 8, added to `c`; f16. Lane 4g + t has in `a` rows g, g + 8, g and g + 8, two elements each
+/// of depths 2t and, in the last two, 2t + 8; in `b` column g, of the same depths; in `c` row g and then g + 8, columns 2t and 2t + 1. All
+/// lanes of the warp take part.
+#[inline(always)]
+pub(crate) fn multiply_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    // SAFETY: the same 32 bits.
+    let pair = |word: u32| unsafe { core::mem::transmute::<u32, F16x2>(word) };
+    // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
+    let Sums(w, x, y, z) = unsafe {
+        mma_f16(
+            pair(a[0]),
+            pair(a[1]),
+            pair(a[2]),
+            pair(a[3]),
+            pair(b[0]),
+            pair(b[1]),
+            c[0],
+            c[1],
+            c[2],
+            c[3],
+        )
+    };
+    [w, x, y, z]
+}
+
+/// [`multiply_f16`] of bf16.
+#[inline(always)]
+pub(crate) fn multiply_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
+    let Sums(w, x, y, z) = unsafe { mma_bf16(a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3]) };
+    [w, x, y, z]
+}
+
+/// The memory that a thread block shares: as much as the launch gives it.
+#[inline(always)]
+pub(crate) fn shared<T>() -> *mut T {
+    gpu_launch_sized_workgroup_mem::<T>()
+}
+
+/// Waits for all threads of the block, and makes what they wrote visible to each other.
+#[inline(always)]
+pub(crate) fn barrier() {
+    // SAFETY: convergent; every kernel calls it with all threads of the block, in uniform control flow.
+    unsafe { _syncthreads() }
 }

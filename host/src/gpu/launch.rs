@@ -3,6 +3,7 @@
 //! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds.
 
 mod gemv;
+mod weights;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use microscale_kernels_abi::{
 };
 
 pub(super) use gemv::gemv;
+pub(super) use weights::gemv_weights;
 
 use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};

@@ -13,6 +13,7 @@ mod bench_kernels;
 mod device;
 mod gemv;
 mod gemv_choices;
+mod gemv_weights;
 mod gpus;
 mod launch;
 mod loaded;
@@ -26,6 +27,7 @@ pub use device::{GpuInfo, devices};
 pub use gemv::GemvKernel;
 #[doc(hidden)]
 pub use gemv_choices::GemvChoices;
+pub use gemv_weights::GemvWeightsKernel;
 pub use gpus::Gpus;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};

@@ -89,12 +89,11 @@ impl Products for OfBytes {
 #[cfg(microscale_fp4)]
 pub(super) struct OfPairs;
 
+/// Eight elements as pairs of f16.
 #[cfg(microscale_fp4)]
-impl OfPairs {
-    #[inline(always)]
-    fn pairs(codes: u32) -> [u32; 4] {
-        [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
-    }
+#[inline(always)]
+pub(super) fn pairs(codes: u32) -> [u32; 4] {
+    [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
 }
 
 #[cfg(microscale_fp4)]
@@ -108,7 +107,7 @@ impl Products for OfPairs {
 
     #[inline(always)]
     fn vector(&self, codes: Codes) -> [[u32; 4]; 4] {
-        codes.map(Self::pairs)
+        codes.map(pairs)
     }
 
     #[inline(always)]
@@ -117,7 +116,7 @@ impl Products for OfPairs {
             // Eight products in each half: at most 288, in steps of a quarter.
             let mut sums = 0;
             for i in first..first + 2 {
-                let pairs = Self::pairs(matrix[i]);
+                let pairs = pairs(matrix[i]);
                 for k in 0..4 {
                     sums = ptx::fma_f16x2(pairs[k], vector[i][k], sums);
                 }
@@ -152,7 +151,7 @@ pub(super) struct Nvfp4;
 impl Nvfp4 {
     /// Two scales.
     #[inline(always)]
-    fn pair(bytes: u32) -> [f32; 2] {
+    pub(super) fn pair(bytes: u32) -> [f32; 2] {
         #[cfg(microscale_sm90)]
         {
             let pair = ptx::e4m3x2_to_f16x2(bytes);

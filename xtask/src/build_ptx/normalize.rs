@@ -1,19 +1,26 @@
 //! Turns LLVM's PTX into PTX fit to be committed: nothing in it depends on where it was built, and a change to one kernel
 //! changes that kernel's lines only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Drops comments, blank lines and debug lines, numbers labels within their function, names private data by position, and
-/// sorts the entries.
+/// Memory that a launch gives to a thread block: one place, which LLVM gives a name for each kernel that asks for it.
+const DYNAMIC: &str = ".extern .shared ";
+
+/// Drops comments, blank lines and debug lines, numbers labels within their function, names private data by position, dynamic
+/// shared memory once for all, and sorts the entries.
 pub(super) fn normalize(raw: &str) -> String {
     let lines: Vec<String> =
         raw.lines().map(clean).filter(|line| !line.is_empty() && !is_debug(line)).collect();
     let names = private_data(&lines);
+    let mut declared = BTreeSet::new();
     let mut head = String::new();
     let mut entries: BTreeMap<String, String> = BTreeMap::new();
     let mut current: Option<String> = None;
     for line in &lines {
         let line = rename(line, &names);
+        if line.starts_with(DYNAMIC) && !declared.insert(line.clone()) {
+            continue;
+        }
         if let Some(name) = entry_name(&line) {
             current = Some(name);
         }
@@ -54,14 +61,18 @@ fn entry_name(line: &str) -> Option<String> {
 
 /// New names for module-level data, whose own names hold hashes of paths and compilers.
 fn private_data(lines: &[String]) -> BTreeMap<String, String> {
-    let declares =
-        |line: &&String| [".global ", ".const ", ".shared "].iter().any(|space| line.starts_with(space));
+    let declares = |line: &&String| {
+        [".global ", ".const ", ".shared ", DYNAMIC].iter().any(|space| line.starts_with(space))
+    };
     let mut names = BTreeMap::new();
+    let mut position = 0;
     for line in lines.iter().filter(declares) {
         let declared = line.split(['=', '[', ';']).next().unwrap_or_default();
         if let Some(name) = declared.split_whitespace().last() {
-            let position = names.len();
-            names.insert(name.to_owned(), format!("data_{position}"));
+            let new =
+                if line.starts_with(DYNAMIC) { "shared".to_owned() } else { format!("data_{position}") };
+            position += usize::from(!line.starts_with(DYNAMIC));
+            names.insert(name.to_owned(), new);
         }
     }
     names
@@ -104,6 +115,16 @@ mod tests {
             .visible .entry b(\n\t.param .u64 b_param_0\n)\n{\n\
             $L_2:\n\tmov.b64 %rd1, data_0;\n\t@%p1 bra \t$L_2;\n\tret;\n}\n";
         assert_eq!(normalize(RAW), expected);
+    }
+
+    #[test]
+    fn shared_memory_is_declared_once() {
+        let raw = ".extern .shared .align 4 .b8 anon_1[];\n.extern .shared .align 4 .b8 anon_2[];\n\
+            .global .align 4 .b8 table[4] = {1, 2, 3, 4};\n\
+            .visible .entry a()\n{\n\tmov.b64 %rd1, anon_2;\n\tmov.b64 %rd2, table;\n}\n";
+        let expected = ".extern .shared .align 4 .b8 shared[];\n.global .align 4 .b8 data_0[4] = {1, 2, 3, 4};\n\n\
+            .visible .entry a()\n{\n\tmov.b64 %rd1, shared;\n\tmov.b64 %rd2, data_0;\n}\n";
+        assert_eq!(normalize(raw), expected);
     }
 
     #[test]
