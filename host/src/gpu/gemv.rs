@@ -28,17 +28,6 @@ impl Words for GemvKernel {
         &[("rows1", Self::Rows1), ("rows2", Self::Rows2), ("rows4", Self::Rows4)];
 }
 
-impl GemvKernel {
-    /// Rows that a warp takes.
-    pub(super) fn rows(self) -> usize {
-        match self {
-            Self::Rows1 => 1,
-            Self::Rows2 => 2,
-            Self::Rows4 => 4,
-        }
-    }
-}
-
 impl Gpu {
     /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result back, and waits for it.
     ///

@@ -5,26 +5,17 @@ use microscale_executor::{Argument, Memory};
 use microscale_formats::nvfp4::Direction;
 use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, GlobalSlot, OutputDtype};
 
-use super::case::{Prepared, argument};
+use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;
 
-/// Rows that a warp of a kernel takes.
-fn rows_a_warp(kernel: &str) -> usize {
-    match kernel {
-        "rows4" => 4,
-        "rows2" => 2,
-        _ => 1,
-    }
-}
-
 /// The name of a kernel.
-pub(crate) fn product_kernel(format: Format, kernel: &str) -> String {
-    format!("{}_gemv_{kernel}", word(format))
+pub(crate) fn product_kernel(format: Format, variant: &str) -> String {
+    format!("{}_gemv_{variant}", word(format))
 }
 
 /// Matrices times vectors.
 pub(crate) fn multiplying<T: Element>(
-    kernel: &str,
+    variant: &str,
     matrix: &QuantizedTensor,
     vectors: &QuantizedTensor,
     batch: Batch,
@@ -33,8 +24,10 @@ pub(crate) fn multiplying<T: Element>(
     let mut expected = vec![T::default(); matrix.rows()];
     gemv(matrix, vectors, batch, &mut expected).expect("operands that fit");
     let out = case.memory.allocate("out", size_of_val(&expected[..]));
+    let name = product_kernel(matrix.format(), variant);
+    let rows_a_warp = kernel(&name).elements_per_warp();
     let rows = matrix.rows() / batch.count;
-    let groups = rows.div_ceil(rows_a_warp(kernel)) as u64;
+    let groups = rows.div_ceil(rows_a_warp as usize) as u64;
     let grid = GemvGrid {
         rows: rows as u64,
         batches: batch.count as u64,
@@ -51,8 +44,8 @@ pub(crate) fn multiplying<T: Element>(
     };
     arguments.extend(of_vectors);
     arguments.extend([out.into(), argument(&grid), apply, vector_apply, (dtype as u32).into()]);
-    let covered = groups * batch.count as u64 * rows_a_warp(kernel) as u64;
-    case.step(product_kernel(matrix.format(), kernel), covered, arguments);
+    let covered = groups * batch.count as u64 * u64::from(rows_a_warp);
+    case.step(name, covered, arguments);
     case.expect("results", out, bytemuck::cast_slice(&expected).to_vec());
     case
 }

@@ -38,9 +38,10 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
     let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let (word, rows_a_warp) = if cut { ("cut", 1) } else { (kernel.word(), kernel.rows()) };
+    let word = if cut { "cut" } else { kernel.word() };
     let name = format!("{}_gemv_{word}", kernel_word(matrix.format()));
     let (kernel, function) = module.kernel(&name)?;
+    let rows_a_warp = kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     // The kernels count in 32 bits, and a few steps past the last block.
     let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31 && blocks < 1 << 26);
