@@ -2,10 +2,12 @@
 
 use std::mem::offset_of;
 
-use microscale::{Element, Format, Position, Report, Shape};
+use microscale::{Element, Format, GlobalScale, Position, QuantizedTensor, Report, Shape};
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
-use microscale_formats::nvfp4::Arithmetic;
-use microscale_kernels_abi::{Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
+use microscale_formats::nvfp4::{Arithmetic, Direction};
+use microscale_kernels_abi::{
+    ApplyGlobal, GlobalSlot, Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels,
+};
 
 /// A target's PTX.
 pub(crate) fn ptx(target: &str) -> String {
@@ -53,6 +55,20 @@ impl Prepared {
             return self.memory.allocate_from_aligned("values", bytes, size_of::<T>() as u64).into();
         }
         self.memory.allocate_from("values", bytes).into()
+    }
+
+    /// The slot of a tensor's global scale, zeros where there is none as in the library, and what a kernel does with it.
+    pub(crate) fn global_scale(&mut self, tensor: &QuantizedTensor) -> (Argument, Argument) {
+        let scale = tensor.global_scale();
+        let mut slot = [0; size_of::<GlobalSlot>()];
+        let value = scale.map_or(0.0, GlobalScale::value).to_le_bytes();
+        slot[offset_of!(GlobalSlot, scale)..][..value.len()].copy_from_slice(&value);
+        let apply = match scale.map(GlobalScale::direction) {
+            Some(Direction::Divisor) => ApplyGlobal::Divisor,
+            Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+            None => ApplyGlobal::Absent,
+        };
+        (self.memory.allocate_from("global", &slot).into(), (apply as u32).into())
     }
 
     /// All bytes of the buffer must be these.

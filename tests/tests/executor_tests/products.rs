@@ -1,9 +1,8 @@
 //! Products of quantized operands.
 
-use microscale::{Batch, Dtype, Element, Format, GlobalScale, QuantizedTensor, gemv};
-use microscale_executor::{Argument, Memory};
-use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, GlobalSlot, OutputDtype};
+use microscale::{Batch, Dtype, Element, Format, QuantizedTensor, gemv};
+use microscale_executor::Argument;
+use microscale_kernels_abi::{Divider, GemvGrid, OutputDtype};
 
 use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;
@@ -36,7 +35,7 @@ pub(crate) fn multiplying<T: Element>(
         groups: Divider::new(groups),
     };
     let [(mut arguments, apply), (of_vectors, vector_apply)] =
-        [matrix, vectors].map(|tensor| operand(&mut case.memory, tensor));
+        [matrix, vectors].map(|tensor| operand(&mut case, tensor));
     let dtype = match T::DTYPE {
         Dtype::F32 => OutputDtype::F32,
         Dtype::F16 => OutputDtype::F16,
@@ -51,18 +50,9 @@ pub(crate) fn multiplying<T: Element>(
 }
 
 /// The buffers of an operand, and what becomes of its global scale.
-fn operand(memory: &mut Memory, tensor: &QuantizedTensor) -> (Vec<Argument>, Argument) {
-    let mut slot = vec![0; size_of::<GlobalSlot>()];
-    let scale = tensor.global_scale().map_or(0.0, GlobalScale::value);
-    slot[..size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
-    let buffers = [("codes", tensor.codes()), ("scales", tensor.scales()), ("global", &slot)];
-    let apply = match tensor.global_scale().map(GlobalScale::direction) {
-        Some(Direction::Divisor) => ApplyGlobal::Divisor,
-        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
-        None => ApplyGlobal::Absent,
-    };
-    let buffers = buffers.map(|(what, bytes)| memory.allocate_from(what, bytes).into());
-    (buffers.into(), (apply as u32).into())
+fn operand(case: &mut Prepared, tensor: &QuantizedTensor) -> (Vec<Argument>, Argument) {
+    let codes = case.memory.allocate_from("codes", tensor.codes());
+    let scales = case.memory.allocate_from("scales", tensor.scales());
+    let (slot, apply) = case.global_scale(tensor);
+    (vec![codes.into(), scales.into(), slot], apply)
 }
-
-const _: () = assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
