@@ -163,9 +163,10 @@ impl BlockErrors {
     /// of u, and its reciprocal with another, which may take the farther of two magnitudes where that is farther by no
     /// more than 2u·a. What an element leaves is rounded once. That is u·f·q + 2u·a + u·|r| an element, and f·q is at
     /// most a + |r|: 3u·‖x‖ + 2u·‖r‖. The sum rounds a term at most eight times (weight, four of a chain, three sums),
-    /// which makes 4u·‖r‖ of the norm. So a norm is off by less than 6u·(‖x‖ + ‖r‖), once for the scale that is taken and once for the best. Where the
-    /// largest element is within u of 7 scales, skipping the double of a scale may cost 2u·‖x‖. Codes are written by
-    /// the convention's quotient, which up to four roundings lie in: 8u·‖x‖. In all 22u·(‖x‖ + ‖r‖) at most.
+    /// which makes 4u·‖r‖ of the norm. So a norm is off by less than 6u·(‖x‖ + ‖r‖), once for the scale that is taken
+    /// and once for the best. Where the largest element is within u of 7 scales, skipping the double of a scale may
+    /// cost 2u·‖x‖. Codes are written by the convention's quotient, which up to four roundings lie in: 8u·‖x‖. In all
+    /// 22u·(‖x‖ + ‖r‖) at most.
     fn excess(&self) -> f64 {
         (self.written.sqrt() - self.least.sqrt())
             / (self.energy.sqrt() + self.least.sqrt()).max(f64::MIN_POSITIVE)

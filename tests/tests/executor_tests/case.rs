@@ -48,7 +48,8 @@ impl Prepared {
         self.steps.push(Step { kernel: kernel.into(), elements, arguments });
     }
 
-    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a multiple of 16 bytes.
+    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a
+    /// multiple of 16 bytes.
     pub(crate) fn values<T: Element>(&mut self, values: &[T], odd: bool) -> Argument {
         let bytes = bytemuck::cast_slice(values);
         if odd {
@@ -97,8 +98,8 @@ impl Prepared {
         buffer.into()
     }
 
-    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch did, or says what is
-    /// wrong: a fault, or what lies in memory.
+    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch
+    /// did, or says what is wrong: a fault, or what lies in memory.
     pub(crate) fn run(
         self,
         modules: &[&Module],

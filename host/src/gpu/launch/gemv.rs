@@ -20,7 +20,8 @@ unsafe impl DeviceRepr for Argument<GemvGrid> {}
 // SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
 unsafe impl DeviceRepr for Argument<OutputDtype> {}
 
-/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and that `out` has room.
+/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and
+/// that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "those of `Gpu::gemv_on`, and what was worked out of them")]
 pub(in crate::gpu) fn gemv<T: Element>(
     module: &Module,
@@ -65,9 +66,9 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
     launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and blocks that the grid
-    // says, with linear scales, and that `out` has a result for each row; buffers start on 256 bytes, and rows of whole chunks are multiples
-    // of 16. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and
+    // blocks that the grid says, with linear scales, and that `out` has a result for each row; buffers start on 256
+    // bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())
