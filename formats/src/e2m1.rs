@@ -103,8 +103,8 @@ pub mod identity {
     pub const BASE_BF16X2: u32 = 0x4300_4300;
 }
 
-/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are no longer exact, but still
-/// above the 7, also at infinity.
+/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are no longer
+/// exact, but still above the 7, also at infinity.
 #[inline(always)]
 pub fn magnitude_code_even(a: f32) -> u32 {
     use identity::BASE_F32 as BASE;
@@ -128,8 +128,8 @@ pub fn magnitude_codes_even<M: Machine>(a: M::Number) -> M::Number {
 
 /// The value of a code from 0 to 7, without subnormal numbers, which are slow on CPUs, and without a table.
 ///
-/// Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack their hidden one, so (½, ¾) is taken
-/// for them and stretched to (0, ½).
+/// Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack their hidden one, so
+/// (½, ¾) is taken for them and stretched to (0, ½).
 #[inline(always)]
 pub const fn magnitude_value(code: u32) -> f32 {
     let rebased = f32::from_bits((code + 2 * 126) << 22);

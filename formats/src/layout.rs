@@ -60,8 +60,8 @@ pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
         + block % TILE_COLS as u64
 }
 
-/// How much further than a scale another lies: that of the `together`-th row of those that lie together with the first of them, and
-/// `blocks` to the right of one that starts a tile.
+/// How much further than a scale another lies: that of the `together`-th row of those that lie together with the first
+/// of them, and `blocks` to the right of one that starts a tile.
 #[inline(always)]
 pub const fn swizzled_distance(together: u32, blocks: u32) -> u32 {
     let (tile, in_tile) = (blocks / TILE_COLS as u32, blocks % TILE_COLS as u32);

@@ -152,7 +152,8 @@ pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> 
 /// Whether a finite magnitude is above the largest element times a scale, from its bits.
 #[inline(always)]
 pub fn clips<E: Element>(amax_bits: u32, scale: E8m0) -> bool {
-    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above every amax as it is itself.
+    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above every
+    // amax as it is itself.
     amax_bits > ((scale.to_bits() as u32 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
 
@@ -162,8 +163,8 @@ pub fn encode<E: Element>(value: f32, reciprocal: f32, ties: Ties, negative_zero
     with_zero_sign(E::encode(value * reciprocal, ties), 1 << (E::BITS - 1), value, negative_zero)
 }
 
-/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block that holds a NaN or
-/// an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
+/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block that holds a
+/// NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
 pub fn quantize_block<E: Element>(
     values: &[f32; BLOCK],
     arithmetic: &Arithmetic,

@@ -1,8 +1,9 @@
-//! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale, and a tensor's blocks one [`GlobalScale`].
+//! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale, and a tensor's blocks
+//! one [`GlobalScale`].
 //!
-//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in bytes; what tells them
-//! apart is data, an [`Arithmetic`], and the conventions by name are a table of those ([`Arithmetic::TORCHAO`] and so on). All
-//! steps are single f32 operations, rounded to nearest.
+//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in bytes; what
+//! tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
+//! ([`Arithmetic::TORCHAO`] and so on). All steps are single f32 operations, rounded to nearest.
 
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
@@ -20,7 +21,8 @@ pub const LARGEST: f32 = e2m1::MAX * E4m3::MAX;
 /// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to E4M3.
 pub const CLIPPED: f32 = 6.5;
 
-/// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is no longer the nearest.
+/// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is
+/// no longer the nearest.
 pub const LARGEST_UNSATURATED: f32 = 464.0;
 
 /// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
@@ -33,8 +35,8 @@ pub enum Direction {
     Multiplier = 1,
 }
 
-/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale, does not
-/// overflow. Each amax has such a one.
+/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale,
+/// does not overflow. Each amax has such a one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalScale {
     /// Values are element · block scale / this.
@@ -58,7 +60,8 @@ impl GlobalScale {
         }
     }
 
-    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that zero elements stay zero.
+    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that
+    /// zero elements stay zero.
     pub fn in_range(self) -> bool {
         self.value() >= f32::MIN_POSITIVE
             && self.value() <= f32::MAX
@@ -436,14 +439,14 @@ pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     <F as Fused>::fma(rest * y, rest, rest * y)
 }
 
-/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of vectors. A `short` x has a
-/// significand of 11 bits or less.
+/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of vectors. A
+/// `short` x has a significand of 11 bits or less.
 ///
-/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and matters where
-/// x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to, but for one d, with which
-/// the parts are exact (`tests/tests/division.rs` looks at every d). Another x is corrected once more, by Markstein's theorem to x/d
-/// rounded to nearest: q + (x − d·q)·y, for q off by at most one unit in the last place. Where x/d is so small that what is left
-/// underflows, the code is 0 all the same.
+/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and
+/// matters where x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to,
+/// but for one d, with which the parts are exact (`tests/tests/division.rs` looks at every d). Another x is corrected
+/// once more, by Markstein's theorem to x/d rounded to nearest: q + (x − d·q)·y, for q off by at most one unit in the
+/// last place. Where x/d is so small that what is left underflows, the code is 0 all the same.
 ///
 /// With z = 0 it is the product x·y, rounded, of a short x.
 #[inline(always)]
@@ -452,8 +455,8 @@ pub fn quotient<M: Machine>(x: M::Number, [y, z]: [M::Number; 2], d: M::Number, 
     if short { q } else { M::fma(M::fnma(d, q, x), y, q) }
 }
 
-/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a global one. A NaN
-/// scale gives 16 times the canonical NaN.
+/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a global
+/// one. A NaN scale gives 16 times the canonical NaN.
 pub fn dequantize_block(scale: E4m3, global: Option<GlobalScale>, codes: &[u8]) -> [f32; BLOCK] {
     let factor = global.map_or(scale.to_f32(), |global| global.factor(scale));
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];

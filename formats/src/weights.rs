@@ -1,22 +1,26 @@
-//! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each vector that is not quantized.
+//! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each vector
+//! that is not quantized.
 //!
-//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products with a 128th of the
-//! weights are exact in f32, whatever an activation is; they are added in order, each sum rounded to f32. That is the group's
-//! [`fraction`]. Whether a product is fused with its sum makes no difference, and none of it can overflow: sixteen times 6/128 is below 1.
+//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products with a
+//! 128th of the weights are exact in f32, whatever an activation is; they are added in order, each sum rounded to f32.
+//! That is the group's [`fraction`]. Whether a product is fused with its sum makes no difference, and none of it can
+//! overflow: sixteen times 6/128 is below 1.
 //!
-//! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32, the one that the group's chunk
-//! has in [`dot`](crate::dot); groups come in order. Twice, because twice 2^−127 is a normal number. The sums are then added as there, in f64,
-//! and 64 times that is the [`total`]. It comes under the matrix' global scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
+//! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32, the one that
+//! the group's chunk has in [`dot`](crate::dot); groups come in order. Twice, because twice 2^−127 is a normal number.
+//! The sums are then added as there, in f64, and 64 times that is the [`total`]. It comes under the matrix' global
+//! scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
 //!
-//! How far that is from the exact sum: with u = 2^−24, a product meets 15 roundings in its group, 2⌈K / 1024⌉ in its stream, and six of
-//! 2^−53 afterwards. So, while K is below 2^21 and no sum overflows,
+//! How far that is from the exact sum: with u = 2^−24, a product meets 15 roundings in its group, 2⌈K / 1024⌉ in its
+//! stream, and six of 2^−53 afterwards. So, while K is below 2^21 and no sum overflows,
 //!
 //! ```text
 //! |y − Σ w·x| ≤ ½ ulp(y) + γ · Σ |w·x| + δ        γ = (16 + 2⌈K / 1024⌉) · 2^−24
 //! ```
 //!
-//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are multiples of 2^−149
-//! here, and at most K · 2^−148 in MXFP4. A stream overflows where its products come to 64 times the largest f32, and are infinite or NaN from there.
+//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are
+//! multiples of 2^−149 here, and at most K · 2^−148 in MXFP4. A stream overflows where its products come to 64 times
+//! the largest f32, and are infinite or NaN from there.
 
 use crate::dot::Sums;
 use crate::search::Fused;

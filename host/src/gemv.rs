@@ -1,7 +1,7 @@
 //! Matrix–vector products of quantized operands: what goes in, and whether it fits.
 //!
-//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does it in `cpu::gemv` and
-//! `cpu::weights`, GPUs in `gpu`.
+//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does it in
+//! `cpu::gemv` and `cpu::weights`, GPUs in `gpu`.
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -11,8 +11,8 @@ use microscale_formats::ScaleLayout;
 
 /// How the rows of two tensors are matrices and vectors.
 ///
-/// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows, and the vector of batch l is row l · `vector_stride` of the vector
-/// tensor: rows between, such as padding to 128, are not looked at. The result is `[L, M]`.
+/// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows, and the vector of batch l is row l ·
+/// `vector_stride` of the vector tensor: rows between, such as padding to 128, are not looked at. The result is `[L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Matrices (L), at least 1; as many vectors.

@@ -94,7 +94,8 @@ impl ErrorStats {
         total
     }
 
-    /// Of elements and their approximations. The sums have the same order, and so the same bits, whatever it is compiled for.
+    /// Of elements and their approximations. The sums have the same order, and so the same bits,
+    /// whatever it is compiled for.
     #[inline(always)]
     pub(crate) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> Self {
         let mut sums = LaneSums::default();

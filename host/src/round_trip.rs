@@ -67,8 +67,8 @@ impl<'a, T: Element> RoundTrip<'a, T> {
 }
 
 impl<T: Element> Row<'_, T> {
-    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of them, and the blocks'
-    /// scale bytes.
+    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of them, and the
+    /// blocks' scale bytes.
     pub(crate) fn for_each_part(&self, mut part: impl FnMut(&[T], &[f32], &[u8])) {
         let blocks = PART / self.format.block();
         let coded = self.codes.chunks(blocks * self.format.block_bytes()).zip(self.scales.chunks(blocks));

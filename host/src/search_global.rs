@@ -1,7 +1,7 @@
 //! Choosing NVFP4's global scale by the squared error that it makes.
 //!
-//! The convention brings a tensor's amax to 2688, 6 times E4M3's largest value. A smaller number moves all block scales on E4M3's grid,
-//! and leaves a search room above the plain scale of the block with the amax.
+//! The convention brings a tensor's amax to 2688, 6 times E4M3's largest value. A smaller number moves all block scales
+//! on E4M3's grid, and leaves a search room above the plain scale of the block with the amax.
 
 use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::{Arithmetic, FromAmax, LARGEST};
@@ -11,9 +11,10 @@ use crate::ErrorStats;
 /// What amax is brought to, in the order in which it is tried: the convention's 2688 first.
 pub const TRIED: [f32; 5] = [LARGEST, 2304.0, 2048.0, 1792.0, 1536.0];
 
-/// The global scales that are tried for a tensor, or several that share one, with this finite amax: n / amax or amax / n for each n of
-/// [`TRIED`], computed as the convention computes it, without those that [cannot be a global scale](GlobalScale::in_range). The first is
-/// the convention's own, and the only one if amax is 0. `narrow` rounds to the dtype of the input.
+/// The global scales that are tried for a tensor, or several that share one, with this finite amax: n / amax or amax /
+/// n for each n of [`TRIED`], computed as the convention computes it, without those that
+/// [cannot be a global scale](GlobalScale::in_range). The first is the convention's own, and the only one if amax is 0.
+/// `narrow` rounds to the dtype of the input.
 pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) -> f32) -> Vec<GlobalScale> {
     let plain = arithmetic.global_scale(amax, &narrow);
     let others = TRIED[1..].iter().filter(|_| amax > 0.0).map(|&n| {
@@ -30,8 +31,9 @@ pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) ->
     std::iter::once(plain).chain(others.filter(|scale| scale.in_range())).collect()
 }
 
-/// The global scale, of those given, with the least squared error; the first of equals. `measure` quantizes everything that is to share
-/// it. Nothing is measured where there is one alone. Errors are not weighted, also where the search for block scales weights them.
+/// The global scale, of those given, with the least squared error; the first of equals. `measure` quantizes everything
+/// that is to share it. Nothing is measured where there is one alone. Errors are not weighted, also where the search
+/// for block scales weights them.
 ///
 /// # Errors
 /// Those of `measure`.

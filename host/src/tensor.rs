@@ -141,9 +141,9 @@ impl QuantizedShape {
 
 /// A quantized matrix.
 ///
-/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps: of 4 bits, two a byte with the lower index in the low nibble, or
-/// of 8. Scales are one byte each, in the order of the [`ScaleLayout`]. A row whose length is not a multiple of the block ends
-/// in a block padded with zeros.
+/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps: of 4 bits, two a byte with the lower index in the low
+/// nibble, or of 8. Scales are one byte each, in the order of the [`ScaleLayout`]. A row whose length is not a multiple
+/// of the block ends in a block padded with zeros.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedTensor {
     shape: QuantizedShape,

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::round_trip::{RoundTrip, Row};
 use crate::tensor::{QuantizedTensor, Shape};
 
-/// What one block lost. Elements that are not finite, or did not come back so, are left out, as [`ErrorStats`](crate::ErrorStats) does.
+/// What one block lost. Elements that are not finite, or did not come back so, are left out, as
+/// [`ErrorStats`](crate::ErrorStats) does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockError {
     /// The row, counted from 0.
@@ -33,7 +34,8 @@ impl BlockError {
     }
 }
 
-/// The blocks that lost most, the worst first; of those that lost the same, the first ones. What lost nothing is not among them.
+/// The blocks that lost most, the worst first; of those that lost the same, the first ones. What lost
+/// nothing is not among them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstBlocks {
     /// By the squared error as a share of the block's energy.

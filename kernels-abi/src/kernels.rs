@@ -64,6 +64,11 @@ impl Kernel {
     pub const fn elements_per_thread(&self) -> (u32, u32) {
         (self.elements, self.threads)
     }
+
+    /// Elements that a warp handles; rows in the products.
+    pub const fn elements_per_warp(&self) -> u32 {
+        self.elements / (self.threads / WARP)
+    }
 }
 
 /// How a kind of kernel is launched: threads in a thread block, and elements for each.

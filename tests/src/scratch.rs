@@ -53,8 +53,8 @@ impl Scratch {
         self.write(Path::new(directory).join("model.safetensors.index.json"), index.to_string())
     }
 
-    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has changed. Links have what
-    /// they point to; what else there may be is not opened.
+    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has changed.
+    /// Links have what they point to; what else there may be is not opened.
     pub fn contents(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let (mut found, mut open) = (BTreeMap::new(), vec![self.0.path().to_path_buf()]);
         while let Some(directory) = open.pop() {

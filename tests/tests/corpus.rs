@@ -1,5 +1,5 @@
-//! The inputs that the fuzzer has found worth keeping, `fuzz/corpus/`, through the targets that it found them with: no panic, no more
-//! memory than such small files deserve, an end, and nothing written but where output was asked for.
+//! The inputs that the fuzzer has found worth keeping, `fuzz/corpus/`, through the targets that it found them with: no
+//! panic, no more memory than such small files deserve, an end, and nothing written but where output was asked for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;

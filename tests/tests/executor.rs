@@ -1,4 +1,5 @@
-//! Every kernel of every embedded PTX, executed on the CPU (`microscale-executor`) and compared with the library, bit for bit.
+//! Every kernel of every embedded PTX, executed on the CPU (`microscale-executor`) and compared with the
+//! library, bit for bit.
 //!
 //! A case is a launch with its arguments, as the library launches, and what must lie in memory afterwards.
 //! The same cases then have to notice kernels that were changed on purpose.

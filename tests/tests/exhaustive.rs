@@ -1,4 +1,5 @@
-//! Every bit pattern there is, through every scalar conversion, and every 16-bit one through quantization on every instruction set.
+//! Every bit pattern there is, through every scalar conversion, and every 16-bit one through quantization on
+//! every instruction set.
 
 mod exhaustive_tests {
     mod backends;

@@ -387,7 +387,8 @@ fn sizes_beside_a_zero_may_be_anything() {
     run(&[&"inspect", &scratch.path("OUT")]).ok();
 }
 
-/// A shard that holds only scales, which are written with their codes. Left behind empty, this one would be taken for all weights.
+/// A shard that holds only scales, which are written with their codes. Left behind empty, this one would be
+/// taken for all weights.
 #[test]
 fn a_shard_of_which_nothing_is_left() {
     let scratch = Scratch::new();

@@ -1,8 +1,8 @@
 //! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
 //!
-//! A convention is a table of [`Storage`], one for each format that it has, and a few rules, in a file of its own. This is about files
-//! and not about arithmetic: codes and scales of any [`Convention`](crate::Convention) are stored so, to the byte. Only a global scale
-//! may change, by a rounding: [`Storage::stored_global_scale`].
+//! A convention is a table of [`Storage`], one for each format that it has, and a few rules, in a file of its own. This
+//! is about files and not about arithmetic: codes and scales of any [`Convention`](crate::Convention) are stored so, to
+//! the byte. Only a global scale may change, by a rounding: [`Storage::stored_global_scale`].
 
 use std::borrow::Cow;
 
@@ -146,7 +146,8 @@ impl FileConvention {
         stored().filter(move |stored| stored.convention == self).map(|stored| stored.format)
     }
 
-    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which linear layers are not quantized.
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which linear
+    /// layers are not quantized.
     pub(super) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
         let Some(first) = groups.first() else { return };
         match self {
@@ -297,8 +298,9 @@ impl Storage {
 
     /// What a file holds for a global scale, in the convention's direction.
     ///
-    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the file may differ from the
-    /// original's in the last place. A tensor without a global scale gets 1, because loaders want one, and that changes nothing.
+    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the file may
+    /// differ from the original's in the last place. A tensor without a global scale gets 1, because loaders want one,
+    /// and that changes nothing.
     pub(super) fn stored_global_scale(&self, global_scale: Option<GlobalScale>) -> Option<GlobalScale> {
         let direction = self.global_scale.as_ref()?.direction;
         Some(global_scale.unwrap_or(GlobalScale::of(direction, 1.0)).toward(direction))

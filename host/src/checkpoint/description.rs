@@ -58,8 +58,8 @@ impl Description {
         checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
     }
 
-    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of keys and values is. Words
-    /// that both conventions have are understood.
+    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of keys and
+    /// values is. Words that both conventions have are understood.
     fn cache(&self) -> Option<&Value> {
         let quantization = self.config.as_ref().and_then(|config| config.get(QUANTIZATION));
         let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));

@@ -1,5 +1,5 @@
-//! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes another pass over the
-//! values.
+//! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes another
+//! pass over the values.
 
 use super::convention::Storage;
 use super::error::Result;
@@ -34,7 +34,8 @@ impl Details {
 }
 
 impl Summary {
-    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing unless details were collected.
+    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing unless
+    /// details were collected.
     pub fn histograms(&self) -> Vec<Histogram> {
         let mut sums: Vec<Histogram> = Vec::new();
         for (_, Details { histogram, .. }) in self.details() {
@@ -46,7 +47,8 @@ impl Summary {
         sums
     }
 
-    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share of the block's energy.
+    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share
+    /// of the block's energy.
     pub fn worst_relative(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
         self.worst(most, |worst| &worst.relative, BlockError::relative)
     }

@@ -53,8 +53,9 @@ pub(super) fn fused(weight: &str) -> Option<Fused> {
     Some(Fused { parent: parent.into(), row })
 }
 
-/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and where it has a global scale
-/// the same arithmetic and the same way to that scale. Experts of one layer, which are one tensor to engines, must have one format.
+/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and where it
+/// has a global scale the same arithmetic and the same way to that scale. Experts of one layer, which are one tensor to
+/// engines, must have one format.
 ///
 /// # Errors
 /// [`Error::FusedDiffer`].

@@ -7,8 +7,8 @@
 //! | `metadata`, `write` | writing: metadata as it was, tensors at their places in whatever order they come |
 //! | `blocks` | MXFP4 and NVFP4 between our codes and scales and ggml's blocks |
 //!
-//! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth its danger: strings and
-//! alignments beyond any use.
+//! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth its
+//! danger: strings and alignments beyond any use.
 
 mod blocks;
 mod cursor;

@@ -39,8 +39,8 @@ pub struct GlobalScales {
 }
 
 impl GlobalScales {
-    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a divisor, `X_scale_2`, a
-    /// multiplier, or X itself, which has the convention's direction.
+    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a divisor,
+    /// `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
     ///
     /// # Errors
     /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and [`Error::Tensor`]
@@ -166,8 +166,8 @@ impl<'a> Chooser<'a> {
         fused(tensor.name).filter(|layer| from_amax && !given && self.layers.contains_key(layer))
     }
 
-    /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it shares, that is computed now,
-    /// unless it is known already: of what is on the device there, and of other parts one at a time.
+    /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it shares, that
+    /// is computed now, unless it is known already: of what is on the device there, and of other parts one at a time.
     ///
     /// # Errors
     /// [`Error::Tensor`], naming the tensor that is to blame: another than the one that is asked for, maybe.
@@ -204,8 +204,8 @@ impl<'a> Chooser<'a> {
         Ok(given(Global::Given(found.plain), Global::Given(found.best)))
     }
 
-    /// The global scale of tensors that share one: the convention's, or if that is wanted the best of a few. Tensors that share one have
-    /// one arithmetic, which the plan makes sure of.
+    /// The global scale of tensors that share one: the convention's, or if that is wanted the best of a few. Tensors
+    /// that share one have one arithmetic, which the plan makes sure of.
     fn find(
         &self,
         parts: &[Tensor<'_>],

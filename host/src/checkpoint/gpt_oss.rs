@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `….experts.gate_up_proj`, `….experts.down_proj` | `X_blocks` U8 [E, N, K/32, 16] | `X_scales` U8 [E, N, K/32] |
 //!
-//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold its transpose. All other
-//! weights stay as they are, for loaders look for no others.
+//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold its
+//! transpose. All other weights stay as they are, for loaders look for no others.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its offsets and sizes are validated
-//! here and by the `safetensors` crate.
+//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its offsets and
+//! sizes are validated here and by the `safetensors` crate.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -14,8 +14,8 @@ pub(super) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = 
     modules
 }
 
-/// The module of a linear layer that is not quantized: what the config must tell loaders to ignore. Embeddings and norms are no linear
-/// layers to them.
+/// The module of a linear layer that is not quantized: what the config must tell loaders to ignore. Embeddings and
+/// norms are no linear layers to them.
 pub(super) fn ignored_module(tensor: &Tensor<'_>) -> Option<String> {
     let module = tensor.name.strip_suffix(".weight")?;
     let other = matches!(kept(tensor.name), Some(Kept::Norm | Kept::Embedding));

@@ -25,7 +25,8 @@ pub struct Importance {
 }
 
 impl Importance {
-    /// Finds the vector of each tensor that is stored so: `X.importance`, `X_importance` or X itself, as many floats as X has columns.
+    /// Finds the vector of each tensor that is stored so: `X.importance`, `X_importance` or X itself, as many
+    /// floats as X has columns.
     ///
     /// # Errors
     /// [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].

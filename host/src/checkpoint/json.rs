@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 
-/// The most bytes of a file that is read: as many as a safetensors header may have. The largest indexes have some tens of megabytes.
+/// The most bytes of a file that is read: as many as a safetensors header may have. The largest indexes have
+/// some tens of megabytes.
 const MOST: u64 = 100_000_000;
 
 /// Reads a file that must hold one JSON object.

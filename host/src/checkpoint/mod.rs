@@ -1,7 +1,8 @@
 //! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized, compared.
 //!
 //! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are quantized;
-//! [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time; [`compare`] and [`inspect`] only read.
+//! [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time; [`compare`] and
+//! [`inspect`] only read.
 //!
 //! | file | what it knows |
 //! |---|---|

@@ -4,8 +4,8 @@
 //! |---|---|---|---|
 //! | nvfp4 | `X` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_scale_2` F32 [], a multiplier |
 //!
-//! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a multiplier. The config
-//! stands twice: in config.json, and in a file of ModelOpt's own with other words.
+//! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a multiplier.
+//! The config stands twice: in config.json, and in a file of ModelOpt's own with other words.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,7 @@
 //! Reading quantized tensors: which stored tensors belong together, and what they are.
 //!
-//! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json, which a single file
-//! lacks.
+//! Names, dtypes and shapes tell, by the tables of the [conventions](super::FileConvention), and not the config.json,
+//! which a single file lacks.
 
 use std::borrow::Cow;
 

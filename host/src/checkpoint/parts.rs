@@ -1,8 +1,9 @@
 //! Quantizing a checkpoint in parts, by processes or machines that know nothing of each other, and merging what they made.
 //!
-//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones, each with a note: what it was made
-//! from and how, its checksum, and what became of its tensors. A shard gets its name when it is complete, and its note after that, so
-//! that a part that was killed is made by running it again: it keeps shards whose notes fit. Merging takes a shard only if its note does.
+//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones, each with a note:
+//! what it was made from and how, its checksum, and what became of its tensors. A shard gets its name when it is
+//! complete, and its note after that, so that a part that was killed is made by running it again: it keeps shards whose
+//! notes fit. Merging takes a shard only if its note does.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -96,8 +97,9 @@ struct Note {
 
 /// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
 ///
-/// All parts of all runs must be given the same input and options. The bytes are those that [`quantize`](super::quantize()) makes. Shards go
-/// to parts by their sizes, the largest first and each to the part with the least so far; a part may get none.
+/// All parts of all runs must be given the same input and options. The bytes are those that
+/// [`quantize`](super::quantize()) makes. Shards go to parts by their sizes, the largest first and each to the part
+/// with the least so far; a part may get none.
 ///
 /// # Errors
 /// Those of [`quantize`](super::quantize()).
@@ -280,8 +282,8 @@ fn fingerprint(plan: &Plan<'_>) -> String {
 /// A file's length and checksum.
 fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
     let file = File::open(path)?;
-    // SAFETY: the map is private and read-only and only read as bytes. Nobody else changes a finished shard: it was renamed into its
-    // place, and whoever makes it again makes another file.
+    // SAFETY: the map is private and read-only and only read as bytes. Nobody else changes a finished shard: it was
+    // renamed into its place, and whoever makes it again makes another file.
     let map = unsafe { Mmap::map(&file) }?;
     Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
 }

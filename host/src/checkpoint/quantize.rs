@@ -26,8 +26,8 @@ use crate::{QuantizedTensor, Recipe, Search, check_search};
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
 ///
-/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed at the end, so that a failure or
-/// an interruption leaves nothing behind. The same bytes come from every device, or several.
+/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed at the
+/// end, so that a failure or an interruption leaves nothing behind. The same bytes come from every device, or several.
 ///
 /// # Errors
 /// [`Error::NothingToQuantize`], [`Error::Tensor`] (among them non-finite values, if the recipe refuses them), and
@@ -97,7 +97,8 @@ impl<'a> Quantizer<'a> {
         Ok(Done { summary, checked_blocks: 0, busy: None })
     }
 
-    /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were searched, and writes it.
+    /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were
+    /// searched, and writes it.
     fn quantize(
         &self,
         tensor: &Tensor<'_>,

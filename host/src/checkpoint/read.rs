@@ -252,8 +252,8 @@ impl Shard {
         self.map.len() as u64
     }
 
-    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a checkpoint counts as
-    /// this program's memory by and by. The system may keep them for whoever reads them next.
+    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a checkpoint
+    /// counts as this program's memory by and by. The system may keep them for whoever reads them next.
     pub(super) fn forget(&self, data: &[u8]) {
         #[cfg(unix)]
         {
@@ -261,8 +261,9 @@ impl Shard {
             if start > self.map.len() || data.len() > self.map.len() - start {
                 return;
             }
-            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever reads them again has them
-            // from the file, the same bytes. That it stays unchanged is asked of the user, as for the map itself.
+            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever reads them
+            // again has them from the file, the same bytes. That it stays unchanged is asked of the user,
+            // as for the map itself.
             let forgotten = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
             };

@@ -1,9 +1,9 @@
-//! Which tensors of a checkpoint are quantized, and how: by settings for all, patterns, and rules for some. docs/recipes.md says it for
-//! users.
+//! Which tensors of a checkpoint are quantized, and how: by settings for all, patterns, and rules for some.
+//! docs/recipes.md says it for users.
 //!
-//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]), patterns to include, the
-//! first and last layers that are kept, the rules in their order, patterns to exclude. Of two rules that say something about the same
-//! key the later one is right.
+//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]), patterns
+//! to include, the first and last layers that are kept, the rules in their order, patterns to exclude. Of two rules
+//! that say something about the same key the later one is right.
 
 mod file;
 mod presets;
@@ -92,7 +92,8 @@ impl Recipes {
         file::parse(text, source)
     }
 
-    /// What a word names: a file, if it ends with `.toml` or has a separator of directories in it, and else one of the [`presets`].
+    /// What a word names: a file, if it ends with `.toml` or has a separator of directories in it, and else
+    /// one of the [`presets`].
     ///
     /// # Errors
     /// [`Error::NoPreset`], and those of [`Self::open`].

@@ -37,8 +37,8 @@ pub(super) trait Rewrite: Sync {
     /// The tensors that take one's place. None, if they are written together with another.
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
 
-    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices have memory of their own,
-    /// the parts in a shard then are written together.
+    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices have memory
+    /// of their own, the parts in a shard then are written together.
     fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {
         None
     }
@@ -58,8 +58,8 @@ pub(super) fn unchanged(tensor: &Tensor<'_>) -> Outline {
     Outline { name: tensor.name.into(), dtype: tensor.dtype, shape: tensor.shape.into() }
 }
 
-/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their order, and what was left
-/// behind.
+/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their order, and
+/// what was left behind.
 pub(super) fn rewrite<R: Rewrite>(
     checkpoint: &Checkpoint,
     out: &Path,

@@ -1,4 +1,5 @@
-//! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that is to be done with it.
+//! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that
+//! is to be done with it.
 
 use std::borrow::Cow;
 use std::time::Instant;

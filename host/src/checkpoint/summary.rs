@@ -70,8 +70,9 @@ pub enum Outcome {
         errors: ErrorStats,
         /// NVFP4's global scale in the convention's direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
-        /// Time from when the values were where the device works until there were codes and scales, others being worked at meanwhile. Of
-        /// tensors that share a global scale, the first one's includes the search for the amax, and for the global scale, of all.
+        /// Time from when the values were where the device works until there were codes and scales, others being worked
+        /// at meanwhile. Of tensors that share a global scale, the first one's includes the search for the amax, and
+        /// for the global scale, of all.
         seconds: f64,
         /// What plain scales would have been like; `None` unless scales were searched.
         plain: Option<Plain>,

@@ -1,5 +1,5 @@
-//! Writing a file: the header first, then each tensor at its place, in whatever order they come. Safetensors headers are written here, GGUF's
-//! in `gguf`.
+//! Writing a file: the header first, then each tensor at its place, in whatever order they come. Safetensors headers
+//! are written here, GGUF's in `gguf`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

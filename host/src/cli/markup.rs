@@ -5,7 +5,8 @@ use std::fmt::{self, Display, Write};
 /// Attributes of an element: names, and values that are still to be escaped.
 pub(super) type Attributes<'a> = &'a [(&'a str, &'a dyn Display)];
 
-/// A document that is being written. Everything but [`Markup::verbatim`] is escaped: names of tensors come from strangers' files.
+/// A document that is being written. Everything but [`Markup::verbatim`] is escaped: names of tensors come
+/// from strangers' files.
 #[derive(Default)]
 pub(super) struct Markup {
     text: String,
@@ -86,8 +87,8 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Characters that XML forbids, that would change the order of what stands around them, or that nobody would see. They are shown by their
-/// numbers, as in Rust: `\u{7f}`.
+/// Characters that XML forbids, that would change the order of what stands around them, or that nobody would see. They
+/// are shown by their numbers, as in Rust: `\u{7f}`.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}')

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-/// A file to be written at the end. Created first, under a temporary name, so that hours of work do not end in a typing error.
+/// A file to be written at the end. Created first, under a temporary name, so that hours of work do not
+/// end in a typing error.
 pub(super) struct Pending {
     path: PathBuf,
     temporary: NamedTempFile,

@@ -42,8 +42,8 @@ pub(super) struct Args {
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same input and options each.
-    /// Shards that are there already are kept. Then `microscale merge INPUT --out OUT`
+    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same input and
+    /// options each. Shards that are there already are kept. Then `microscale merge INPUT --out OUT`
     #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
     part: Option<Part>,
     /// Show what would be done to each tensor, and write nothing

@@ -43,8 +43,9 @@ pub(crate) enum Part {
 }
 
 impl Device {
-    /// Brings a matrix to where the device works. If the values are a mapped file's, `origin` says where they are in it, and a device with
-    /// memory of its own has them read from there: in pieces, which costs less than having the system map their pages.
+    /// Brings a matrix to where the device works. If the values are a mapped file's, `origin` says where they are in
+    /// it, and a device with memory of its own has them read from there: in pieces, which costs less than having the
+    /// system map their pages.
     ///
     /// # Errors
     /// Those of [`cpu::quantize`] about shapes, [`crate::Error::Gpu`], and that reading fails.

@@ -28,19 +28,9 @@ impl Words for GemvKernel {
         &[("rows1", Self::Rows1), ("rows2", Self::Rows2), ("rows4", Self::Rows4)];
 }
 
-impl GemvKernel {
-    /// Rows that a warp takes.
-    pub(super) fn rows(self) -> usize {
-        match self {
-            Self::Rows1 => 1,
-            Self::Rows2 => 2,
-            Self::Rows4 => 4,
-        }
-    }
-}
-
 impl Gpu {
-    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result back, and waits for it.
+    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result
+    /// back, and waits for it.
     ///
     /// # Errors
     /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].
@@ -62,8 +52,8 @@ impl Gpu {
         self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 
-    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits: enqueues one kernel and returns. Allocates
-    /// nothing and does not wait.
+    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits: enqueues one
+    /// kernel and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].

@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 /// One GPU or several, ready to work.
 pub struct Gpus(Vec<Gpu>);
 
-/// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits for the kernels, copies back
-/// and writes. So many keep the copies busy.
+/// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits for the
+/// kernels, copies back and writes. So many keep the copies busy.
 const WORKERS: usize = 12;
 
-/// What a worker needs of a GPU's memory at most, in bytes of its largest tensor: the values, with those of the layers that it is fused with
-/// (three times, at most), and what they become.
+/// What a worker needs of a GPU's memory at most, in bytes of its largest tensor: the values, with those of the layers
+/// that it is fused with (three times, at most), and what they become.
 const FOOTPRINT: u64 = 4;
 
 impl Gpus {

@@ -89,8 +89,8 @@ impl Options {
     }
 }
 
-/// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of it, and that the
-/// amax in `out`'s slot is the input's if the recipe asks for it.
+/// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of
+/// it, and that the amax in `out`'s slot is the input's if the recipe asks for it.
 #[expect(clippy::too_many_arguments, reason = "those of `Gpu::quantize_weighted_on`")]
 pub(super) fn quantize<T: Element>(
     module: &Module,
@@ -138,14 +138,16 @@ pub(super) fn quantize<T: Element>(
         launch.arg(&importance).arg(&search);
     }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
-    // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale have their
-    // slots; the `vector` variant is chosen only where rows start on 16 bytes; there are as many weights as columns, or none. The borrows keep the buffers from overlapping.
+    // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale
+    // have their slots; the `vector` variant is chosen only where rows start on 16 bytes; there are as many weights as
+    // columns, or none. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;
     Ok(())
 }
 
-/// Enqueues one of the ladder's MXFP4 quantizers: ties to even, −0 kept, non-finite blocks become NaN, linear scales, no report.
+/// Enqueues one of the ladder's MXFP4 quantizers: ties to even, −0 kept, non-finite blocks become NaN,
+/// linear scales, no report.
 pub(super) fn quantize_baseline<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
@@ -221,8 +223,8 @@ fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
     })
 }
 
-/// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in too. The caller
-/// has checked that `values` holds `shape`.
+/// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in
+/// too. The caller has checked that `values` holds `shape`.
 pub(super) fn amax<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
@@ -239,8 +241,8 @@ pub(super) fn amax<T: Element>(
     let grid = grid(shape, AMAX_BLOCK)?;
     let mut launch = stream.launch_builder(function);
     launch.arg(&values).arg(slot).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller checked;
-    // the slot is whole; the `vector` variant is chosen only where rows start on 16 bytes.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
+    // caller checked; the slot is whole; the `vector` variant is chosen only where rows start on 16 bytes.
     unsafe { launch.launch(config(kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
         .map_err(doing("launching an amax kernel"))?;
     Ok(())
@@ -262,8 +264,8 @@ pub(super) fn plan<T: Element>(
     Ok(())
 }
 
-/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that `values` holds `shape`, that
-/// `back` holds its rows without gaps, and that `sums` has room for [`error_parts`] of each row.
+/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that `values` holds
+/// `shape`, that `back` holds its rows without gaps, and that `sums` has room for [`error_parts`] of each row.
 pub(super) fn errors<T: Element>(
     module: &Module,
     stream: &Arc<CudaStream>,
@@ -280,8 +282,8 @@ pub(super) fn errors<T: Element>(
     let grid = by_rows(shape, ERROR_PART as usize)?;
     let mut launch = stream.launch_builder(function);
     launch.arg(&values).arg(back).arg(sums).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row; the caller checked the
-    // lengths of all three. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row; the caller
+    // checked the lengths of all three. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(kernel, grid.0.blocks * u64::from(ERROR_PART))?) }
         .map_err(doing("launching an errors kernel"))?;
     Ok(())
@@ -319,8 +321,8 @@ pub(super) fn convert_scales(
     let grid = Argument(grid);
     let mut launch = stream.launch_builder(function);
     launch.arg(source).arg(target).arg(&rows).arg(&grid).arg(&tiles);
-    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their layouts, and there is a
-    // thread for each four bytes of the swizzled side.
+    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their layouts, and
+    // there is a thread for each four bytes of the swizzled side.
     unsafe { launch.launch(config(kernel, bytes as u64)?) }.map_err(doing("launching a layout kernel"))?;
     Ok(())
 }

@@ -40,8 +40,8 @@ pub(crate) struct QuantizedOnGpu {
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {
-    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has checked that the values hold the
-    /// shape.
+    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has checked that
+    /// the values hold the shape.
     pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape, origin: Option<Origin<'_>>) -> Result<Self> {
         let span = shape.span()?;
         if shape.is_empty() {

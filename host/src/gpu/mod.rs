@@ -2,8 +2,8 @@
 //!
 //! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a context, a stream
 //! and the loaded module. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
-//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`]) only
-//! enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
+//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`],
+//! [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
 //!
 //! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a buffer on several
 //! streams by events, which a graph capture does not allow; a caller who captures turns that off first
@@ -133,12 +133,12 @@ impl Gpu {
         self.stream.clone_dtoh(&out).map_err(doing("copying the output back"))
     }
 
-    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be computed or swizzled scales
-    /// have padding, and returns.
+    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be computed or
+    /// swizzled scales have padding, and returns.
     /// Allocates nothing and does not wait.
     ///
-    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse: blocks with non-finite values
-    /// become NaN, and the caller finds them in the report when it reads it.
+    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse:
+    /// blocks with non-finite values become NaN, and the caller finds them in the report when it reads it.
     ///
     /// # Errors
     /// Those of [`crate::quantize`] about shapes and lengths, and [`Error::Gpu`].
@@ -154,8 +154,9 @@ impl Gpu {
         self.quantize_weighted_on(stream, values, shape, recipe, None, out, report)
     }
 
-    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`] does. Weights in device
-    /// memory are not looked at: if one is negative or not finite, which scales are chosen means nothing.
+    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`]
+    /// does. Weights in device memory are not looked at: if one is negative or not finite, which scales are
+    /// chosen means nothing.
     ///
     /// # Errors
     /// Those of [`Self::quantize_on`], and [`Error::Importance`] if there are not as many weights as columns.
@@ -221,8 +222,8 @@ impl Gpu {
         loaded.errors(&DeviceTensor::from_host(&self.stream, tensor)?)
     }
 
-    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates nothing and
-    /// does not wait.
+    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates
+    /// nothing and does not wait.
     ///
     /// # Errors
     /// Those of [`crate::amax`], and [`Error::Gpu`].
@@ -248,8 +249,8 @@ impl Gpu {
         target.to_host(&self.stream)
     }
 
-    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues and returns. Allocates
-    /// nothing and does not wait.
+    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues and
+    /// returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// [`Error::QuantizedShape`] if more than the scale layout differs, and [`Error::Gpu`].

@@ -129,14 +129,14 @@ impl DeviceTensor {
         &self.scales
     }
 
-    /// How NVFP4's global scale is written down; none if the tensor has no global scale. The number itself is in device memory:
-    /// the first word of [`Self::global_slot`], as the bits of an f32.
+    /// How NVFP4's global scale is written down; none if the tensor has no global scale. The number itself is in device
+    /// memory: the first word of [`Self::global_slot`], as the bits of an f32.
     pub fn direction(&self) -> Option<Direction> {
         self.direction
     }
 
-    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN and infinity if the
-    /// input had one; what follows are the kernels' own notes.
+    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN and
+    /// infinity if the input had one; what follows are the kernels' own notes.
     pub fn global_slot(&self) -> &CudaSlice<u32> {
         &self.global
     }

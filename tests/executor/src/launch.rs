@@ -70,8 +70,8 @@ impl Launch {
     }
 }
 
-/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block, blocks. A correct kernel
-/// gives the same results in every order.
+/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block, blocks. A
+/// correct kernel gives the same results in every order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early as they can.
@@ -85,21 +85,22 @@ pub enum Schedule {
 
 /// Which of the permitted results an instruction gives that is not exact.
 ///
-/// Of `rcp.approx`, those within one ulp of the exact one. Of `mma`, sums in f32 of exact products, in any order and rounded in any way.
+/// Of `rcp.approx`, those within one ulp of the exact one. Of `mma`, sums in f32 of exact products, in any order
+/// and rounded in any way.
 #[derive(Clone, Default)]
 pub enum Approximation {
     /// The correctly rounded one.
     #[default]
     Nearest,
-    /// The smallest magnitude that is permitted. Of `mma`, the sum as tensor cores make it: addends are cut to 24 bits, counted from the
-    /// largest one's first, and so is the sum.
+    /// The smallest magnitude that is permitted. Of `mma`, the sum as tensor cores make it: addends are cut to 24 bits,
+    /// counted from the largest one's first, and so is the sum.
     Low,
     /// The largest magnitude that is permitted. Of `mma`, the sum of one addition after the other, each rounded to nearest.
     High,
     /// One that depends on the seed and the operand. Of `mma`, as `High`, in an order that depends on both.
     Scattered(u64),
-    /// The caller's: operand bits to result bits. Zeros, infinities and NaN are not asked for, and with `.ftz` subnormals neither. Of `mma`,
-    /// the correctly rounded sum.
+    /// The caller's: operand bits to result bits. Zeros, infinities and NaN are not asked for, and with `.ftz`
+    /// subnormals neither. Of `mma`, the correctly rounded sum.
     Table(Arc<dyn Fn(u32) -> u32 + Send + Sync>),
 }
 
@@ -138,8 +139,8 @@ impl Argument {
         unsafe { Self::of_padded(value, &[]) }
     }
 
-    /// From a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these offsets are padding. In their place stand odd
-    /// bytes, for a kernel may load them but must not use them.
+    /// From a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these offsets are padding. In
+    /// their place stand odd bytes, for a kernel may load them but must not use them.
     ///
     /// # Safety
     ///
@@ -150,7 +151,8 @@ impl Argument {
             if padding.contains(&offset) {
                 return 0xa5;
             }
-            // SAFETY: `offset` is below the value's size, the value lives, and the caller promises that the byte is initialised.
+            // SAFETY: `offset` is below the value's size, the value lives, and the caller promises that the
+            // byte is initialised.
             unsafe { start.add(offset).read() }
         };
         Self::Bytes((0..size_of::<T>()).map(byte).collect())

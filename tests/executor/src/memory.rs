@@ -7,7 +7,8 @@ use crate::fault::{Access, FaultKind, Space};
 use crate::program::SharedPlace;
 use crate::race::{Cells, Id, Races};
 
-/// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and none lies near another.
+/// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
+/// none lies near another.
 const REGION_BITS: u32 = 36;
 /// Where the first region begins.
 const FIRST_REGION: u64 = 1 << 40;
@@ -73,7 +74,8 @@ impl Memory {
         self.allocate_aligned(name, len, ALIGNMENT)
     }
 
-    /// A buffer of bytes that nobody wrote, at an odd multiple of `alignment`, a power of two: aligned so far and no further.
+    /// A buffer of bytes that nobody wrote, at an odd multiple of `alignment`, a power of two: aligned
+    /// so far and no further.
     pub fn allocate_aligned(&mut self, name: &str, len: usize, alignment: u64) -> Buffer {
         assert!(alignment.is_power_of_two() && alignment < GAP, "an alignment of {alignment}");
         let index = self.buffers.len();

@@ -1,5 +1,5 @@
-//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target, under every schedule and
-//! approximation. What every kernel does with every option is tested in `microscale-tests`.
+//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target, under every
+//! schedule and approximation. What every kernel does with every option is tested in `microscale-tests`.
 
 use std::mem::offset_of;
 

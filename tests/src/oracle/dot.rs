@@ -108,8 +108,8 @@ pub fn quantized(
     Some((sum, magnitudes))
 }
 
-/// The sum of a row's products with some numbers, and that of the products' magnitudes, without global scales; nothing if something is
-/// not finite.
+/// The sum of a row's products with some numbers, and that of the products' magnitudes, without global scales; nothing
+/// if something is not finite.
 pub fn weighted(weights: &QuantizedTensor, row: usize, x: &[f64]) -> Option<(Sum, Sum)> {
     let (mut sum, mut magnitudes) = (Sum::ZERO, Sum::ZERO);
     for (k, (weight, scale)) in elements(weights, row).enumerate() {

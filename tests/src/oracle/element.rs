@@ -31,7 +31,8 @@ pub fn power_of_two(exponent: i32) -> f64 {
     2f64.powi(exponent)
 }
 
-/// The code whose magnitude is nearest to `wanted` ≥ 0, saturating at the last. The midpoints of neighbours are exact in f64.
+/// The code whose magnitude is nearest to `wanted` ≥ 0, saturating at the last. The midpoints of
+/// neighbours are exact in f64.
 pub fn nearest(magnitudes: &[f64], wanted: f64, ties: Ties) -> u8 {
     assert!(wanted >= 0.0, "{wanted} is no magnitude");
     let code = |index: usize| u8::try_from(index).expect("at most 128 magnitudes");

@@ -20,7 +20,8 @@ fn number(byte: u8) -> f32 {
     e4m3_value(byte) as f32
 }
 
-/// The convention of an arithmetic, whatever it does about −0. That the others of its fields are the convention's is a test.
+/// The convention of an arithmetic, whatever it does about −0. That the others of its fields are the
+/// convention's is a test.
 pub fn convention(arithmetic: Arithmetic) -> Convention {
     let conventions = [
         Convention::Torchao,

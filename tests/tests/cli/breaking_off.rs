@@ -1,5 +1,5 @@
-//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is complete or absent. (A full disk is
-//! in `malformed`.)
+//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is complete or
+//! absent. (A full disk is in `malformed`.)
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,10 +2,12 @@
 
 use std::mem::offset_of;
 
-use microscale::{Element, Format, Position, Report, Shape};
+use microscale::{Element, Format, GlobalScale, Position, QuantizedTensor, Report, Shape};
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
-use microscale_formats::nvfp4::Arithmetic;
-use microscale_kernels_abi::{Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
+use microscale_formats::nvfp4::{Arithmetic, Direction};
+use microscale_kernels_abi::{
+    ApplyGlobal, GlobalSlot, Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels,
+};
 
 /// A target's PTX.
 pub(crate) fn ptx(target: &str) -> String {
@@ -46,13 +48,28 @@ impl Prepared {
         self.steps.push(Step { kernel: kernel.into(), elements, arguments });
     }
 
-    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a multiple of 16 bytes.
+    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a
+    /// multiple of 16 bytes.
     pub(crate) fn values<T: Element>(&mut self, values: &[T], odd: bool) -> Argument {
         let bytes = bytemuck::cast_slice(values);
         if odd {
             return self.memory.allocate_from_aligned("values", bytes, size_of::<T>() as u64).into();
         }
         self.memory.allocate_from("values", bytes).into()
+    }
+
+    /// The slot of a tensor's global scale, zeros where there is none as in the library, and what a kernel does with it.
+    pub(crate) fn global_scale(&mut self, tensor: &QuantizedTensor) -> (Argument, Argument) {
+        let scale = tensor.global_scale();
+        let mut slot = [0; size_of::<GlobalSlot>()];
+        let value = scale.map_or(0.0, GlobalScale::value).to_le_bytes();
+        slot[offset_of!(GlobalSlot, scale)..][..value.len()].copy_from_slice(&value);
+        let apply = match scale.map(GlobalScale::direction) {
+            Some(Direction::Divisor) => ApplyGlobal::Divisor,
+            Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+            None => ApplyGlobal::Absent,
+        };
+        (self.memory.allocate_from("global", &slot).into(), (apply as u32).into())
     }
 
     /// All bytes of the buffer must be these.
@@ -81,8 +98,8 @@ impl Prepared {
         buffer.into()
     }
 
-    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch did, or says what is
-    /// wrong: a fault, or what lies in memory.
+    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch
+    /// did, or says what is wrong: a fault, or what lies in memory.
     pub(crate) fn run(
         self,
         modules: &[&Module],

@@ -1,8 +1,9 @@
 //! Kernels changed on purpose: the cases must notice.
 //!
-//! A change is made to one instruction that some case executes. Not every such change can be noticed: a comparison may never meet
-//! equality, a rounding may not matter where what follows rounds more coarsely. So of each kind that is tried in a kernel one change at
-//! least must be noticed, but for kinds that are often no change; and of all changes of a kind, so many in a hundred.
+//! A change is made to one instruction that some case executes. Not every such change can be noticed: a comparison may
+//! never meet equality, a rounding may not matter where what follows rounds more coarsely. So of each kind that is
+//! tried in a kernel one change at least must be noticed, but for kinds that are often no change; and of all changes of
+//! a kind, so many in a hundred.
 
 use std::collections::BTreeMap;
 
@@ -101,9 +102,9 @@ const CHANGES: [Change; 10] = [
     }),
 ];
 
-/// Kinds that are often no change, and of how many in a hundred at least that are tried in all kernels is noticed: sums and products that
-/// are exact or that decide nothing alone; bounds between a fast way and a general one, which both lead to the same bytes; guards that
-/// skip what would do no harm.
+/// Kinds that are often no change, and of how many in a hundred at least that are tried in all kernels is noticed: sums
+/// and products that are exact or that decide nothing alone; bounds between a fast way and a general one, which both
+/// lead to the same bytes; guards that skip what would do no harm.
 const OFTEN_NOTHING: [(&str, usize); 3] =
     [("another rounding mode", 30), ("a bound off by one", 40), ("a guard dropped", 60)];
 

@@ -3,14 +3,11 @@
 use std::mem::offset_of;
 
 use microscale::{
-    Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, Words,
-    dequantize_into, quantize,
+    Element, Format, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, Words, dequantize_into,
+    quantize,
 };
 use microscale_formats::mx;
-use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::{
-    ApplyGlobal, Divider, ERROR_LANES, ERROR_PART, ErrorSums, GlobalSlot, ScaleGrid,
-};
+use microscale_kernels_abi::{Divider, ERROR_LANES, ERROR_PART, ErrorSums, GlobalSlot, ScaleGrid};
 
 use super::case::{Prepared, argument};
 use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
@@ -46,21 +43,11 @@ pub(crate) fn dequantizing<T: Element>(
     let by_blocks = grid(shape, tensor.format().block(), true);
     let places = argument(&scale_grid(tensor.shape()));
     let mut arguments = vec![codes.into(), scales.into()];
-    if tensor.format() == Format::Nvfp4 {
-        let mut slot = vec![0; size_of::<GlobalSlot>()];
-        let scale = tensor.global_scale().map_or(1.0, GlobalScale::value);
-        slot[offset_of!(GlobalSlot, scale)..][..4].copy_from_slice(&scale.to_le_bytes());
-        arguments.push(case.memory.allocate_from("global", &slot).into());
-    }
+    let global = (tensor.format() == Format::Nvfp4).then(|| case.global_scale(tensor));
+    let (slot, apply) = global.unzip();
+    arguments.extend(slot);
     arguments.extend([out.into(), argument(&by_blocks), places]);
-    if tensor.format() == Format::Nvfp4 {
-        let apply = match tensor.global_scale().map(GlobalScale::direction) {
-            Some(Direction::Divisor) => ApplyGlobal::Divisor,
-            Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
-            None => ApplyGlobal::Absent,
-        };
-        arguments.push((apply as u32).into());
-    }
+    arguments.extend(apply);
     let name = dequantizer::<T>(tensor.format(), access);
     case.step(name, by_blocks.blocks * tensor.format().block() as u64, arguments);
     case

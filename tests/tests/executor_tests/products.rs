@@ -1,30 +1,20 @@
 //! Products of quantized operands.
 
-use microscale::{Batch, Dtype, Element, Format, GlobalScale, QuantizedTensor, gemv};
-use microscale_executor::{Argument, Memory};
-use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, GlobalSlot, OutputDtype};
+use microscale::{Batch, Dtype, Element, Format, QuantizedTensor, gemv};
+use microscale_executor::Argument;
+use microscale_kernels_abi::{Divider, GemvGrid, OutputDtype};
 
-use super::case::{Prepared, argument};
+use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;
 
-/// Rows that a warp of a kernel takes.
-fn rows_a_warp(kernel: &str) -> usize {
-    match kernel {
-        "rows4" => 4,
-        "rows2" => 2,
-        _ => 1,
-    }
-}
-
 /// The name of a kernel.
-pub(crate) fn product_kernel(format: Format, kernel: &str) -> String {
-    format!("{}_gemv_{kernel}", word(format))
+pub(crate) fn product_kernel(format: Format, variant: &str) -> String {
+    format!("{}_gemv_{variant}", word(format))
 }
 
 /// Matrices times vectors.
 pub(crate) fn multiplying<T: Element>(
-    kernel: &str,
+    variant: &str,
     matrix: &QuantizedTensor,
     vectors: &QuantizedTensor,
     batch: Batch,
@@ -33,8 +23,10 @@ pub(crate) fn multiplying<T: Element>(
     let mut expected = vec![T::default(); matrix.rows()];
     gemv(matrix, vectors, batch, &mut expected).expect("operands that fit");
     let out = case.memory.allocate("out", size_of_val(&expected[..]));
+    let name = product_kernel(matrix.format(), variant);
+    let rows_a_warp = kernel(&name).elements_per_warp();
     let rows = matrix.rows() / batch.count;
-    let groups = rows.div_ceil(rows_a_warp(kernel)) as u64;
+    let groups = rows.div_ceil(rows_a_warp as usize) as u64;
     let grid = GemvGrid {
         rows: rows as u64,
         batches: batch.count as u64,
@@ -43,7 +35,7 @@ pub(crate) fn multiplying<T: Element>(
         groups: Divider::new(groups),
     };
     let [(mut arguments, apply), (of_vectors, vector_apply)] =
-        [matrix, vectors].map(|tensor| operand(&mut case.memory, tensor));
+        [matrix, vectors].map(|tensor| operand(&mut case, tensor));
     let dtype = match T::DTYPE {
         Dtype::F32 => OutputDtype::F32,
         Dtype::F16 => OutputDtype::F16,
@@ -51,25 +43,16 @@ pub(crate) fn multiplying<T: Element>(
     };
     arguments.extend(of_vectors);
     arguments.extend([out.into(), argument(&grid), apply, vector_apply, (dtype as u32).into()]);
-    let covered = groups * batch.count as u64 * rows_a_warp(kernel) as u64;
-    case.step(product_kernel(matrix.format(), kernel), covered, arguments);
+    let covered = groups * batch.count as u64 * u64::from(rows_a_warp);
+    case.step(name, covered, arguments);
     case.expect("results", out, bytemuck::cast_slice(&expected).to_vec());
     case
 }
 
 /// The buffers of an operand, and what becomes of its global scale.
-fn operand(memory: &mut Memory, tensor: &QuantizedTensor) -> (Vec<Argument>, Argument) {
-    let mut slot = vec![0; size_of::<GlobalSlot>()];
-    let scale = tensor.global_scale().map_or(0.0, GlobalScale::value);
-    slot[..size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
-    let buffers = [("codes", tensor.codes()), ("scales", tensor.scales()), ("global", &slot)];
-    let apply = match tensor.global_scale().map(GlobalScale::direction) {
-        Some(Direction::Divisor) => ApplyGlobal::Divisor,
-        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
-        None => ApplyGlobal::Absent,
-    };
-    let buffers = buffers.map(|(what, bytes)| memory.allocate_from(what, bytes).into());
-    (buffers.into(), (apply as u32).into())
+fn operand(case: &mut Prepared, tensor: &QuantizedTensor) -> (Vec<Argument>, Argument) {
+    let codes = case.memory.allocate_from("codes", tensor.codes());
+    let scales = case.memory.allocate_from("scales", tensor.scales());
+    let (slot, apply) = case.global_scale(tensor);
+    (vec![codes.into(), scales.into(), slot], apply)
 }
-
-const _: () = assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);

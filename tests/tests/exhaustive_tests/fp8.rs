@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The last range, that of
-/// the largest number, ends with infinity.
+/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The last range,
+/// that of the largest number, ends with infinity.
 fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     let last = magnitudes.len() - 1;
     let start = |code: usize| {
@@ -87,7 +87,8 @@ fn every_byte_decodes() {
     assert_eq!((E4m3::MIN_NORMAL.to_f32(), E4m3::MIN_POSITIVE.to_f32()), (0.015625, 0.001953125));
 }
 
-/// `ml_dtypes` agrees on every number up to half a step beyond the largest; where it goes on to NaN or infinity, we saturate.
+/// `ml_dtypes` agrees on every number up to half a step beyond the largest; where it goes on to NaN or
+/// infinity, we saturate.
 #[test]
 fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     let tables = tables("nvfp4");

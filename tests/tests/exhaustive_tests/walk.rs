@@ -1,5 +1,5 @@
-//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with exact f64 arithmetic
-//! and then walks every pattern of each step, comparing the library's answer with the step's one answer.
+//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with exact f64
+//! arithmetic and then walks every pattern of each step, comparing the library's answer with the step's one answer.
 
 use std::ops::Range;
 

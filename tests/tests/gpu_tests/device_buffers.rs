@@ -161,8 +161,8 @@ pub(crate) fn streams_overlap(gpu: &Gpu) {
     }
 }
 
-/// Quantizing with a global scale that is computed, its amax, another layout, and back: all in one graph, which does its work
-/// anew for each input.
+/// Quantizing with a global scale that is computed, its amax, another layout, and back: all in one graph, which does
+/// its work anew for each input.
 pub(crate) fn graphs_capture_and_replay(_: &Gpu) {
     // Its own context state: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();

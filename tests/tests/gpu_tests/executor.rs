@@ -1,8 +1,9 @@
 //! The executor against the GPU: the same PTX, the same inputs, and every intermediate value.
 //!
-//! Kernels are rewritten so that each instruction's result is stored too, one place for each thread and instruction (the last result, in
-//! loops). Such a kernel runs on the GPU and in the executor, and every byte of memory must then be equal. Of `rcp.approx` the executor
-//! takes the GPU's results, which another test compares with what the documentation promises.
+//! Kernels are rewritten so that each instruction's result is stored too, one place for each thread and instruction
+//! (the last result, in loops). Such a kernel runs on the GPU and in the executor, and every byte of memory must then
+//! be equal. Of `rcp.approx` the executor takes the GPU's results, which another test compares with what the
+//! documentation promises.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -100,7 +101,8 @@ fn approximated(gpu: &Gpu, operands: &[u32]) -> Vec<u32> {
     stream.clone_dtoh(&to).expect("memory")
 }
 
-/// A reciprocal of any normal number from those of 1 to 2: it scales by powers of two, and results below the normal numbers are zero.
+/// A reciprocal of any normal number from those of 1 to 2: it scales by powers of two, and results below the
+/// normal numbers are zero.
 fn scaled(table: &[u32], bits: u32) -> u32 {
     let of_mantissa = f32::from_bits(table[(bits & 0x7F_FFFF) as usize]);
     let exponent = 127 - (bits >> 23 & 0xFF) as i32;
@@ -210,8 +212,8 @@ struct Mirror {
     address: u64,
 }
 
-/// Runs a case whose last kernel stores every result, on the GPU and in the executor, and compares memory. Says how many results were
-/// compared.
+/// Runs a case whose last kernel stores every result, on the GPU and in the executor, and compares memory. Says how
+/// many results were compared.
 fn run(
     gpu: &Gpu,
     loaded: &Loaded,
@@ -265,7 +267,8 @@ fn run(
         let blocks = elements.div_ceil(u64::from(kernel.elements)) as u32;
         let mut parameters: Vec<_> = arguments.iter().map(|Argument::Bytes(bytes)| bytes.clone()).collect();
         let module = if i == last { loaded } else { plain };
-        // SAFETY: the parameters are those that the executor takes, whose buffers are equal; so does the library's own launch.
+        // SAFETY: the parameters are those that the executor takes, whose buffers are equal; so does the
+        // library's own launch.
         unsafe { module.launch(stream, name, (blocks, kernel.threads), &mut parameters) }
             .unwrap_or_else(|error| panic!("{}: {error}", case.what));
     }
@@ -291,8 +294,8 @@ fn run(
             let found = &found[thread * stride as usize..];
             for ((ours, found), line) in ours.as_chunks().0.iter().zip(found.as_chunks().0).zip(places) {
                 let (found, ours) = (u64::from_le_bytes(*found), u64::from_le_bytes(*ours));
-                // Which NaN comes of a NaN is nobody's promise: the assembler makes a minimum, which has its own, of a comparison and a
-                // choice. What follows may differ in those bits too.
+                // Which NaN comes of a NaN is nobody's promise: the assembler makes a minimum, which has its own, of a
+                // comparison and a choice. What follows may differ in those bits too.
                 if found != ours && is_nan(found) && is_nan(ours) {
                     break;
                 }

@@ -129,8 +129,8 @@ fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) ->
     ends.into_iter().chain(any).chain(near).map(|amax| given_for(direction, amax)).collect()
 }
 
-/// Elements whose quotients are exactly ties and one float beside them, under every block scale: where a division that is not
-/// correctly rounded shows.
+/// Elements whose quotients are exactly ties and one float beside them, under every block scale: where a division that
+/// is not correctly rounded shows.
 pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
         for convention in NVFP4_CONVENTIONS {
@@ -182,8 +182,8 @@ pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
     run::<bf16>(gpu, &mut rng);
 }
 
-/// Whole tiles of swizzled scales, which warps go through in another order, and matrices that just miss being that; with blocks of
-/// every kind among them.
+/// Whole tiles of swizzled scales, which warps go through in another order, and matrices that just miss being that;
+/// with blocks of every kind among them.
 pub(crate) fn equals_the_cpu_on_whole_tiles(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         for (rows, cols) in

@@ -7,7 +7,8 @@ use microscale::{
 use microscale_tests::cases::every_recipe;
 pub(crate) use microscale_tests::inputs::patterns;
 
-/// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and given for these amaxes.
+/// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and
+/// given for these amaxes.
 pub(crate) fn recipes(amaxes: &[f32], scale_layout: ScaleLayout) -> Vec<Recipe> {
     let accepting = every_recipe(amaxes).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
     accepting.map(|recipe| Recipe { scale_layout, ..recipe }).collect()

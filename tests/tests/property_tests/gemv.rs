@@ -129,8 +129,8 @@ fn activations<T: Exact>(count: usize, kind: u64, random: &mut fastrand::Rng) ->
     std::iter::repeat_with(|| one(random)).filter(finite).take(count).collect()
 }
 
-/// Everything of one product with activations; returns how many results are more than an ulp away from the exact ones, and how many
-/// there are.
+/// Everything of one product with activations; returns how many results are more than an ulp away from the exact ones,
+/// and how many there are.
 fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> (usize, usize) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());

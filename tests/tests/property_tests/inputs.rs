@@ -72,7 +72,8 @@ pub(crate) struct Case<T: Exact> {
     pub(crate) recipe: Recipe,
 }
 
-/// Any matrix and recipe. Where NVFP4's global scale is given, it mostly suits the matrix, more or less, and sometimes is any.
+/// Any matrix and recipe. Where NVFP4's global scale is given, it mostly suits the matrix, more or less,
+/// and sometimes is any.
 pub(crate) fn case<T: Exact>() -> impl Strategy<Value = Case<T>> {
     let near = (1.0..2.0f32, prop_oneof![3 => Just(0), 2 => -12..12i32]);
     let suits = near.prop_map(|(mantissa, exponent)| mantissa * power_of_two(exponent) as f32);

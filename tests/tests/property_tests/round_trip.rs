@@ -41,8 +41,8 @@ fn assert_repeatable<T: Exact>(matrix: &Matrix<T>, recipe: &Recipe) {
     assert_eq!(again, first);
 }
 
-/// The exact step from code to value of a block: the scale byte's value, under the global scale. All of it is exact in f64 but
-/// a division by G, which is off by an f64 rounding.
+/// The exact step from code to value of a block: the scale byte's value, under the global scale. All of it is exact in
+/// f64 but a division by G, which is off by an f64 rounding.
 fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
     match (format, global) {
         (Format::Nvfp4, None) => oracle::e4m3_value(byte),
@@ -55,8 +55,8 @@ fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
 }
 
 /// The difference is at most half a step at the element's magnitude, times the scale; elements beyond the largest give the
-/// largest. For the MX formats that is exact in f64; NVFP4 rounds what it divides and multiplies by to f32, up to five times in
-/// all, which `slack` leaves room for, relative to the element.
+/// largest. For the MX formats that is exact in f64; NVFP4 rounds what it divides and multiplies by to f32, up to five
+/// times in all, which `slack` leaves room for, relative to the element.
 fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
     let recipe = Recipe { non_finite: NonFinite::Propagate, scale_layout: ScaleLayout::Linear, ..*recipe };
     let format = recipe.format();

@@ -1,7 +1,9 @@
-//! What machine code lets one expect: which resource a kernel runs out of first, and how much of the memory's bandwidth it reaches.
+//! What machine code lets one expect: which resource a kernel runs out of first, and how much of the memory's
+//! bandwidth it reaches.
 //!
-//! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one kind allow. Latency and
-//! collisions make it slower; on an H200 the product's kernels reach 80 to 85 % of the issue bound (docs/benchmarks.md).
+//! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one kind allow.
+//! Latency and collisions make it slower; on an H200 the product's kernels reach 80 to 85 % of the issue bound
+//! (docs/benchmarks.md).
 
 use super::assembly::Assembled;
 use super::main_path::Shape;
@@ -16,7 +18,8 @@ pub(super) struct Gpu {
     pub(super) multiprocessors: f64,
     pub(super) clock_ghz: f64,
     pub(super) bandwidth_gbs: f64,
-    /// Lanes a clock and multiprocessor, of the integer and logic unit: the guide's table of throughputs, 32-bit integer additions.
+    /// Lanes a clock and multiprocessor, of the integer and logic unit: the guide's table of throughputs,
+    /// 32-bit integer additions.
     pub(super) logic_lanes: f64,
     /// The same, of the multiply-add units.
     pub(super) multiply_lanes: f64,
@@ -24,8 +27,8 @@ pub(super) struct Gpu {
     pub(super) warps: u32,
 }
 
-/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and of the GeForce RTX 5090. The clocks are
-/// boost clocks; that of the B200 is not in its data sheet and taken from what its driver reports.
+/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and of the GeForce
+/// RTX 5090. The clocks are boost clocks; that of the B200 is not in its data sheet and taken from what its driver reports.
 pub(super) const GPUS: [Gpu; 4] = [
     Gpu {
         name: "A100",
@@ -71,7 +74,8 @@ pub(super) const GPUS: [Gpu; 4] = [
 
 /// Lanes that can issue an instruction in a clock of a multiprocessor: four schedulers, a warp each.
 const ISSUE_LANES: f64 = 128.0;
-/// Lanes of the units that are the same in all these GPUs: special functions with conversions of width, and memory with shuffles.
+/// Lanes of the units that are the same in all these GPUs: special functions with conversions of width, and
+/// memory with shuffles.
 const SPECIAL_LANES: f64 = 16.0;
 const MEMORY_LANES: f64 = 32.0;
 
@@ -149,8 +153,8 @@ fn occupancy(kernel: &Kernel, registers: u32, most_warps: u32) -> f64 {
     f64::from((blocks * warps_a_block).min(most_warps)) / f64::from(most_warps)
 }
 
-/// Bytes that an operation must move for an element, by the kernel's name; none for those that do not go through a matrix, or that
-/// do most of their work in a loop whose turns depend on the values.
+/// Bytes that an operation must move for an element, by the kernel's name; none for those that do not go through a
+/// matrix, or that do most of their work in a loop whose turns depend on the values.
 fn bytes_an_element(name: &str) -> Option<f64> {
     if name.contains("_search_") {
         return None;

@@ -7,7 +7,8 @@ use crate::checkpoint::packed::Packed;
 use crate::checkpoint::read::Tensor;
 use crate::checkpoint::values::Values;
 
-/// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less than this is no rounding.
+/// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less than
+/// this is no rounding.
 const LEAST: f64 = 10.0;
 
 /// How many dB better another order of nibbles must be to be the right one.

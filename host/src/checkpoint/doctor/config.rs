@@ -215,8 +215,8 @@ impl<'a> Pattern<'a> {
         regex.map_or(Self::NotUnderstood, Self::Expression)
     }
 
-    /// Whether a layer that is meant is left out: by its name or that of what holds it, a glob, or a regular expression. What is not
-    /// understood is taken to mean it.
+    /// Whether a layer that is meant is left out: by its name or that of what holds it, a glob, or a regular
+    /// expression. What is not understood is taken to mean it.
     fn leaves_out(&self, layer: &str) -> bool {
         match self {
             Self::NotUnderstood => true,

@@ -19,7 +19,8 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let Some((global, (tensor, _))) = stored else { return };
     let expected = global.shape_for(&packed.shape);
     if expected != tensor.shape {
-        // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors divides by it in bf16.
+        // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors
+        // divides by it in bf16.
         let (name, shape) = (tensor.name, tensor.shape);
         found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
     }

@@ -1,7 +1,7 @@
 //! ggml's tensor types: what they are called, and how large their blocks are.
 //!
-//! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files never hold: it says
-//! 40 bytes, of the time when the scale and the sum were f32; they are f16.
+//! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files never
+//! hold: it says 40 bytes, of the time when the scale and the sum were f32; they are f16.
 
 use std::fmt;
 

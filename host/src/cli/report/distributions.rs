@@ -69,7 +69,8 @@ fn scale_columns(histogram: &Histogram) -> Vec<Column> {
     (low..=high).map(column).collect()
 }
 
-/// From the most negative value to the most positive: each of E2M1, or of the many 8-bit ones all from one power of two to the next.
+/// From the most negative value to the most positive: each of E2M1, or of the many 8-bit ones all from one
+/// power of two to the next.
 fn code_columns(histogram: &Histogram) -> Vec<Column> {
     if histogram.format.bits() == 4 {
         let column = |code: u8| {

@@ -20,7 +20,8 @@ unsafe impl DeviceRepr for Argument<GemvGrid> {}
 // SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
 unsafe impl DeviceRepr for Argument<OutputDtype> {}
 
-/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and that `out` has room.
+/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and
+/// that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "those of `Gpu::gemv_on`, and what was worked out of them")]
 pub(in crate::gpu) fn gemv<T: Element>(
     module: &Module,
@@ -38,9 +39,10 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
     let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let (word, rows_a_warp) = if cut { ("cut", 1) } else { (kernel.word(), kernel.rows()) };
+    let word = if cut { "cut" } else { kernel.word() };
     let name = format!("{}_gemv_{word}", kernel_word(matrix.format()));
     let (kernel, function) = module.kernel(&name)?;
+    let rows_a_warp = kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     // The kernels count in 32 bits, and a few steps past the last block.
     let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31 && blocks < 1 << 26);
@@ -64,9 +66,9 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
     launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and blocks that the grid
-    // says, with linear scales, and that `out` has a result for each row; buffers start on 256 bytes, and rows of whole chunks are multiples
-    // of 16. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and
+    // blocks that the grid says, with linear scales, and that `out` has a result for each row; buffers start on 256
+    // bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())

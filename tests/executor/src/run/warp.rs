@@ -1,8 +1,9 @@
 //! A warp: groups of lanes that stand at the same instruction, and which of them goes next.
 //!
-//! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go on as two groups. Groups that
-//! come to the same instruction become one. An instruction with `.sync` waits until all lanes of its member mask that have not exited
-//! are in one group before it; only what other lanes do in the meantime can bring them there.
+//! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go on as two
+//! groups. Groups that come to the same instruction become one. An instruction with `.sync` waits until all lanes of
+//! its member mask that have not exited are in one group before it; only what other lanes do in the meantime
+//! can bring them there.
 
 use super::Grid;
 use super::registers::Registers;

@@ -3,7 +3,8 @@
 use super::float::flush;
 use crate::lanes::{Pure, lanes};
 
-/// Comparisons of floats, as `$value` makes them of operands: those without `u` are false if one is NaN, those with are true.
+/// Comparisons of floats, as `$value` makes them of operands: those without `u` are false if one is NaN,
+/// those with are true.
 macro_rules! floats {
     ($comparison:expr, $shape:ident, $ty:ident, $value:expr) => {{
         Some(match $comparison {

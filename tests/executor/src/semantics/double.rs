@@ -1,4 +1,5 @@
-//! f64 (ISA 9.7.3), rounded to nearest, and conversions to and from it (9.7.9, `cvt`). There is no `.ftz`: subnormals are always kept.
+//! f64 (ISA 9.7.3), rounded to nearest, and conversions to and from it (9.7.9, `cvt`). There is no `.ftz`:
+//! subnormals are always kept.
 
 use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};

@@ -1,6 +1,7 @@
 //! f32 (ISA 9.7.3). Subnormals are kept unless `.ftz` says to flush operands and results to zeros of the same sign.
 //!
-//! What NaN `abs` and `neg` make of a NaN is not specified. Here they touch its sign only, which the ISA announces for the future.
+//! What NaN `abs` and `neg` make of a NaN is not specified. Here they touch its sign only, which the ISA
+//! announces for the future.
 
 use super::round::{CANONICAL_NAN, DOWN, NEAREST, UP, ZERO, canonical, quotient, root, sum, to_f32};
 use crate::lanes::{Pure, lanes};
@@ -16,7 +17,8 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         ["copysign", "f32"] => Some(lanes!(WWW, |a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff); F32 F32 F32)),
         ["min", modifiers @ .., "f32"] => extreme::<false>(modifiers),
         ["max", modifiers @ .., "f32"] => extreme::<true>(modifiers),
-        // A rounding mode must be there: without it, the assembler is free to fuse (9.7.3, `add` and `mul`) or to approximate.
+        // A rounding mode must be there: without it, the assembler is free to fuse (9.7.3, `add` and
+        // `mul`) or to approximate.
         [operation, mode, "f32"] => rounded::<false>(operation, mode),
         [operation, mode, "ftz", "f32"] => rounded::<true>(operation, mode),
         _ => None,

@@ -1,5 +1,5 @@
-//! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results are 0x7fff; subnormals
-//! are kept.
+//! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results are
+//! 0x7fff; subnormals are kept.
 
 use super::minifloat::{Bf16, F16, Format, decode, encode};
 use super::packed::halves;
@@ -214,7 +214,8 @@ mod tests {
 
     #[test]
     fn a_tie_is_broken_by_what_f64_cannot_hold() {
-        // 9 · 29/256 = 261/256 lies between 130/128 and 131/128, 7 · 37/256 = 259/256 between 129/128 and 130/128; 2^−120 decides.
+        // 9 · 29/256 = 261/256 lies between 130/128 and 131/128, 7 · 37/256 = 259/256 between 129/128 and
+        // 130/128; 2^−120 decides.
         let (nine, rest, least) = (0x4110, 0x3de8, 0x0380);
         assert_eq!(fma::<Bf16>(nine, rest, 0), 0x3f82);
         assert_eq!(fma::<Bf16>(nine, rest, least), 0x3f83);

@@ -104,7 +104,8 @@ fn high_u64(a: u64, b: u64) -> u64 {
     ((u128::from(a) * u128::from(b)) >> 64) as u64
 }
 
-/// `dp4a`: the products of four bytes each, added to a word modulo two to the 32. The types are those of the bytes, `a`'s first.
+/// `dp4a`: the products of four bytes each, added to a word modulo two to the 32. The types are those of
+/// the bytes, `a`'s first.
 fn dots(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["dp4a", "s32", "s32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, s8, s8); B32 B32 B32 B32),

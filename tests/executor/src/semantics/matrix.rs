@@ -1,5 +1,6 @@
-//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single precision, and leaves order and
-//! rounding open; an [`Approximation`] chooses. Subnormals are kept, as on all GPUs that have been measured.
+//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single precision,
+//! and leaves order and rounding open; an [`Approximation`] chooses. Subnormals are kept, as on all GPUs
+//! that have been measured.
 
 use super::minifloat::{Bf16, F16, decode};
 use super::reciprocal::scatter;
@@ -26,7 +27,8 @@ impl Element {
     }
 }
 
-/// c + Σ a·b, as f32 bits. Products of two numbers of at most 11 bits are exact in f64, and far from the ends of its range.
+/// c + Σ a·b, as f32 bits. Products of two numbers of at most 11 bits are exact in f64, and far from
+/// the ends of its range.
 pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approximation) -> u32 {
     let mut addends = [f64::from(f32::from_bits(c)); DEPTH + 1];
     for (addend, (a, b)) in addends[1..].iter_mut().zip(a.iter().zip(b)) {
@@ -47,7 +49,8 @@ pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approxima
     }
 }
 
-/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is lost has the sign of all that is.
+/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is lost has the
+/// sign of all that is.
 fn exact(addends: &[f64]) -> f64 {
     let mut parts: Vec<f64> = Vec::with_capacity(addends.len());
     for &addend in addends {
@@ -75,8 +78,8 @@ fn exact(addends: &[f64]) -> f64 {
     high
 }
 
-/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has, and the sum of what is left is
-/// cut to 24 bits.
+/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has, and the sum
+/// of what is left is cut to 24 bits.
 fn aligned(addends: &[f64]) -> u32 {
     let largest = addends.iter().fold(0f64, |largest, addend| largest.max(addend.abs()));
     if largest == 0.0 {

@@ -74,8 +74,8 @@ fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the largest finite number of its
-/// sign, infinity too; without, what the rounding mode says.
+/// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the largest finite
+/// number of its sign, infinity too; without, what the rounding mode says.
 #[inline(always)]
 pub(super) fn encode<F: Format, const MODE: u8, const SATFINITE: bool>(x: f64) -> u32 {
     if x.is_nan() {

@@ -4,8 +4,8 @@ use super::float::flush;
 use super::round::{NEAREST, canonical, quotient, to_f32};
 use crate::launch::Approximation;
 
-/// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the table's value. With `.ftz`,
-/// subnormal operands count as zeros and subnormal results become zeros.
+/// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the table's value.
+/// With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
 pub(crate) fn reciprocal(bits: u32, ftz: bool, choice: &Approximation) -> u32 {
     let operand = if ftz { flush(bits) } else { bits };
     let x = f32::from_bits(operand);

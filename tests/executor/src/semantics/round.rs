@@ -1,8 +1,9 @@
 //! Exact arithmetic, rounded once.
 //!
-//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: cut off, with the last bit set if anything was lost.
-//! An f64 has more than two bits beyond any format here, so rounding such a number again, in any mode, gives what rounding the exact
-//! one would give (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: cut off, with the last bit set if
+//! anything was lost. An f64 has more than two bits beyond any format here, so rounding such a number again, in any
+//! mode, gives what rounding the exact one would give (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+//! sums: proved algorithms using rounding to odd").
 
 /// The rounding modes (ISA 9.7.3, `.rn`, `.rz`, `.rp`, `.rm`), as const parameters.
 pub(super) const NEAREST: u8 = 0;

@@ -66,7 +66,8 @@ fn inserted([a, b, c]: [u64; 3]) -> Option<u64> {
     }))
 }
 
-/// A field of so many bits from a place on, of a word of so many; no bits beyond it. Only the low byte of place and length counts.
+/// A field of so many bits from a place on, of a word of so many; no bits beyond it. Only the low byte of
+/// place and length counts.
 fn field(a: u64, place: u64, length: u64, bits: u64) -> u64 {
     let (place, length) = (place & 0xFF, length & 0xFF);
     (0..length.min(bits)).filter(|i| place + i < bits).fold(0, |word, i| word | (a >> (place + i) & 1) << i)

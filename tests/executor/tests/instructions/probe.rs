@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use microscale_executor::{Launch, Memory, Module};
 use rayon::prelude::*;
 
-/// What an instruction should give for three operands, the first in the low bits; `None` where the documentation leaves it open.
+/// What an instruction should give for three operands, the first in the low bits; `None` where the
+/// documentation leaves it open.
 pub(super) type Oracle = fn([u64; 3]) -> Option<u64>;
 
 /// An instruction, how it is used, what it is tried on, and what it should give.
 ///
-/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the lowest bit); results `%d %ld %hd %pd`, of
-/// which the one that the text names is stored.
+/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the lowest bit); results
+/// `%d %ld %hd %pd`, of which the one that the text names is stored.
 pub(super) struct Check {
     pub(super) opcode: &'static str,
     pub(super) text: &'static str,

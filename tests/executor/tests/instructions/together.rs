@@ -1,4 +1,5 @@
-//! What the lanes of a warp and the threads of a block do together, what leaves the straight path, and that nothing is without a test.
+//! What the lanes of a warp and the threads of a block do together, what leaves the straight path, and that
+//! nothing is without a test.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +8,8 @@ use microscale_executor::{Buffer, Launch, Memory, Module};
 use super::probe::opcodes;
 use super::{convert, double, float, integer, packed};
 
-/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and its number in
-/// `%number`; gives the output.
+/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and
+/// its number in `%number`; gives the output.
 fn run(text: &str, out: &[u8], warps: u32) -> Vec<u8> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64

@@ -1,0 +1,78 @@
+//! What the full search skips.
+
+use microscale::cpu::Isa;
+use microscale::formats::search::{Block, Fused, Measure, PowersOfTwo, Scales};
+use microscale::formats::{mx, nvfp4};
+use microscale::{Convention, Format, QuantizedTensor, Search};
+use rayon::prelude::*;
+
+use super::brute_force::TOLERANCE;
+use super::inputs::{COLS, FEWER_BLOCKS, importance, matrices, quantize, recipe};
+
+/// The arithmetic that the search is defined in.
+struct Hosts;
+
+impl Fused for Hosts {
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// Asserts that the full search took the scale that its definition names, and that no scale it skipped errs less, by
+/// the search's own arithmetic. `plain` and `full` are the bytes of the block without a search and with it.
+fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales: &S, plain: u8, full: u8) {
+    let error = |byte| block.error::<Hosts>(scales.factor(byte));
+    let plain_error = error(plain);
+    let (first, last) = block.bounds::<Hosts, S>(scales, plain_error, plain);
+    let mut best = (plain, plain_error);
+    for byte in first..=last {
+        let error = error(byte);
+        if error < best.1 {
+            best = (byte, error);
+        }
+    }
+    assert_eq!(full, best.0, "{what}: among {first:#x} to {last:#x} the best is {best:?}");
+    // What is skipped below loses in rounded numbers too.
+    for byte in S::FIRST..first {
+        assert!(error(byte) >= best.1, "{what}: {byte:#x} errs less than {best:?}");
+    }
+    // What is skipped above may win by a rounding. Under the largest factor there is, all become zeros, and the error
+    // is Σ w·a².
+    let least = f64::from(best.1).sqrt();
+    let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
+    for byte in last + 1..=S::LAST {
+        assert!(
+            f64::from(error(byte)).sqrt() >= least - rounding,
+            "{what}: {byte:#x} errs less than {best:?}"
+        );
+    }
+}
+
+/// [`check_skipped`] for the blocks of matrices, with weights and without.
+fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
+    format: Format,
+    scales: impl Fn(&QuantizedTensor) -> S,
+) {
+    let importance = importance();
+    for (name, values) in matrices(N, FEWER_BLOCKS / 4) {
+        let convention = Convention::default_for(format);
+        let plain = quantize(Isa::best(), &values, &recipe(format, convention, Search::None), None).tensor;
+        for weights in [None, Some(&importance[..])] {
+            let recipe = recipe(format, convention, Search::Full);
+            let full = quantize(Isa::best(), &values, &recipe, weights).tensor;
+            let scales = scales(&full);
+            values.as_chunks::<N>().0.par_iter().enumerate().for_each(|(i, values)| {
+                let weights = weights.map(|weights| std::array::from_fn(|k| weights[(i * N + k) % COLS]));
+                let what = format!("{format}, {name}, block {i}, weights: {}", weights.is_some());
+                let block = Block::new(values, weights);
+                check_skipped(&what, &block, &scales, plain.scales()[i], full.scales()[i]);
+            });
+        }
+    }
+}
+
+#[test]
+fn what_full_skips_cannot_win() {
+    check_skipped_everywhere::<{ nvfp4::BLOCK }, _>(Format::Nvfp4, QuantizedTensor::global_scale);
+    check_skipped_everywhere::<{ mx::BLOCK }, _>(Format::Mxfp4, |_| PowersOfTwo);
+}
