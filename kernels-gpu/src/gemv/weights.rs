@@ -21,7 +21,7 @@ use microscale_kernels_abi::{
     power_of_two,
 };
 
-use super::products::{Format as Codes4, Mxfp4, Nvfp4};
+use super::products::{Format as Products4, Mxfp4, Nvfp4};
 use super::{CHUNK_BYTES, Codes, Operand, Row, load_8, store, total};
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::search::Ptx;
@@ -34,78 +34,103 @@ const WARPS: u32 = WEIGHTS_THREADS / WARP;
 /// Sums that a lane has of a tile.
 const SUMS: usize = 4;
 
-/// What activations are, and weights become.
-trait Activations: Dtype {
+/// How weights and activations of a dtype meet in the tensor cores.
+trait Activations: Copy {
+    type Dtype: Dtype;
     const OUTPUT: OutputDtype;
-    /// What [`Self::weights`] have to be multiplied with, as a power of two.
-    const RAISE: i32;
+    /// What weights are multiplied with.
+    type Factor: Copy;
+    /// By how many powers of two [`Self::weights`] are below the weights under scales that are the factors.
+    const BELOW: i32;
     /// The exponents of MXFP4 scales under which scaled weights are exact, the first and the last.
     const USUAL: [u32; 2];
+    /// Scaled weights are lower by this power of two, in NVFP4 and in MXFP4, so that they fit.
+    const LOWERED: [i32; 2];
 
-    /// Eight weights in four pairs.
-    fn weights(codes: u32) -> [u32; 4];
+    /// Before the loop, given all ones that the assembler does not know.
+    fn new(ones: u32) -> Self;
+
+    /// The factor for a scale.
+    fn factor(scale: f32) -> Self::Factor;
+
+    /// The factors for two scales of NVFP4, given as bytes.
+    #[inline(always)]
+    fn factors(scales: u32) -> [Self::Factor; 2] {
+        let [low, high] = Nvfp4::pair(scales);
+        let raised = power_of_two(Self::BELOW - Self::LOWERED[0]);
+        [Self::factor(low * raised), Self::factor(high * raised)]
+    }
+
+    /// Eight weights in four pairs, scaled.
+    fn weights(&self, codes: u32, factor: Self::Factor) -> [u32; 4];
 
     /// Eight activations in the pairs that [`Self::weights`] makes.
     fn pairs(activations: [u32; 4]) -> [u32; 4];
-
-    /// A number in both halves.
-    fn both(number: f32) -> u32;
-
-    /// The product of both halves.
-    fn scale(pair: u32, factor: u32) -> u32;
 
     /// sums + a · b.
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
 
-/// The bits of elements 0 and 4, 1 and 5, 2 and 6, 3 and 7: signs where they belong, magnitudes `down` bits below the sign's.
-#[inline(always)]
-fn apart<const DOWN: u32>(codes: u32) -> [u32; 4] {
-    const SIGNS: u32 = 0x8000_8000;
-    let magnitudes = (0x7000_7000 >> DOWN) as u32;
-    let pair = |up: u32| {
-        let moved = if up >= DOWN { codes << (up - DOWN) } else { codes >> (DOWN - up) };
-        (codes << up & SIGNS) | (moved & magnitudes)
-    };
-    [pair(12), pair(8), pair(4), pair(0)]
-}
+/// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the weight times 2^-14. Its byte
+/// is the upper one of the f16.
+#[derive(Clone, Copy)]
+struct WithF16;
 
-/// Elements 0 and 4, 1 and 5, 2 and 6, 3 and 7.
-#[inline(always)]
-fn in_halves([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-    let (low, high) = (0x5410, 0x7632);
-    [ptx::permute(a, c, low), ptx::permute(a, c, high), ptx::permute(b, d, low), ptx::permute(b, d, high)]
-}
-
-impl Activations for F16 {
+impl Activations for WithF16 {
+    type Dtype = F16;
+    type Factor = u32;
     const OUTPUT: OutputDtype = OutputDtype::F16;
-    #[cfg(not(microscale_fp4))]
-    const RAISE: i32 = 14;
-    #[cfg(microscale_fp4)]
-    const RAISE: i32 = 0;
+    const BELOW: i32 = if cfg!(microscale_fp4) { 0 } else { 14 };
     const USUAL: [u32; 2] = [107, 131];
+    const LOWERED: [i32; 2] = [7, 3];
 
     #[inline(always)]
-    fn weights(codes: u32) -> [u32; 4] {
+    fn new(_: u32) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    fn factor(scale: f32) -> u32 {
+        ptx::f16x2(scale, scale)
+    }
+
+    #[cfg(microscale_sm90)]
+    #[inline(always)]
+    fn factors(scales: u32) -> [u32; 2] {
+        let raised = const { ((15 + Self::BELOW - Self::LOWERED[0]) as u32) << 10 };
+        let pair = ptx::multiply_f16x2(ptx::e4m3x2_to_f16x2(scales), raised << 16 | raised);
+        [ptx::permute(pair, pair, 0x1010), ptx::permute(pair, pair, 0x3232)]
+    }
+
+    #[inline(always)]
+    fn weights(&self, codes: u32, factor: u32) -> [u32; 4] {
         #[cfg(not(microscale_fp4))]
-        return apart::<3>(codes);
+        let [a, b, c, d] = {
+            const SIGNS: u32 = 0x8080_8080;
+            const MAGNITUDES: u32 = 0x0E0E_0E0E;
+            let even = (codes << 4 & SIGNS) | (codes << 1 & MAGNITUDES);
+            let odd = (codes & SIGNS) | (codes >> 3 & MAGNITUDES);
+            let (first, second) = (0x1404, 0x3424);
+            [
+                ptx::permute(even, 0, first),
+                ptx::permute(even, 0, second),
+                ptx::permute(odd, 0, first),
+                ptx::permute(odd, 0, second),
+            ]
+        };
         #[cfg(microscale_fp4)]
-        super::products::pairs(codes)
+        let [a, b, c, d] = super::products::pairs(codes);
+        let scale = |pair| ptx::multiply_f16x2(pair, factor);
+        [scale(a), scale(b), scale(c), scale(d)]
     }
 
     #[inline(always)]
-    fn pairs(activations: [u32; 4]) -> [u32; 4] {
-        if cfg!(microscale_fp4) { activations } else { in_halves(activations) }
-    }
-
-    #[inline(always)]
-    fn both(number: f32) -> u32 {
-        ptx::f16x2(number, number)
-    }
-
-    #[inline(always)]
-    fn scale(pair: u32, factor: u32) -> u32 {
-        ptx::multiply_f16x2(pair, factor)
+    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+        if cfg!(microscale_fp4) {
+            return [a, b, c, d];
+        }
+        let (even, odd) = (0x5410, 0x7632);
+        [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
     }
 
     #[inline(always)]
@@ -114,29 +139,60 @@ impl Activations for F16 {
     }
 }
 
-impl Activations for Bf16 {
+/// With bf16, whose exponents lie across its bytes: 64 plus twice a weight is looked up as a byte, and behind 0x43 it is the bf16 that is
+/// 128 more. What is too much leaves with the scaling.
+///
+/// The instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's sign: positive and negative weights are
+/// looked up apart.
+#[derive(Clone, Copy)]
+struct WithBf16 {
+    positive: [u32; 2],
+    negative: [u32; 2],
+    /// The upper byte of all numbers from 128 to 255.
+    upper: u32,
+}
+
+impl Activations for WithBf16 {
+    type Dtype = Bf16;
+    /// The factor and −192 times it.
+    type Factor = [u32; 2];
     const OUTPUT: OutputDtype = OutputDtype::Bf16;
-    const RAISE: i32 = 126;
-    const USUAL: [u32; 2] = [16, 142];
+    const BELOW: i32 = -1;
+    const USUAL: [u32; 2] = [8, 253];
+    const LOWERED: [i32; 2] = [6, 6];
 
     #[inline(always)]
-    fn weights(codes: u32) -> [u32; 4] {
-        apart::<6>(codes)
+    fn new(ones: u32) -> Self {
+        let kept = |constant| constant & ones;
+        Self {
+            positive: [kept(0x4342_4140), kept(0x4C48_4644)],
+            negative: [kept(0x3D3E_3F40), kept(0x3438_3A3C)],
+            upper: kept(0x4343_4343),
+        }
+    }
+
+    #[inline(always)]
+    fn factor(scale: f32) -> [u32; 2] {
+        let factor = ptx::bf16x2(scale, scale);
+        [factor, ptx::multiply_bf16x2(factor, 0xC340_C340)]
+    }
+
+    #[inline(always)]
+    fn weights(&self, codes: u32, [factor, rest]: [u32; 2]) -> [u32; 4] {
+        let four = |codes: u32| {
+            let positive = ptx::permute(self.positive[0], self.positive[1], codes);
+            let negative = ptx::permute(self.negative[0], self.negative[1], codes ^ 0x8888);
+            positive + negative
+        };
+        let (low, high) = (four(codes), four(codes >> 16));
+        let scale = |bytes, places| ptx::fma_bf16x2(ptx::permute(bytes, self.upper, places), factor, rest);
+        let (first, second) = (0x4140, 0x4342);
+        [scale(low, first), scale(low, second), scale(high, first), scale(high, second)]
     }
 
     #[inline(always)]
     fn pairs(activations: [u32; 4]) -> [u32; 4] {
-        in_halves(activations)
-    }
-
-    #[inline(always)]
-    fn both(number: f32) -> u32 {
-        ptx::bf16x2(number, number)
-    }
-
-    #[inline(always)]
-    fn scale(pair: u32, factor: u32) -> u32 {
-        ptx::multiply_bf16x2(pair, factor)
+        activations
     }
 
     #[inline(always)]
@@ -146,31 +202,34 @@ impl Activations for Bf16 {
 }
 
 /// A format's scales.
-trait Weights<D: Activations>: Codes4 {
-    /// Scaled weights are lower by this power of two.
-    const LOWERED: i32;
-    /// The scales of a chunk that is not there.
-    const ANY: u32;
-    /// Whether there are no other scales than those to be used.
-    const ALWAYS_USUAL: bool;
+trait Weights: Products4 {
+    /// Where in [`Activations::LOWERED`] it is.
+    const PLACE: usize;
 
-    /// The factors of a chunk's halves, given the bytes of its scales, and whether they are to be used.
-    fn factors(chunk: &Chunk) -> ([u32; 2], bool);
+    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance for those below, too.
+    #[inline(always)]
+    fn distance<D: Activations>(_: u32) -> u32 {
+        0
+    }
+
+    /// The largest distance of a scale that is to be used.
+    fn farthest<D: Activations>() -> u32 {
+        0
+    }
+
+    /// The factors of a chunk's halves, given the bytes of its scales.
+    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2];
 
     /// A stream's sum and a group by the definition.
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
 }
 
-impl<D: Activations> Weights<D> for Nvfp4 {
-    const LOWERED: i32 = if D::RAISE == Bf16::RAISE { 14 } else { 7 };
-    const ANY: u32 = 0;
-    const ALWAYS_USUAL: bool = true;
+impl Weights for Nvfp4 {
+    const PLACE: usize = 0;
 
     #[inline(always)]
-    fn factors(chunk: &Chunk) -> ([u32; 2], bool) {
-        let factors = Self::pair(chunk.scales)
-            .map(|scale| D::both(scale * power_of_two(D::RAISE - <Self as Weights<D>>::LOWERED)));
-        (factors, true)
+    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2] {
+        D::factors(scales)
     }
 
     #[inline(always)]
@@ -179,33 +238,30 @@ impl<D: Activations> Weights<D> for Nvfp4 {
     }
 }
 
-impl<D: Activations> Weights<D> for Mxfp4 {
-    const LOWERED: i32 = if D::RAISE == Bf16::RAISE { 14 } else { 3 };
-    const ANY: u32 = 127;
-    const ALWAYS_USUAL: bool = false;
+impl Weights for Mxfp4 {
+    const PLACE: usize = 1;
 
     #[inline(always)]
-    fn factors(chunk: &Chunk) -> ([u32; 2], bool) {
-        let [first, last] = D::USUAL;
-        let usual = chunk.scales.wrapping_sub(first) <= last - first;
-        let [a, b, c, d] = chunk.codes;
-        // A block of zeros may have any scale that is a number.
-        let zeros = (a | b | c | d) & 0x7777_7777 == 0 && chunk.scales != u32::from(E8m0::NAN.to_bits());
-        let byte = if usual { chunk.scales } else { Self::any::<D>() };
-        let raised = (D::RAISE - <Self as Weights<D>>::LOWERED) as u32;
-        let factor = D::both(f32::from_bits(byte.wrapping_add(raised) << 23));
-        ([factor; 2], usual || zeros)
+    fn distance<D: Activations>(scales: u32) -> u32 {
+        scales.wrapping_sub(D::USUAL[0])
+    }
+
+    #[inline(always)]
+    fn farthest<D: Activations>() -> u32 {
+        D::USUAL[1] - D::USUAL[0]
+    }
+
+    #[inline(always)]
+    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2] {
+        // Some number under which zeros stay zeros, if the scale is not to be used.
+        let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
+        let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
+        [D::factor(f32::from_bits((distance + raised) << 23)); 2]
     }
 
     #[inline(always)]
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
         weights::add_mxfp4::<Ptx>(sum, fraction, E8m0::from_bits(scale))
-    }
-}
-
-impl Mxfp4 {
-    const fn any<D: Activations>() -> u32 {
-        <Self as Weights<D>>::ANY
     }
 }
 
@@ -228,9 +284,10 @@ struct Step<const TILES: usize> {
 /// Where a lane's chunks lie.
 struct Lane<const TILES: usize> {
     rows: [[Row; 2]; TILES],
-    /// The activations of its token; null if there is none.
+    /// The activations of its token.
     activations: *const u8,
-    chunks: u32,
+    /// The number of a row's last chunk.
+    last: u32,
 }
 
 impl<const TILES: usize> Lane<TILES> {
@@ -239,70 +296,88 @@ impl<const TILES: usize> Lane<TILES> {
     /// # Safety
     /// As for the kernels.
     #[inline(always)]
-    unsafe fn load<F: Weights<D>, D: Activations>(&self, chunk: u32) -> Step<TILES> {
-        let none = Chunk { codes: [0; 4], scales: F::ANY };
-        let mut step = Step { rows: [[none; 2]; TILES], activations: [[0; 4]; 4] };
-        if chunk < self.chunks {
-            // SAFETY: the chunk is in the rows; whole chunks lie on multiples of 16 bytes, and their scales on one of their number.
-            unsafe {
-                let places = step.rows.as_flattened_mut().iter_mut().zip(self.rows.as_flattened());
-                for (loaded, row) in places {
-                    let scales = row.scales.wrapping_add((chunk * F::BLOCKS) as usize);
-                    loaded.codes = ptx::load_16_once(row.codes.wrapping_add((chunk * CHUNK_BYTES) as usize));
-                    loaded.scales =
-                        if F::BLOCKS == 1 { u32::from(*scales) } else { u32::from(*scales.cast::<u16>()) };
-                }
-                if !self.activations.is_null() {
-                    let first = self.activations.wrapping_add((chunk * CHUNK as u32 * D::BYTES) as usize);
-                    let load = |i: usize| ptx::load_16(first.wrapping_add(16 * i));
-                    step.activations = [load(0), load(1), load(2), load(3)];
-                }
+    unsafe fn load<F: Weights, D: Activations>(&self, chunk: u32) -> Step<TILES> {
+        // What is not there is taken from the last chunk, times zeros.
+        let (there, place) = (chunk <= self.last, chunk.min(self.last));
+        let activations = self.activations.wrapping_add((place * CHUNK as u32 * D::Dtype::BYTES) as usize);
+        let activations = if there { activations } else { (&raw const NOTHING).cast() };
+        let mut rows = [[Chunk { codes: [0; 4], scales: 0 }; 2]; TILES];
+        // SAFETY: the chunk is in the rows; whole chunks lie on multiples of 16 bytes, and their scales on one of their number.
+        unsafe {
+            let places = rows.as_flattened_mut().iter_mut().zip(self.rows.as_flattened());
+            for (loaded, row) in places {
+                let scales = row.scales.wrapping_add((place * F::BLOCKS) as usize);
+                loaded.codes = ptx::load_16_once(row.codes.wrapping_add((place * CHUNK_BYTES) as usize));
+                loaded.scales =
+                    if F::BLOCKS == 1 { u32::from(*scales) } else { u32::from(*scales.cast::<u16>()) };
             }
+            let load = |i: usize| ptx::load_16(activations.wrapping_add(16 * i));
+            Step { rows, activations: [load(0), load(1), load(2), load(3)] }
         }
-        step
+    }
+
+    /// Whether all chunks from one on, so many apart, whose scales are not to be used are zeros under a number.
+    ///
+    /// # Safety
+    /// As for the kernels.
+    #[inline(always)]
+    unsafe fn usual_but_zeros<F: Weights, D: Activations>(&self, mut chunk: u32, apart: u32) -> bool {
+        let mut usual = true;
+        while chunk <= self.last {
+            // SAFETY: the chunk is in the rows.
+            let step = unsafe { self.load::<F, D>(chunk) };
+            for Chunk { codes: [a, b, c, d], scales } in step.rows.as_flattened() {
+                let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
+                usual &= zeros || F::distance::<D>(*scales) <= F::farthest::<D>();
+            }
+            chunk += apart;
+        }
+        usual
     }
 }
+
+/// A chunk of activations that are not there.
+static NOTHING: [u128; 4] = [0; 4];
 
 /// The products of the words `I` of two chunks, under their scales, added to sums.
 #[inline(always)]
 fn multiply<D: Activations, const I: usize>(
+    dtype: &D,
     sums: [f32; SUMS],
     rows: &[Chunk; 2],
-    factors: [u32; 2],
+    factors: [D::Factor; 2],
     activations: [u32; 4],
 ) -> [f32; SUMS] {
-    let scaled = |row: usize| {
-        let [a, b, c, d] = D::weights(rows[row].codes[I]);
-        let scale = |pair| D::scale(pair, factors[row]);
-        [scale(a), scale(b), scale(c), scale(d)]
-    };
-    let ([a, b, c, d], [e, f, g, h]) = (scaled(0), scaled(1));
+    let [a, b, c, d] = dtype.weights(rows[0].codes[I], factors[0]);
+    let [e, f, g, h] = dtype.weights(rows[1].codes[I], factors[1]);
     let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
     D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
 }
 
-/// The sums of a step, added to those before it. Gives whether all scales are to be used.
+/// The sums of a step, added to those before it, and the largest distance of its scales.
 #[inline(always)]
-fn add<F: Weights<D>, D: Activations, const TILES: usize>(
+fn add<F: Weights, D: Activations, const TILES: usize>(
+    dtype: &D,
     sums: &mut [[f32; SUMS]; TILES],
+    far: &mut u32,
     step: &Step<TILES>,
-) -> bool {
-    let mut usual = true;
+) {
     let [a, b, c, d] = step.activations;
-    let activations = [D::pairs(a), D::pairs(b), D::pairs(c), D::pairs(d)];
+    let [a, b, c, d] = [D::pairs(a), D::pairs(b), D::pairs(c), D::pairs(d)];
     for (sums, rows) in sums.iter_mut().zip(&step.rows) {
-        let [(low, low_usual), (high, high_usual)] = [F::factors(&rows[0]), F::factors(&rows[1])];
-        usual &= low_usual && high_usual;
+        for chunk in rows {
+            *far = F::distance::<D>(chunk.scales).max(*far);
+        }
+        let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
         // Written out: the compiler keeps a loop's indices in memory.
-        let of_step = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], activations[0]);
-        let of_step = multiply::<D, 1>(of_step, rows, [low[0], high[0]], activations[1]);
-        let of_step = multiply::<D, 2>(of_step, rows, [low[1], high[1]], activations[2]);
-        let of_step = multiply::<D, 3>(of_step, rows, [low[1], high[1]], activations[3]);
+        let of_step = multiply::<D, 0>(dtype, [0.0; SUMS], rows, [low[0], high[0]], a);
+        let of_step = multiply::<D, 1>(dtype, of_step, rows, [low[0], high[0]], b);
+        let of_step = multiply::<D, 2>(dtype, of_step, rows, [low[1], high[1]], c);
+        let of_step = multiply::<D, 3>(dtype, of_step, rows, [low[1], high[1]], d);
         for i in 0..SUMS {
             sums[i] += of_step[i];
         }
     }
-    usual
 }
 
 /// A row's sum with a token's activations, by the definition.
@@ -310,7 +385,7 @@ fn add<F: Weights<D>, D: Activations, const TILES: usize>(
 /// # Safety
 /// As for the kernels; all lanes of the warp take part.
 #[inline(always)]
-unsafe fn defined<F: Weights<D>, D: Activations>(row: Row, activations: *const u8, cols: u64) -> f64 {
+unsafe fn defined<F: Weights, D: Activations>(row: Row, activations: *const u8, cols: u64) -> f64 {
     let mut sum = 0.0;
     let mut start = u64::from(warp::lane()) * CHUNK as u64;
     while start < cols {
@@ -332,7 +407,7 @@ unsafe fn defined<F: Weights<D>, D: Activations>(row: Row, activations: *const u
                 let weight = f32::from_bits((code & 7) << 22 | code << 28 & 1 << 31) * power_of_two(126 - 7);
                 // SAFETY: the activation exists.
                 let bits = unsafe { *activations.wrapping_add(((first + i) * 2) as usize).cast::<u16>() };
-                fraction = ptx::fma_f32(weight, D::widen(&[u32::from(bits), 0, 0, 0], 0), fraction);
+                fraction = ptx::fma_f32(weight, D::Dtype::widen(&[u32::from(bits), 0, 0, 0], 0), fraction);
                 i += 1;
             }
             sum = F::add_group(sum, fraction, scale);
@@ -374,7 +449,7 @@ impl Job {
     /// # Safety
     /// As for the kernels; all lanes of the warp take part, and no other warp has this row and token.
     #[inline(always)]
-    unsafe fn define<F: Weights<D>, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
+    unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
         let [mut token, end] = tokens;
         while token < end {
             // SAFETY: the row and the token exist; one lane stores.
@@ -395,7 +470,7 @@ impl Job {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn cut<F: Weights<D>, D: Activations>(job: Job) {
+unsafe fn cut<F: Weights, D: Activations>(job: Job) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
     if row < job.grid.rows {
         // SAFETY: the whole warp is here, and its row is its own.
@@ -406,7 +481,7 @@ unsafe fn cut<F: Weights<D>, D: Activations>(job: Job) {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn weigh<F: Weights<D>, D: Activations, const TILES: usize>(job: Job) {
+unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     let rows_a_group = const { TILES as u32 * TILE_ROWS };
     let grid = &job.grid;
     let (block, lot) = grid.lots.divide_32(warp::thread_block());
@@ -419,8 +494,9 @@ unsafe fn weigh<F: Weights<D>, D: Activations, const TILES: usize>(job: Job) {
     let token = tokens[0] + lane / QUAD;
     let mut of_lane = Lane {
         rows: [[job.weights.row::<F>(0, 0); 2]; TILES],
-        activations: if token < tokens[1] { job.token(token) } else { core::ptr::null() },
-        chunks: (grid.cols / CHUNK as u64) as u32,
+        // Sums of tokens that are not there are not stored.
+        activations: job.token(token.min(tokens[1] - 1)),
+        last: (grid.cols / CHUNK as u64) as u32 - 1,
     };
     for (slot, i) in of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {
         // Past the last row it is taken again.
@@ -428,27 +504,37 @@ unsafe fn weigh<F: Weights<D>, D: Activations, const TILES: usize>(job: Job) {
         *slot = job.weights.row::<F>(row, grid.blocks);
     }
 
+    let dtype = D::new(warp::ballot(grid.rows > 0));
     let mut sums = [[0.0; SUMS]; TILES];
-    let mut usual = true;
-    let steps = of_lane.chunks.div_ceil(QUAD);
+    let mut far = 0;
+    let steps = of_lane.last / QUAD + 1;
     let next = grid.splits * QUAD;
     let (mut step, mut chunk) = (split, split * QUAD + lane % QUAD);
-    // A step is on its way while another is computed. They take turns in two places, so that nothing is moved.
+    // Two steps are on their way while a third one is computed. They take turns in three places, so that nothing is moved.
     // SAFETY, of these and those below: the rows are the operands', by the caller's contract.
-    let mut a = unsafe { of_lane.load::<F, D>(chunk) };
+    let (mut a, mut b) = unsafe { (of_lane.load::<F, D>(chunk), of_lane.load::<F, D>(chunk + next)) };
     while step < steps {
         // SAFETY: as above.
-        let b = unsafe { of_lane.load::<F, D>(chunk + next) };
-        usual &= add::<F, D, TILES>(&mut sums, &a);
+        let c = unsafe { of_lane.load::<F, D>(chunk + 2 * next) };
+        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &a);
         if step + grid.splits >= steps {
             break;
         }
         // SAFETY: as above.
-        a = unsafe { of_lane.load::<F, D>(chunk + 2 * next) };
-        usual &= add::<F, D, TILES>(&mut sums, &b);
-        (step, chunk) = (step + 2 * grid.splits, chunk + 2 * next);
+        a = unsafe { of_lane.load::<F, D>(chunk + 3 * next) };
+        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &b);
+        if step + 2 * grid.splits >= steps {
+            break;
+        }
+        // SAFETY: as above.
+        b = unsafe { of_lane.load::<F, D>(chunk + 4 * next) };
+        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &c);
+        (step, chunk) = (step + 3 * grid.splits, chunk + 3 * next);
     }
 
+    let start = split * QUAD + lane % QUAD;
+    // SAFETY: as above.
+    let usual = far <= F::farthest::<D>() || unsafe { of_lane.usual_but_zeros::<F, D>(start, next) };
     let all_usual = warp::ballot(usual) == u32::MAX;
     let shared = warp::shared::<f32>();
     let per_warp = const { (TILES * SUMS) as u32 * WARP };
@@ -490,11 +576,13 @@ unsafe fn weigh<F: Weights<D>, D: Activations, const TILES: usize>(job: Job) {
         }
         if row < grid.rows && token < tokens[1] && all != 0 {
             // SAFETY: the result exists, and is this thread's.
-            unsafe { job.store::<D>(row, token, sum * f64::from(power_of_two(F::LOWERED))) };
+            unsafe {
+                job.store::<D>(row, token, sum * f64::from(power_of_two(const { D::LOWERED[F::PLACE] })))
+            };
         }
         output += WEIGHTS_THREADS;
     }
-    if !F::ALWAYS_USUAL {
+    if F::farthest::<D>() > 0 {
         let mut all = 1;
         let mut i = 0;
         while i < grid.splits {
@@ -542,16 +630,16 @@ macro_rules! entries {
 }
 
 entries! {
-    nvfp4_gemv_weights_f16_rows16 = weigh::<Nvfp4, F16, 1>,
-    nvfp4_gemv_weights_f16_rows32 = weigh::<Nvfp4, F16, 2>,
-    nvfp4_gemv_weights_f16_cut = cut::<Nvfp4, F16>,
-    nvfp4_gemv_weights_bf16_rows16 = weigh::<Nvfp4, Bf16, 1>,
-    nvfp4_gemv_weights_bf16_rows32 = weigh::<Nvfp4, Bf16, 2>,
-    nvfp4_gemv_weights_bf16_cut = cut::<Nvfp4, Bf16>,
-    mxfp4_gemv_weights_f16_rows16 = weigh::<Mxfp4, F16, 1>,
-    mxfp4_gemv_weights_f16_rows32 = weigh::<Mxfp4, F16, 2>,
-    mxfp4_gemv_weights_f16_cut = cut::<Mxfp4, F16>,
-    mxfp4_gemv_weights_bf16_rows16 = weigh::<Mxfp4, Bf16, 1>,
-    mxfp4_gemv_weights_bf16_rows32 = weigh::<Mxfp4, Bf16, 2>,
-    mxfp4_gemv_weights_bf16_cut = cut::<Mxfp4, Bf16>,
+    nvfp4_gemv_weights_f16_rows16 = weigh::<Nvfp4, WithF16, 1>,
+    nvfp4_gemv_weights_f16_rows32 = weigh::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_f16_cut = cut::<Nvfp4, WithF16>,
+    nvfp4_gemv_weights_bf16_rows16 = weigh::<Nvfp4, WithBf16, 1>,
+    nvfp4_gemv_weights_bf16_rows32 = weigh::<Nvfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_bf16_cut = cut::<Nvfp4, WithBf16>,
+    mxfp4_gemv_weights_f16_rows16 = weigh::<Mxfp4, WithF16, 1>,
+    mxfp4_gemv_weights_f16_rows32 = weigh::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_f16_cut = cut::<Mxfp4, WithF16>,
+    mxfp4_gemv_weights_bf16_rows16 = weigh::<Mxfp4, WithBf16, 1>,
+    mxfp4_gemv_weights_bf16_rows32 = weigh::<Mxfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_bf16_cut = cut::<Mxfp4, WithBf16>,
 }
