@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::{Measurement, Op, Size, median, require_equal};
+use crate::GlobalScale;
+use crate::cpu::{self, Isa};
 use crate::device::Device;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
 use crate::recipe::{Format, Recipe};
 use crate::tensor::{QuantizedShape, QuantizedTensor};
-use crate::{GlobalScale, cpu};
 
 /// What to multiply.
 pub(super) struct Product {
@@ -36,13 +37,17 @@ impl Product {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// [`crate::Error::Wrong`] unless these are the CPU's, to the bit.
-    pub(super) fn verify<T: Element>(&self, found: &[T]) -> Result<()> {
+    /// What the definition makes of it.
+    pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
-        cpu::gemv(&self.matrix, &self.vectors, self.batch, &mut expected)?;
-        let bytes = bytemuck::cast_slice::<T, u8>;
-        require_equal("gemv", bytes(found), bytes(&expected))
+        cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;
+        Ok(expected)
     }
+}
+
+/// [`crate::Error::Wrong`] unless results are the expected ones, to the bit.
+pub(super) fn verify<T: Element>(found: &[T], expected: &[T]) -> Result<()> {
+    require_equal("gemv", bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
 }
 
 /// Every code, both signs, and scales over a wide range.
@@ -108,7 +113,7 @@ fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
         super::cpu::copy(&source, &mut target);
         copy_times.push(start.elapsed().as_secs_f64());
     }
-    product.verify(&out)?;
+    verify(&out, &product.expected()?)?;
     Ok((median(times.split_off(1)), median(copy_times.split_off(1))))
 }
 
