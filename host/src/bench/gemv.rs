@@ -1,10 +1,9 @@
 //! Measuring matrix–vector products.
 
-use std::time::{Duration, Instant};
-
 use rayon::prelude::*;
 
-use super::{Measurement, Op, Size, median, require_equal};
+use super::cpu::{copy, in_turns};
+use super::{Measurement, Op, Size, require_equal};
 use crate::GlobalScale;
 use crate::cpu::{self, Isa};
 use crate::device::Device;
@@ -101,20 +100,12 @@ pub(super) fn measure<T: Element>(
 
 fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
     let mut out = product.results::<T>();
-    let (mut times, mut copy_times) = (Vec::new(), Vec::new());
     let source = vec![1u8; product.bytes as usize / 2];
     let mut target = vec![2u8; source.len()];
-    let begin = Instant::now();
-    while times.len() <= super::cpu::FEWEST || begin.elapsed() < Duration::from_secs(3) {
-        let start = Instant::now();
-        cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out)?;
-        times.push(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        super::cpu::copy(&source, &mut target);
-        copy_times.push(start.elapsed().as_secs_f64());
-    }
+    let mut multiply = |_| cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out);
+    let [seconds, copy_seconds] = in_turns([&mut multiply, &mut |_| copy(&source, &mut target)])?;
     verify(&out, &product.expected()?)?;
-    Ok((median(times.split_off(1)), median(copy_times.split_off(1))))
+    Ok((seconds, copy_seconds))
 }
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
