@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::{Job, Op, median, random, require_equal};
+use super::{Job, Op, Times, median, random, require_equal};
 use crate::cpu::{self, Isa};
 use crate::element::Element;
 use crate::error::Result;
@@ -15,7 +15,7 @@ const TIME: Duration = Duration::from_millis(1500);
 const FEWEST: usize = 7;
 
 /// The median times of the operation and of the copy.
-pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
+pub(super) fn measure<T: Element>(job: &Job) -> Result<Times> {
     let shape = job.shape;
     let values = random::<T>(shape.elements(), 1);
     let recipe = job.recipe(&values)?;
@@ -32,7 +32,7 @@ pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
         Op::Amax => cpu::amax(&values, shape).map(|found| amax = found),
         _ => cpu::quantize_into(&values, shape, &recipe, &mut tensor).map(|_| ()),
     };
-    let [seconds, copy_seconds] = in_turns([&mut work, &mut |_| copy(&source, &mut target)])?;
+    let [operation, copy] = in_turns([&mut work, &mut |_| copy(&source, &mut target)])?;
 
     require_equal("amax", &[amax], &[expected_amax])?;
     let mut expected = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
@@ -44,7 +44,7 @@ pub(super) fn measure<T: Element>(job: &Job) -> Result<(f64, Option<f64>)> {
         cpu::dequantize_with(Isa::Reference, &tensor, &mut expected, shape.cols)?;
         require_equal("dequantize", bytemuck::cast_slice::<T, u8>(&back), bytemuck::cast_slice(&expected))?;
     }
-    Ok((seconds, Some(copy_seconds)))
+    Ok(Times { operation, copy: Some(copy) })
 }
 
 /// A kind of work, given the number of its turn.

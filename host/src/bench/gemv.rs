@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::cpu::{copy, in_turns};
-use super::{Measurement, Op, Size, require_equal};
+use super::cpu::in_turns;
+use super::{Op, Size, Times, require_equal};
 use crate::GlobalScale;
 use crate::cpu::{self, Isa};
 use crate::device::Device;
@@ -72,40 +72,31 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     }
 }
 
-/// Measures products.
+/// The bytes of the matrices, and times.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs have several kernels"))]
 pub(super) fn measure<T: Element>(
     op: Op,
     recipe: &Recipe,
     size: Size,
     device: &Device,
-) -> Result<Measurement> {
+) -> Result<(u64, Times)> {
     let product = Product::new(recipe.format(), size)?;
-    let (median_seconds, copy_seconds) = match device {
+    let times = match device {
         Device::Cpu => on_cpu::<T>(&product)?,
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => super::gpu::measure_product::<T>(op, &product, gpus.first())?,
     };
-    Ok(Measurement {
-        op,
-        recipe: *recipe,
-        dtype: T::DTYPE,
-        size,
-        device: device.to_string(),
-        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
-        bytes: product.bytes,
-        median_seconds,
-        copy_seconds: Some(copy_seconds),
-    })
+    Ok((product.bytes, times))
 }
 
-fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
+fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
     let mut out = product.results::<T>();
     let source = vec![1u8; product.bytes as usize / 2];
     let mut target = vec![2u8; source.len()];
     let mut multiply = |_| cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out);
-    let [seconds, copy_seconds] = in_turns([&mut multiply, &mut |_| copy(&source, &mut target)])?;
+    let [operation, copy] = in_turns([&mut multiply, &mut |_| super::cpu::copy(&source, &mut target)])?;
     verify(&out, &product.expected()?)?;
-    Ok((seconds, copy_seconds))
+    Ok(Times { operation, copy: Some(copy) })
 }
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
@@ -116,7 +107,7 @@ fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
 pub(crate) fn tune(
     recipe: &Recipe,
     device: &Device,
-    mut measured: impl FnMut(&[Measurement; 3]),
+    mut measured: impl FnMut(&[super::Measurement; 3]),
 ) -> Result<String> {
     use crate::gpu::{GemvChoices, GemvKernel};
     use crate::recipe::Words;
@@ -130,7 +121,7 @@ pub(crate) fn tune(
                 let all = [a, b, c];
                 measured(&all);
                 let kernels = GemvKernel::WORDS.iter().map(|(_, kernel)| *kernel).zip(&all);
-                let by_time = |(_, a): &(_, &Measurement), (_, b): &(_, &Measurement)| {
+                let by_time = |(_, a): &(_, &super::Measurement), (_, b): &(_, &super::Measurement)| {
                     a.median_seconds.total_cmp(&b.median_seconds)
                 };
                 kernels.min_by(by_time).map(|(kernel, _)| kernel)

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptu
 use cudarc::driver::{CudaSlice, CudaStream};
 
 use super::gemv::{Product, verify};
-use super::{Job, Op, median, random, require_equal, sets};
+use super::{Job, Op, Times, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -31,12 +31,13 @@ struct Set<T: Element> {
 }
 
 /// The median times of the operation and of the copy.
-pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f64>)> {
+pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not allow them.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     if job.op == Op::Empty {
-        return Ok((time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?, None));
+        let operation = time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?;
+        return Ok(Times { operation, copy: None });
     }
     let host = random::<T>(job.shape.elements(), 1);
     let job = &Job { recipe: job.recipe(&host)?, ..*job };
@@ -44,12 +45,13 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f
     let mut report = DeviceReport::zeros(stream)?;
     let launches = GRAPH_BYTES.div_ceil(job.bytes).clamp(sets.len() as u64, MOST_LAUNCHES as u64) as usize;
     let rotation = sets.len();
-    let seconds = time(stream, launches, |i| sets[i % rotation].run(gpu, job, &mut report))?;
+    let operation = time(stream, launches, |i| sets[i % rotation].run(gpu, job, &mut report))?;
     for set in [&sets[0], &sets[rotation - 1]] {
         set.verify(gpu, job, &host)?;
     }
     drop(sets);
-    Ok((seconds, Some(copy_time(stream, job.bytes, rotation, launches)?)))
+    let copy = copy_time(stream, job.bytes, rotation, launches)?;
+    Ok(Times { operation, copy: Some(copy) })
 }
 
 /// The median time of copies that read and write so many bytes together, in so many buffers.
@@ -70,7 +72,7 @@ fn copy_time(stream: &Arc<CudaStream>, bytes: u64, rotation: usize, launches: us
 }
 
 /// The median times of products and of the copy.
-pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<(f64, f64)> {
+pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<Times> {
     let kernel = match op {
         Op::GemvRows1 => Some(GemvKernel::Rows1),
         Op::GemvRows2 => Some(GemvKernel::Rows2),
@@ -88,7 +90,7 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     let mut sets = (0..sets(product.bytes)).map(set).collect::<Result<Vec<_>>>()?;
     let rotation = sets.len();
     let launches = GRAPH_BYTES.div_ceil(product.bytes).clamp(rotation as u64, MOST_LAUNCHES as u64) as usize;
-    let seconds = time(stream, launches, |i| {
+    let operation = time(stream, launches, |i| {
         let (matrix, out) = &mut sets[i % rotation];
         match kernel {
             Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
@@ -100,7 +102,8 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
         verify(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?, &expected)?;
     }
     drop(sets);
-    Ok((seconds, copy_time(stream, product.bytes, rotation, launches)?))
+    let copy = copy_time(stream, product.bytes, rotation, launches)?;
+    Ok(Times { operation, copy: Some(copy) })
 }
 
 impl<T: Element> Set<T> {

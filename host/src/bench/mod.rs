@@ -172,9 +172,31 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
-    if op.is_gemv() {
-        return gemv::measure::<T>(op, recipe, size, device);
-    }
+    let (bytes, times) = match op {
+        _ if op.is_gemv() => gemv::measure::<T>(op, recipe, size, device)?,
+        _ => measure_values::<T>(op, recipe, size, device)?,
+    };
+    Ok(Measurement {
+        op,
+        recipe: *recipe,
+        dtype: T::DTYPE,
+        size,
+        device: device.to_string(),
+        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
+        bytes,
+        median_seconds: times.operation,
+        copy_seconds: times.copy,
+    })
+}
+
+/// Median times, in seconds.
+struct Times {
+    operation: f64,
+    copy: Option<f64>,
+}
+
+/// What goes between unquantized values, and codes and scales: the bytes that it moves, and times.
+fn measure_values<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
     let shape = Shape::new(size.rows.saturating_mul(size.batches), size.cols);
     shape.span()?;
     let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
@@ -185,22 +207,12 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
         _ => values + codes + scales,
     };
     let job = Job { op, recipe: *recipe, shape, bytes: bytes as u64 };
-    let (median_seconds, copy_seconds) = match device {
+    let times = match device {
         Device::Cpu => cpu::measure::<T>(&job)?,
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
     };
-    Ok(Measurement {
-        op,
-        recipe: *recipe,
-        dtype: T::DTYPE,
-        size,
-        device: device.to_string(),
-        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
-        bytes: if op == Op::Empty { 0 } else { job.bytes },
-        median_seconds,
-        copy_seconds,
-    })
+    Ok((if op == Op::Empty { 0 } else { job.bytes }, times))
 }
 
 /// What to measure, with its sizes worked out.
