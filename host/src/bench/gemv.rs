@@ -25,7 +25,7 @@ pub(super) struct Product {
 impl Product {
     fn new(format: Format, size: Size) -> Result<Self> {
         let batch = Batch::of(size.batches);
-        let matrix = random(QuantizedShape::new(format, size.batches * size.rows, size.cols), 1)?;
+        let matrix = random(QuantizedShape::new(format, size.all_rows().rows, size.cols), 1)?;
         let vectors = random(QuantizedShape::new(format, size.batches, size.cols), 2)?;
         let bytes = (matrix.codes().len() + matrix.scales().len()) as u64;
         Ok(Self { matrix, vectors, batch, bytes })

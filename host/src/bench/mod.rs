@@ -92,6 +92,14 @@ pub struct Size {
     pub batches: usize,
 }
 
+impl Size {
+    /// Rows of all matrices, and columns.
+    fn all_rows(&self) -> Shape {
+        // Where that is too many, so is the next thing that is asked of it.
+        Shape::new(self.rows.saturating_mul(self.batches), self.cols)
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, cols, batches } = self;
@@ -197,16 +205,15 @@ struct Times {
 
 /// What goes between unquantized values, and codes and scales: the bytes that it moves, and times.
 fn measure_values<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
-    let shape = Shape::new(size.rows.saturating_mul(size.batches), size.cols);
-    shape.span()?;
+    let shape = size.all_rows();
     let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
-    let values = shape.elements() * T::DTYPE.bytes();
+    let [values, quantized] = [shape.elements() * T::DTYPE.bytes(), codes + scales].map(|bytes| bytes as u64);
     let bytes = match op {
         Op::Amax => values,
-        Op::AmaxQuantize => 2 * values + codes + scales,
-        _ => values + codes + scales,
+        Op::AmaxQuantize => (2 * values).saturating_add(quantized),
+        _ => values.saturating_add(quantized),
     };
-    let job = Job { op, recipe: *recipe, shape, bytes: bytes as u64 };
+    let job = Job { op, recipe: *recipe, shape, bytes };
     let times = match device {
         Device::Cpu => cpu::measure::<T>(&job)?,
         #[cfg(feature = "cuda")]

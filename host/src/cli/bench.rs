@@ -140,7 +140,8 @@ fn rows(measurements: &[Measurement]) -> Table {
     for m in measurements {
         let moved = m.bytes > 0;
         let figure = |text: String| if moved { text } else { "–".into() };
-        let elements = (m.size.rows * m.size.cols * m.size.batches) as f64;
+        let elements: f64 =
+            [m.size.rows, m.size.cols, m.size.batches].map(|count| count as f64).iter().product();
         table.add_row([
             m.op.word().to_owned(),
             figure(m.recipe.format().to_string()),

@@ -91,6 +91,12 @@ fn sizes_and_tables_that_mean_nothing_are_refused() {
         let run = run(&[&"bench", &"--device", &"cpu", &"--shape", &size]);
         assert_eq!(run.code, Some(2), "{size}: {run:#?}");
     }
+    for op in ["gemv", "quantize"] {
+        let run =
+            run(&[&"bench", &"--device", &"cpu", &"--op", &op, &"--shape", &"9223372036854775807x4096x4"]);
+        assert_eq!(run.code, Some(1), "{op}: {run:#?}");
+        assert!(run.stderr.contains("more elements than can be addressed"), "{op}: {run:#?}");
+    }
     let scratch = Scratch::new();
     let run = run(&[&"bench", &"--device", &"cpu", &"--tune", &scratch.path("choices.txt")]);
     assert_eq!(run.code, Some(1), "{run:#?}");
