@@ -110,7 +110,6 @@ pub(crate) fn tune(
     mut measured: impl FnMut(&[super::Measurement; 3]),
 ) -> Result<String> {
     use crate::gpu::{GemvChoices, GemvKernel};
-    use crate::recipe::Words;
 
     let mut failed = None;
     let choices = GemvChoices::new(|rows, cols| {
@@ -120,11 +119,8 @@ pub(crate) fn tune(
             [Ok(a), Ok(b), Ok(c)] => {
                 let all = [a, b, c];
                 measured(&all);
-                let kernels = GemvKernel::WORDS.iter().map(|(_, kernel)| *kernel).zip(&all);
-                let by_time = |(_, a): &(_, &super::Measurement), (_, b): &(_, &super::Measurement)| {
-                    a.median_seconds.total_cmp(&b.median_seconds)
-                };
-                kernels.min_by(by_time).map(|(kernel, _)| kernel)
+                let fastest = all.iter().min_by(|a, b| a.median_seconds.total_cmp(&b.median_seconds));
+                fastest.and_then(|fastest| fastest.op.gemv_kernel())
             }
             results => {
                 failed = failed.take().or(results.into_iter().find_map(Result::err));

@@ -10,7 +10,7 @@ use super::{Job, Op, Times, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvKernel, Gpu};
+use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
 use crate::tensor::QuantizedShape;
 
 /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
@@ -88,12 +88,6 @@ fn copy_time(stream: &Arc<CudaStream>, bytes: u64, Turns { sets, launches }: Tur
 
 /// The median times of products and of the copy.
 pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<Times> {
-    let kernel = match op {
-        Op::GemvRows1 => Some(GemvKernel::Rows1),
-        Op::GemvRows2 => Some(GemvKernel::Rows2),
-        Op::GemvRows4 => Some(GemvKernel::Rows4),
-        _ => None,
-    };
     // SAFETY: as in `measure`.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
@@ -106,7 +100,7 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     let mut sets = (0..turns.sets).map(set).collect::<Result<Vec<_>>>()?;
     let operation = time(stream, turns.launches, |i| {
         let (matrix, out) = &mut sets[i % turns.sets];
-        match kernel {
+        match op.gemv_kernel() {
             Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
             None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
         }

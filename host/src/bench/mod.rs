@@ -16,6 +16,8 @@ use rayon::prelude::*;
 use crate::device::Device;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use crate::gpu::GemvKernel;
 use crate::recipe::{Global, Recipe, Scheme, Words};
 use crate::tensor::{QuantizedShape, Shape};
 
@@ -72,6 +74,17 @@ impl Op {
     /// Whether it is a product.
     pub fn is_gemv(self) -> bool {
         self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
+    }
+
+    /// The kernel that it is about; none where the table of choices says which.
+    #[cfg(feature = "cuda")]
+    fn gemv_kernel(self) -> Option<GemvKernel> {
+        match self {
+            Self::GemvRows1 => Some(GemvKernel::Rows1),
+            Self::GemvRows2 => Some(GemvKernel::Rows2),
+            Self::GemvRows4 => Some(GemvKernel::Rows4),
+            _ => None,
+        }
     }
 
     /// Whether only GPUs have it.
