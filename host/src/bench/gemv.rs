@@ -102,32 +102,26 @@ fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
 ///
 /// # Errors
-/// Those of [`super::measure`].
+/// Those of [`super::measure`], at the first measurement that fails.
 #[cfg(feature = "cuda")]
 pub(crate) fn tune(
     recipe: &Recipe,
     device: &Device,
-    mut measured: impl FnMut(&[super::Measurement; 3]),
+    mut measured: impl FnMut(super::Measurement),
 ) -> Result<String> {
     use crate::gpu::{GemvChoices, GemvKernel};
 
-    let mut failed = None;
     let choices = GemvChoices::new(|rows, cols| {
         let size = Size { rows, cols, batches: 1 };
-        let of_kernel = |op| super::measure(op, recipe, crate::Dtype::F16, size, device);
-        let fastest = match Op::GEMV_KERNELS.map(of_kernel) {
-            [Ok(a), Ok(b), Ok(c)] => {
-                let all = [a, b, c];
-                measured(&all);
-                let fastest = all.iter().min_by(|a, b| a.median_seconds.total_cmp(&b.median_seconds));
-                fastest.and_then(|fastest| fastest.op.gemv_kernel())
+        let mut fastest = (f64::INFINITY, None);
+        for op in Op::GEMV_KERNELS {
+            let measurement = super::measure(op, recipe, crate::Dtype::F16, size, device)?;
+            if measurement.median_seconds < fastest.0 {
+                fastest = (measurement.median_seconds, op.gemv_kernel());
             }
-            results => {
-                failed = failed.take().or(results.into_iter().find_map(Result::err));
-                None
-            }
-        };
-        fastest.unwrap_or(GemvKernel::Rows4)
-    });
-    failed.map_or_else(|| Ok(choices.text(&format!("{device}, {}", recipe.format()))), Err)
+            measured(measurement);
+        }
+        Ok(fastest.1.unwrap_or(GemvKernel::Rows4))
+    })?;
+    Ok(choices.text(&format!("{device}, {}", recipe.format())))
 }

@@ -96,7 +96,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 /// The table of the fastest kernels, as a file.
 #[cfg(feature = "cuda")]
 fn tune(recipe: &Recipe, device: &Device, measurements: &mut Vec<Measurement>) -> crate::Result<String> {
-    crate::bench::gemv::tune(recipe, device, |all| measurements.extend_from_slice(all))
+    crate::bench::gemv::tune(recipe, device, |measurement| measurements.push(measurement))
 }
 
 #[cfg(not(feature = "cuda"))]
