@@ -55,6 +55,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
+    let recipes = recipes(&args)?;
+    if args.tune.is_some() && recipes.len() > 1 {
+        let why = "--tune measures the table of one format: \
+                   give --format, --convention, --scale-layout and --search no more than once";
+        return Err(Usage::new(why).into());
+    }
     let device = device(args.device)?;
     let mut ops = args.op.clone();
     if args.ladder {
@@ -71,15 +77,15 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     print(&device)?;
     let mut measurements = Vec::new();
     if let Some(file) = &args.tune {
-        let text = tune(&recipes(&args)?[0], &device, &mut measurements)?;
+        let text = tune(&recipes[0], &device, &mut measurements)?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
         shapes.clear();
     }
-    for recipe in recipes(&args)? {
+    for recipe in &recipes {
         for &size in &shapes {
             for &dtype in &args.dtype {
                 for &op in &ops {
-                    measurements.push(measure(op, &recipe, dtype, size, &device)?);
+                    measurements.push(measure(op, recipe, dtype, size, &device)?);
                 }
             }
         }

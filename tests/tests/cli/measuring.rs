@@ -86,7 +86,7 @@ fn products_are_measured_in_batches() {
 }
 
 #[test]
-fn sizes_and_tables_that_mean_nothing_are_refused() {
+fn sizes_that_mean_nothing_are_refused() {
     for size in ["0x32", "32", "4x4x4x4", "4x", "axb"] {
         let run = run(&[&"bench", &"--device", &"cpu", &"--shape", &size]);
         assert_eq!(run.code, Some(2), "{size}: {run:#?}");
@@ -97,8 +97,16 @@ fn sizes_and_tables_that_mean_nothing_are_refused() {
         assert_eq!(run.code, Some(1), "{op}: {run:#?}");
         assert!(run.stderr.contains("more elements than can be addressed"), "{op}: {run:#?}");
     }
+}
+
+#[test]
+fn tables_are_measured_on_gpus_for_one_format() {
     let scratch = Scratch::new();
-    let run = run(&[&"bench", &"--device", &"cpu", &"--tune", &scratch.path("choices.txt")]);
-    assert_eq!(run.code, Some(1), "{run:#?}");
-    assert!(run.stderr.contains("GPU") && !scratch.path("choices.txt").exists(), "{run:#?}");
+    let table = scratch.path("choices.txt");
+    let tune: [Arg<'_>; 7] = [&"bench", &"--device", &"cpu", &"--tune", &table, &"--format", &"nvfp4"];
+    for (more, code, why) in [(&[][..], 1, "GPU"), (&[&"--format" as Arg<'_>, &"mxfp4"], 2, "one format")] {
+        let run = run(&[&tune[..], more].concat());
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        assert!(run.stderr.contains(why) && !table.exists(), "{run:#?}");
+    }
 }
