@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::cpu::in_turns;
+use super::cpu::measure_product;
 use super::{Op, Size, Times, require_equal};
 use crate::GlobalScale;
 use crate::cpu::{self, Isa};
@@ -91,12 +91,11 @@ pub(super) fn measure<T: Element>(
 
 fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
     let mut out = product.results::<T>();
-    let source = vec![1u8; product.bytes as usize / 2];
-    let mut target = vec![2u8; source.len()];
-    let mut multiply = |_| cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out);
-    let [operation, copy] = in_turns([&mut multiply, &mut |_| super::cpu::copy(&source, &mut target)])?;
+    let times = measure_product(&product.matrix, |matrix| {
+        cpu::gemv(matrix, &product.vectors, product.batch, &mut out)
+    })?;
     verify(&out, &product.expected()?)?;
-    Ok(Times { operation, copy: Some(copy) })
+    Ok(times)
 }
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.

@@ -37,7 +37,7 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     let stream = gpu.stream();
     if job.op == Op::Empty {
         let operation = time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?;
-        return Ok(Times { operation, copy: None });
+        return Ok(Times { operation, read: None, copy: None });
     }
     let host = random::<T>(job.shape.elements(), 1);
     let job = &Job { recipe: job.recipe(&host)?, ..*job };
@@ -50,7 +50,7 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     }
     drop(sets);
     let copy = copy_time(stream, job.bytes, turns)?;
-    Ok(Times { operation, copy: Some(copy) })
+    Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
 /// How often an operation is done in a graph, and with how many sets of buffers in rotation.
@@ -111,7 +111,7 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     }
     drop(sets);
     let copy = copy_time(stream, product.bytes, turns)?;
-    Ok(Times { operation, copy: Some(copy) })
+    Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
 impl<T: Element> Set<T> {

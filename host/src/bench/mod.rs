@@ -1,4 +1,5 @@
-//! Measuring the operations against a copy of the same bytes, in the same run.
+//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which hardly write, against
+//! reading them too.
 //!
 //! Input is random, never zeros. Buffers are used in rotation until they are past every cache ([`ROTATION_BYTES`]). After
 //! the timing the output is compared with what the CPU's reference gives. A figure is the median of many.
@@ -151,10 +152,12 @@ pub struct Measurement {
     pub device: String,
     /// CPU threads; 0 on a GPU.
     pub threads: usize,
-    /// Bytes that the operation must move: values, codes and scales, each once.
+    /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices' codes and scales.
     pub bytes: u64,
     /// The median time of one operation.
     pub median_seconds: f64,
+    /// The median time of reading `bytes`; products on a CPU have one.
+    pub read_seconds: Option<f64>,
     /// The median time of a copy that reads and writes `bytes` together; the empty kernel has none.
     pub copy_seconds: Option<f64>,
 }
@@ -168,6 +171,16 @@ impl Measurement {
     /// Bytes that the copy of the same run moved a second, read and written ones together.
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
         self.copy_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// Bytes that were read a second, in the same run.
+    pub fn read_bytes_per_second(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// The time of reading over the operation's.
+    pub fn read_ratio(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| seconds / self.median_seconds)
     }
 
     /// The copy's time over the operation's.
@@ -206,6 +219,7 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
         threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
         bytes,
         median_seconds: times.operation,
+        read_seconds: times.read,
         copy_seconds: times.copy,
     })
 }
@@ -213,6 +227,7 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
 /// Median times, in seconds.
 struct Times {
     operation: f64,
+    read: Option<f64>,
     copy: Option<f64>,
 }
 
@@ -261,7 +276,6 @@ impl Job {
 pub const ROTATION_BYTES: u64 = 1 << 30;
 
 /// Sets of buffers to rotate among.
-#[cfg(feature = "cuda")]
 fn sets(bytes: u64) -> usize {
     ROTATION_BYTES.div_ceil(bytes).clamp(2, 256) as usize
 }

@@ -128,7 +128,7 @@ fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
 }
 
 fn rows(measurements: &[Measurement]) -> Table {
-    let header = [
+    let mut header = vec![
         "op",
         "format",
         "convention",
@@ -142,13 +142,19 @@ fn rows(measurements: &[Measurement]) -> Table {
         ">copy GB/s",
         ">of copy",
     ];
+    let with_reads = measurements.iter().any(|m| m.read_seconds.is_some());
+    if with_reads {
+        header.extend([">read GB/s", ">of read"]);
+    }
     let mut table = table(&header);
+    let rate = |rate: Option<f64>| rate.map_or("–".into(), |rate| format!("{:.1}", rate / 1e9));
+    let ratio = |ratio: Option<f64>| ratio.map_or("–".into(), |ratio| format!("{ratio:.3}"));
     for m in measurements {
         let moved = m.bytes > 0;
         let figure = |text: String| if moved { text } else { "–".into() };
         let elements: f64 =
             [m.size.rows, m.size.cols, m.size.batches].map(|count| count as f64).iter().product();
-        table.add_row([
+        let mut row = vec![
             m.op.word().to_owned(),
             figure(m.recipe.format().to_string()),
             figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
@@ -159,9 +165,13 @@ fn rows(measurements: &[Measurement]) -> Table {
             format!("{:.2}", m.median_seconds * 1e6),
             figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
             figure(format!("{:.1}", m.bytes_per_second() / 1e9)),
-            m.copy_bytes_per_second().map_or("–".into(), |rate| format!("{:.1}", rate / 1e9)),
-            m.ratio().map_or("–".into(), |ratio| format!("{ratio:.3}")),
-        ]);
+            rate(m.copy_bytes_per_second()),
+            ratio(m.ratio()),
+        ];
+        if with_reads {
+            row.extend([rate(m.read_bytes_per_second()), ratio(m.read_ratio())]);
+        }
+        table.add_row(row);
     }
     table
 }
@@ -185,5 +195,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "bytes_per_second": m.bytes_per_second(),
         "copy_bytes_per_second": m.copy_bytes_per_second(),
         "ratio": m.ratio(),
+        "read_bytes_per_second": m.read_bytes_per_second(),
+        "read_ratio": m.read_ratio(),
     })
 }

@@ -13,6 +13,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
         [&"bench", &"--op", &"quantize", &"--device", &"cpu", &"--shape", &"64x100", &"--dtype", &"bf16"];
     let printed = run(&[&bench[..], &[&"--json", &json]].concat()).ok();
     assert!(printed.contains("64x100") && printed.contains("of copy"), "{printed}");
+    assert!(!printed.contains("of read"), "{printed}");
     let records = read_json(json);
     let [record] = &records.as_array().unwrap()[..] else { panic!("one measurement: {records}") };
     let keys: Vec<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
@@ -34,7 +35,9 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "median_seconds",
             "bytes_per_second",
             "copy_bytes_per_second",
-            "ratio"
+            "ratio",
+            "read_bytes_per_second",
+            "read_ratio"
         ]
     );
     // 64 rows of 100 values, and of four blocks with 16 bytes of codes and a scale.
@@ -78,11 +81,17 @@ fn products_are_measured_in_batches() {
         &"nvfp4",
     ];
     let printed = run(&[&bench[..], &[&"--json", &json]].concat()).ok();
-    assert!(printed.contains("48x256x3"), "{printed}");
+    assert!(printed.contains("48x256x3") && printed.contains("of read"), "{printed}");
     let records = read_json(json);
     assert_eq!(records[0]["batches"], 3);
     // Codes and scales of the matrices.
     assert_eq!(records[0]["bytes"], 3 * 48 * (128 + 16));
+    let figure = |key: &str| records[0][key].as_f64().unwrap();
+    assert_relative_eq!(
+        figure("read_ratio"),
+        figure("bytes_per_second") / figure("read_bytes_per_second"),
+        max_relative = 1e-9
+    );
 }
 
 #[test]
