@@ -11,7 +11,7 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
 use crate::recipe::{Format, Recipe};
-use crate::tensor::{QuantizedShape, QuantizedTensor};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// What to multiply.
 pub(super) struct Product {
@@ -23,10 +23,10 @@ pub(super) struct Product {
 }
 
 impl Product {
-    fn new(format: Format, size: Size) -> Result<Self> {
+    fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let batch = Batch::of(size.batches);
-        let matrix = random(QuantizedShape::new(format, size.all_rows().rows, size.cols), 1)?;
-        let vectors = random(QuantizedShape::new(format, size.batches, size.cols), 2)?;
+        let matrix = matrix(recipe, size)?;
+        let vectors = random(QuantizedShape::of(recipe, Shape::new(size.batches, size.cols)), 2)?;
         let bytes = (matrix.codes().len() + matrix.scales().len()) as u64;
         Ok(Self { matrix, vectors, batch, bytes })
     }
@@ -45,8 +45,13 @@ impl Product {
 }
 
 /// [`crate::Error::Wrong`] unless results are the expected ones, to the bit.
-pub(super) fn verify<T: Element>(found: &[T], expected: &[T]) -> Result<()> {
-    require_equal("gemv", bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
+pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]) -> Result<()> {
+    require_equal(what, bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
+}
+
+/// Random matrices.
+pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
+    random(QuantizedShape::of(recipe, size.all_rows()), 1)
 }
 
 /// Every code, both signs, and scales over a wide range, below 1 in MXFP4: results in f16 are finite, or all would look alike.
@@ -80,7 +85,7 @@ pub(super) fn measure<T: Element>(
     size: Size,
     device: &Device,
 ) -> Result<(u64, Times)> {
-    let product = Product::new(recipe.format(), size)?;
+    let product = Product::new(recipe, size)?;
     let times = match device {
         Device::Cpu => on_cpu::<T>(&product)?,
         #[cfg(feature = "cuda")]
@@ -94,7 +99,7 @@ fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
     let times = measure_product(&product.matrix, |matrix| {
         cpu::gemv(matrix, &product.vectors, product.batch, &mut out)
     })?;
-    verify(&out, &product.expected()?)?;
+    verify("gemv", &out, &product.expected()?)?;
     Ok(times)
 }
 
@@ -111,7 +116,7 @@ pub(crate) fn tune(
     use crate::gpu::{GemvChoices, GemvKernel};
 
     let choices = GemvChoices::new(|rows, cols| {
-        let size = Size { rows, cols, batches: 1 };
+        let size = Size { rows, cols, batches: 1, tokens: None };
         let mut fastest = (f64::INFINITY, None);
         for op in Op::GEMV_KERNELS {
             let measurement = super::measure(op, recipe, crate::Dtype::F16, size, device)?;

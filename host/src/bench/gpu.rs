@@ -107,7 +107,8 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     })?;
     let expected = product.expected::<T>()?;
     for (_, out) in [&sets[0], &sets[turns.sets - 1]] {
-        verify(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?, &expected)?;
+        let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+        verify("gemv on the GPU", &found, &expected)?;
     }
     drop(sets);
     let copy = copy_time(stream, product.bytes, turns)?;
