@@ -297,6 +297,15 @@ pub enum Error {
     #[error("the output of {0} differs from the reference implementation's; please report this")]
     Wrong(&'static str),
 
+    /// What `bench` does not measure.
+    #[error("{op} is not measured {how}")]
+    NotMeasured {
+        /// The operation.
+        op: &'static str,
+        /// With or on what not, and what to choose.
+        how: &'static str,
+    },
+
     /// No GPU can be used.
     #[error("no GPU can be used: {0}")]
     NoGpu(String),

@@ -1,17 +1,17 @@
 //! Measuring matrix–vector products.
 
-use std::time::{Duration, Instant};
-
 use rayon::prelude::*;
 
-use super::{Measurement, Op, Size, median, require_equal};
+use super::cpu::measure_product;
+use super::{Op, Size, Times, require_equal};
+use crate::GlobalScale;
+use crate::cpu::{self, Isa};
 use crate::device::Device;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
 use crate::recipe::{Format, Recipe};
-use crate::tensor::{QuantizedShape, QuantizedTensor};
-use crate::{GlobalScale, cpu};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// What to multiply.
 pub(super) struct Product {
@@ -23,10 +23,10 @@ pub(super) struct Product {
 }
 
 impl Product {
-    fn new(format: Format, size: Size) -> Result<Self> {
+    fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let batch = Batch::of(size.batches);
-        let matrix = random(QuantizedShape::new(format, size.batches * size.rows, size.cols), 1)?;
-        let vectors = random(QuantizedShape::new(format, size.batches, size.cols), 2)?;
+        let matrix = matrix(recipe, size)?;
+        let vectors = random(QuantizedShape::of(recipe, Shape::new(size.batches, size.cols)), 2)?;
         let bytes = (matrix.codes().len() + matrix.scales().len()) as u64;
         Ok(Self { matrix, vectors, batch, bytes })
     }
@@ -36,16 +36,25 @@ impl Product {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// [`crate::Error::Wrong`] unless these are the CPU's, to the bit.
-    pub(super) fn verify<T: Element>(&self, found: &[T]) -> Result<()> {
+    /// What the definition makes of it.
+    pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
-        cpu::gemv(&self.matrix, &self.vectors, self.batch, &mut expected)?;
-        let bytes = bytemuck::cast_slice::<T, u8>;
-        require_equal("gemv", bytes(found), bytes(&expected))
+        cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;
+        Ok(expected)
     }
 }
 
-/// Every code, both signs, and scales over a wide range.
+/// [`crate::Error::Wrong`] unless results are the expected ones, to the bit.
+pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]) -> Result<()> {
+    require_equal(what, bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
+}
+
+/// Random matrices.
+pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
+    random(QuantizedShape::of(recipe, size.all_rows()), 1)
+}
+
+/// Every code, both signs, and scales over a wide range, below 1 in MXFP4: results in f16 are finite, or all would look alike.
 fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     let (codes, scales) = shape.bytes()?;
     let mut bytes = [vec![0; codes], vec![0; scales]];
@@ -55,7 +64,7 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
             match (i, shape.format) {
                 (0, _) => rng.fill(chunk),
                 (_, Format::Nvfp4) => chunk.fill_with(|| rng.u8(..0x7F)),
-                _ => chunk.fill_with(|| rng.u8(97..157)),
+                _ => chunk.fill_with(|| rng.u8(67..127)),
             }
         });
     }
@@ -68,83 +77,55 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     }
 }
 
-/// Measures products.
+/// The bytes of the matrices, and times.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs have several kernels"))]
 pub(super) fn measure<T: Element>(
     op: Op,
     recipe: &Recipe,
     size: Size,
     device: &Device,
-) -> Result<Measurement> {
-    let product = Product::new(recipe.format(), size)?;
-    let (median_seconds, copy_seconds) = match device {
+) -> Result<(u64, Times)> {
+    let product = Product::new(recipe, size)?;
+    let times = match device {
         Device::Cpu => on_cpu::<T>(&product)?,
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => super::gpu::measure_product::<T>(op, &product, gpus.first())?,
     };
-    Ok(Measurement {
-        op,
-        recipe: *recipe,
-        dtype: T::DTYPE,
-        size,
-        device: device.to_string(),
-        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
-        bytes: product.bytes,
-        median_seconds,
-        copy_seconds: Some(copy_seconds),
-    })
+    Ok((product.bytes, times))
 }
 
-fn on_cpu<T: Element>(product: &Product) -> Result<(f64, f64)> {
+fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
     let mut out = product.results::<T>();
-    let (mut times, mut copy_times) = (Vec::new(), Vec::new());
-    let source = vec![1u8; product.bytes as usize / 2];
-    let mut target = vec![2u8; source.len()];
-    let begin = Instant::now();
-    while times.len() <= super::cpu::FEWEST || begin.elapsed() < Duration::from_secs(3) {
-        let start = Instant::now();
-        cpu::gemv(&product.matrix, &product.vectors, product.batch, &mut out)?;
-        times.push(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        super::cpu::copy(&source, &mut target);
-        copy_times.push(start.elapsed().as_secs_f64());
-    }
-    product.verify(&out)?;
-    Ok((median(times.split_off(1)), median(copy_times.split_off(1))))
+    let times = measure_product(&product.matrix, |matrix| {
+        cpu::gemv(matrix, &product.vectors, product.batch, &mut out)
+    })?;
+    verify("gemv", &out, &product.expected()?)?;
+    Ok(times)
 }
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
 ///
 /// # Errors
-/// Those of [`super::measure`].
+/// Those of [`super::measure`], at the first measurement that fails.
 #[cfg(feature = "cuda")]
 pub(crate) fn tune(
     recipe: &Recipe,
     device: &Device,
-    mut measured: impl FnMut(&[Measurement; 3]),
+    mut measured: impl FnMut(super::Measurement),
 ) -> Result<String> {
     use crate::gpu::{GemvChoices, GemvKernel};
-    use crate::recipe::Words;
 
-    let mut failed = None;
     let choices = GemvChoices::new(|rows, cols| {
-        let size = Size { rows, cols, batches: 1 };
-        let of_kernel = |op| super::measure(op, recipe, crate::Dtype::F16, size, device);
-        let fastest = match Op::GEMV_KERNELS.map(of_kernel) {
-            [Ok(a), Ok(b), Ok(c)] => {
-                let all = [a, b, c];
-                measured(&all);
-                let kernels = GemvKernel::WORDS.iter().map(|(_, kernel)| *kernel).zip(&all);
-                let by_time = |(_, a): &(_, &Measurement), (_, b): &(_, &Measurement)| {
-                    a.median_seconds.total_cmp(&b.median_seconds)
-                };
-                kernels.min_by(by_time).map(|(kernel, _)| kernel)
+        let size = Size { rows, cols, batches: 1, tokens: None };
+        let mut fastest = (f64::INFINITY, None);
+        for op in Op::GEMV_KERNELS {
+            let measurement = super::measure(op, recipe, crate::Dtype::F16, size, device)?;
+            if measurement.median_seconds < fastest.0 {
+                fastest = (measurement.median_seconds, op.gemv_kernel());
             }
-            results => {
-                failed = failed.take().or(results.into_iter().find_map(Result::err));
-                None
-            }
-        };
-        fastest.unwrap_or(GemvKernel::Rows4)
-    });
-    failed.map_or_else(|| Ok(choices.text(&format!("{device}, {}", recipe.format()))), Err)
+            measured(measurement);
+        }
+        Ok(fastest.1.unwrap_or(GemvKernel::Rows4))
+    })?;
+    Ok(choices.text(&format!("{device}, {}", recipe.format())))
 }

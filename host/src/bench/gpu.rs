@@ -5,12 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream};
 
-use super::gemv::Product;
-use super::{Job, Op, median, random, require_equal, sets};
+use super::gemv::{Product, verify};
+use super::{Job, Op, Times, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvKernel, Gpu};
+use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
 use crate::tensor::QuantizedShape;
 
 /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
@@ -31,37 +31,54 @@ struct Set<T: Element> {
 }
 
 /// The median times of the operation and of the copy.
-pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<(f64, Option<f64>)> {
+pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not allow them.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     if job.op == Op::Empty {
-        return Ok((time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?, None));
+        let operation = time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?;
+        return Ok(Times { operation, read: None, copy: None });
     }
     let host = random::<T>(job.shape.elements(), 1);
     let job = &Job { recipe: job.recipe(&host)?, ..*job };
-    let mut sets = (0..sets(job.bytes)).map(|_| Set::new(gpu, &host, job)).collect::<Result<Vec<_>>>()?;
+    let turns = Turns::of(job.bytes);
+    let mut sets = (0..turns.sets).map(|_| Set::new(gpu, &host, job)).collect::<Result<Vec<_>>>()?;
     let mut report = DeviceReport::zeros(stream)?;
-    let launches = GRAPH_BYTES.div_ceil(job.bytes).clamp(sets.len() as u64, MOST_LAUNCHES as u64) as usize;
-    let rotation = sets.len();
-    let seconds = time(stream, launches, |i| sets[i % rotation].run(gpu, job, &mut report))?;
-    for set in [&sets[0], &sets[rotation - 1]] {
+    let operation = time(stream, turns.launches, |i| sets[i % turns.sets].run(gpu, job, &mut report))?;
+    for set in [&sets[0], &sets[turns.sets - 1]] {
         set.verify(gpu, job, &host)?;
     }
     drop(sets);
-    Ok((seconds, Some(copy_time(stream, job.bytes, rotation, launches)?)))
+    let copy = copy_time(stream, job.bytes, turns)?;
+    Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
-/// The median time of copies that read and write so many bytes together, in so many buffers.
-fn copy_time(stream: &Arc<CudaStream>, bytes: u64, rotation: usize, launches: usize) -> Result<f64> {
+/// How often an operation is done in a graph, and with how many sets of buffers in rotation.
+#[derive(Clone, Copy)]
+struct Turns {
+    sets: usize,
+    launches: usize,
+}
+
+impl Turns {
+    /// Of an operation that moves so many bytes.
+    fn of(bytes: u64) -> Self {
+        let sets = sets(bytes);
+        let launches = GRAPH_BYTES.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
+        Self { sets, launches }
+    }
+}
+
+/// The median time of copies that read and write so many bytes together.
+fn copy_time(stream: &Arc<CudaStream>, bytes: u64, Turns { sets, launches }: Turns) -> Result<f64> {
     let half = bytes as usize / 2;
     let copying = failed("copying");
-    let sources = (0..rotation).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
+    let sources = (0..sets).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
     let sources = sources.map_err(&copying)?;
-    let mut targets = (0..rotation).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
+    let mut targets = (0..sets).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
     let targets = targets.as_mut().map_err(|error| copying(*error))?;
     time(stream, launches, |i| {
-        let (source, target) = (&sources[i % rotation], &mut targets[i % rotation]);
+        let (source, target) = (&sources[i % sets], &mut targets[i % sets]);
         (0..half).step_by(COPY_BYTES).try_for_each(|start| {
             let part = start..half.min(start + COPY_BYTES);
             stream.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part)).map_err(&copying)
@@ -70,13 +87,7 @@ fn copy_time(stream: &Arc<CudaStream>, bytes: u64, rotation: usize, launches: us
 }
 
 /// The median times of products and of the copy.
-pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<(f64, f64)> {
-    let kernel = match op {
-        Op::GemvRows1 => Some(GemvKernel::Rows1),
-        Op::GemvRows2 => Some(GemvKernel::Rows2),
-        Op::GemvRows4 => Some(GemvKernel::Rows4),
-        _ => None,
-    };
+pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<Times> {
     // SAFETY: as in `measure`.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
@@ -85,21 +96,23 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
         let out = stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
         Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
     };
-    let mut sets = (0..sets(product.bytes)).map(set).collect::<Result<Vec<_>>>()?;
-    let rotation = sets.len();
-    let launches = GRAPH_BYTES.div_ceil(product.bytes).clamp(rotation as u64, MOST_LAUNCHES as u64) as usize;
-    let seconds = time(stream, launches, |i| {
-        let (matrix, out) = &mut sets[i % rotation];
-        match kernel {
+    let turns = Turns::of(product.bytes);
+    let mut sets = (0..turns.sets).map(set).collect::<Result<Vec<_>>>()?;
+    let operation = time(stream, turns.launches, |i| {
+        let (matrix, out) = &mut sets[i % turns.sets];
+        match op.gemv_kernel() {
             Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
             None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
         }
     })?;
-    for (_, out) in [&sets[0], &sets[rotation - 1]] {
-        product.verify(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?)?;
+    let expected = product.expected::<T>()?;
+    for (_, out) in [&sets[0], &sets[turns.sets - 1]] {
+        let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+        verify("gemv on the GPU", &found, &expected)?;
     }
     drop(sets);
-    Ok((seconds, copy_time(stream, product.bytes, rotation, launches)?))
+    let copy = copy_time(stream, product.bytes, turns)?;
+    Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
 impl<T: Element> Set<T> {

@@ -1,4 +1,5 @@
-//! Measuring the operations against a copy of the same bytes, in the same run.
+//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which hardly write, against
+//! reading them too.
 //!
 //! Input is random, never zeros. Buffers are used in rotation until they are past every cache ([`ROTATION_BYTES`]). After
 //! the timing the output is compared with what the CPU's reference gives. A figure is the median of many.
@@ -7,8 +8,10 @@ mod cpu;
 pub(crate) mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod weights;
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use rayon::prelude::*;
@@ -16,6 +19,8 @@ use rayon::prelude::*;
 use crate::device::Device;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use crate::gpu::GemvKernel;
 use crate::recipe::{Global, Recipe, Scheme, Words};
 use crate::tensor::{QuantizedShape, Shape};
 
@@ -32,6 +37,8 @@ pub enum Op {
     Dequantize,
     /// Quantized matrices times quantized vectors; the dtype is the result's.
     Gemv,
+    /// Quantized weights times activations that are not quantized (CPU only); the dtype is that of activations and results.
+    GemvWeights,
     /// The same by a kernel whose warps take one row (GPU only).
     GemvRows1,
     /// Two rows.
@@ -53,6 +60,7 @@ impl Words for Op {
         ("amax", Self::Amax),
         ("dequantize", Self::Dequantize),
         ("gemv", Self::Gemv),
+        ("gemv-weights", Self::GemvWeights),
         ("gemv-rows1", Self::GemvRows1),
         ("gemv-rows2", Self::GemvRows2),
         ("gemv-rows4", Self::GemvRows4),
@@ -69,9 +77,20 @@ impl Op {
     /// The kernels that products are chosen from.
     pub const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
 
-    /// Whether it is a product.
-    pub fn is_gemv(self) -> bool {
+    /// Whether it is a product of quantized operands.
+    fn is_gemv(self) -> bool {
         self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
+    }
+
+    /// The kernel that it is about; none where the table of choices says which.
+    #[cfg(feature = "cuda")]
+    fn gemv_kernel(self) -> Option<GemvKernel> {
+        match self {
+            Self::GemvRows1 => Some(GemvKernel::Rows1),
+            Self::GemvRows2 => Some(GemvKernel::Rows2),
+            Self::GemvRows4 => Some(GemvKernel::Rows4),
+            _ => None,
+        }
     }
 
     /// Whether only GPUs have it.
@@ -79,7 +98,40 @@ impl Op {
         let kernels = matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty);
         kernels || Self::GEMV_KERNELS.contains(&self)
     }
+
+    /// Whether it has so many tokens.
+    pub fn has_tokens(self) -> bool {
+        self == Self::GemvWeights
+    }
+
+    /// Whether it takes values of a dtype.
+    pub fn takes(self, dtype: Dtype) -> bool {
+        self != Self::GemvWeights || dtype != Dtype::F32
+    }
+
+    /// Checks that there is such a thing to measure.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasured`].
+    pub fn check(self, dtype: Dtype, size: Size) -> Result<()> {
+        if !self.takes(dtype) {
+            return Err(self.not_measured(NO_F32));
+        }
+        if self.has_tokens() && size.batches > 1 {
+            return Err(self.not_measured("with several matrices; write the shape as ROWSxCOLS"));
+        }
+        if !self.has_tokens() && size.tokens.is_some() {
+            return Err(self.not_measured("by tokens; leave them out, or measure gemv-weights by itself"));
+        }
+        Ok(())
+    }
+
+    fn not_measured(self, how: &'static str) -> Error {
+        Error::NotMeasured { op: self.word(), how }
+    }
 }
+
+const NO_F32: &str = "with activations in f32; choose the dtype f16 or bf16";
 
 /// The rows and columns of a matrix, written `ROWSxCOLS`, or of several, written `ROWSxCOLSxCOUNT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +142,30 @@ pub struct Size {
     pub cols: usize,
     /// Matrices; 1 but for products.
     pub batches: usize,
+    /// Rows of activations that weights are multiplied with; none is one, and what other operations have.
+    pub tokens: Option<NonZeroUsize>,
+}
+
+impl Size {
+    /// Rows of all matrices, and columns.
+    fn all_rows(&self) -> Shape {
+        // Where that is too many, so is the next thing that is asked of it.
+        Shape::new(self.rows.saturating_mul(self.batches), self.cols)
+    }
 }
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, cols, batches } = self;
-        if *batches == 1 { write!(f, "{rows}x{cols}") } else { write!(f, "{rows}x{cols}x{batches}") }
+        let Self { rows, cols, batches, tokens } = self;
+        write!(f, "{rows}x{cols}")?;
+        if *batches != 1 {
+            write!(f, "x{batches}")?;
+        }
+        match tokens.map(NonZeroUsize::get) {
+            None => Ok(()),
+            Some(1) => write!(f, ", 1 token"),
+            Some(tokens) => write!(f, ", {tokens} tokens"),
+        }
     }
 }
 
@@ -106,8 +176,8 @@ impl FromStr for Size {
         let parts: Option<Vec<usize>> =
             text.split(['x', 'X']).map(|part| part.parse().ok().filter(|count| *count > 0)).collect();
         match parts.as_deref() {
-            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1 }),
-            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches }),
+            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1, tokens: None }),
+            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches, tokens: None }),
             _ => Err(format!(
                 "{text} is not a shape; write rows and columns as 8192x4096, several matrices as 8192x4096x2"
             )),
@@ -130,10 +200,12 @@ pub struct Measurement {
     pub device: String,
     /// CPU threads; 0 on a GPU.
     pub threads: usize,
-    /// Bytes that the operation must move: values, codes and scales, each once.
+    /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices' codes and scales.
     pub bytes: u64,
     /// The median time of one operation.
     pub median_seconds: f64,
+    /// The median time of reading `bytes`; products on a CPU have one.
+    pub read_seconds: Option<f64>,
     /// The median time of a copy that reads and writes `bytes` together; the empty kernel has none.
     pub copy_seconds: Option<f64>,
 }
@@ -149,6 +221,16 @@ impl Measurement {
         self.copy_seconds.map(|seconds| self.bytes as f64 / seconds)
     }
 
+    /// Bytes that were read a second, in the same run.
+    pub fn read_bytes_per_second(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// The time of reading over the operation's.
+    pub fn read_ratio(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| seconds / self.median_seconds)
+    }
+
     /// The copy's time over the operation's.
     pub fn ratio(&self) -> Option<f64> {
         self.copy_seconds.map(|seconds| seconds / self.median_seconds)
@@ -158,49 +240,62 @@ impl Measurement {
 /// Measures an operation.
 ///
 /// # Errors
-/// Those of the operation; [`Error::NoGpu`] if the operation needs a GPU and `device` is none; [`Error::Wrong`] if the
-/// output differs from the reference's.
+/// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is none;
+/// [`Error::Wrong`] if the output differs from the reference's.
 pub fn measure(op: Op, recipe: &Recipe, dtype: Dtype, size: Size, device: &Device) -> Result<Measurement> {
-    match dtype {
-        Dtype::F32 => measure_as::<f32>(op, recipe, size, device),
-        Dtype::F16 => measure_as::<half::f16>(op, recipe, size, device),
-        Dtype::Bf16 => measure_as::<half::bf16>(op, recipe, size, device),
-    }
-}
-
-fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<Measurement> {
+    op.check(dtype, size)?;
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
-    if op.is_gemv() {
-        return gemv::measure::<T>(op, recipe, size, device);
-    }
-    let shape = Shape::new(size.rows.saturating_mul(size.batches), size.cols);
-    shape.span()?;
-    let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
-    let values = shape.elements() * T::DTYPE.bytes();
-    let bytes = match op {
-        Op::Amax => values,
-        Op::AmaxQuantize => 2 * values + codes + scales,
-        _ => values + codes + scales,
-    };
-    let job = Job { op, recipe: *recipe, shape, bytes: bytes as u64 };
-    let (median_seconds, copy_seconds) = match device {
-        Device::Cpu => cpu::measure::<T>(&job)?,
-        #[cfg(feature = "cuda")]
-        Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
+    let (bytes, times) = match (op, dtype) {
+        (Op::GemvWeights, Dtype::F32) => return Err(op.not_measured(NO_F32)),
+        (Op::GemvWeights, Dtype::F16) => weights::measure::<half::f16>(recipe, size, device)?,
+        (Op::GemvWeights, Dtype::Bf16) => weights::measure::<half::bf16>(recipe, size, device)?,
+        (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,
+        (_, Dtype::F16) => measure_as::<half::f16>(op, recipe, size, device)?,
+        (_, Dtype::Bf16) => measure_as::<half::bf16>(op, recipe, size, device)?,
     };
     Ok(Measurement {
         op,
         recipe: *recipe,
-        dtype: T::DTYPE,
+        dtype,
         size,
         device: device.to_string(),
         threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
-        bytes: if op == Op::Empty { 0 } else { job.bytes },
-        median_seconds,
-        copy_seconds,
+        bytes,
+        median_seconds: times.operation,
+        read_seconds: times.read,
+        copy_seconds: times.copy,
     })
+}
+
+/// Median times, in seconds.
+struct Times {
+    operation: f64,
+    read: Option<f64>,
+    copy: Option<f64>,
+}
+
+/// The bytes that an operation moves, and times.
+fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
+    if op.is_gemv() {
+        return gemv::measure::<T>(op, recipe, size, device);
+    }
+    let shape = size.all_rows();
+    let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
+    let [values, quantized] = [shape.elements() * T::DTYPE.bytes(), codes + scales].map(|bytes| bytes as u64);
+    let bytes = match op {
+        Op::Amax => values,
+        Op::AmaxQuantize => (2 * values).saturating_add(quantized),
+        _ => values.saturating_add(quantized),
+    };
+    let job = Job { op, recipe: *recipe, shape, bytes };
+    let times = match device {
+        Device::Cpu => cpu::measure::<T>(&job)?,
+        #[cfg(feature = "cuda")]
+        Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
+    };
+    Ok((if op == Op::Empty { 0 } else { job.bytes }, times))
 }
 
 /// What to measure, with its sizes worked out.
@@ -229,7 +324,6 @@ impl Job {
 pub const ROTATION_BYTES: u64 = 1 << 30;
 
 /// Sets of buffers to rotate among.
-#[cfg(feature = "cuda")]
 fn sets(bytes: u64) -> usize {
     ROTATION_BYTES.div_ceil(bytes).clamp(2, 256) as usize
 }

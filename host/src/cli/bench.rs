@@ -1,5 +1,6 @@
 //! `microscale bench`: measures operations against a copy of the same bytes.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -33,9 +34,12 @@ pub(super) struct Args {
     /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
-    /// Dtypes of the unquantized values
-    #[arg(long, value_parser = words::<Dtype>(), default_values = ["bf16", "f16", "f32"])]
+    /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
+    #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
+    /// Rows of activations that gemv-weights multiplies with [default: 1]
+    #[arg(long, value_name = "N")]
+    tokens: Vec<NonZeroUsize>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -43,7 +47,7 @@ pub(super) struct Args {
     #[arg(long)]
     ladder: bool,
     /// Measure which kernel for products is the fastest by rows and columns, and write the table to a file (GPU only)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "ladder"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "tokens", "ladder"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file
     #[arg(long, value_name = "FILE")]
@@ -55,33 +59,23 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
+    let recipes = recipes(&args)?;
+    if args.tune.is_some() && recipes.len() > 1 {
+        let why = "--tune measures the table of one format: \
+                   give --format, --convention, --scale-layout and --search no more than once";
+        return Err(Usage::new(why).into());
+    }
     let device = device(args.device)?;
-    let mut ops = args.op.clone();
-    if args.ladder {
-        ops.retain(|op| !Op::LADDER.contains(op));
-        ops.extend(Op::LADDER);
-    } else if ops.is_empty() {
-        ops = vec![Op::Quantize, Op::Dequantize];
-    }
-    let mut shapes = args.shape.clone();
-    if shapes.is_empty() {
-        let on_cpu = matches!(device, Device::Cpu);
-        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 }, batches: 1 });
-    }
-    print(&device)?;
     let mut measurements = Vec::new();
     if let Some(file) = &args.tune {
-        let text = tune(&recipes(&args)?[0], &device, &mut measurements)?;
+        print(&device)?;
+        let text = tune(&recipes[0], &device, &mut measurements)?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        shapes.clear();
-    }
-    for recipe in recipes(&args)? {
-        for &size in &shapes {
-            for &dtype in &args.dtype {
-                for &op in &ops {
-                    measurements.push(measure(op, &recipe, dtype, size, &device)?);
-                }
-            }
+    } else {
+        let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
+        print(&device)?;
+        for Case { op, recipe, dtype, size } in cases {
+            measurements.push(measure(op, &recipe, dtype, size, &device)?);
         }
     }
     print(rows(&measurements).trim_fmt())?;
@@ -93,10 +87,59 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One thing to measure.
+struct Case {
+    op: Op,
+    recipe: Recipe,
+    dtype: Dtype,
+    size: Size,
+}
+
+/// Everything that is asked for, and checked before the first takes its time.
+fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
+    let mut ops = args.op.clone();
+    if args.ladder {
+        ops.retain(|op| !Op::LADDER.contains(op));
+        ops.extend(Op::LADDER);
+    } else if ops.is_empty() {
+        ops = vec![Op::Quantize, Op::Dequantize];
+    }
+    let mut shapes = args.shape.clone();
+    if shapes.is_empty() {
+        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 }, batches: 1, tokens: None });
+    }
+    let all = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+    let dtypes = if args.dtype.is_empty() { &all[..] } else { &args.dtype };
+    let mut cases = Vec::new();
+    for recipe in recipes {
+        for &size in &shapes {
+            for &dtype in dtypes {
+                for &op in &ops {
+                    if !args.dtype.is_empty() || op.takes(dtype) {
+                        let sizes = sizes(args, op, size);
+                        cases.extend(sizes.into_iter().map(|size| Case { op, recipe, dtype, size }));
+                    }
+                }
+            }
+        }
+    }
+    cases.iter().try_for_each(|case| case.op.check(case.dtype, case.size)).map_err(Usage::new)?;
+    Ok(cases)
+}
+
+/// A size with each number of tokens.
+fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
+    if args.tokens.is_empty() {
+        let tokens = op.has_tokens().then_some(NonZeroUsize::MIN);
+        return vec![Size { tokens, ..size }];
+    }
+    args.tokens.iter().map(|tokens| Size { tokens: Some(*tokens), ..size }).collect()
+}
+
 /// The table of the fastest kernels, as a file.
 #[cfg(feature = "cuda")]
 fn tune(recipe: &Recipe, device: &Device, measurements: &mut Vec<Measurement>) -> crate::Result<String> {
-    crate::bench::gemv::tune(recipe, device, |all| measurements.extend_from_slice(all))
+    crate::bench::gemv::tune(recipe, device, |measurement| measurements.push(measurement))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -122,7 +165,7 @@ fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
 }
 
 fn rows(measurements: &[Measurement]) -> Table {
-    let header = [
+    let mut header = vec![
         "op",
         "format",
         "convention",
@@ -136,12 +179,19 @@ fn rows(measurements: &[Measurement]) -> Table {
         ">copy GB/s",
         ">of copy",
     ];
+    let with_reads = measurements.iter().any(|m| m.read_seconds.is_some());
+    if with_reads {
+        header.extend([">read GB/s", ">of read"]);
+    }
     let mut table = table(&header);
+    let rate = |rate: Option<f64>| rate.map_or("–".into(), |rate| format!("{:.1}", rate / 1e9));
+    let ratio = |ratio: Option<f64>| ratio.map_or("–".into(), |ratio| format!("{ratio:.3}"));
     for m in measurements {
         let moved = m.bytes > 0;
         let figure = |text: String| if moved { text } else { "–".into() };
-        let elements = (m.size.rows * m.size.cols * m.size.batches) as f64;
-        table.add_row([
+        let elements: f64 =
+            [m.size.rows, m.size.cols, m.size.batches].map(|count| count as f64).iter().product();
+        let mut row = vec![
             m.op.word().to_owned(),
             figure(m.recipe.format().to_string()),
             figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
@@ -152,9 +202,13 @@ fn rows(measurements: &[Measurement]) -> Table {
             format!("{:.2}", m.median_seconds * 1e6),
             figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
             figure(format!("{:.1}", m.bytes_per_second() / 1e9)),
-            m.copy_bytes_per_second().map_or("–".into(), |rate| format!("{:.1}", rate / 1e9)),
-            m.ratio().map_or("–".into(), |ratio| format!("{ratio:.3}")),
-        ]);
+            rate(m.copy_bytes_per_second()),
+            ratio(m.ratio()),
+        ];
+        if with_reads {
+            row.extend([rate(m.read_bytes_per_second()), ratio(m.read_ratio())]);
+        }
+        table.add_row(row);
     }
     table
 }
@@ -171,6 +225,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "rows": m.size.rows,
         "cols": m.size.cols,
         "batches": m.size.batches,
+        "tokens": m.size.tokens,
         "device": m.device,
         "threads": m.threads,
         "bytes": m.bytes,
@@ -178,5 +233,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "bytes_per_second": m.bytes_per_second(),
         "copy_bytes_per_second": m.copy_bytes_per_second(),
         "ratio": m.ratio(),
+        "read_bytes_per_second": m.read_bytes_per_second(),
+        "read_ratio": m.read_ratio(),
     })
 }

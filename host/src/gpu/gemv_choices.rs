@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 
 use super::gemv::GemvKernel;
+use crate::error::Result;
 use crate::recipe::Words;
 
 /// The table that is built in, measured on an H200.
@@ -25,9 +26,16 @@ impl GemvChoices {
     pub const COLS: [usize; 6] = [256, 1024, 2048, 4096, 8192, 16384];
 
     /// A table over [`Self::ROWS`] and [`Self::COLS`].
-    pub fn new(mut fastest: impl FnMut(usize, usize) -> GemvKernel) -> Self {
-        let rows = Self::ROWS.map(|rows| (rows, Self::COLS.map(|cols| fastest(rows, cols)).to_vec()));
-        Self { cols: Self::COLS.to_vec(), rows: rows.to_vec() }
+    ///
+    /// # Errors
+    /// The first one of `fastest`, which is not called again.
+    pub fn new(mut fastest: impl FnMut(usize, usize) -> Result<GemvKernel>) -> Result<Self> {
+        let mut row = |rows| {
+            let kernels = Self::COLS.iter().map(|cols| fastest(rows, *cols)).collect::<Result<_>>()?;
+            Ok((rows, kernels))
+        };
+        let rows = Self::ROWS.iter().map(|rows| row(*rows)).collect::<Result<_>>()?;
+        Ok(Self { cols: Self::COLS.to_vec(), rows })
     }
 
     /// The one that is built in.
@@ -77,13 +85,26 @@ impl GemvChoices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn the_table_is_read_as_it_is_written() {
-        let table = GemvChoices::new(|rows, cols| GemvKernel::WORDS[(rows + cols / 256) % 3].1);
+        let table = GemvChoices::new(|rows, cols| Ok(GemvKernel::WORDS[(rows + cols / 256) % 3].1));
+        let table = table.expect("a table");
         assert_eq!(GemvChoices::parse(&table.text("somewhere")), Some(table));
         assert_eq!(GemvChoices::parse("rows 1 2\n128 rows1"), None);
         assert_eq!(GemvChoices::parse("rows 1\n128 rows3"), None);
+    }
+
+    #[test]
+    fn the_first_error_is_the_last_call() {
+        let mut calls = 0;
+        let table = GemvChoices::new(|_, cols| {
+            calls += 1;
+            if cols > 1024 { Err(Error::Wrong("gemv")) } else { Ok(GemvKernel::Rows1) }
+        });
+        assert!(matches!(table, Err(Error::Wrong("gemv"))));
+        assert_eq!(calls, 3);
     }
 
     #[test]
