@@ -1,6 +1,6 @@
 //! The structures that travel as kernel arguments or lie in device memory.
 
-use crate::kernels::WARP_ELEMENTS;
+use crate::kernels::{ROW_PLACES, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS};
 use crate::shortcut::NvShortcut;
 use microscale_formats::E4m3;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
@@ -94,13 +94,16 @@ pub struct GemvGrid {
     pub groups: Divider,
 }
 
-/// How a quantized matrix and activations that are not quantized are multiplied.
+/// How weights, a quantized matrix, are multiplied with activations that are not quantized.
+///
+/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the same row and of the same
+/// token lie in places side by side: segments.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsGrid {
     /// Rows of the matrix, at least 1.
     pub rows: u64,
-    /// Its columns, and a token's activations, at least 1.
+    /// Its columns, and a token's activations.
     pub cols: u64,
     /// Blocks in a row; fewer than 2²⁶.
     pub blocks: u64,
@@ -108,8 +111,49 @@ pub struct WeightsGrid {
     pub tokens: u32,
     /// Warps that share rows, each with a part of the columns: a divisor of a thread block's.
     pub splits: u32,
-    /// Lots of [`TILE_TOKENS`](crate::TILE_TOKENS) that the tokens fall to.
+    /// Segments: 1, 2, 4 or 8.
+    pub segments: u32,
+    /// Tiles of 16 places that a warp has.
+    pub tiles: u32,
+    /// Lots that the tokens fall to, one for each thread block with the same rows: fewer than 2³¹ thread blocks in all.
     pub lots: Divider,
+}
+
+impl WeightsGrid {
+    /// For a kernel with so many tiles a warp; `None` if there is nothing to multiply or more than a launch can count.
+    pub fn new(rows: u64, cols: u64, blocks: u64, tokens: u64, tiles: u32, splits: u32) -> Option<Self> {
+        if rows == 0 || tokens == 0 || tokens >= 1 << 24 || blocks >= 1 << 26 {
+            return None;
+        }
+        let segments = TOKEN_PLACES / (tokens as u32).next_power_of_two().min(TOKEN_PLACES);
+        let lots = tokens.div_ceil(u64::from(TOKEN_PLACES / segments));
+        let lots = Divider::new(lots);
+        let grid = Self { rows, cols, blocks, tokens: tokens as u32, splits, segments, tiles, lots };
+        (grid.thread_blocks() < 1 << 31).then_some(grid)
+    }
+
+    /// Tokens of a lot.
+    #[inline(always)]
+    pub const fn lot(&self) -> u32 {
+        TOKEN_PLACES / self.segments
+    }
+
+    /// Rows that the warps of a group share.
+    #[inline(always)]
+    pub const fn group_rows(&self) -> u32 {
+        self.tiles * ROW_PLACES / self.segments
+    }
+
+    /// Groups in a thread block.
+    #[inline(always)]
+    pub const fn groups(&self) -> u32 {
+        WEIGHTS_THREADS / WARP / self.splits
+    }
+
+    /// Thread blocks of a launch.
+    pub const fn thread_blocks(&self) -> u64 {
+        self.rows.div_ceil((self.groups() * self.group_rows()) as u64) * self.lots.divisor
+    }
 }
 
 /// What results are rounded to.

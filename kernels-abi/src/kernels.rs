@@ -20,17 +20,17 @@ pub const ERROR_PART: u32 = 1024;
 pub const ERROR_LANES: u32 = 8;
 /// Threads in a thread block of the ladder's baselines.
 pub const LADDER_THREADS: u32 = 256;
-/// Rows and tokens of a tile: what one instruction of tensor cores multiplies.
-pub const TILE_ROWS: u32 = 16;
-/// See [`TILE_ROWS`].
-pub const TILE_TOKENS: u32 = 8;
+/// Places of rows in a tile of weights: what one instruction of tensor cores multiplies.
+pub const ROW_PLACES: u32 = 16;
+/// Places of tokens that it is multiplied with.
+pub const TOKEN_PLACES: u32 = 8;
 /// Threads in a thread block of the kernels that multiply weights.
 pub const WEIGHTS_THREADS: u32 = 256;
 
-/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp takes so many tiles: their sums, and a flag
-/// for each warp.
-pub const fn weights_shared_bytes(tiles: u32) -> u32 {
-    WEIGHTS_THREADS / WARP * (tiles * TILE_ROWS * TILE_TOKENS + 1) * 4
+/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp has so many tiles: their sums, and a
+/// flag for each warp.
+const fn weights_shared_bytes(tiles: u32) -> u32 {
+    WEIGHTS_THREADS / WARP * (tiles * ROW_PLACES * TOKEN_PLACES + 1) * 4
 }
 
 /// The conversion that a kernel is about.
@@ -53,8 +53,11 @@ pub struct Kernel {
     pub name: &'static str,
     /// Threads in a thread block.
     pub threads: u32,
-    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 for the empty kernel.
+    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where the grid
+    /// says how many thread blocks there are, and for the empty kernel.
     pub elements: u32,
+    /// Bytes of shared memory that a launch gives to a thread block.
+    pub shared: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
 }
@@ -87,8 +90,8 @@ const ONE_ROW: Launch = (THREADS, THREADS / WARP);
 const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP);
 const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP);
 const A_ROW_EACH: Launch = (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP);
-const TILE: Launch = (WEIGHTS_THREADS, TILE_ROWS * (WEIGHTS_THREADS / WARP));
-const TWO_TILES: Launch = (WEIGHTS_THREADS, 2 * TILE_ROWS * (WEIGHTS_THREADS / WARP));
+/// Their grid says how many thread blocks there are.
+const WEIGHTS: Launch = (WEIGHTS_THREADS, 0);
 const EMPTY: Launch = (WARP, 0);
 const SINGLE: Launch = (WARP, WARP);
 
@@ -101,32 +104,32 @@ macro_rules! kernels {
     ($($prefix:literal $suffix:literal $f32:expr, $f16:expr, $converts:ident;)+) => {
         &[
             $(
-                Kernel { name: concat!($prefix, "_f32", $suffix), threads: $f32.0, elements: $f32.1, converts: Converts::$converts },
-                Kernel { name: concat!($prefix, "_f16", $suffix), threads: $f16.0, elements: $f16.1, converts: Converts::$converts },
-                Kernel { name: concat!($prefix, "_bf16", $suffix), threads: $f16.0, elements: $f16.1, converts: Converts::$converts },
+                Kernel { name: concat!($prefix, "_f32", $suffix), threads: $f32.0, elements: $f32.1, shared: 0, converts: Converts::$converts },
+                Kernel { name: concat!($prefix, "_f16", $suffix), threads: $f16.0, elements: $f16.1, shared: 0, converts: Converts::$converts },
+                Kernel { name: concat!($prefix, "_bf16", $suffix), threads: $f16.0, elements: $f16.1, shared: 0, converts: Converts::$converts },
             )+
-            Kernel { name: "scales_to_swizzled", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
-            Kernel { name: "scales_to_linear", threads: SCALES.0, elements: SCALES.1, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_cut", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_f16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_weights_f16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_rows16", threads: TILE.0, elements: TILE.1, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_rows32", threads: TWO_TILES.0, elements: TWO_TILES.1, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, converts: Converts::Nothing },
-            Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, converts: Converts::Nothing },
+            Kernel { name: "scales_to_swizzled", threads: SCALES.0, elements: SCALES.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "scales_to_linear", threads: SCALES.0, elements: SCALES.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_cut", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, shared: 0, converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::E2m1 },
+            Kernel { name: "nvfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::Nothing },
+            Kernel { name: "nvfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_f16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_weights_f16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::E2m1 },
+            Kernel { name: "mxfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::Nothing },
+            Kernel { name: "mxfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
+            Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, shared: 0, converts: Converts::Nothing },
         ]
     };
 }

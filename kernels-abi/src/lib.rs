@@ -14,8 +14,8 @@ pub use args::{
     WeightsGrid, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, SEARCH_EACH,
-    THREADS, TILE_ROWS, TILE_TOKENS, WARP, WARP_ELEMENTS, WEIGHTS_THREADS, kernels, weights_shared_bytes,
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, ROW_PLACES,
+    SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS, kernels,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

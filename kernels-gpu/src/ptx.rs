@@ -11,12 +11,12 @@ pub(crate) fn trap() -> ! {
     unsafe { core::arch::nvptx::trap() }
 }
 
-/// The instruction of the two functions below, with options of theirs: `readonly` because it has no other effect.
+/// A load of 16 bytes with a hint and options: `readonly` because it has no other effect.
 macro_rules! load_16 {
-    ($address:ident $(, $option:ident)?) => {{
+    ($hint:literal, $address:ident $(, $option:ident)?) => {{
         let (a, b, c, d);
         asm!(
-            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            concat!("ld.global.nc", $hint, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
             address = in(reg64) $address,
             options($($option,)? readonly, nostack, preserves_flags)
@@ -35,7 +35,7 @@ macro_rules! load_16 {
 #[inline(always)]
 pub(crate) unsafe fn load_16(address: *const u8) -> [u32; 4] {
     // SAFETY: the caller's promise.
-    unsafe { load_16!(address, pure) }
+    unsafe { load_16!("", address, pure) }
 }
 
 /// [`load_16`] of what is needed once, past the first-level cache, so that what others need again stays there.
@@ -44,14 +44,8 @@ pub(crate) unsafe fn load_16(address: *const u8) -> [u32; 4] {
 /// As for [`load_16`].
 #[inline(always)]
 pub(crate) unsafe fn load_16_once(address: *const u8) -> [u32; 4] {
-    let (a, b, c, d);
     // SAFETY: the caller's promise.
-    unsafe {
-        asm!("ld.global.nc.L1::no_allocate.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
-            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
-            options(pure, readonly, nostack, preserves_flags));
-    }
-    [a, b, c, d]
+    unsafe { load_16!(".L1::no_allocate", address, pure) }
 }
 
 /// Writes 16 bytes that will not be read soon.
@@ -132,7 +126,47 @@ pub(crate) unsafe fn raise_counter(address: *mut u64, value: u64) {
 #[inline(always)]
 pub(crate) unsafe fn load_16_here(address: *const u8) -> [u32; 4] {
     // SAFETY: the caller's promise; not said to be pure, so that it stays.
-    unsafe { load_16!(address) }
+    unsafe { load_16!("", address) }
+}
+
+/// [`load_16_once`] where it stands.
+///
+/// # Safety
+/// As for [`load_16`].
+#[inline(always)]
+pub(crate) unsafe fn load_16_once_here(address: *const u8) -> [u32; 4] {
+    // SAFETY: the caller's promise; not said to be pure, so that it stays.
+    unsafe { load_16!(".L1::no_allocate", address) }
+}
+
+/// Reads a number of 8 bits that no one writes during the kernel, where it stands.
+///
+/// # Safety
+/// `address` points to a readable byte in global memory, and nothing writes there meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn load_u8_here(address: *const u8) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.global.nc.u8 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    value
+}
+
+/// [`load_u8_here`] of 16 bits.
+///
+/// # Safety
+/// As for [`load_u8_here`], for two bytes; `address` is a multiple of 2.
+#[inline(always)]
+pub(crate) unsafe fn load_u16_here(address: *const u8) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.global.nc.u16 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    value
 }
 
 /// Instructions on registers only: one line each.
@@ -168,6 +202,8 @@ register_instructions! {
     /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
     /// byte's sign instead.
     permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
+    /// a · b + c, the low 32 bits.
+    multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; bf16.
     fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// a · b in both halves, rounded once; f16.
@@ -196,8 +232,6 @@ register_instructions! {
     /// |a| · b + c, rounded once.
     fma_magnitude_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 =
         "{{ .reg .f32 x; abs.f32 x, {1}; fma.rn.f32 {0}, x, {2}, {3}; }}";
-    /// a · b + c, the low 32 bits.
-    multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
     /// Two values cut to f16, toward zero: the first argument goes to the high half.
     f16x2_toward_zero(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rz.f16x2.f32 {}, {}, {};";
     /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)

@@ -4,23 +4,50 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
+use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, WeightsGrid};
+
 use super::{DeviceTensor, Gpu, doing, launch};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
-use crate::recipe::Words;
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
-/// A kernel for weights times activations. They differ in the order of sums.
+/// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GemvWeightsKernel {
-    /// A warp takes 16 rows, and eight warps share them.
-    Rows16,
-    /// A warp takes 32 rows.
-    Rows32,
+pub struct GemvWeightsKernel {
+    /// Tiles of 16 places of rows that a warp has: 1 or 2. With fewer than eight tokens, several places are parts of one row.
+    tiles: u32,
+    /// Warps that share rows, each with a part of the columns: 1, 2, 4 or 8.
+    splits: u32,
 }
 
-impl Words for GemvWeightsKernel {
-    const WORDS: &'static [(&'static str, Self)] = &[("rows16", Self::Rows16), ("rows32", Self::Rows32)];
+impl GemvWeightsKernel {
+    /// Warps that keep an H200 busy.
+    const WARPS: usize = 1536;
+
+    /// Every one.
+    pub fn all() -> impl Iterator<Item = Self> {
+        [1, 2].into_iter().flat_map(|tiles| [1, 2, 4, 8].map(|splits| Self { tiles, splits }))
+    }
+
+    /// The one for so many rows, columns and tokens.
+    pub fn choose(rows: usize, cols: usize, tokens: usize) -> Self {
+        let warps = |kernel: &Self| {
+            let grid =
+                WeightsGrid::new(rows as u64, cols as u64, 0, tokens as u64, kernel.tiles, kernel.splits);
+            grid.map_or(usize::MAX, |grid| grid.thread_blocks() as usize * (WEIGHTS_THREADS / WARP) as usize)
+        };
+        let mut of_two_tiles = Self::all().filter(|kernel| kernel.tiles == 2);
+        let enough = of_two_tiles.find(|kernel| warps(kernel) >= Self::WARPS);
+        enough.unwrap_or(Self { tiles: 2, splits: 8 })
+    }
+
+    /// The kernel's word in its name, and the grid of a launch.
+    pub(super) fn grid(self, shape: QuantizedShape, tokens: usize) -> Option<(&'static str, WeightsGrid)> {
+        let blocks = shape.blocks_per_row() as u64;
+        let [rows, cols, tokens] = [shape.rows, shape.cols, tokens].map(|count| count as u64);
+        let word = if self.tiles == 1 { "tiles1" } else { "tiles2" };
+        WeightsGrid::new(rows, cols, blocks, tokens, self.tiles, self.splits).map(|grid| (word, grid))
+    }
 }
 
 impl Gpu {
@@ -50,8 +77,12 @@ impl Gpu {
         self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 
-    /// Multiplies weights with activations in device memory, as [`crate::gemv_weights`] does but for the last bits: enqueues one kernel and
-    /// returns. Allocates nothing and does not wait.
+    /// Multiplies weights with activations in device memory, as [`crate::gemv_weights`] does but for the last bits: enqueues one kernel
+    /// and returns. Allocates nothing and does not wait. The same operands give the same bits each time.
+    ///
+    /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the exact sum. Where rows
+    /// are not a multiple of 32, where activations do not start on 16 bytes, and for rows with MXFP4 scales that leave the
+    /// activations' dtype no room for its products, results have the CPU's bits, more slowly.
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], and [`crate::Error::Gpu`].
@@ -63,7 +94,8 @@ impl Gpu {
         tokens: usize,
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        self.gemv_weights_with(GemvWeightsKernel::Rows32, stream, weights, activations, tokens, out)
+        let kernel = GemvWeightsKernel::choose(weights.rows(), weights.cols(), tokens);
+        self.gemv_weights_with(kernel, stream, weights, activations, tokens, out)
     }
 
     /// [`Self::gemv_weights_on`] by a chosen kernel: for tests and comparisons.

@@ -392,9 +392,9 @@ fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> u64 {
     grid.0.blocks * format.block() as u64
 }
 
-/// The launch that covers so many elements.
+/// The launch that covers so many elements, or has so many thread blocks if it is not elements that they handle.
 fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
-    let thread_blocks = elements.div_ceil(u64::from(kernel.elements));
+    let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
     let grid_dim = i32::try_from(thread_blocks).map_err(|_| Error::Gpu {
         doing: "launching a kernel",
         message: format!("{elements} elements are more than one launch can cover; split the matrix by rows"),
@@ -402,6 +402,6 @@ fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
     Ok(LaunchConfig {
         grid_dim: (grid_dim as u32, 1, 1),
         block_dim: (kernel.threads, 1, 1),
-        shared_mem_bytes: 0,
+        shared_mem_bytes: kernel.shared,
     })
 }

@@ -152,9 +152,18 @@ impl Nvfp4 {
     /// Two scales.
     #[inline(always)]
     pub(super) fn pair(bytes: u32) -> [f32; 2] {
+        Self::pair_times(bytes, 0)
+    }
+
+    /// Two scales times a power of two from 2^-15 to 2^7.
+    #[inline(always)]
+    pub(super) fn pair_times(bytes: u32, exponent: i32) -> [f32; 2] {
         #[cfg(microscale_sm90)]
         {
-            let pair = ptx::e4m3x2_to_f16x2(bytes);
+            let mut pair = ptx::e4m3x2_to_f16x2(bytes);
+            if exponent != 0 {
+                pair = ptx::multiply_f16x2(pair, ((exponent + 15) as u32 * 0x0001_0001) << 10);
+            }
             [ptx::f16_low_to_f32(pair), ptx::f16_high_to_f32(pair)]
         }
         #[cfg(not(microscale_sm90))]
@@ -163,7 +172,7 @@ impl Nvfp4 {
             [bytes, bytes >> 8].map(|byte| {
                 let code = byte & 0x7F;
                 let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
-                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120)
+                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120 + exponent)
             })
         }
     }

@@ -1,24 +1,25 @@
 //! Weights in four bits times activations in 16, by tensor cores: one reading of the weights for up to eight tokens.
 //!
-//! A warp takes tiles of 16 rows. In each step its lanes load a chunk of 32 weights of rows `g` and `g + 8`, lane `4g + t` the chunk `t` of
-//! the four that the step has in each row, and that chunk's activations of token `g`: a product of matrices asks for just these places. Which
-//! of a chunk's elements come at which depth is free as long as weights and activations agree: those whose codes can be brought to
-//! the halves of a word together do.
+//! A tensor core multiplies a tile of 16 places of rows with eight places of tokens. In each step lane `4p + t` of a warp loads chunks of 32
+//! weights for places `p` and `p + 8`, and the same chunk of the activations at place `p`: a product of matrices asks for just these.
+//! Which of a chunk's elements come at which depth is free as long as weights and activations agree: those whose codes can be brought to the
+//! halves of a word together do.
+//!
+//! One token needs one place, so the other seven are given parts of the same row and of the same token, segments, and what a segment of a row
+//! and another one of a token come to is ignored. A warp then reads 512 bytes of a row at once.
 //!
 //! Weights are scaled before they are multiplied: two bits times four are exact in either dtype, and powers of two are where they leave the
-//! dtype's exponents some room. MXFP4 blocks outside of that ([`Activations::USUAL`]) have their rows computed by the definition,
-//! as rows are that do not end in a whole chunk.
+//! dtype's exponents some room. Rows with MXFP4 scales outside of that ([`Activations::USUAL`]) are computed by the definition, as all are
+//! whose rows are not whole chunks.
 //!
-//! The products of a step are summed by the tensor cores from zero, steps in f32, and the warps that share rows in f64: in a given order,
-//! so that results are the same each time, but they are not the bits of `microscale_formats::weights`. How far tensor cores may be off
-//! is in `microscale_kernels_abi`.
+//! The products of a step are summed by the tensor cores from zero, steps in f32, and the parts of a row in f64: in a given order, so that
+//! results are the same each time, but not the bits of `microscale_formats::weights`, which says how far they may be off.
 
 use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0};
 use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, OutputDtype, TILE_ROWS, TILE_TOKENS, WARP, WEIGHTS_THREADS, WeightsGrid,
-    power_of_two,
+    ApplyGlobal, GlobalSlot, OutputDtype, WARP, WEIGHTS_THREADS, WeightsGrid, power_of_two,
 };
 
 use super::products::{Format as Products4, Mxfp4, Nvfp4};
@@ -139,60 +140,45 @@ impl Activations for WithF16 {
     }
 }
 
-/// With bf16, whose exponents lie across its bytes: 64 plus twice a weight is looked up as a byte, and behind 0x43 it is the bf16 that is
-/// 128 more. What is too much leaves with the scaling.
-///
-/// The instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's sign: positive and negative weights are
-/// looked up apart.
+/// With bf16, whose exponents lie across its bytes: signs and magnitudes are moved apart.
 #[derive(Clone, Copy)]
-struct WithBf16 {
-    positive: [u32; 2],
-    negative: [u32; 2],
-    /// The upper byte of all numbers from 128 to 255.
-    upper: u32,
-}
+struct WithBf16;
 
 impl Activations for WithBf16 {
     type Dtype = Bf16;
-    /// The factor and −192 times it.
-    type Factor = [u32; 2];
+    type Factor = u32;
     const OUTPUT: OutputDtype = OutputDtype::Bf16;
-    const BELOW: i32 = -1;
-    const USUAL: [u32; 2] = [8, 253];
-    const LOWERED: [i32; 2] = [6, 6];
+    const BELOW: i32 = 126;
+    const USUAL: [u32; 2] = [16, 142];
+    const LOWERED: [i32; 2] = [14, 14];
 
     #[inline(always)]
-    fn new(ones: u32) -> Self {
-        let kept = |constant| constant & ones;
-        Self {
-            positive: [kept(0x4342_4140), kept(0x4C48_4644)],
-            negative: [kept(0x3D3E_3F40), kept(0x3438_3A3C)],
-            upper: kept(0x4343_4343),
-        }
+    fn new(_: u32) -> Self {
+        Self
     }
 
     #[inline(always)]
-    fn factor(scale: f32) -> [u32; 2] {
-        let factor = ptx::bf16x2(scale, scale);
-        [factor, ptx::multiply_bf16x2(factor, 0xC340_C340)]
+    fn factor(scale: f32) -> u32 {
+        ptx::bf16x2(scale, scale)
     }
 
     #[inline(always)]
-    fn weights(&self, codes: u32, [factor, rest]: [u32; 2]) -> [u32; 4] {
-        let four = |codes: u32| {
-            let positive = ptx::permute(self.positive[0], self.positive[1], codes);
-            let negative = ptx::permute(self.negative[0], self.negative[1], codes ^ 0x8888);
-            positive + negative
-        };
-        let (low, high) = (four(codes), four(codes >> 16));
-        let scale = |bytes, places| ptx::fma_bf16x2(ptx::permute(bytes, self.upper, places), factor, rest);
-        let (first, second) = (0x4140, 0x4342);
-        [scale(low, first), scale(low, second), scale(high, first), scale(high, second)]
+    fn weights(&self, codes: u32, factor: u32) -> [u32; 4] {
+        const SIGNS: u32 = 0x8000_8000;
+        const MAGNITUDES: u32 = 0x01C0_01C0;
+        let scale = |pair| ptx::multiply_bf16x2(pair, factor);
+        [
+            scale((codes << 12 & SIGNS) | (codes << 6 & MAGNITUDES)),
+            scale((codes << 8 & SIGNS) | (codes << 2 & MAGNITUDES)),
+            scale((codes << 4 & SIGNS) | (codes >> 2 & MAGNITUDES)),
+            scale((codes & SIGNS) | (codes >> 6 & MAGNITUDES)),
+        ]
     }
 
     #[inline(always)]
-    fn pairs(activations: [u32; 4]) -> [u32; 4] {
-        activations
+    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+        let (low, high) = (0x5410, 0x7632);
+        [ptx::permute(a, c, low), ptx::permute(a, c, high), ptx::permute(b, d, low), ptx::permute(b, d, high)]
     }
 
     #[inline(always)]
@@ -273,16 +259,11 @@ struct Chunk {
 }
 
 /// What a lane loads for a step.
-#[derive(Clone, Copy)]
-struct Step<const TILES: usize> {
-    /// Of each tile's rows `g` and `g + 8`.
-    rows: [[Chunk; 2]; TILES],
-    /// A chunk of activations, eight at a time.
-    activations: [[u32; 4]; 4],
-}
+type Step<const TILES: usize> = [[Chunk; 2]; TILES];
 
 /// Where a lane's chunks lie.
 struct Lane<const TILES: usize> {
+    /// Of each tile's rows `g` and `g + 8`.
     rows: [[Row; 2]; TILES],
     /// The activations of its token.
     activations: *const u8,
@@ -291,29 +272,39 @@ struct Lane<const TILES: usize> {
 }
 
 impl<const TILES: usize> Lane<TILES> {
-    /// Loads what the lane has of a step.
+    /// Loads a chunk of each row: the last one in the place of those behind it.
     ///
     /// # Safety
     /// As for the kernels.
     #[inline(always)]
-    unsafe fn load<F: Weights, D: Activations>(&self, chunk: u32) -> Step<TILES> {
-        // What is not there is taken from the last chunk, times zeros.
-        let (there, place) = (chunk <= self.last, chunk.min(self.last));
-        let activations = self.activations.wrapping_add((place * CHUNK as u32 * D::Dtype::BYTES) as usize);
-        let activations = if there { activations } else { (&raw const NOTHING).cast() };
-        let mut rows = [[Chunk { codes: [0; 4], scales: 0 }; 2]; TILES];
-        // SAFETY: the chunk is in the rows; whole chunks lie on multiples of 16 bytes, and their scales on one of their number.
-        unsafe {
-            let places = rows.as_flattened_mut().iter_mut().zip(self.rows.as_flattened());
-            for (loaded, row) in places {
-                let scales = row.scales.wrapping_add((place * F::BLOCKS) as usize);
-                loaded.codes = ptx::load_16_once(row.codes.wrapping_add((place * CHUNK_BYTES) as usize));
+    unsafe fn load<F: Weights>(&self, chunk: u32) -> Step<TILES> {
+        let place = chunk.min(self.last);
+        let mut step = [[Chunk { codes: [0; 4], scales: 0 }; 2]; TILES];
+        for (loaded, row) in step.as_flattened_mut().iter_mut().zip(self.rows.as_flattened()) {
+            let codes = row.codes.wrapping_add((place * CHUNK_BYTES) as usize);
+            let scales = row.scales.wrapping_add((place * F::BLOCKS) as usize);
+            // SAFETY: the chunk is in the row; whole chunks lie on multiples of 16 bytes, and their scales on one of their number.
+            unsafe {
+                loaded.codes = ptx::load_16_once_here(codes);
                 loaded.scales =
-                    if F::BLOCKS == 1 { u32::from(*scales) } else { u32::from(*scales.cast::<u16>()) };
+                    if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) };
             }
-            let load = |i: usize| ptx::load_16(activations.wrapping_add(16 * i));
-            Step { rows, activations: [load(0), load(1), load(2), load(3)] }
         }
+        step
+    }
+
+    /// Loads a chunk of the token's activations, eight at a time: zeros if it is not there.
+    ///
+    /// # Safety
+    /// As for the kernels.
+    #[inline(always)]
+    unsafe fn activations<D: Activations>(&self, chunk: u32) -> [[u32; 4]; 4] {
+        let place = chunk.min(self.last);
+        let activations = self.activations.wrapping_add((place * CHUNK as u32 * D::Dtype::BYTES) as usize);
+        let activations = if chunk == place { activations } else { (&raw const NOTHING).cast() };
+        // SAFETY: the chunk is in the row, and lies on a multiple of 16 bytes.
+        let load = |i: usize| D::pairs(unsafe { ptx::load_16_here(activations.wrapping_add(16 * i)) });
+        [load(0), load(1), load(2), load(3)]
     }
 
     /// Whether all chunks from one on, so many apart, whose scales are not to be used are zeros under a number.
@@ -325,8 +316,8 @@ impl<const TILES: usize> Lane<TILES> {
         let mut usual = true;
         while chunk <= self.last {
             // SAFETY: the chunk is in the rows.
-            let step = unsafe { self.load::<F, D>(chunk) };
-            for Chunk { codes: [a, b, c, d], scales } in step.rows.as_flattened() {
+            let step = unsafe { self.load::<F>(chunk) };
+            for Chunk { codes: [a, b, c, d], scales } in step.as_flattened() {
                 let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
                 usual &= zeros || F::distance::<D>(*scales) <= F::farthest::<D>();
             }
@@ -361,10 +352,9 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
     sums: &mut [[f32; SUMS]; TILES],
     far: &mut u32,
     step: &Step<TILES>,
+    [a, b, c, d]: [[u32; 4]; 4],
 ) {
-    let [a, b, c, d] = step.activations;
-    let [a, b, c, d] = [D::pairs(a), D::pairs(b), D::pairs(c), D::pairs(d)];
-    for (sums, rows) in sums.iter_mut().zip(&step.rows) {
+    for (sums, rows) in sums.iter_mut().zip(step) {
         for chunk in rows {
             *far = F::distance::<D>(chunk.scales).max(*far);
         }
@@ -482,59 +472,67 @@ unsafe fn cut<F: Weights, D: Activations>(job: Job) {
 /// The contract of the kernels below.
 #[inline(always)]
 unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
-    let rows_a_group = const { TILES as u32 * TILE_ROWS };
     let grid = &job.grid;
     let (block, lot) = grid.lots.divide_32(warp::thread_block());
     let (number, lane) = (warp::thread() / WARP, warp::lane());
     let (group, split) = (number / grid.splits, number % grid.splits);
-    let groups = WARPS / grid.splits;
-    let before = (u64::from(block) * u64::from(groups) + u64::from(group)) * u64::from(rows_a_group);
-    let tokens = [lot * TILE_TOKENS, grid.tokens.min((lot + 1) * TILE_TOKENS)];
+    let (place, segment) = (lane / QUAD / grid.segments, lane / QUAD % grid.segments);
+    let first_row = |group: u32| {
+        (u64::from(block) * u64::from(grid.groups()) + u64::from(group)) * u64::from(grid.group_rows())
+    };
+    let before = first_row(group);
+    let tokens = [lot * grid.lot(), grid.tokens.min((lot + 1) * grid.lot())];
 
-    let token = tokens[0] + lane / QUAD;
     let mut of_lane = Lane {
         rows: [[job.weights.row::<F>(0, 0); 2]; TILES],
-        // Sums of tokens that are not there are not stored.
-        activations: job.token(token.min(tokens[1] - 1)),
+        // What tokens that are not there come to is not stored.
+        activations: job.token((tokens[0] + place).min(tokens[1] - 1)),
         last: (grid.cols / CHUNK as u64) as u32 - 1,
     };
-    for (slot, i) in of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {
+    for (row, i) in of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {
         // Past the last row it is taken again.
-        let row = (before + u64::from(i * (TILE_ROWS / 2) + lane / QUAD)).min(grid.rows - 1);
-        *slot = job.weights.row::<F>(row, grid.blocks);
+        let number = before + u64::from(i * grid.lot() + place);
+        *row = job.weights.row::<F>(number.min(grid.rows - 1), grid.blocks);
     }
 
     let dtype = D::new(warp::ballot(grid.rows > 0));
     let mut sums = [[0.0; SUMS]; TILES];
     let mut far = 0;
-    let steps = of_lane.last / QUAD + 1;
-    let next = grid.splits * QUAD;
-    let (mut step, mut chunk) = (split, split * QUAD + lane % QUAD);
-    // Two steps are on their way while a third one is computed. They take turns in three places, so that nothing is moved.
+    let each = QUAD * grid.segments;
+    let steps = of_lane.last / each + 1;
+    let apart = grid.splits * each;
+    let start = split * each + segment * QUAD + lane % QUAD;
+    let (mut step, mut chunk) = (split, start);
+    // A step's weights are on their way while another one is computed. They take turns in two places, so that nothing is moved. Loads behind
+    // branches stay where they are; the assembler moves others to where they are needed.
     // SAFETY, of these and those below: the rows are the operands', by the caller's contract.
-    let (mut a, mut b) = unsafe { (of_lane.load::<F, D>(chunk), of_lane.load::<F, D>(chunk + next)) };
+    let mut a = unsafe { of_lane.load::<F>(chunk) };
+    let mut b = a;
     while step < steps {
         // SAFETY: as above.
-        let c = unsafe { of_lane.load::<F, D>(chunk + 2 * next) };
-        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &a);
+        let activations = unsafe {
+            if step + grid.splits < steps {
+                b = of_lane.load::<F>(chunk + apart);
+            }
+            of_lane.activations::<D>(chunk)
+        };
+        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &a, activations);
         if step + grid.splits >= steps {
             break;
         }
         // SAFETY: as above.
-        a = unsafe { of_lane.load::<F, D>(chunk + 3 * next) };
-        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &b);
-        if step + 2 * grid.splits >= steps {
-            break;
-        }
-        // SAFETY: as above.
-        b = unsafe { of_lane.load::<F, D>(chunk + 4 * next) };
-        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &c);
-        (step, chunk) = (step + 3 * grid.splits, chunk + 3 * next);
+        let activations = unsafe {
+            if step + 2 * grid.splits < steps {
+                a = of_lane.load::<F>(chunk + 2 * apart);
+            }
+            of_lane.activations::<D>(chunk + apart)
+        };
+        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &b, activations);
+        (step, chunk) = (step + 2 * grid.splits, chunk + 2 * apart);
     }
 
-    let start = split * QUAD + lane % QUAD;
     // SAFETY: as above.
-    let usual = far <= F::farthest::<D>() || unsafe { of_lane.usual_but_zeros::<F, D>(start, next) };
+    let usual = far <= F::farthest::<D>() || unsafe { of_lane.usual_but_zeros::<F, D>(start, apart) };
     let all_usual = warp::ballot(usual) == u32::MAX;
     let shared = warp::shared::<f32>();
     let per_warp = const { (TILES * SUMS) as u32 * WARP };
@@ -552,29 +550,28 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     }
     warp::barrier();
     let mut output = warp::thread();
-    let outputs = groups * rows_a_group * TILE_TOKENS;
-    while output < outputs {
-        let (in_group, rest) = (output % rows_a_group, output / rows_a_group);
-        let (of_lot, group) = (rest % TILE_TOKENS, rest / TILE_TOKENS);
-        let row = (u64::from(block) * u64::from(groups) + u64::from(group)) * u64::from(rows_a_group)
-            + u64::from(in_group);
-        let token = tokens[0] + of_lot;
-        // Where the tensor core has it: rows 8 apart and tokens side by side are in one lane.
-        let (tile, in_tile) = (in_group / TILE_ROWS, in_group % TILE_ROWS);
-        let i = tile * SUMS as u32 + in_tile / (TILE_ROWS / 2) * 2 + of_lot % 2;
-        let place = i * WARP + in_tile % (TILE_ROWS / 2) * QUAD + of_lot / 2;
-        let (mut sum, mut all) = (0.0, 1);
-        let mut split = 0;
-        while split < grid.splits {
-            let number = group * grid.splits + split;
+    while output < grid.groups() * grid.group_rows() * grid.lot() {
+        let (in_group, rest) = (output % grid.group_rows(), output / grid.group_rows());
+        let (of_lot, group) = (rest % grid.lot(), rest / grid.lot());
+        let (row, token) = (first_row(group) + u64::from(in_group), tokens[0] + of_lot);
+        let (mut sum, mut all_usual) = (0.0, 1);
+        let mut part = 0;
+        while part < grid.splits * grid.segments {
+            let number = group * grid.splits + part / grid.segments;
+            // Where the tensor core has it: places 8 rows apart, and two side by side of tokens, are in one lane.
+            let segment = part % grid.segments;
+            let place = in_group % grid.lot() * grid.segments + segment;
+            let token_place = of_lot * grid.segments + segment;
+            let i = in_group / grid.lot() * 2 + token_place % 2;
+            let from = (number * SUMS as u32 * TILES as u32 + i) * WARP + place * QUAD + token_place / 2;
             // SAFETY: written by a lane of this block before the barrier.
             unsafe {
-                sum += f64::from(*shared.wrapping_add((number * per_warp + place) as usize));
-                all &= *flags.wrapping_add(number as usize);
+                sum += f64::from(*shared.wrapping_add(from as usize));
+                all_usual &= *flags.wrapping_add(number as usize);
             }
-            split += 1;
+            part += 1;
         }
-        if row < grid.rows && token < tokens[1] && all != 0 {
+        if row < grid.rows && token < tokens[1] && all_usual != 0 {
             // SAFETY: the result exists, and is this thread's.
             unsafe {
                 job.store::<D>(row, token, sum * f64::from(power_of_two(const { D::LOWERED[F::PLACE] })))
@@ -583,20 +580,18 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
         output += WEIGHTS_THREADS;
     }
     if F::farthest::<D>() > 0 {
-        let mut all = 1;
+        let mut all_usual = 1;
         let mut i = 0;
         while i < grid.splits {
             // SAFETY: as above.
-            all &= unsafe { *flags.wrapping_add((group * grid.splits + i) as usize) };
+            all_usual &= unsafe { *flags.wrapping_add((group * grid.splits + i) as usize) };
             i += 1;
         }
-        if all == 0 {
-            let mut in_group = split;
-            while in_group < rows_a_group && before + u64::from(in_group) < grid.rows {
-                // SAFETY: the warps of a group share its rows, and nobody stored them above.
-                unsafe { job.define::<F, D>(before + u64::from(in_group), tokens) };
-                in_group += grid.splits;
-            }
+        let mut in_group = split;
+        while all_usual == 0 && in_group < grid.group_rows() && before + u64::from(in_group) < grid.rows {
+            // SAFETY: the warps of a group share its rows, and nobody stored them above.
+            unsafe { job.define::<F, D>(before + u64::from(in_group), tokens) };
+            in_group += grid.splits;
         }
     }
 }
@@ -630,16 +625,16 @@ macro_rules! entries {
 }
 
 entries! {
-    nvfp4_gemv_weights_f16_rows16 = weigh::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_rows32 = weigh::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_f16_tiles1 = weigh::<Nvfp4, WithF16, 1>,
+    nvfp4_gemv_weights_f16_tiles2 = weigh::<Nvfp4, WithF16, 2>,
     nvfp4_gemv_weights_f16_cut = cut::<Nvfp4, WithF16>,
-    nvfp4_gemv_weights_bf16_rows16 = weigh::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_rows32 = weigh::<Nvfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_bf16_tiles1 = weigh::<Nvfp4, WithBf16, 1>,
+    nvfp4_gemv_weights_bf16_tiles2 = weigh::<Nvfp4, WithBf16, 2>,
     nvfp4_gemv_weights_bf16_cut = cut::<Nvfp4, WithBf16>,
-    mxfp4_gemv_weights_f16_rows16 = weigh::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_rows32 = weigh::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_f16_tiles1 = weigh::<Mxfp4, WithF16, 1>,
+    mxfp4_gemv_weights_f16_tiles2 = weigh::<Mxfp4, WithF16, 2>,
     mxfp4_gemv_weights_f16_cut = cut::<Mxfp4, WithF16>,
-    mxfp4_gemv_weights_bf16_rows16 = weigh::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_rows32 = weigh::<Mxfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_bf16_tiles1 = weigh::<Mxfp4, WithBf16, 1>,
+    mxfp4_gemv_weights_bf16_tiles2 = weigh::<Mxfp4, WithBf16, 2>,
     mxfp4_gemv_weights_bf16_cut = cut::<Mxfp4, WithBf16>,
 }
