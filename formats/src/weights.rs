@@ -21,6 +21,12 @@
 //! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are
 //! multiples of 2^−149 here, and at most K · 2^−148 in MXFP4. A stream overflows where its products come to 64 times
 //! the largest f32, and are infinite or NaN from there.
+//!
+//! GPUs add the products by tensor cores, and differ from that in their last bits. A tensor core multiplies 16 weights of a row,
+//! already scaled, with 16 activations exactly, cuts each product and the sum before them to 24 bits of the largest one's, and adds.
+//! Eight follow each other from zero: each loses at most 18 units of 2^−23 of what the eight come to without signs. Their sums are
+//! added in f32, one for each step of 128 elements or more. So there γ is [`tensor_core_gamma`], and with bf16, whose products may be
+//! below f32's normal numbers, K · 2^−112 comes to δ; with it, sums overflow at 2^14 times the largest f32.
 
 use crate::dot::Sums;
 use crate::search::Fused;
@@ -51,6 +57,12 @@ pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
         254 => F::fma(2.0 * fraction, scale.to_f32(), sum),
         byte => F::fma(fraction, f32::from_bits((u32::from(byte) + 1) << 23), sum),
     }
+}
+
+/// γ of sums by tensor cores, for rows of so many elements.
+pub fn tensor_core_gamma(cols: usize) -> f64 {
+    let steps = cols.div_ceil(128) as f64;
+    (2.0 * 8.0 * 18.0 + steps) / f64::from(1 << 24)
 }
 
 /// What the streams come to.

@@ -202,10 +202,6 @@ register_instructions! {
     /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
     /// byte's sign instead.
     permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
-    /// a · b + c, the low 32 bits.
-    multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
-    /// a · b + c in both halves, rounded once; bf16.
-    fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// a · b in both halves, rounded once; f16.
     multiply_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "mul.rn.f16x2 {}, {}, {};";
     /// a · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
@@ -232,6 +228,10 @@ register_instructions! {
     /// |a| · b + c, rounded once.
     fma_magnitude_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 =
         "{{ .reg .f32 x; abs.f32 x, {1}; fma.rn.f32 {0}, x, {2}, {3}; }}";
+    /// a · b + c, the low 32 bits.
+    multiply_add(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "mad.lo.u32 {}, {}, {}, {};";
+    /// a · b + c in both halves, rounded once; bf16.
+    fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// Two values cut to f16, toward zero: the first argument goes to the high half.
     f16x2_toward_zero(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rz.f16x2.f32 {}, {}, {};";
     /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)

@@ -10,8 +10,9 @@ use super::{Job, Op, Times, median, random, require_equal, sets};
 use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::gemv::Activation;
 use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
-use crate::tensor::QuantizedShape;
+use crate::tensor::{QuantizedShape, QuantizedTensor};
 
 /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
 const GRAPH_BYTES: u64 = 8 << 30;
@@ -41,15 +42,32 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     }
     let host = random::<T>(job.shape.elements(), 1);
     let job = &Job { recipe: job.recipe(&host)?, ..*job };
-    let turns = Turns::of(job.bytes);
-    let mut sets = (0..turns.sets).map(|_| Set::new(gpu, &host, job)).collect::<Result<Vec<_>>>()?;
     let mut report = DeviceReport::zeros(stream)?;
-    let operation = time(stream, turns.launches, |i| sets[i % turns.sets].run(gpu, job, &mut report))?;
-    for set in [&sets[0], &sets[turns.sets - 1]] {
-        set.verify(gpu, job, &host)?;
-    }
+    in_rotation(
+        stream,
+        job.bytes,
+        || Set::new(gpu, &host, job),
+        |set| set.run(gpu, job, &mut report),
+        |set| set.verify(gpu, job, &host),
+    )
+}
+
+/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in rotation of which the first and the last
+/// are checked after the timing.
+fn in_rotation<S>(
+    stream: &Arc<CudaStream>,
+    bytes: u64,
+    set: impl Fn() -> Result<S>,
+    mut operation: impl FnMut(&mut S) -> Result<()>,
+    check: impl Fn(&S) -> Result<()>,
+) -> Result<Times> {
+    let turns = Turns::of(bytes);
+    let mut sets = (0..turns.sets).map(|_| set()).collect::<Result<Vec<_>>>()?;
+    let operation = time(stream, turns.launches, |i| operation(&mut sets[i % turns.sets]))?;
+    check(&sets[0])?;
+    check(&sets[turns.sets - 1])?;
     drop(sets);
-    let copy = copy_time(stream, job.bytes, turns)?;
+    let copy = copy_time(stream, bytes, turns)?;
     Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
@@ -92,27 +110,49 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let vectors = DeviceTensor::from_host(stream, &product.vectors)?;
-    let set = |_| {
-        let out = stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
-        Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
-    };
-    let turns = Turns::of(product.bytes);
-    let mut sets = (0..turns.sets).map(set).collect::<Result<Vec<_>>>()?;
-    let operation = time(stream, turns.launches, |i| {
-        let (matrix, out) = &mut sets[i % turns.sets];
-        match op.gemv_kernel() {
+    let expected = product.expected::<T>()?;
+    in_rotation(
+        stream,
+        product.bytes,
+        || {
+            let out =
+                stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
+            Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
+        },
+        |(matrix, out)| match op.gemv_kernel() {
             Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
             None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
-        }
-    })?;
-    let expected = product.expected::<T>()?;
-    for (_, out) in [&sets[0], &sets[turns.sets - 1]] {
-        let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
-        verify("gemv on the GPU", &found, &expected)?;
-    }
-    drop(sets);
-    let copy = copy_time(stream, product.bytes, turns)?;
-    Ok(Times { operation, read: None, copy: Some(copy) })
+        },
+        |(_, out)| {
+            let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+            verify("gemv on the GPU", &found, &expected)
+        },
+    )
+}
+
+/// The median times of products of weights and activations and of the copy; `check` is given the results.
+pub(super) fn measure_weights<T: Activation>(
+    weights: &QuantizedTensor,
+    activations: &[T],
+    tokens: usize,
+    gpu: &Gpu,
+    check: impl Fn(&[T]) -> Result<()>,
+) -> Result<Times> {
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
+    in_rotation(
+        stream,
+        weights.bytes() as u64,
+        || {
+            let results = tokens * weights.rows();
+            let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+            Ok((DeviceTensor::from_host(stream, weights)?, out))
+        },
+        |(weights, out)| gpu.gemv_weights_on(stream, weights, &activations, tokens, out),
+        |(_, out)| check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
+    )
 }
 
 impl<T: Element> Set<T> {

@@ -37,7 +37,7 @@ pub enum Op {
     Dequantize,
     /// Quantized matrices times quantized vectors; the dtype is the result's.
     Gemv,
-    /// Quantized weights times activations that are not quantized (CPU only); the dtype is that of activations and results.
+    /// Quantized weights times activations that are not quantized; the dtype is that of activations and results.
     GemvWeights,
     /// The same by a kernel whose warps take one row (GPU only).
     GemvRows1,

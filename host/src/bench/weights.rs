@@ -3,10 +3,12 @@
 use super::{Size, Times, cpu, gemv, random};
 use crate::cpu::{Isa, gemv_weights, gemv_weights_with};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gemv::Activation;
 use crate::recipe::Recipe;
 use crate::tensor::{QuantizedTensor, Shape};
+#[cfg(feature = "cuda")]
+use microscale_formats::weights::tensor_core_gamma;
 
 /// What to multiply.
 struct Product<T> {
@@ -43,13 +45,10 @@ pub(super) fn measure<T: Activation>(recipe: &Recipe, size: Size, device: &Devic
     let product = Product::<T>::new(recipe, size)?;
     let times = match device {
         Device::Cpu => on_cpu(&product)?,
-        // GPUs need not give the CPU's bits: compare within the bound of `microscale_formats::weights`.
         #[cfg(feature = "cuda")]
-        Device::Gpus(_) => {
-            return Err(super::Op::GemvWeights.not_measured("on a GPU yet; choose the device cpu"));
-        }
+        Device::Gpus(gpus) => on_gpu(&product, gpus.first())?,
     };
-    Ok(((product.weights.codes().len() + product.weights.scales().len()) as u64, times))
+    Ok((product.weights.bytes() as u64, times))
 }
 
 fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
@@ -59,4 +58,34 @@ fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
     })?;
     gemv::verify("gemv-weights", &out, &product.expected()?)?;
     Ok(times)
+}
+
+/// On a GPU, whose sums are those of tensor cores: as far from the CPU's as both may be from the exact ones.
+#[cfg(feature = "cuda")]
+fn on_gpu<T: Activation>(product: &Product<T>, gpu: &crate::gpu::Gpu) -> Result<Times> {
+    let Product { weights, activations, tokens } = product;
+    let mut expected = product.results();
+    gemv_weights(weights, activations, *tokens, &mut expected)?;
+    // The same without signs.
+    let codes = weights.codes().iter().map(|codes| codes & 0x77).collect();
+    let mut magnitudes_of = QuantizedTensor::from_parts(weights.shape(), codes, weights.scales().to_vec())?;
+    if let Some(scale) = weights.global_scale() {
+        magnitudes_of = magnitudes_of.with_global_scale(scale)?;
+    }
+    let activation_magnitudes: Vec<T> = activations.iter().map(|x| T::from_f32(x.to_f32().abs())).collect();
+    let mut magnitudes = product.results();
+    gemv_weights(&magnitudes_of, &activation_magnitudes, *tokens, &mut magnitudes)?;
+
+    let gamma = tensor_core_gamma(weights.cols());
+    // A unit in the last place of the dtype, relative to a number.
+    let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
+    let near = |((found, expected), magnitude): ((&T, &T), &T)| {
+        let [found, expected, magnitude] = [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
+        let allowed = unit * expected.abs() + 2.0 * gamma * magnitude + f64::from(f32::MIN_POSITIVE);
+        found == expected || (found - expected).abs() <= allowed
+    };
+    super::gpu::measure_weights(weights, activations, *tokens, gpu, |found| {
+        let all = found.iter().zip(&expected).zip(&magnitudes).all(near);
+        if all { Ok(()) } else { Err(Error::Wrong("gemv-weights on the GPU")) }
+    })
 }
