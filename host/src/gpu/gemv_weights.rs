@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
+use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, WeightsGrid};
 
 use super::{DeviceTensor, Gpu, doing, launch};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
+use crate::recipe::Format;
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
@@ -22,23 +24,27 @@ pub struct GemvWeightsKernel {
 
 impl GemvWeightsKernel {
     /// Warps that keep an H200 busy.
-    const WARPS: usize = 1536;
+    const WARPS: u64 = 1536;
+    /// Steps of a warp with two tiles, at least.
+    const STEPS: usize = 4;
 
     /// Every one.
     pub fn all() -> impl Iterator<Item = Self> {
         [1, 2].into_iter().flat_map(|tiles| [1, 2, 4, 8].map(|splits| Self { tiles, splits }))
     }
 
-    /// The one for so many rows, columns and tokens.
+    /// The one for so many rows, columns and tokens: two tiles a warp, if that leaves enough warps with a few steps each.
     pub fn choose(rows: usize, cols: usize, tokens: usize) -> Self {
-        let warps = |kernel: &Self| {
-            let grid =
-                WeightsGrid::new(rows as u64, cols as u64, 0, tokens as u64, kernel.tiles, kernel.splits);
-            grid.map_or(usize::MAX, |grid| grid.thread_blocks() as usize * (WEIGHTS_THREADS / WARP) as usize)
+        let busy = |kernel: &Self| {
+            let shape = QuantizedShape::new(Format::Nvfp4, rows, cols);
+            kernel.grid(shape, tokens).is_none_or(|(_, grid)| {
+                let warps = grid.thread_blocks() * u64::from(WEIGHTS_THREADS / WARP);
+                let steps = cols / (CHUNK * 4 * grid.segments as usize * grid.splits as usize);
+                warps >= Self::WARPS && (kernel.tiles == 1 || steps >= Self::STEPS)
+            })
         };
-        let mut of_two_tiles = Self::all().filter(|kernel| kernel.tiles == 2);
-        let enough = of_two_tiles.find(|kernel| warps(kernel) >= Self::WARPS);
-        enough.unwrap_or(Self { tiles: 2, splits: 8 })
+        let of_tiles = |tiles| Self::all().filter(move |kernel| kernel.tiles == tiles).find(busy);
+        of_tiles(2).or_else(|| of_tiles(1)).unwrap_or(Self { tiles: 1, splits: 8 })
     }
 
     /// The kernel's word in its name, and the grid of a launch.
