@@ -8,6 +8,7 @@ use microscale_formats::{E4m3, E8m0};
 use super::Scalars;
 use super::gemv::{Row, e4m3_over_256, each_rows, finished};
 use super::isa::Isa;
+use super::prefetch::ask_for;
 use super::products::{Products, TILE, chunk_of_lane};
 use super::vector::{LANES, Lanes};
 use crate::error::Result;
@@ -23,6 +24,9 @@ const LOT: usize = 4;
 
 /// Rows that may share the reading of activations.
 const ROWS: usize = 4;
+
+/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
+const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
@@ -293,6 +297,10 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             for r in 0..R {
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
+                // Other lots find the weights in a cache.
+                if first == 0 {
+                    ask_ahead::<S>(rows[r], 2 * pair + i, R);
+                }
             }
             tile::<V, S, N, R>(streams, codes, scales, x);
         }
@@ -318,6 +326,16 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             sums[r][first + token] = total(V::store(streams[0][r][token]), V::store(streams[1][r][token]));
         }
     }
+}
+
+/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and for those
+/// rows' scales, which are looked through first. Processors do not read ahead far enough in so many places.
+#[inline(always)]
+fn ask_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
+    let ahead = tile * TILE + AHEAD;
+    let others = if ahead < row.codes.len() { 0 } else { (rows - 1) * row.codes.len() };
+    ask_for(row.codes.as_ptr().wrapping_add(ahead + others), TILE);
+    ask_for(row.scales.as_ptr().wrapping_add(rows * row.scales.len() + tile * S::COUNT), 1);
 }
 
 #[inline(always)]
