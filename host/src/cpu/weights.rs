@@ -22,7 +22,7 @@ const TOKENS: usize = 8;
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
 const LOT: usize = 4;
 
-/// Rows that may share the reading of activations.
+/// Rows that share the reading of activations.
 const ROWS: usize = 4;
 
 /// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
@@ -235,8 +235,7 @@ pub(super) fn weigh<V: Products>(format: Format, rows: &[Row<'_>], x: &Prepared,
     // Not scales that are NaN, or whose double is no number: of MXFP4 one more.
     let doubled = |most: u8| if format == Format::Mxfp4 { most.saturating_add(1) } else { most };
     let common = |row: &Row<'_>| !format.is_nan_scale(doubled(row.most()));
-    if V::ROWS == ROWS
-        && let Ok(all) = rows.try_into()
+    if let Ok(all) = rows.try_into()
         && rows.iter().all(common)
     {
         return of_format::<V, ROWS>(format, all, x, sums);
@@ -302,7 +301,14 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
                     ask_ahead::<S>(rows[r], 2 * pair + i, R);
                 }
             }
-            tile::<V, S, N, R>(streams, codes, scales, x);
+            if V::ROWS == R {
+                tile::<V, S, N, R>(streams, codes, scales, x);
+            } else {
+                for r in 0..R {
+                    let streams = std::array::from_mut(&mut streams[r]);
+                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x);
+                }
+            }
         }
     }
     for (i, x) in tiles.enumerate() {
