@@ -8,6 +8,7 @@ use microscale_formats::{E4m3, E8m0};
 use super::Scalars;
 use super::gemv::{Row, e4m3_over_256, each_rows, finished};
 use super::isa::Isa;
+use super::prefetch::ask_for;
 use super::products::{Products, TILE, chunk_of_lane};
 use super::vector::{LANES, Lanes};
 use crate::error::Result;
@@ -21,8 +22,11 @@ const TOKENS: usize = 8;
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
 const LOT: usize = 4;
 
-/// Rows that may share the reading of activations.
+/// Rows that share the reading of activations.
 const ROWS: usize = 4;
+
+/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
+const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
@@ -231,8 +235,7 @@ pub(super) fn weigh<V: Products>(format: Format, rows: &[Row<'_>], x: &Prepared,
     // Not scales that are NaN, or whose double is no number: of MXFP4 one more.
     let doubled = |most: u8| if format == Format::Mxfp4 { most.saturating_add(1) } else { most };
     let common = |row: &Row<'_>| !format.is_nan_scale(doubled(row.most()));
-    if V::ROWS == ROWS
-        && let Ok(all) = rows.try_into()
+    if let Ok(all) = rows.try_into()
         && rows.iter().all(common)
     {
         return of_format::<V, ROWS>(format, all, x, sums);
@@ -293,8 +296,19 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             for r in 0..R {
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
+                // Other lots find the weights in a cache.
+                if first == 0 {
+                    ask_ahead::<S>(rows[r], 2 * pair + i, R);
+                }
             }
-            tile::<V, S, N, R>(streams, codes, scales, x);
+            if V::ROWS == R {
+                tile::<V, S, N, R>(streams, codes, scales, x);
+            } else {
+                for r in 0..R {
+                    let streams = std::array::from_mut(&mut streams[r]);
+                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x);
+                }
+            }
         }
     }
     for (i, x) in tiles.enumerate() {
@@ -318,6 +332,16 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             sums[r][first + token] = total(V::store(streams[0][r][token]), V::store(streams[1][r][token]));
         }
     }
+}
+
+/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and for those
+/// rows' scales, which are looked through first. Processors do not read ahead far enough in so many places.
+#[inline(always)]
+fn ask_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
+    let ahead = tile * TILE + AHEAD;
+    let others = if ahead < row.codes.len() { 0 } else { (rows - 1) * row.codes.len() };
+    ask_for(row.codes.as_ptr().wrapping_add(ahead + others), TILE);
+    ask_for(row.scales.as_ptr().wrapping_add(rows * row.scales.len() + tile * S::COUNT), 1);
 }
 
 #[inline(always)]
