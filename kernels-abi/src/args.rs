@@ -96,8 +96,8 @@ pub struct GemvGrid {
 
 /// How weights, a quantized matrix, are multiplied with activations that are not quantized.
 ///
-/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the same row and of the same
-/// token lie in places side by side: segments.
+/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the same row and of the
+/// same token lie in places side by side: segments. Counts that kernels divide by are powers of two, given by their exponents.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsGrid {
@@ -109,50 +109,59 @@ pub struct WeightsGrid {
     pub blocks: u64,
     /// Tokens, at least 1; fewer than 2²⁴.
     pub tokens: u32,
-    /// Warps that share rows, each with a part of the columns: a divisor of a thread block's.
-    pub splits: u32,
-    /// Segments: 1, 2, 4 or 8.
-    pub segments: u32,
-    /// Tiles of 16 places that a warp has.
-    pub tiles: u32,
+    /// Of the warps that share rows, each with a part of the columns: at most as many as a thread block has.
+    pub split_bits: u32,
+    /// Of the segments: up to 3.
+    pub segment_bits: u32,
+    /// Of the tiles that a warp has.
+    pub tile_bits: u32,
     /// Lots that the tokens fall to, one for each thread block with the same rows: fewer than 2³¹ thread blocks in all.
     pub lots: Divider,
 }
 
 impl WeightsGrid {
-    /// For a kernel with so many tiles a warp; `None` if there is nothing to multiply or more than a launch can count.
+    /// For a kernel with so many tiles a warp, rows shared by so many warps; `None` if there is nothing to multiply, or more than a
+    /// launch can count, or if these are not powers of two or more warps than a thread block has.
     pub fn new(rows: u64, cols: u64, blocks: u64, tokens: u64, tiles: u32, splits: u32) -> Option<Self> {
-        if rows == 0 || tokens == 0 || tokens >= 1 << 24 || blocks >= 1 << 26 {
+        let shared = tiles.is_power_of_two() && splits.is_power_of_two() && splits <= WEIGHTS_THREADS / WARP;
+        if !shared || rows == 0 || tokens == 0 || tokens >= 1 << 24 || blocks >= 1 << 26 {
             return None;
         }
         let segments = TOKEN_PLACES / (tokens as u32).next_power_of_two().min(TOKEN_PLACES);
-        let lots = tokens.div_ceil(u64::from(TOKEN_PLACES / segments));
-        let lots = Divider::new(lots);
-        let grid = Self { rows, cols, blocks, tokens: tokens as u32, splits, segments, tiles, lots };
+        let grid = Self {
+            rows,
+            cols,
+            blocks,
+            tokens: tokens as u32,
+            split_bits: splits.ilog2(),
+            segment_bits: segments.ilog2(),
+            tile_bits: tiles.ilog2(),
+            lots: Divider::new(tokens.div_ceil(u64::from(TOKEN_PLACES / segments))),
+        };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }
 
-    /// Tokens of a lot.
+    /// The exponent of a lot's tokens, and of the rows that a place of each tile's half stands for.
     #[inline(always)]
-    pub const fn lot(&self) -> u32 {
-        TOKEN_PLACES / self.segments
+    pub const fn lot_bits(&self) -> u32 {
+        TOKEN_PLACES.ilog2() - self.segment_bits
     }
 
-    /// Rows that the warps of a group share.
+    /// The exponent of the rows that a group of warps shares.
     #[inline(always)]
-    pub const fn group_rows(&self) -> u32 {
-        self.tiles * ROW_PLACES / self.segments
+    pub const fn group_row_bits(&self) -> u32 {
+        ROW_PLACES.ilog2() + self.tile_bits - self.segment_bits
     }
 
-    /// Groups in a thread block.
+    /// The exponent of the groups in a thread block.
     #[inline(always)]
-    pub const fn groups(&self) -> u32 {
-        WEIGHTS_THREADS / WARP / self.splits
+    pub const fn group_bits(&self) -> u32 {
+        (WEIGHTS_THREADS / WARP).ilog2() - self.split_bits
     }
 
     /// Thread blocks of a launch.
     pub const fn thread_blocks(&self) -> u64 {
-        self.rows.div_ceil((self.groups() * self.group_rows()) as u64) * self.lots.divisor
+        self.rows.div_ceil(1 << (self.group_bits() + self.group_row_bits())) * self.lots.divisor
     }
 }
 

@@ -39,7 +39,7 @@ impl GemvWeightsKernel {
             let shape = QuantizedShape::new(Format::Nvfp4, rows, cols);
             kernel.grid(shape, tokens).is_none_or(|(_, grid)| {
                 let warps = grid.thread_blocks() * u64::from(WEIGHTS_THREADS / WARP);
-                let steps = cols / (CHUNK * 4 * grid.segments as usize * grid.splits as usize);
+                let steps = (cols / (4 * CHUNK)) >> (grid.segment_bits + grid.split_bits);
                 warps >= Self::WARPS && (kernel.tiles == 1 || steps >= Self::STEPS)
             })
         };

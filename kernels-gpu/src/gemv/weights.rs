@@ -468,6 +468,12 @@ unsafe fn cut<F: Weights, D: Activations>(job: Job) {
     }
 }
 
+/// A number over 2^`bits`, and what is left.
+#[inline(always)]
+fn parts(number: u32, bits: u32) -> (u32, u32) {
+    (number >> bits, number & ((1 << bits) - 1))
+}
+
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
@@ -475,13 +481,13 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     let grid = &job.grid;
     let (block, lot) = grid.lots.divide_32(warp::thread_block());
     let (number, lane) = (warp::thread() / WARP, warp::lane());
-    let (group, split) = (number / grid.splits, number % grid.splits);
-    let (place, segment) = (lane / QUAD / grid.segments, lane / QUAD % grid.segments);
-    let first_row = |group: u32| {
-        (u64::from(block) * u64::from(grid.groups()) + u64::from(group)) * u64::from(grid.group_rows())
-    };
+    let (group, split) = parts(number, grid.split_bits);
+    let (place, segment) = parts(lane / QUAD, grid.segment_bits);
+    let first_row =
+        |group: u32| ((u64::from(block) << grid.group_bits()) + u64::from(group)) << grid.group_row_bits();
     let before = first_row(group);
-    let tokens = [lot * grid.lot(), grid.tokens.min((lot + 1) * grid.lot())];
+    let tokens = [lot << grid.lot_bits(), grid.tokens.min((lot + 1) << grid.lot_bits())];
+    let (splits, group_rows) = (1 << grid.split_bits, 1 << grid.group_row_bits());
 
     let mut of_lane = Lane {
         rows: [[job.weights.row::<F>(0, 0); 2]; TILES],
@@ -491,17 +497,17 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     };
     for (row, i) in of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {
         // Past the last row it is taken again.
-        let number = before + u64::from(i * grid.lot() + place);
+        let number = before + u64::from((i << grid.lot_bits()) + place);
         *row = job.weights.row::<F>(number.min(grid.rows - 1), grid.blocks);
     }
 
     let dtype = D::new(warp::ballot(grid.rows > 0));
     let mut sums = [[0.0; SUMS]; TILES];
     let mut far = 0;
-    let each = QUAD * grid.segments;
-    let steps = of_lane.last / each + 1;
-    let apart = grid.splits * each;
-    let start = split * each + segment * QUAD + lane % QUAD;
+    let each_bits = const { QUAD.ilog2() } + grid.segment_bits;
+    let steps = (of_lane.last >> each_bits) + 1;
+    let apart = 1 << (each_bits + grid.split_bits);
+    let start = (split << each_bits) + segment * QUAD + lane % QUAD;
     let (mut step, mut chunk) = (split, start);
     // A step's weights are on their way while another one is computed. They take turns in two places, so that nothing is moved. Loads behind
     // branches stay where they are; the assembler moves others to where they are needed.
@@ -511,24 +517,24 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     while step < steps {
         // SAFETY: as above.
         let activations = unsafe {
-            if step + grid.splits < steps {
+            if step + splits < steps {
                 b = of_lane.load::<F>(chunk + apart);
             }
             of_lane.activations::<D>(chunk)
         };
         add::<F, D, TILES>(&dtype, &mut sums, &mut far, &a, activations);
-        if step + grid.splits >= steps {
+        if step + splits >= steps {
             break;
         }
         // SAFETY: as above.
         let activations = unsafe {
-            if step + 2 * grid.splits < steps {
+            if step + 2 * splits < steps {
                 a = of_lane.load::<F>(chunk + 2 * apart);
             }
             of_lane.activations::<D>(chunk + apart)
         };
         add::<F, D, TILES>(&dtype, &mut sums, &mut far, &b, activations);
-        (step, chunk) = (step + 2 * grid.splits, chunk + 2 * apart);
+        (step, chunk) = (step + 2 * splits, chunk + 2 * apart);
     }
 
     // SAFETY: as above.
@@ -550,19 +556,19 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     }
     warp::barrier();
     let mut output = warp::thread();
-    while output < grid.groups() * grid.group_rows() * grid.lot() {
-        let (in_group, rest) = (output % grid.group_rows(), output / grid.group_rows());
-        let (of_lot, group) = (rest % grid.lot(), rest / grid.lot());
+    while output < 1 << (grid.group_bits() + grid.group_row_bits() + grid.lot_bits()) {
+        let (rest, in_group) = parts(output, grid.group_row_bits());
+        let (group, of_lot) = parts(rest, grid.lot_bits());
         let (row, token) = (first_row(group) + u64::from(in_group), tokens[0] + of_lot);
         let (mut sum, mut all_usual) = (0.0, 1);
         let mut part = 0;
-        while part < grid.splits * grid.segments {
-            let number = group * grid.splits + part / grid.segments;
+        while part < splits << grid.segment_bits {
+            let (split, segment) = parts(part, grid.segment_bits);
+            let number = (group << grid.split_bits) + split;
             // Where the tensor core has it: places 8 rows apart, and two side by side of tokens, are in one lane.
-            let segment = part % grid.segments;
-            let place = in_group % grid.lot() * grid.segments + segment;
-            let token_place = of_lot * grid.segments + segment;
-            let i = in_group / grid.lot() * 2 + token_place % 2;
+            let (half, place) = parts(in_group, grid.lot_bits());
+            let [place, token_place] = [place, of_lot].map(|place| (place << grid.segment_bits) + segment);
+            let i = half * 2 + token_place % 2;
             let from = (number * SUMS as u32 * TILES as u32 + i) * WARP + place * QUAD + token_place / 2;
             // SAFETY: written by a lane of this block before the barrier.
             unsafe {
@@ -582,16 +588,16 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     if F::farthest::<D>() > 0 {
         let mut all_usual = 1;
         let mut i = 0;
-        while i < grid.splits {
+        while i < splits {
             // SAFETY: as above.
-            all_usual &= unsafe { *flags.wrapping_add((group * grid.splits + i) as usize) };
+            all_usual &= unsafe { *flags.wrapping_add(((group << grid.split_bits) + i) as usize) };
             i += 1;
         }
         let mut in_group = split;
-        while all_usual == 0 && in_group < grid.group_rows() && before + u64::from(in_group) < grid.rows {
+        while all_usual == 0 && in_group < group_rows && before + u64::from(in_group) < grid.rows {
             // SAFETY: the warps of a group share its rows, and nobody stored them above.
             unsafe { job.define::<F, D>(before + u64::from(in_group), tokens) };
-            in_group += grid.splits;
+            in_group += splits;
         }
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     use microscale_kernels_abi::{Converts, TARGETS};
 
     const KERNEL: Kernel =
-        Kernel { name: "f4_quantize_k", threads: 32, elements: 32, converts: Converts::E2m1 };
+        Kernel { name: "f4_quantize_k", threads: 32, elements: 32, shared: 0, converts: Converts::E2m1 };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
     /// What is found in a module of one kernel for sm_120f.
