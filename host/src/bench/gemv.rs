@@ -54,7 +54,8 @@ pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
     random(QuantizedShape::of(recipe, size.all_rows()), 1)
 }
 
-/// Every code, both signs, and scales over a wide range, below 1 in MXFP4: results in f16 are finite, or all would look alike.
+/// Every code, both signs, and scales over a wide range: in MXFP4 from 2^−20 to ½, as those of weights are, under which results in f16
+/// are finite, or all would look alike.
 fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     let (codes, scales) = shape.bytes()?;
     let mut bytes = [vec![0; codes], vec![0; scales]];
@@ -64,7 +65,7 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
             match (i, shape.format) {
                 (0, _) => rng.fill(chunk),
                 (_, Format::Nvfp4) => chunk.fill_with(|| rng.u8(..0x7F)),
-                _ => chunk.fill_with(|| rng.u8(67..127)),
+                _ => chunk.fill_with(|| rng.u8(107..127)),
             }
         });
     }

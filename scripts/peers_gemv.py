@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""GEMV by others on the same GPU: cuBLAS in bf16 through PyTorch, and bitsandbytes' 4-bit product if it is installed.
+
+    python scripts/peers_gemv.py 8192x28672 28672x8192
+
+One token, y = W x with W of MxK. Weights are rotated past the second-level cache, and a CUDA graph of many products is
+replayed: the median replay over its products. `microscale bench --op gemv-weights` measures the same of ours.
+"""
+
+import statistics
+import sys
+
+import torch
+
+ROTATION_BYTES = 1 << 30
+REPLAYS, WARM_UP = 25, 3
+
+
+def microseconds(products):
+    """The median time of one of the calls in `products`, in a graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for product in products:
+            product()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for product in products:
+            product()
+    times = []
+    for replay in range(WARM_UP + REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= WARM_UP:
+            times.append(start.elapsed_time(end) * 1e3 / len(products))
+    return statistics.median(times)
+
+
+def turns(make, size):
+    """Sets of operands, enough to be past the cache, in rotation."""
+    sets = [make() for _ in range(max(2, -(-ROTATION_BYTES // size)))]
+    return [sets[i % len(sets)] for i in range(max(len(sets), 20))]
+
+
+def cublas(rows, cols):
+    x = torch.randn(1, cols, device="cuda", dtype=torch.bfloat16)
+    weights = turns(lambda: torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16), 2 * rows * cols)
+    return microseconds([lambda w=w: torch.nn.functional.linear(x, w) for w in weights])
+
+
+def bitsandbytes(rows, cols, quant_type):
+    import bitsandbytes.functional as bnb
+
+    x = torch.randn(1, 1, cols, device="cuda", dtype=torch.bfloat16)
+
+    def make():
+        weight = torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
+        return bnb.quantize_4bit(weight, quant_type=quant_type, blocksize=64)
+
+    weights = turns(make, rows * cols // 2)
+    out = torch.empty(1, 1, rows, device="cuda", dtype=torch.bfloat16)
+    return microseconds([lambda w=w: bnb.gemv_4bit(x, w[0].t(), out=out, state=w[1]) for w in weights])
+
+
+def main():
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}")
+    peers = {"cuBLAS bf16": cublas}
+    for kind in ("nf4", "fp4"):
+        peers[f"bitsandbytes {kind}"] = lambda rows, cols, kind=kind: bitsandbytes(rows, cols, kind)
+    for shape in sys.argv[1:]:
+        rows, cols = map(int, shape.split("x"))
+        for name, peer in peers.items():
+            try:
+                print(f"{shape:>12}  {name:<18} {peer(rows, cols):8.1f} us")
+            except Exception as error:  # A peer that is missing, or cannot do it, says why.
+                print(f"{shape:>12}  {name:<18} {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
