@@ -1,19 +1,20 @@
 //! Weights in four bits times activations in 16, by tensor cores: one reading of the weights for up to eight tokens.
 //!
-//! A tensor core multiplies a tile of 16 places of rows with eight places of tokens. In each step lane `4p + t` of a warp loads chunks of 32
-//! weights for places `p` and `p + 8`, and the same chunk of the activations at place `p`: a product of matrices asks for just these.
-//! Which of a chunk's elements come at which depth is free as long as weights and activations agree: those whose codes can be brought to the
-//! halves of a word together do.
+//! A tensor core multiplies a tile of 16 places of rows with eight places of tokens. In each step lane `4p + t` of a
+//! warp loads chunks of 32 weights for places `p` and `p + 8`, and the same chunk of the activations at place `p`: a
+//! product of matrices asks for just these. Which of a chunk's elements come at which depth is free as long as weights
+//! and activations agree: those whose codes can be brought to the halves of a word together do.
 //!
-//! One token needs one place, so the other seven are given parts of the same row and of the same token, segments, and what a segment of a row
-//! and another one of a token come to is ignored. A warp then reads 512 bytes of a row at once.
+//! One token needs one place, so the other seven are given parts of the same row and of the same token, segments, and
+//! what a segment of a row and another one of a token come to is ignored. A warp then reads 512 bytes of a row at once.
 //!
-//! Weights are scaled before they are multiplied: two bits times four are exact in either dtype, and powers of two are where they leave the
-//! dtype's exponents some room. Rows with MXFP4 scales outside of that ([`Activations::USUAL`]) are computed by the definition, as all are
-//! whose rows are not whole chunks.
+//! Weights are scaled before they are multiplied: two bits times four are exact in either dtype, and powers of two are
+//! where they leave the dtype's exponents some room. Rows with MXFP4 scales outside of that ([`Activations::USUAL`])
+//! are computed by the definition, as all are whose rows are not whole chunks.
 //!
-//! The products of a step are summed by the tensor cores from zero, steps in f32, and the parts of a row in f64: in a given order, so that
-//! results are the same each time, but not the bits of `microscale_formats::weights`, which says how far they may be off.
+//! The products of a step are summed by the tensor cores from zero, steps in f32, and the parts of a row in f64: in a
+//! given order, so that results are the same each time, but not the bits of `microscale_formats::weights`, which says
+//! how far they may be off.
 
 use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::weights::{self, GROUP};
@@ -36,11 +37,9 @@ const WARPS: u32 = WEIGHTS_THREADS / WARP;
 const SUMS: usize = 4;
 
 /// How weights and activations of a dtype meet in the tensor cores.
-trait Activations: Copy {
+trait Activations {
     type Dtype: Dtype;
     const OUTPUT: OutputDtype;
-    /// What weights are multiplied with.
-    type Factor: Copy;
     /// By how many powers of two [`Self::weights`] are below the weights under scales that are the factors.
     const BELOW: i32;
     /// The exponents of MXFP4 scales under which scaled weights are exact, the first and the last.
@@ -48,22 +47,19 @@ trait Activations: Copy {
     /// Scaled weights are lower by this power of two, in NVFP4 and in MXFP4, so that they fit.
     const LOWERED: [i32; 2];
 
-    /// Before the loop, given all ones that the assembler does not know.
-    fn new(ones: u32) -> Self;
-
-    /// The factor for a scale.
-    fn factor(scale: f32) -> Self::Factor;
+    /// A factor in both halves.
+    fn factor(scale: f32) -> u32;
 
     /// The factors for two scales of NVFP4, given as bytes.
     #[inline(always)]
-    fn factors(scales: u32) -> [Self::Factor; 2] {
+    fn factors(scales: u32) -> [u32; 2] {
         let [low, high] = Nvfp4::pair(scales);
         let raised = power_of_two(Self::BELOW - Self::LOWERED[0]);
         [Self::factor(low * raised), Self::factor(high * raised)]
     }
 
     /// Eight weights in four pairs, scaled.
-    fn weights(&self, codes: u32, factor: Self::Factor) -> [u32; 4];
+    fn weights(codes: u32, factor: u32) -> [u32; 4];
 
     /// Eight activations in the pairs that [`Self::weights`] makes.
     fn pairs(activations: [u32; 4]) -> [u32; 4];
@@ -72,23 +68,16 @@ trait Activations: Copy {
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
 
-/// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the weight times 2^-14. Its byte
-/// is the upper one of the f16.
-#[derive(Clone, Copy)]
+/// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the
+/// weight times 2^-14. Its byte is the upper one of the f16.
 struct WithF16;
 
 impl Activations for WithF16 {
     type Dtype = F16;
-    type Factor = u32;
     const OUTPUT: OutputDtype = OutputDtype::F16;
     const BELOW: i32 = if cfg!(microscale_fp4) { 0 } else { 14 };
     const USUAL: [u32; 2] = [107, 131];
     const LOWERED: [i32; 2] = [7, 3];
-
-    #[inline(always)]
-    fn new(_: u32) -> Self {
-        Self
-    }
 
     #[inline(always)]
     fn factor(scale: f32) -> u32 {
@@ -104,7 +93,7 @@ impl Activations for WithF16 {
     }
 
     #[inline(always)]
-    fn weights(&self, codes: u32, factor: u32) -> [u32; 4] {
+    fn weights(codes: u32, factor: u32) -> [u32; 4] {
         #[cfg(not(microscale_fp4))]
         let [a, b, c, d] = {
             const SIGNS: u32 = 0x8080_8080;
@@ -141,21 +130,14 @@ impl Activations for WithF16 {
 }
 
 /// With bf16, whose exponents lie across its bytes: signs and magnitudes are moved apart.
-#[derive(Clone, Copy)]
 struct WithBf16;
 
 impl Activations for WithBf16 {
     type Dtype = Bf16;
-    type Factor = u32;
     const OUTPUT: OutputDtype = OutputDtype::Bf16;
     const BELOW: i32 = 126;
     const USUAL: [u32; 2] = [16, 142];
     const LOWERED: [i32; 2] = [14, 14];
-
-    #[inline(always)]
-    fn new(_: u32) -> Self {
-        Self
-    }
 
     #[inline(always)]
     fn factor(scale: f32) -> u32 {
@@ -163,7 +145,7 @@ impl Activations for WithBf16 {
     }
 
     #[inline(always)]
-    fn weights(&self, codes: u32, factor: u32) -> [u32; 4] {
+    fn weights(codes: u32, factor: u32) -> [u32; 4] {
         const SIGNS: u32 = 0x8000_8000;
         const MAGNITUDES: u32 = 0x01C0_01C0;
         let scale = |pair| ptx::multiply_bf16x2(pair, factor);
@@ -192,7 +174,8 @@ trait Weights: Products4 {
     /// Where in [`Activations::LOWERED`] it is.
     const PLACE: usize;
 
-    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance for those below, too.
+    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance
+    /// for those below, too.
     #[inline(always)]
     fn distance<D: Activations>(_: u32) -> u32 {
         0
@@ -204,7 +187,7 @@ trait Weights: Products4 {
     }
 
     /// The factors of a chunk's halves, given the bytes of its scales.
-    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2];
+    fn factors<D: Activations>(scales: u32) -> [u32; 2];
 
     /// A stream's sum and a group by the definition.
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
@@ -214,7 +197,7 @@ impl Weights for Nvfp4 {
     const PLACE: usize = 0;
 
     #[inline(always)]
-    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2] {
+    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
         D::factors(scales)
     }
 
@@ -238,7 +221,7 @@ impl Weights for Mxfp4 {
     }
 
     #[inline(always)]
-    fn factors<D: Activations>(scales: u32) -> [D::Factor; 2] {
+    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
         // Some number under which zeros stay zeros, if the scale is not to be used.
         let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
         let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
@@ -263,7 +246,7 @@ type Step<const TILES: usize> = [[Chunk; 2]; TILES];
 
 /// Where a lane's chunks lie.
 struct Lane<const TILES: usize> {
-    /// Of each tile's rows `g` and `g + 8`.
+    /// Of each tile's places `p` and `p + 8`.
     rows: [[Row; 2]; TILES],
     /// The activations of its token.
     activations: *const u8,
@@ -283,7 +266,8 @@ impl<const TILES: usize> Lane<TILES> {
         for (loaded, row) in step.as_flattened_mut().iter_mut().zip(self.rows.as_flattened()) {
             let codes = row.codes.wrapping_add((place * CHUNK_BYTES) as usize);
             let scales = row.scales.wrapping_add((place * F::BLOCKS) as usize);
-            // SAFETY: the chunk is in the row; whole chunks lie on multiples of 16 bytes, and their scales on one of their number.
+            // SAFETY: the chunk is in the row; whole chunks lie on multiples of 16 bytes, and their scales on one of
+            // their number.
             unsafe {
                 loaded.codes = ptx::load_16_once_here(codes);
                 loaded.scales =
@@ -333,14 +317,13 @@ static NOTHING: [u128; 4] = [0; 4];
 /// The products of the words `I` of two chunks, under their scales, added to sums.
 #[inline(always)]
 fn multiply<D: Activations, const I: usize>(
-    dtype: &D,
     sums: [f32; SUMS],
     rows: &[Chunk; 2],
-    factors: [D::Factor; 2],
+    factors: [u32; 2],
     activations: [u32; 4],
 ) -> [f32; SUMS] {
-    let [a, b, c, d] = dtype.weights(rows[0].codes[I], factors[0]);
-    let [e, f, g, h] = dtype.weights(rows[1].codes[I], factors[1]);
+    let [a, b, c, d] = D::weights(rows[0].codes[I], factors[0]);
+    let [e, f, g, h] = D::weights(rows[1].codes[I], factors[1]);
     let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
     D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
 }
@@ -348,7 +331,6 @@ fn multiply<D: Activations, const I: usize>(
 /// The sums of a step, added to those before it, and the largest distance of its scales.
 #[inline(always)]
 fn add<F: Weights, D: Activations, const TILES: usize>(
-    dtype: &D,
     sums: &mut [[f32; SUMS]; TILES],
     far: &mut u32,
     step: &Step<TILES>,
@@ -360,10 +342,10 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
         }
         let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
         // Written out: the compiler keeps a loop's indices in memory.
-        let of_step = multiply::<D, 0>(dtype, [0.0; SUMS], rows, [low[0], high[0]], a);
-        let of_step = multiply::<D, 1>(dtype, of_step, rows, [low[0], high[0]], b);
-        let of_step = multiply::<D, 2>(dtype, of_step, rows, [low[1], high[1]], c);
-        let of_step = multiply::<D, 3>(dtype, of_step, rows, [low[1], high[1]], d);
+        let of_step = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], a);
+        let of_step = multiply::<D, 1>(of_step, rows, [low[0], high[0]], b);
+        let of_step = multiply::<D, 2>(of_step, rows, [low[1], high[1]], c);
+        let of_step = multiply::<D, 3>(of_step, rows, [low[1], high[1]], d);
         for i in 0..SUMS {
             sums[i] += of_step[i];
         }
@@ -501,7 +483,6 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
         *row = job.weights.row::<F>(number.min(grid.rows - 1), grid.blocks);
     }
 
-    let dtype = D::new(warp::ballot(grid.rows > 0));
     let mut sums = [[0.0; SUMS]; TILES];
     let mut far = 0;
     let each_bits = const { QUAD.ilog2() } + grid.segment_bits;
@@ -509,9 +490,9 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
     let apart = 1 << (each_bits + grid.split_bits);
     let start = (split << each_bits) + segment * QUAD + lane % QUAD;
     let (mut step, mut chunk) = (split, start);
-    // A step's weights are on their way while another one is computed. They take turns in two places, so that nothing is moved. Loads behind
-    // branches stay where they are; the assembler moves others to where they are needed.
-    // SAFETY, of these and those below: the rows are the operands', by the caller's contract.
+    // A step's weights are on their way while another one is computed. They take turns in two places, so that nothing
+    // is moved. Loads behind branches stay where they are; the assembler moves others to where they are needed. SAFETY,
+    // of these and those below: the rows are the operands', by the caller's contract.
     let mut a = unsafe { of_lane.load::<F>(chunk) };
     let mut b = a;
     while step < steps {
@@ -522,7 +503,7 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
             }
             of_lane.activations::<D>(chunk)
         };
-        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &a, activations);
+        add::<F, D, TILES>(&mut sums, &mut far, &a, activations);
         if step + splits >= steps {
             break;
         }
@@ -533,7 +514,7 @@ unsafe fn weigh<F: Weights, D: Activations, const TILES: usize>(job: Job) {
             }
             of_lane.activations::<D>(chunk + apart)
         };
-        add::<F, D, TILES>(&dtype, &mut sums, &mut far, &b, activations);
+        add::<F, D, TILES>(&mut sums, &mut far, &b, activations);
         (step, chunk) = (step + 2 * splits, chunk + 2 * apart);
     }
 
@@ -608,11 +589,12 @@ macro_rules! entries {
         /// Multiplies weights with activations.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear, on multiples of 8 bytes and of 1; `activations` holds its
-        /// tokens, without gaps, aligned to their dtype. But for the kernels that end in `cut`, rows are whole chunks and start on 16
-        /// bytes, their scales on one of their number in a chunk, and activations on 16 bytes. `out` has room for a result a token and row,
-        /// aligned to its dtype. `global` is a slot. All in global memory; `out` overlaps nothing, and nothing writes the others meanwhile.
-        /// The launch shape and the size of shared memory are those that `microscale_kernels_abi` gives.
+        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear, on multiples of 8 bytes and of 1;
+        /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end in `cut`,
+        /// rows are whole chunks and start on 16 bytes, their scales on one of their number in a chunk, and activations
+        /// on 16 bytes. `out` has room for a result a token and row, aligned to its dtype. `global` is a slot. All in
+        /// global memory; `out` overlaps nothing, and nothing writes the others meanwhile. The launch shape and the
+        /// size of shared memory are those that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
