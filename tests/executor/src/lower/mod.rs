@@ -13,10 +13,10 @@ use std::collections::HashMap;
 
 use self::registers::Registers;
 use crate::error::{Error, Result};
-use crate::module::{Parameter, ModuleVariable};
+use crate::memory::address_of_variable;
+use crate::module::{ModuleVariable, Parameter};
 use crate::parse::{Instruction, Kind, Operand, Statement};
 pub(crate) use crate::program::Program;
-use crate::memory::address_of_variable;
 use crate::program::{GlobalPlace, Guard, Op, Place, SharedPlace};
 
 /// Bytes in front of a variable in shared memory that are no variable's.

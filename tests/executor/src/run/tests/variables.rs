@@ -37,7 +37,8 @@ fn end_where_they_end() {
 
 #[test]
 fn other_values_and_unknown_lengths_are_refused() {
-    let text = |variable: &str| format!(".version 8.8\n.target sm_90\n{variable}\n.visible .entry k() {{ ret; }}");
+    let text =
+        |variable: &str| format!(".version 8.8\n.target sm_90\n{variable}\n.visible .entry k() {{ ret; }}");
     for variable in [".global .b32 one = 1;", ".global .b32 some[2] = {1, 2};"] {
         let refused = crate::Module::parse(&text(variable)).expect_err("an error");
         assert!(refused.to_string().starts_with("line 3"), "{refused}");
