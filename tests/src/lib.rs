@@ -8,6 +8,7 @@ pub mod operands;
 pub mod oracle;
 mod program;
 mod scratch;
+pub mod weights;
 
 use std::path::PathBuf;
 

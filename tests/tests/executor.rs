@@ -12,4 +12,5 @@ mod executor_tests {
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
+    pub(crate) mod weights;
 }

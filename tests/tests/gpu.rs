@@ -8,6 +8,7 @@ mod executor_tests {
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
+    pub(crate) mod weights;
 }
 mod gpu_tests {
     pub(crate) mod amax;

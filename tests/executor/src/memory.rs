@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::fault::{Access, FaultKind, Space};
-use crate::program::SharedPlace;
+use crate::program::{GlobalPlace, SharedPlace};
 use crate::race::{Cells, Id, Races};
 
 /// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
@@ -14,6 +14,8 @@ const REGION_BITS: u32 = 36;
 const FIRST_REGION: u64 = 1 << 40;
 /// Unmapped addresses in front of a buffer, in its region.
 const GAP: u64 = 1 << 24;
+/// Where the first region of a module's variable begins, far from what a GPU gives.
+const FIRST_VARIABLE: u64 = 1 << 60;
 /// What `cudaMalloc` gives.
 const ALIGNMENT: u64 = 256;
 
@@ -28,6 +30,8 @@ const READ_AS_CONSTANT: u8 = 4;
 #[derive(Debug, Default)]
 pub struct Memory {
     buffers: Vec<Store>,
+    /// Of the module that runs; each launch finds zeros.
+    variables: Vec<Store>,
     /// Buffers have been placed, so that an address does not tell its buffer.
     placed: bool,
 }
@@ -150,8 +154,14 @@ impl Memory {
         self.buffers[buffer.index].bytes.state.iter().map(|state| state & WRITTEN != 0).collect()
     }
 
-    /// Forgets what the last launch did.
-    pub(crate) fn begin_launch(&mut self) {
+    /// Forgets what the last launch did. The next one has these variables.
+    pub(crate) fn begin_launch(&mut self, variables: &[GlobalPlace]) {
+        self.variables.clear();
+        for GlobalPlace { name, address, size } in variables {
+            let mut bytes = Bytes::new(*size as usize);
+            bytes.state.fill(WRITTEN);
+            self.variables.push(Store { name: name.clone(), address: *address, bytes });
+        }
         for store in &mut self.buffers {
             for state in &mut store.bytes.state {
                 *state &= WRITTEN;
@@ -168,21 +178,36 @@ impl Memory {
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
         let index = self.index(address);
-        if !self.buffers.get(index).is_some_and(|store| store.holds(address, bytes)) {
+        let in_buffer = self.buffers.get(index).is_some_and(|store| store.holds(address, bytes));
+        let of_variable = || self.variables.iter().position(|store| store.holds(address, bytes));
+        let variable = if in_buffer { None } else { of_variable() };
+        if !in_buffer && variable.is_none() {
             return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
         }
         if !address.is_multiple_of(bytes as u64) {
             return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
         }
-        let store = &mut self.buffers[index];
+        let store = match variable {
+            Some(variable) => &mut self.variables[variable],
+            None => &mut self.buffers[index],
+        };
         Ok((&mut store.bytes, (address - store.address) as usize))
     }
 
     /// An access, described. `at` is the byte of it that is bad.
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
-        described(Space::Global, self.buffers.get(self.index(address)), address, bytes, at)
+        let variable = (address.wrapping_sub(FIRST_VARIABLE) >> REGION_BITS) as usize;
+        let store = self.buffers.get(self.index(address)).or(self.variables.get(variable));
+        described(Space::Global, store, address, bytes, at)
     }
+}
+
+/// Where a module's variable lies: aligned so far and no further. `None` if it cannot be.
+pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
+    let align = u64::from(align);
+    let can = align.is_power_of_two() && align < GAP && index < 1 << 20;
+    can.then(|| FIRST_VARIABLE + ((index as u64) << REGION_BITS) + GAP + align)
 }
 
 /// A block's shared memory: variables at addresses of their own.

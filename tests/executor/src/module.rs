@@ -11,7 +11,8 @@ use crate::parse::{self, Statement, Variable};
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
-    shared: Vec<SharedVariable>,
+    shared: Vec<ModuleVariable>,
+    global: Vec<ModuleVariable>,
     kernels: Vec<Entry>,
 }
 
@@ -25,15 +26,15 @@ struct Entry {
     kernel: OnceLock<Result<Kernel>>,
 }
 
-/// A variable in shared memory that the whole module sees.
+/// A variable in shared or global memory that the whole module sees.
 #[derive(Clone, Debug)]
-pub(crate) struct SharedVariable {
+pub(crate) struct ModuleVariable {
     pub(crate) name: String,
     pub(crate) align: u32,
     pub(crate) size: Option<u32>,
 }
 
-impl From<Variable<'_>> for SharedVariable {
+impl From<Variable<'_>> for ModuleVariable {
     fn from(variable: Variable<'_>) -> Self {
         Self { name: variable.name.into(), align: variable.align, size: variable.size }
     }
@@ -70,7 +71,7 @@ impl Module {
     pub fn parse(text: &str) -> Result<Self> {
         let text: Arc<str> = text.into();
         let mut lexer = Lexer::new(&text, 0, 1);
-        let (mut shared, mut kernels) = (Vec::new(), Vec::<Entry>::new());
+        let (mut shared, mut global, mut kernels) = (Vec::new(), Vec::new(), Vec::<Entry>::new());
         while let Some(token) = lexer.next()? {
             match token.text {
                 ".version" | ".address_size" => {
@@ -87,6 +88,8 @@ impl Module {
                 }
                 ".visible" | ".extern" | ".weak" => {}
                 ".shared" => shared.push(parse::variable(&mut lexer)?.into()),
+                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known here.
+                ".global" => global.push(parse::variable(&mut lexer)?.into()),
                 ".entry" => kernels.push(entry(&mut lexer)?),
                 // Kernels that call a function are refused when they are lowered; the others need not know.
                 ".func" => skip_function(&mut lexer)?,
@@ -96,7 +99,7 @@ impl Module {
                 }
             }
         }
-        Ok(Self { text, shared, kernels })
+        Ok(Self { text, shared, global, kernels })
     }
 
     /// The names of the kernels, as they stand.
@@ -115,7 +118,7 @@ impl Module {
         let kernel = entry.kernel.get_or_init(|| {
             let mut lexer = Lexer::new(&self.text, entry.body, entry.line);
             let body: Vec<Statement> = parse::body(&self.text, &mut lexer)?;
-            let program = lower::lower(&self.text, &body, &entry.parameters, &self.shared)?;
+            let program = lower::lower(&self.text, &body, &entry.parameters, [&self.shared, &self.global])?;
             let (name, parameters) = (entry.name.clone(), entry.parameters.clone());
             Ok(Kernel { name, parameters, text: self.text.clone(), program: Arc::new(program) })
         });

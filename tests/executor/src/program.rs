@@ -24,6 +24,8 @@ pub(crate) struct Program {
     pub(crate) parameters: usize,
     /// What lies in shared memory.
     pub(crate) shared: Vec<SharedPlace>,
+    /// The module's variables in global memory.
+    pub(crate) global: Vec<GlobalPlace>,
 }
 
 /// Registers of one kind.
@@ -47,6 +49,15 @@ pub(crate) struct SharedPlace {
     pub(crate) address: u32,
     /// In bytes; `None` if the launch says it.
     pub(crate) size: Option<u32>,
+}
+
+/// A variable of the module in global memory.
+#[derive(Clone, Debug)]
+pub(crate) struct GlobalPlace {
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    /// In bytes.
+    pub(crate) size: u32,
 }
 
 /// Where an instruction stands in the module's text.

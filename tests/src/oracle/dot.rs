@@ -108,19 +108,29 @@ pub fn quantized(
     Some((sum, magnitudes))
 }
 
-/// The sum of a row's products with some numbers, and that of the products' magnitudes, without global scales; nothing
-/// if something is not finite.
-pub fn weighted(weights: &QuantizedTensor, row: usize, x: &[f64]) -> Option<(Sum, Sum)> {
-    let (mut sum, mut magnitudes) = (Sum::ZERO, Sum::ZERO);
+/// The sum of a row's products with some numbers, without global scales.
+pub struct Weighted {
+    /// Of those that are finite.
+    pub sum: Sum,
+    /// Of their magnitudes, rounded.
+    pub magnitudes: f64,
+    /// Of the others: zero if there are none.
+    pub not_finite: f64,
+}
+
+/// The sum of a row's products with some numbers.
+pub fn weighted(weights: &QuantizedTensor, row: usize, x: &[f64]) -> Weighted {
+    let mut all = Weighted { sum: Sum::ZERO, magnitudes: 0.0, not_finite: 0.0 };
     for (k, (weight, scale)) in elements(weights, row).enumerate() {
         let term = weight * scale * x.get(k).copied().unwrap_or(0.0);
-        if !term.is_finite() {
-            return None;
+        if term.is_finite() {
+            all.sum.add(term);
+            all.magnitudes += term.abs();
+        } else {
+            all.not_finite += term;
         }
-        sum.add(term);
-        magnitudes.add(term.abs());
     }
-    Some((sum, magnitudes))
+    all
 }
 
 /// A number under a global scale, rounded to f64 once.

@@ -20,11 +20,21 @@ pub(crate) fn kernel(name: &str) -> &'static Kernel {
     kernels().iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
 }
 
-/// A kernel with its arguments, and the elements that the launch covers.
+/// A kernel with its arguments, and the elements that the launch covers; thread blocks, if the kernel has no number of
+/// elements for each.
 pub(crate) struct Step {
     pub(crate) kernel: String,
     pub(crate) elements: u64,
     pub(crate) arguments: Vec<Argument>,
+}
+
+impl Step {
+    /// Thread blocks, threads in each, and bytes of shared memory of each.
+    pub(crate) fn launch(&self) -> (u32, u32, u32) {
+        let Kernel { threads, elements, shared, .. } = kernel(&self.kernel);
+        let blocks = self.elements.div_ceil(u64::from((*elements).max(1)));
+        (u32::try_from(blocks).expect("a small launch"), *threads, *shared)
+    }
 }
 
 /// Says what is wrong with memory.
@@ -107,10 +117,10 @@ impl Prepared {
     ) -> Result<(Memory, Vec<(String, Statistics)>), String> {
         let Self { mut memory, steps, checks } = self;
         let mut all = Vec::new();
-        for Step { kernel: name, elements, arguments } in steps {
-            let Kernel { threads, elements: each, .. } = kernel(&name);
-            let blocks = u32::try_from(elements.div_ceil(u64::from((*each).max(1)))).expect("a small launch");
-            let launch = Launch { blocks, threads: *threads, ..launch.clone() };
+        for step in steps {
+            let (blocks, threads, shared) = step.launch();
+            let launch = Launch { blocks, threads, shared, ..launch.clone() };
+            let Step { kernel: name, arguments, .. } = step;
             let module = modules.iter().find(|module| module.kernels().any(|kernel| kernel == name));
             let compiled =
                 module.ok_or("no such kernel")?.kernel(&name).map_err(|error| error.to_string())?;
@@ -166,6 +176,8 @@ unsafe impl Plain for microscale_kernels_abi::Divider {}
 unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::GemvGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::WeightsGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {

@@ -16,6 +16,7 @@ use super::case::Prepared;
 use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
 use super::products::{multiplying, product_kernel};
 use super::quantizing::{Access, Input, fits, quantizing};
+use super::weights::weights_cases;
 
 /// A case, made when it is wanted.
 pub(crate) struct Case {
@@ -25,12 +26,18 @@ pub(crate) struct Case {
     pub(crate) kernel: String,
     /// Whether it is one of [`tails`], many and small.
     pub(crate) tail: bool,
+    /// Whether results depend on how tensor cores round, so that checks allow for more than one.
+    pub(crate) by_tensor_cores: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
 }
 
 impl Case {
-    fn new(what: String, kernel: String, make: impl Fn() -> Prepared + Send + Sync + 'static) -> Self {
-        Self { what, kernel, tail: false, make: Box::new(make) }
+    pub(crate) fn new(
+        what: String,
+        kernel: String,
+        make: impl Fn() -> Prepared + Send + Sync + 'static,
+    ) -> Self {
+        Self { what, kernel, tail: false, by_tensor_cores: false, make: Box::new(make) }
     }
 }
 
@@ -122,12 +129,7 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                     T::DTYPE.word(),
                     if wild { "wild" } else { "ordinary" }
                 );
-                cases.push(Case {
-                    what,
-                    kernel: quantizer::<T>(&recipe, access),
-                    tail: false,
-                    make: Box::new(make),
-                });
+                cases.push(Case::new(what, quantizer::<T>(&recipe, access), make));
             }
         }
     }
@@ -150,12 +152,7 @@ fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
             quantizing(Input { values: &values, shape, weights: Some(&weights) }, &recipe, Access::Search)
         };
         let what = format!("{} {shape:?} {recipe:?}, tiny elements", T::DTYPE.word());
-        cases.push(Case {
-            what,
-            kernel: quantizer::<T>(&recipe, Access::Search),
-            tail: false,
-            make: Box::new(make),
-        });
+        cases.push(Case::new(what, quantizer::<T>(&recipe, Access::Search), make));
     }
 }
 
@@ -285,7 +282,6 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Every case.
 /// Shapes (M, K, L) with one step and several, that end in them, and with rows that do not go into groups.
 const PRODUCTS: [(usize, usize, usize); 9] = [
     (1, 16, 1),
@@ -321,6 +317,7 @@ fn product_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
+/// Every case.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     quantizing_cases::<f32>(&mut cases);
@@ -340,6 +337,7 @@ pub(crate) fn cases() -> Vec<Case> {
     product_cases::<f32>(&mut cases);
     product_cases::<f16>(&mut cases);
     product_cases::<bf16>(&mut cases);
+    weights_cases(&mut cases);
     for (rows, blocks) in [(1, 1), (3, 4), (128, 7), (130, 8), (300, 33)] {
         for (name, to) in
             [("scales_to_swizzled", ScaleLayout::Swizzled), ("scales_to_linear", ScaleLayout::Linear)]

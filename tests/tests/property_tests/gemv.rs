@@ -9,6 +9,7 @@ use microscale::{
 };
 use microscale_tests::operands::{Scales, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
+use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, near};
 use proptest::prelude::*;
 
 use super::inputs::runs;
@@ -38,24 +39,10 @@ fn check<T: Exact>(matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch: B
             assert_eq!(y.bits(), T::round_f64(exact).bits(), "{y:?} is not {exact:e}: row {row}, {what}");
         } else {
             let rounding = (matrix.cols() + 40) as f64 * 2f64.powi(-53);
-            assert_near(y, exact, rounding * under(magnitudes.to_f64()), &format!("row {row}, {what}"));
+            near(y, exact, rounding * under(magnitudes.to_f64()))
+                .unwrap_or_else(|wrong| panic!("{wrong}: row {row}, {what}"));
         }
     }
-}
-
-/// Asserts that a result is at most half a unit in the last place and some error away from what it should be.
-fn assert_near<T: Exact>(y: T, exact: f64, error: f64, what: &str) {
-    let found = y.to_f64();
-    if found.is_infinite() {
-        let least = T::LARGEST - error;
-        assert!(exact.abs() >= least && (exact < 0.0) == (found < 0.0), "{y:?} is not {exact:e}, {what}");
-        return;
-    }
-    // Above the largest number there is infinity, below it one as near as its kind.
-    let magnitude = T::round_f64(found.abs());
-    let below = if magnitude.to_f64() == T::LARGEST { T::of_bits(magnitude.bits() - 1) } else { magnitude };
-    let ulp = T::of_bits(below.bits() + 1).to_f64() - below.to_f64();
-    assert!((found - exact).abs() <= 0.5 * ulp + error, "{y:?} is not {exact:e} ± {error:e}, {what}");
 }
 
 #[test]
@@ -118,21 +105,10 @@ fn a_nan_scale_costs_its_row() {
     }
 }
 
-/// Activations around 1, or any bits that are numbers, or any bits.
-fn activations<T: Exact>(count: usize, kind: u64, random: &mut fastrand::Rng) -> Vec<T> {
-    let one = |random: &mut fastrand::Rng| match kind {
-        0 => T::round_f64(random.f64() + random.f64() + random.f64() - 1.5),
-        1 if T::LARGEST > 1e5 => T::round_f64((random.f64() - 0.5) * 2f64.powi(random.i32(-133..100))),
-        _ => T::of_bits(random.u32(..1 << 16)),
-    };
-    let finite = |x: &T| kind > 1 || x.to_f64().is_finite();
-    std::iter::repeat_with(|| one(random)).filter(finite).take(count).collect()
-}
-
 /// Everything of one product with activations; returns how many results are more than an ulp away from the exact ones,
 /// and how many there are.
 fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> (usize, usize) {
-    let (rows, cols) = (weights.rows(), weights.cols());
+    let rows = weights.rows();
     let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());
     let mut expected = vec![T::of_bits(0); rows * tokens];
     gemv_weights_with(Isa::Reference, weights, x, tokens, &mut expected).expect("operands that fit");
@@ -142,29 +118,8 @@ fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], toke
         assert_eq!(found.pop().expect("one more").bits(), 0x1234, "{isa:?} wrote too much, {what}");
         assert!(found.iter().map(|y| y.bits()).eq(expected.iter().map(|y| y.bits())), "{isa:?}, {what}");
     }
-    let gamma = (16 + 2 * cols.div_ceil(1024)) as f64 * 2f64.powi(-24);
-    let delta = if weights.format() == Format::Mxfp4 { cols as f64 * 2f64.powi(-148) } else { 0.0 };
-    let mut far = 0;
-    for (token, ys) in expected.chunks(rows).enumerate() {
-        let x: Vec<f64> = x[token * cols..][..cols].iter().map(|x| x.to_f64()).collect();
-        for (row, y) in ys.iter().enumerate() {
-            let Some((sum, magnitudes)) = dot::weighted(weights, row, &x) else {
-                assert!(!y.to_f64().is_finite(), "{y:?}: token {token}, row {row}, {what}");
-                continue;
-            };
-            if magnitudes.to_f64() >= 2f64.powi(133) {
-                continue;
-            }
-            let [exact, magnitudes] =
-                [sum, magnitudes].map(|sum| dot::under(sum.to_f64(), weights.global_scale()));
-            let what = format!("token {token}, row {row}, {what}");
-            assert_near(*y, exact, gamma * magnitudes + delta, &what);
-            let right = T::round_f64(exact);
-            let same_sign = (right.bits() ^ y.bits()) >> 15 == 0;
-            far += usize::from(!same_sign || right.bits().abs_diff(y.bits()) > 1);
-        }
-    }
-    (far, expected.len())
+    let far = ExactProducts::of(weights, x, tokens).check(&expected, &Bound::of_definition(weights));
+    (far.unwrap_or_else(|wrong| panic!("{wrong}, {what}")), expected.len())
 }
 
 #[test]
@@ -174,7 +129,11 @@ fn every_instruction_set_multiplies_weights_as_the_definition_does() {
     for format in FORMATS {
         for cols in [16, 32, 48, 64, 80, 100, 512, 1024, 1536, 4112] {
             for (rows, tokens) in [(1, 1), (3, 2), (17, 3), (130, 1), (5, 8), (7, 9), (2, 21)] {
-                for (kind, scales) in [(0, Scales::Common), (1, Scales::Numbers), (2, Scales::Any)] {
+                for (kind, scales) in [
+                    (Activations::Common, Scales::Common),
+                    (Activations::Numbers, Scales::Numbers),
+                    (Activations::Any, Scales::Any),
+                ] {
                     seed += 1;
                     let weights = tensor(format, rows, cols, scales, seed);
                     check_weights::<f16>(&weights, &activations(tokens * cols, kind, &mut random), tokens);
@@ -190,7 +149,7 @@ fn every_number_of_tokens_is_the_same_as_one_by_one() {
     let mut random = fastrand::Rng::with_seed(3);
     for format in FORMATS {
         let weights = tensor(format, 33, 1056, Scales::Common, 3);
-        let x = activations::<f16>(12 * 1056, 0, &mut random);
+        let x = activations::<f16>(12 * 1056, Activations::Common, &mut random);
         let mut one_by_one = vec![f16::ZERO; 12 * 33];
         for (x, out) in x.chunks(1056).zip(one_by_one.chunks_mut(33)) {
             gemv_weights(&weights, x, 1, out).expect("operands that fit");
@@ -207,7 +166,7 @@ fn every_number_of_tokens_is_the_same_as_one_by_one() {
 fn common_products_are_within_a_unit_in_the_last_place() {
     fn far<T: Exact + Activation>(format: Format, random: &mut fastrand::Rng) -> (usize, usize) {
         let weights = tensor(format, 2000, 2048, Scales::Common, 8);
-        check_weights::<T>(&weights, &activations(2 * 2048, 0, random), 2)
+        check_weights::<T>(&weights, &activations(2 * 2048, Activations::Common, random), 2)
     }
     let mut random = fastrand::Rng::with_seed(4);
     for format in FORMATS {
@@ -335,13 +294,14 @@ proptest! {
         (count, stride) in (1..4usize, 1..4usize),
         tokens in 1..12usize,
         any_scale in any::<bool>(),
-        (kind, seed) in (0..3u64, any::<u64>()),
+        (kind, seed) in (0..4usize, any::<u64>()),
     ) {
         let format = FORMATS[usize::from(mxfp4)];
         let scales = if any_scale { Scales::Any } else { Scales::Numbers };
         let matrix = tensor(format, count * rows, cols, scales, seed);
         let vectors = tensor(format, count * stride, cols, scales, seed / 3);
         check::<f32>(&matrix, &vectors, Batch::of(count).with_vector_stride(stride));
+        let kind = Activations::ALL[kind];
         let mut random = fastrand::Rng::with_seed(seed);
         check_weights::<f16>(&matrix, &activations(tokens * cols, kind, &mut random), tokens);
         check_weights::<bf16>(&matrix, &activations(tokens * cols, kind, &mut random), tokens);

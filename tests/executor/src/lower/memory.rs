@@ -166,6 +166,9 @@ impl<'a> Lowering<'a> {
         if let (Space::Shared, Some(&variable)) = (space, self.shared.get(base)) {
             return Ok(Address { space, base: None, offset: i64::from(variable) + offset });
         }
+        if let (Space::Global, Some(&variable)) = (space, self.global.get(base)) {
+            return Ok(Address { space, base: None, offset: variable as i64 + offset });
+        }
         let name = Operand::Name(base);
         let base = match (self.width(&name, false)?, space) {
             (64, _) | (32, Space::Shared) => self.any(&name, 32, false)?,

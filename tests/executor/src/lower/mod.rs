@@ -13,10 +13,11 @@ use std::collections::HashMap;
 
 use self::registers::Registers;
 use crate::error::{Error, Result};
-use crate::module::{Parameter, SharedVariable};
+use crate::memory::address_of_variable;
+use crate::module::{ModuleVariable, Parameter};
 use crate::parse::{Instruction, Kind, Operand, Statement};
 pub(crate) use crate::program::Program;
-use crate::program::{Guard, Op, Place, SharedPlace};
+use crate::program::{GlobalPlace, Guard, Op, Place, SharedPlace};
 
 /// Bytes in front of a variable in shared memory that are no variable's.
 const SHARED_GAP: u32 = 256;
@@ -26,7 +27,7 @@ pub(crate) fn lower(
     text: &str,
     body: &[Statement],
     parameters: &[Parameter],
-    shared: &[SharedVariable],
+    [shared, global]: [&[ModuleVariable]; 2],
 ) -> Result<Program> {
     let mut lowering = Lowering {
         text,
@@ -34,6 +35,7 @@ pub(crate) fn lower(
         program: Program::default(),
         parameters,
         shared: HashMap::new(),
+        global: HashMap::new(),
         labels: HashMap::new(),
         tables: HashMap::new(),
         line: body.first().map_or(1, |statement| statement.line),
@@ -42,6 +44,7 @@ pub(crate) fn lower(
     lowering.program.parameters =
         parameters.last().map_or(0, |last| last.offset + last.size.next_multiple_of(8));
     lowering.place_shared(body, shared)?;
+    lowering.place_global(global)?;
     lowering.find_labels(body)?;
     for (index, statement) in body.iter().enumerate() {
         lowering.line = statement.line;
@@ -59,6 +62,8 @@ struct Lowering<'a> {
     parameters: &'a [Parameter],
     /// Addresses of variables in shared memory.
     shared: HashMap<&'a str, u32>,
+    /// And in global memory.
+    global: HashMap<&'a str, u64>,
     /// The instruction that follows each label.
     labels: HashMap<&'a str, u32>,
     tables: HashMap<&'a str, &'a [&'a str]>,
@@ -94,7 +99,7 @@ impl<'a> Lowering<'a> {
 
     /// Static shared variables one after the other, dynamic ones behind them all, where they share their place (ISA
     /// 5.1.7). Each is aligned as it asks and no further, and between them lies what is no variable's.
-    fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [SharedVariable]) -> Result<()> {
+    fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [ModuleVariable]) -> Result<()> {
         let inner = body.iter().filter_map(|statement| match &statement.kind {
             Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),
             _ => None,
@@ -115,6 +120,18 @@ impl<'a> Lowering<'a> {
             let address = self.place(&mut end, align.unwrap_or(1), 0)?;
             self.shared.extend(dynamic().map(|&(name, ..)| (name, address)));
             self.program.shared.push(SharedPlace { name: (*first).into(), address, size: None });
+        }
+        Ok(())
+    }
+
+    /// The module's variables in global memory.
+    fn place_global(&mut self, variables: &'a [ModuleVariable]) -> Result<()> {
+        for (index, ModuleVariable { name, align, size }) in variables.iter().enumerate() {
+            let size = size.ok_or_else(|| self.invalid(format!("{name} has no length")))?;
+            let address = address_of_variable(index, *align)
+                .ok_or_else(|| self.invalid(format!("{name} cannot be aligned to {align} bytes")))?;
+            self.global.insert(name, address);
+            self.program.global.push(GlobalPlace { name: name.clone(), address, size });
         }
         Ok(())
     }

@@ -77,6 +77,9 @@ impl<'a> Lowering<'a> {
                 _ => registers.word(address),
             });
         }
+        if let (Some(&address), 64) = (self.global.get(name), bits) {
+            return self.constant(|registers| registers.long(address));
+        }
         if bits != 32 {
             return Err(self.invalid(format!("{name} is not declared, or does not have {bits} bits")));
         }

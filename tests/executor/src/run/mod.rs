@@ -63,7 +63,7 @@ impl Kernel {
             return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
         }
         let parameters = self.parameter_space(arguments).map_err(outside)?;
-        memory.begin_launch();
+        memory.begin_launch(&self.program.global);
         let seed = match launch.schedule {
             Schedule::Random(seed) => seed,
             _ => 0,

@@ -5,6 +5,7 @@ mod flow;
 mod instructions;
 mod races;
 mod shared;
+mod variables;
 
 use crate::{Argument, Buffer, Error, Fault, FaultKind, Launch, Memory, Module, Schedule, Statistics};
 

@@ -1,0 +1,264 @@
+//! Products of weights and activations.
+
+use std::sync::{Arc, LazyLock};
+
+use half::{bf16, f16};
+use microscale::{Activation, Format, GlobalScale, QuantizedTensor, Words, gemv_weights};
+use microscale_executor::Argument;
+use microscale_formats::nvfp4::Direction;
+use microscale_kernels_abi::WeightsGrid;
+use microscale_tests::operands::{Scales, tensor};
+use microscale_tests::oracle::{self, Exact, dot};
+use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, is_unusual, segments};
+
+use super::case::{Prepared, argument};
+use super::cases::Case;
+use super::quantizing::word;
+
+/// Which weights there are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Weights {
+    Of(Scales),
+    /// Some blocks are zeros, under the smallest scale or the largest. In the second row, a scale of such a block is NaN.
+    Zeros,
+    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are any.
+    Edges,
+    /// The same, but two rows have another one just beyond.
+    Beyond,
+    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the last
+    /// bits of all sums matter. MXFP4's rows are computed by the definition.
+    Cancelling,
+}
+
+use self::Activations as X;
+use self::Weights::{Beyond, Cancelling, Edges, Of, Zeros};
+
+/// Rows, columns, tokens, and warps that share rows: one step and several, that end in them, without all warps' parts;
+/// rows that do not fill a group; groups and thread blocks in part; one lot of tokens and several.
+const TILES: [(usize, usize, usize, u32, Weights, X); 13] = [
+    (1, 32, 1, 1, Of(Scales::Common), X::Common),
+    (5, 96, 2, 8, Zeros, X::Common),
+    (35, 160, 3, 2, Of(Scales::Common), X::Numbers),
+    (20, 1056, 1, 8, Edges, X::Common),
+    (17, 4128, 1, 4, Of(Scales::Common), X::Common),
+    (38, 1056, 5, 4, Beyond, X::Common),
+    (131, 96, 8, 1, Edges, X::Tiny),
+    (9, 288, 9, 2, Zeros, X::Numbers),
+    (3, 1056, 17, 8, Of(Scales::Common), X::Any),
+    (18, 2080, 2, 1, Of(Scales::Numbers), X::Common),
+    (33, 1024, 4, 2, Of(Scales::Any), X::Any),
+    (270, 32, 8, 1, Of(Scales::Common), X::Common),
+    (6, 1024, 5, 2, Cancelling, X::Common),
+];
+
+/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
+/// streams with nothing, one chunk and several.
+const CUT: [(usize, usize, usize, bool, Weights, X); 11] = [
+    (9, 16, 1, false, Of(Scales::Common), X::Common),
+    (3, 48, 2, true, Of(Scales::Numbers), X::Numbers),
+    (2, 1040, 3, false, Of(Scales::Common), X::Common),
+    (5, 24, 1, true, Of(Scales::Common), X::Tiny),
+    (10, 100, 2, false, Zeros, X::Common),
+    (1, 2100, 1, true, Of(Scales::Common), X::Common),
+    (8, 64, 1, true, Of(Scales::Any), X::Any),
+    (3, 1, 2, true, Of(Scales::Numbers), X::Common),
+    (4, 1056, 1, true, Edges, X::Numbers),
+    (2, 1023, 9, false, Of(Scales::Largest), X::Common),
+    (4, 1023, 4, false, Cancelling, X::Common),
+];
+
+/// Weights with each kind of global scale by turns of the seed.
+fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, seed: u64) -> QuantizedTensor {
+    let scales = match kind {
+        Of(scales) => scales,
+        Edges | Beyond if format == Format::Nvfp4 => Scales::Numbers,
+        _ => Scales::Common,
+    };
+    let drawn = tensor(format, rows, cols, scales, seed);
+    if matches!(kind, Of(_)) || matches!(kind, Edges | Beyond) && format == Format::Nvfp4 {
+        return drawn;
+    }
+    let (shape, global, blocks) = (drawn.shape(), drawn.global_scale(), drawn.blocks_per_row());
+    let (mut codes, mut scales) = drawn.into_parts();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (first, last) = if T::LARGEST > 1e5 { (16, 142) } else { (107, 131) };
+    for (i, (scale, codes)) in scales.iter_mut().zip(codes.chunks_mut(format.block_bytes())).enumerate() {
+        let (row, block) = (i / blocks, i % blocks);
+        let beyond = kind == Beyond && block == row % blocks;
+        match kind {
+            Zeros if block % 3 == row % 3 => {
+                codes.iter_mut().for_each(|code| *code &= 0x88);
+                *scale = if random.bool() { 0 } else { oracle::nan_scale(format) - 1 };
+                if row == 1 {
+                    *scale = oracle::nan_scale(format);
+                }
+            }
+            Edges | Beyond => {
+                *scale = [first, first + 1, last - 1, last][random.usize(..4)];
+                if beyond && row == 0 {
+                    *scale = first - 1;
+                }
+                if beyond && row == rows - 1 {
+                    *scale = last + 1;
+                }
+            }
+            Cancelling if block + 32 / format.block() >= blocks => {
+                codes.fill(0x22);
+                *scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
+            }
+            Cancelling if format == Format::Mxfp4 && block == 0 => *scale = first - 1,
+            _ => {}
+        }
+    }
+    let changed = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+    let given = |value: GlobalScale| changed.clone().with_global_scale(value).expect("in range");
+    match global.map(|global| (global.direction(), global.value())) {
+        Some((Direction::Divisor, value)) => given(GlobalScale::Divisor(value)),
+        Some((Direction::Multiplier, value)) => given(GlobalScale::Multiplier(value)),
+        None => changed,
+    }
+}
+
+/// Operands and results of a product, made once for all launches.
+struct Product<T> {
+    weights: QuantizedTensor,
+    x: Vec<T>,
+    tokens: usize,
+    /// The definition's.
+    results: Vec<T>,
+    exact: ExactProducts,
+}
+
+impl<T: Exact + Activation> Product<T> {
+    fn new(
+        format: Format,
+        (rows, cols, tokens): (usize, usize, usize),
+        kind: Weights,
+        x: X,
+        seed: u64,
+    ) -> Self {
+        let weights = weights::<T>(format, rows, cols, kind, seed);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut x = activations(cols * tokens, x, &mut random);
+        if kind == Cancelling {
+            x.chunks_mut(cols).enumerate().for_each(|(token, x)| cancel(&weights, token % rows, x));
+        }
+        let mut results = vec![T::default(); weights.rows() * tokens];
+        gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
+        let exact = ExactProducts::of(&weights, &x, tokens);
+        Self { weights, x, tokens, results, exact }
+    }
+
+    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to those
+    /// of a chunk; or to 8 and to elements.
+    fn launch(&self, variant: &str, grid: &WeightsGrid, elements: u64, odd: bool) -> Launched {
+        let Self { weights, x, .. } = self;
+        let mut case = Prepared::new();
+        let is_cut = variant == "cut";
+        let [codes, scales] = if is_cut { [8, 1] } else { [16, 32 / weights.format().block() as u64] };
+        let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
+        let scales = case.memory.allocate_from_aligned("scales", weights.scales(), scales);
+        let (slot, apply) = case.global_scale(weights);
+        let x: Argument = if odd {
+            case.values(x, true)
+        } else {
+            case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
+        };
+        let out = case.memory.allocate_aligned("out", size_of_val(&self.results[..]), 2);
+        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), argument(grid), apply];
+        case.step(weights_kernel::<T>(weights.format(), variant), elements, arguments);
+        Launched { case, out }
+    }
+}
+
+/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's sum.
+fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
+    let last = (x.len() - 1) / 32 * 32;
+    x[last..].fill(T::default());
+    let wide: Vec<f64> = x.iter().map(|x| x.to_f64()).collect();
+    let mut left = dot::weighted(weights, row, &wide).sum.to_f64();
+    for x in &mut x[last..] {
+        *x = T::round_f64(-left);
+        left += x.to_f64();
+    }
+}
+
+struct Launched {
+    case: Prepared,
+    out: microscale_executor::Buffer,
+}
+
+/// The name of a kernel.
+fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
+    format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
+}
+
+fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, splits: u32) -> WeightsGrid {
+    let [rows, cols, blocks] = [weights.rows(), weights.cols(), weights.blocks_per_row()].map(|n| n as u64);
+    WeightsGrid::new(rows, cols, blocks, tokens as u64, tiles, splits).expect("a small launch")
+}
+
+/// By tensor cores: as near to the exact sums as the kernels promise, or the definition's bits for rows that they do
+/// not compute.
+fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
+    let grid = grid(&product.weights, product.tokens, tiles, splits);
+    let variant = ["tiles1", "tiles2"][tiles as usize - 1];
+    let Launched { mut case, out } = product.launch(variant, &grid, grid.thread_blocks(), false);
+    let product = Arc::clone(product);
+    case.checks.push(Box::new(move |memory| {
+        let Product { weights, tokens, results, exact, .. } = &*product;
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+        let defined = |row: usize| is_unusual::<T>(weights, row);
+        for (i, (found, right)) in found.iter().zip(results).enumerate() {
+            let row = i % weights.rows();
+            if defined(row) && found.bits() != right.bits() {
+                return Err(format!(
+                    "{found:?} is not {right:?}, row {row}, which is computed by definition"
+                ));
+            }
+        }
+        // The executor keeps subnormal numbers.
+        let parts = [segments(*tokens), splits as usize];
+        let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, 2f64.powi(-149));
+        exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
+    }));
+    case
+}
+
+/// By the kernels that do without tensor cores: the definition's bits.
+fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
+    let grid = grid(&product.weights, product.tokens, 1, 1);
+    let Launched { mut case, out } = product.launch("cut", &grid, product.weights.rows() as u64, odd);
+    case.expect("results", out, bytemuck::cast_slice(&product.results).to_vec());
+    case
+}
+
+fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        for (i, (rows, cols, tokens, splits, kind, x)) in (0..).zip(TILES) {
+            let product = move || Arc::new(Product::<T>::new(format, (rows, cols, tokens), kind, x, i));
+            let made = Arc::new(LazyLock::new(product));
+            for tiles in [1, 2] {
+                let kernel = weights_kernel::<T>(format, ["tiles1", "tiles2"][tiles as usize - 1]);
+                let what = format!("{rows}x{cols}, {tokens} tokens, {splits} splits, {kind:?}, {x:?}");
+                let made = Arc::clone(&made);
+                // All splits with either number of tiles.
+                let splits = if tiles == 1 { splits } else { 8 / splits };
+                let case = Case::new(what, kernel, move || with_tiles(&made, tiles, splits));
+                cases.push(Case { by_tensor_cores: true, ..case });
+            }
+        }
+        for (i, (rows, cols, tokens, odd, kind, x)) in (0..).zip(CUT) {
+            let made = LazyLock::new(move || Product::<T>::new(format, (rows, cols, tokens), kind, x, i));
+            let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}");
+            cases.push(Case::new(what, weights_kernel::<T>(format, "cut"), move || cut(&made, odd)));
+        }
+    }
+}
+
+/// Every case of these kernels.
+pub(crate) fn weights_cases(cases: &mut Vec<Case>) {
+    cases_of::<f16>(cases);
+    cases_of::<bf16>(cases);
+}
