@@ -89,7 +89,7 @@ impl Activations for WithF16 {
     fn factors(scales: u32) -> [u32; 2] {
         let raised = const { ((15 + Self::BELOW - Self::LOWERED[0]) as u32) << 10 };
         let pair = ptx::multiply_f16x2(ptx::e4m3x2_to_f16x2(scales), raised << 16 | raised);
-        [ptx::permute(pair, pair, 0x1010), ptx::permute(pair, pair, 0x3232)]
+        [ptx::permute(pair, 0, 0x1010), ptx::permute(pair, 0, 0x3232)]
     }
 
     #[inline(always)]
