@@ -69,14 +69,14 @@ impl Bound {
 
     /// That of tensor cores, for rows that are not computed by the definition.
     ///
-    /// Weights are scaled exactly: two bits times four, in either dtype. A step of [`CHAIN`] `mma`s loses at most `LOST`
-    /// units each. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of 2^−24. The n-th
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at most `LOST`
+    /// units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of 2^−24. The n-th
     /// is room for products of errors and for what is rounded to f64. A part of a row has its own sum: a row is
     /// divided between `segments` and between `splits`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16, weights are
-    /// lower by 2^14, and `least` is lost of a product at most, or of an `mma`'s sum, of which there are no more: 2^−149
-    /// where subnormal numbers are kept, and 2^−126 where they may not be.
+    /// lower by 2^14, and `least` is lost of a product at most, or of an `mma`'s sum, of which there are no more:
+    /// 2^−149 where subnormal numbers are kept, and 2^−126 where they may not be.
     pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
         let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
         let is_bf16 = T::LARGEST > 1e5;
@@ -84,6 +84,12 @@ impl Bound {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
             delta: if is_bf16 { cols as f64 * least * 2f64.powi(14) } else { 0.0 },
         }
+    }
+
+    /// How far a result may be, given the sum of the products' magnitudes under the global scale, and what becomes of
+    /// one under it.
+    pub fn error(self, magnitudes: f64, scale: f64) -> f64 {
+        self.gamma * magnitudes + self.delta * scale
     }
 
     /// The same, twice: for the distance of two results.
@@ -171,7 +177,7 @@ impl ExactProducts {
                     }
                 }
                 Product::Number { exact, magnitudes } => {
-                    let error = bound.gamma * magnitudes + bound.delta * self.scale;
+                    let error = bound.error(magnitudes, self.scale);
                     near(*y, exact, error).map_err(|wrong| format!("{wrong}: token {token}, row {row}"))?;
                     let right = T::round_f64(exact);
                     let same_sign = (right.bits() ^ y.bits()) >> (T::BITS - 1) == 0;

@@ -17,6 +17,7 @@ mod gpu_tests {
     pub(crate) mod errors;
     pub(crate) mod executor;
     pub(crate) mod gemv;
+    pub(crate) mod gemv_weights;
     pub(crate) mod layout;
     pub(crate) mod quantize;
     pub(crate) mod search;
@@ -26,7 +27,9 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use gpu_tests::{amax, dequantize, device_buffers, errors, executor, gemv, layout, quantize, search};
+use gpu_tests::{
+    amax, dequantize, device_buffers, errors, executor, gemv, gemv_weights, layout, quantize, search,
+};
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
 
@@ -72,6 +75,21 @@ const TESTS: &[Test] = &[
     ("gemv_equals_the_cpu_on_published_shapes", gemv::equals_the_cpu_on_published_shapes),
     ("gemv_refuses_what_the_cpu_refuses", gemv::refuses_what_the_cpu_refuses),
     ("gemv_replays_in_a_graph", gemv::replays_in_a_graph),
+    (
+        "gemv_weights_is_near_the_exact_sum_for_every_kernel",
+        gemv_weights::is_near_the_exact_sum_for_every_kernel,
+    ),
+    ("gemv_weights_of_unusual_scales_equals_the_cpu", gemv_weights::of_unusual_scales_equals_the_cpu),
+    ("gemv_weights_from_anywhere_equals_the_cpu", gemv_weights::from_anywhere_equals_the_cpu),
+    ("gemv_weights_is_near_the_cpus_on_layers_of_models", gemv_weights::is_near_the_cpus_on_layers_of_models),
+    (
+        "gemv_weights_is_mostly_within_a_unit_in_the_last_place",
+        gemv_weights::is_mostly_within_a_unit_in_the_last_place,
+    ),
+    ("gemv_weights_refuses_what_the_cpu_refuses", gemv_weights::refuses_what_the_cpu_refuses),
+    ("gemv_weights_of_nothing_is_nothing", gemv_weights::of_nothing_is_nothing),
+    ("gemv_weights_from_host_memory_is_the_same", gemv_weights::from_host_memory_is_the_same),
+    ("gemv_weights_replays_in_a_graph", gemv_weights::replays_in_a_graph),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),

@@ -74,6 +74,9 @@ const CHANGES: [Change; 10] = [
     ("swapped nibbles or bytes", |text| {
         if let Some((head, operands)) = split(text, "prmt.b32") {
             let [to, low, high, selector] = &operands[..] else { return None };
+            if low == high {
+                return None;
+            }
             return Some(format!("{head} {to}, {high}, {low}, {selector};"));
         }
         let (head, operands) = split(text, "cvt.rn.satfinite.e")?;

@@ -19,7 +19,7 @@ use super::quantizing::word;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Weights {
     Of(Scales),
-    /// Some blocks are zeros, under the smallest scale or the largest. In the second row, a scale of such a block is NaN.
+    /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
     Zeros,
     /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are any.
     Edges,
@@ -149,8 +149,8 @@ impl<T: Exact + Activation> Product<T> {
         Self { weights, x, tokens, results, exact }
     }
 
-    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to those
-    /// of a chunk; or to 8 and to elements.
+    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
+    /// those of a chunk; or to 8 and to elements.
     fn launch(&self, variant: &str, grid: &WeightsGrid, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();

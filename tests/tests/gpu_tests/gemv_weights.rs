@@ -1,0 +1,294 @@
+//! Products of weights and activations: near the exact sums, or the CPU's bits where no tensor core computes them.
+
+use half::{bf16, f16};
+use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu};
+use microscale::{
+    Activation, Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights,
+};
+use microscale_tests::operands::{Scales, tensor};
+use microscale_tests::oracle::Exact;
+use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, is_unusual, near, segments};
+
+const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+
+/// A product's operands, and its results on the CPU.
+struct Product<T> {
+    weights: QuantizedTensor,
+    x: Vec<T>,
+    tokens: usize,
+    results: Vec<T>,
+}
+
+impl<T: Exact + Activation> Product<T> {
+    fn new(weights: QuantizedTensor, tokens: usize, kind: Activations) -> Self {
+        let mut random = fastrand::Rng::with_seed((weights.cols() * 31 + tokens) as u64);
+        let x: Vec<T> = activations(weights.cols() * tokens, kind, &mut random);
+        let mut results = vec![T::default(); weights.rows() * tokens];
+        gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
+        Self { weights, x, tokens, results }
+    }
+
+    fn what(&self) -> String {
+        format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
+    }
+
+    /// How near the results must be, whoever shares rows. Products below f32's normal numbers may be lost.
+    fn bound(&self) -> Bound {
+        Bound::of_tensor_cores::<T>(self.weights.cols(), [segments(self.tokens), 1], 2f64.powi(-126))
+    }
+
+    /// By some kernels, from device memory, `skipped` activations behind 256 bytes; each twice.
+    fn on_gpu(
+        &self,
+        gpu: &Gpu,
+        kernels: impl IntoIterator<Item = GemvWeightsKernel>,
+        skipped: usize,
+        check: impl Fn(&[T], &str),
+    ) {
+        let stream = gpu.stream();
+        let weights = DeviceTensor::from_host(stream, &self.weights).unwrap();
+        let x = stream.clone_htod(&[vec![T::default(); skipped], self.x.clone()].concat()).unwrap();
+        let x = x.slice(skipped..);
+        for kernel in kernels {
+            let what = format!("{kernel:?}, {}", self.what());
+            let multiplied = || {
+                let mut out = stream.clone_htod(&vec![T::from_f32(7.0); self.results.len() + 1]).unwrap();
+                gpu.gemv_weights_with(kernel, stream, &weights, &x, self.tokens, &mut out).unwrap();
+                let mut found = stream.clone_dtoh(&out).unwrap();
+                assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{what}: wrote too much");
+                found
+            };
+            let found = multiplied();
+            assert_same(&multiplied(), &found, &format!("{what}, a second time"));
+            check(&found, &what);
+        }
+    }
+
+    fn is_defined(&self, row: usize) -> bool {
+        !self.weights.cols().is_multiple_of(32) || is_unusual::<T>(&self.weights, row)
+    }
+
+    /// By every kernel, against the exact sums, or the CPU's results where they are computed as there.
+    fn check_all(&self, gpu: &Gpu) {
+        let exact = ExactProducts::of(&self.weights, &self.x, self.tokens);
+        self.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, what| {
+            for (i, (found, right)) in found.iter().zip(&self.results).enumerate() {
+                let row = i % self.weights.rows();
+                let same = found.bits() == right.bits();
+                assert!(same || !self.is_defined(row), "{found:?} is not {right:?}: row {row}, {what}");
+            }
+            let checked = exact.check_some(found, &self.bound(), |row| !self.is_defined(row));
+            checked.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+        });
+    }
+}
+
+fn assert_same<T: Exact>(found: &[T], expected: &[T], what: &str) {
+    let differs = found.iter().zip(expected).position(|(found, expected)| found.bits() != expected.bits());
+    assert_eq!((found.len(), differs), (expected.len(), None), "{what}");
+}
+
+pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
+    let shapes = [(1, 32), (35, 96), (130, 160), (17, 1056), (40, 4128), (300, 2048), (9, 48), (5, 1000)];
+    let kinds = [
+        (Scales::Common, Activations::Common),
+        (Scales::Numbers, Activations::Numbers),
+        (Scales::Common, Activations::Tiny),
+        (Scales::Any, Activations::Any),
+    ];
+    let mut seed = 0;
+    for format in FORMATS {
+        for (rows, cols) in shapes {
+            for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17] {
+                // All kinds with every number of tokens and with every shape, over both.
+                let (scales, kind) = kinds[seed as usize % 4];
+                let weights = tensor(format, rows, cols, scales, seed);
+                seed += 1;
+                Product::<f16>::new(weights.clone(), tokens, kind).check_all(gpu);
+                Product::<bf16>::new(weights, tokens, kind).check_all(gpu);
+            }
+            seed += 1;
+        }
+    }
+}
+
+/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make them so.
+pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
+    fn check<T: Exact + Activation>(gpu: &Gpu, [first, last]: [u8; 2]) {
+        for (tokens, cols) in [(1, 1056), (3, 96), (8, 160), (17, 2048)] {
+            let (shape, blocks) = (QuantizedShape::new(Format::Mxfp4, 300, cols), cols / 32);
+            let drawn = tensor(Format::Mxfp4, 300, cols, Scales::Common, tokens as u64);
+            let (mut codes, mut scales) = drawn.into_parts();
+            let mut random = fastrand::Rng::with_seed(cols as u64);
+            for scale in &mut scales {
+                *scale = [first, last, random.u8(first..=last)][random.usize(..3)];
+            }
+            for (row, scale) in [(0, first - 1), (77, last + 1), (170, 0), (299, 254)] {
+                scales[row * blocks + row % blocks] = scale;
+            }
+            for (row, scale) in [(20, 0), (21, 254), (22, 255)] {
+                scales[row * blocks + blocks - 1] = scale;
+                codes[(row * blocks + blocks - 1) * 16..][..16].fill(0x80);
+            }
+            let weights = QuantizedTensor::from_parts(shape, codes, scales).unwrap();
+            let unusual = [0, 77, 170, 299, 20, 21].map(|row| is_unusual::<T>(&weights, row));
+            assert_eq!(unusual, [true, true, true, true, false, false]);
+            Product::<T>::new(weights, tokens, Activations::Common).check_all(gpu);
+        }
+    }
+    check::<f16>(gpu, [107, 131]);
+    check::<bf16>(gpu, [16, 142]);
+}
+
+/// Activations that do not start on 16 bytes.
+pub(crate) fn from_anywhere_equals_the_cpu(gpu: &Gpu) {
+    for format in FORMATS {
+        for (rows, cols, tokens) in [(33, 1056, 3), (9, 64, 1), (100, 1000, 9)] {
+            let weights = tensor(format, rows, cols, Scales::Numbers, cols as u64);
+            let product = Product::<bf16>::new(weights, tokens, Activations::Numbers);
+            for skipped in [1, 4, 7] {
+                product.on_gpu(gpu, GemvWeightsKernel::all().take(1), skipped, |found, what| {
+                    assert_same(found, &product.results, what);
+                });
+            }
+        }
+    }
+}
+
+/// Layers of models, against the CPU: both may be off.
+pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
+    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, (rows, cols): (usize, usize), tokens: usize) {
+        // Without a global scale: f16 holds all results.
+        let weights = tensor(format, rows, cols, Scales::Common, 2);
+        let product = Product::<T>::new(weights, tokens, Activations::Common);
+        // Σ|w·x|, by the CPU, in bf16, which is off by less than a hundredth of it.
+        let codes = product.weights.codes().iter().map(|codes| codes & 0x77).collect();
+        let shape = product.weights.shape();
+        let magnitudes =
+            QuantizedTensor::from_parts(shape, codes, product.weights.scales().to_vec()).unwrap();
+        let x: Vec<_> = product.x.iter().map(|x| bf16::from_f64(x.to_f64().abs())).collect();
+        let mut sums = vec![bf16::ZERO; product.results.len()];
+        gemv_weights(&magnitudes, &x, tokens, &mut sums).expect("operands that fit");
+        let kernel = GemvWeightsKernel::choose(rows, cols, tokens);
+        product.on_gpu(gpu, [kernel], 0, |found, what| {
+            for (i, ((y, right), magnitudes)) in found.iter().zip(&product.results).zip(&sums).enumerate() {
+                let right = right.to_f64();
+                // Half a unit in the last place more: the CPU's result is rounded too.
+                let half = T::of_bits(y.bits() ^ 1).to_f64() - y.to_f64();
+                let error = product.bound().twice().error(1.01 * f64::from(*magnitudes), 1.0) + half.abs();
+                near(*y, right, error).unwrap_or_else(|wrong| panic!("{wrong}: result {i}, {what}"));
+            }
+        });
+    }
+    for (i, shape) in [(4096, 4096), (14336, 4096), (4096, 14336)].into_iter().enumerate() {
+        for tokens in [1, 8] {
+            check::<f16>(gpu, FORMATS[i % 2], shape, tokens);
+            check::<bf16>(gpu, FORMATS[(i + 1) % 2], shape, tokens);
+        }
+    }
+}
+
+/// 99.9 % of what common operands give is the exact sum's rounding or a neighbour of it.
+pub(crate) fn is_mostly_within_a_unit_in_the_last_place(gpu: &Gpu) {
+    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
+        let weights = tensor(format, rows, cols, Scales::Common, rows as u64);
+        let product = Product::<T>::new(weights, 1, Activations::Common);
+        let exact = ExactProducts::of(&product.weights, &product.x, 1);
+        product.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, what| {
+            let far = exact.check(found, &product.bound()).unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+            assert!(far * 1000 <= found.len(), "{far} of {}, {what}", found.len());
+        });
+    }
+    for format in FORMATS {
+        for (rows, cols) in [(4096, 4096), (2048, 8192)] {
+            check::<f16>(gpu, format, rows, cols);
+            check::<bf16>(gpu, format, rows, cols);
+        }
+    }
+}
+
+pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
+    let weights = tensor(Format::Nvfp4, 6, 64, Scales::Common, 2);
+    let refused = |weights: &QuantizedTensor, count, tokens, room| {
+        let (x, mut out) = (vec![f16::ONE; count], vec![f16::ZERO; room]);
+        let on_cpu = gemv_weights(weights, &x, tokens, &mut out).unwrap_err();
+        let on_gpu = gpu.gemv_weights(weights, &x, tokens, &mut out).unwrap_err();
+        assert_eq!(on_gpu.to_string(), on_cpu.to_string());
+        assert!(matches!(on_gpu, Error::Operands(_) | Error::Length { .. }), "{on_gpu:?}");
+        let stream = gpu.stream();
+        let there = DeviceTensor::from_host(stream, weights).unwrap();
+        let [x, mut out] = [x, out].map(|values| stream.clone_htod(&values).unwrap());
+        let on_gpu = gpu.gemv_weights_on(stream, &there, &x, tokens, &mut out).unwrap_err();
+        assert_eq!(on_gpu.to_string(), on_cpu.to_string());
+    };
+    refused(&weights, 128, 3, 18);
+    refused(&weights, 128, 2, 11);
+    refused(&weights.convert_layout(ScaleLayout::Swizzled), 64, 1, 6);
+    let wide = QuantizedTensor::zeros(QuantizedShape::new(Format::Mxfp8E4m3, 6, 64)).unwrap();
+    refused(&wide, 64, 1, 6);
+}
+
+pub(crate) fn of_nothing_is_nothing(gpu: &Gpu) {
+    for format in FORMATS {
+        for (rows, cols, tokens) in [(0, 64, 2), (3, 0, 2), (3, 64, 0), (0, 0, 1)] {
+            let weights = tensor(format, rows, cols, Scales::Common, 2);
+            let mut out = vec![f16::ONE; rows * tokens];
+            gpu.gemv_weights(&weights, &vec![f16::ONE; tokens * cols], tokens, &mut out).unwrap();
+            assert_eq!(out, vec![f16::ZERO; rows * tokens]);
+        }
+    }
+}
+
+/// From host memory as from device memory, with operands and room to spare.
+pub(crate) fn from_host_memory_is_the_same(gpu: &Gpu) {
+    for format in FORMATS {
+        for (rows, cols, tokens) in [(70, 1056, 3), (9, 48, 1), (600, 512, 11)] {
+            let weights = tensor(format, rows, cols, Scales::Common, 4);
+            let product = Product::<f16>::new(weights, tokens, Activations::Common);
+            let mut found = vec![f16::from_f32(7.0); rows * tokens + 2];
+            let x = [product.x.clone(), vec![f16::NAN; 5]].concat();
+            gpu.gemv_weights(&product.weights, &x, tokens, &mut found).unwrap();
+            assert_eq!(found.split_off(rows * tokens), [f16::from_f32(7.0); 2]);
+            let kernel = GemvWeightsKernel::choose(rows, cols, tokens);
+            product.on_gpu(gpu, [kernel], 0, |there, what| assert_same(&found, there, what));
+        }
+    }
+}
+
+pub(crate) fn replays_in_a_graph(_: &Gpu) {
+    // Its own context state: captures do not allow cudarc's events.
+    let gpu = Gpu::new(0).unwrap();
+    // SAFETY: everything below is on one stream.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let products = [3, 4].map(|seed| {
+        let weights = tensor(Format::Nvfp4, 600, 2048, Scales::Common, seed);
+        Product::<bf16>::new(weights, seed as usize, Activations::Common)
+    });
+    let operands = products.each_ref().map(|product| {
+        let x = stream.clone_htod(&product.x).unwrap();
+        (DeviceTensor::from_host(stream, &product.weights).unwrap(), x)
+    });
+    let mut out =
+        products.each_ref().map(|product| stream.alloc_zeros::<bf16>(product.results.len()).unwrap());
+    let multiply = |out: &mut [_; 2]| {
+        for (((weights, x), product), out) in operands.iter().zip(&products).zip(out) {
+            gpu.gemv_weights_on(stream, weights, x, product.tokens, out).unwrap();
+        }
+    };
+    multiply(&mut out);
+    let expected = out.each_ref().map(|out| stream.clone_dtoh(out).unwrap());
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    multiply(&mut out);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for _ in 0..3 {
+        out.iter_mut().for_each(|out| stream.memset_zeros(out).unwrap());
+        graph.launch().unwrap();
+        for (out, expected) in out.iter().zip(&expected) {
+            assert_same(&stream.clone_dtoh(out).unwrap(), expected, "a replay");
+        }
+    }
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
