@@ -3,7 +3,7 @@
 use super::{Size, Times, cpu, gemv, random};
 use crate::cpu::{Isa, gemv_weights, gemv_weights_with};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gemv::Activation;
 use crate::recipe::Recipe;
 use crate::tensor::{QuantizedTensor, Shape};
@@ -86,6 +86,6 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &crate::gpu::Gpu) -> Result<
     };
     super::gpu::measure_weights(weights, activations, *tokens, gpu, |found| {
         let all = found.iter().zip(&expected).zip(&magnitudes).all(near);
-        if all { Ok(()) } else { Err(Error::Wrong("gemv-weights on the GPU")) }
+        if all { Ok(()) } else { Err(crate::error::Error::Wrong("gemv-weights on the GPU")) }
     })
 }

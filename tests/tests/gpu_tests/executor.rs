@@ -329,9 +329,9 @@ fn run(
     compared
 }
 
-/// Whether a result is an f32 that is a NaN.
+/// Whether a result is a NaN as an f32, or as an f64.
 fn is_nan(result: u64) -> bool {
-    result >> 32 == 0 && f32::from_bits(result as u32).is_nan()
+    if result >> 32 == 0 { f32::from_bits(result as u32).is_nan() } else { f64::from_bits(result).is_nan() }
 }
 
 /// The kernels of both targets that this GPU runs.
