@@ -127,8 +127,10 @@ fn loads_and_stores() {
     assert_eq!(run(text, &bytes, 1), expected);
 }
 
-/// Vectors by way of the constant cache, with all that only says where to keep them.
-const HINTED: [&str; 12] = [
+/// Vectors and numbers by way of the constant cache, with all that only says where to keep them.
+const HINTED: [&str; 14] = [
+    "ld.global.nc.u8",
+    "ld.global.nc.u16",
     "ld.global.nc.v2.b32",
     "ld.global.nc.v2.b64",
     "ld.global.v4.b32",
@@ -145,7 +147,7 @@ const HINTED: [&str; 12] = [
 
 #[test]
 fn hints_change_nothing() {
-    let given: Vec<u8> = (0..64).map(|i| i * 3 + 1).collect();
+    let given: Vec<u8> = (0..64).map(|i| 255 - i * 3).collect();
     for opcode in HINTED {
         let last: Vec<&str> = opcode.rsplit('.').take(2).collect();
         let (names, ty, bytes) = match last[..] {
@@ -153,6 +155,9 @@ fn hints_change_nothing() {
             ["b32", "v2"] => ("{%a, %b}", "v2.b32", 8),
             ["b64", "v2"] => ("{%la, %lb}", "v2.b64", 16),
             ["b64", _] => ("%la", "b64", 8),
+            // Extended by zeros.
+            ["u8", _] => ("%a", "b32", 1),
+            ["u16", _] => ("%a", "b32", 2),
             _ => ("%a", "b32", 4),
         };
         let text = format!(
@@ -160,6 +165,7 @@ fn hints_change_nothing() {
             {opcode} {names}, [%out+16]; st.global.{ty} [%out+48], {names};"
         );
         let mut expected = given.clone();
+        expected[48..52].fill(0);
         expected.copy_within(16..16 + bytes, 48);
         assert_eq!(run(&text, &given, 1), expected, "{opcode}");
     }
