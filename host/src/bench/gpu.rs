@@ -130,12 +130,12 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     )
 }
 
-/// The median times of products of weights and activations and of the copy; `check` is given the results.
+/// The median times of products of weights and activations, for so many tokens, and of the copy of so many bytes; `check` is given the
+/// results.
 pub(super) fn measure_weights<T: Activation>(
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
     gpu: &Gpu,
+    bytes: u64,
+    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
     check: impl Fn(&[T]) -> Result<()>,
 ) -> Result<Times> {
     // SAFETY: as in `measure`.
@@ -144,7 +144,7 @@ pub(super) fn measure_weights<T: Activation>(
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
     in_rotation(
         stream,
-        weights.bytes() as u64,
+        bytes,
         || {
             let results = tokens * weights.rows();
             let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;

@@ -39,7 +39,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
 /// Of integers, `as` rounds to nearest.
 fn conversions(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
-        ["cvt", "f64", "f32"] => lanes!(LW, |a| canonical(f64::from(f32::from_bits(a))); F64 F32),
+        ["cvt", "f64", "f32"] => lanes!(LW, |a| widened(a); F64 F32),
         ["cvt", "rn", "f64", "u32"] => lanes!(LW, |a| f64::from(a).to_bits(); F64 B32),
         ["cvt", "rn", "f64", "s32"] => lanes!(LW, |a| f64::from(a as i32).to_bits(); F64 B32),
         ["cvt", "rn", "f64", "u64"] => lanes!(LL, |a| (a as f64).to_bits(); F64 B64),
@@ -50,6 +50,15 @@ fn conversions(opcode: &[&str]) -> Option<Pure> {
         ["cvt", "rm", "f32", "f64"] => lanes!(WL, |a| to_f32::<DOWN>(f64::from_bits(a)); F32 F64),
         _ => return None,
     })
+}
+
+/// An f32 as an f64: of a NaN the payload too, as an H200 does it.
+fn widened(bits: u32) -> u64 {
+    let value = f32::from_bits(bits);
+    if value.is_nan() {
+        return u64::from(bits >> 31) << 63 | 0x7ff8 << 48 | u64::from(bits & 0x7f_ffff) << 29;
+    }
+    f64::from(value).to_bits()
 }
 
 fn canonical(value: f64) -> u64 {

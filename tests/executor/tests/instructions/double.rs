@@ -88,8 +88,10 @@ const OF_F64: [(&str, &str, Oracle); 28] = [
 
 /// Sources are others.
 const TO_F64: [(&str, &str, Oracle); 5] = [
+    // A NaN keeps its payload.
     ("cvt.f64.f32", "cvt.f64.f32 %ld, %a;", |[a, _, _]| {
-        bits(Single::from_bits(u128::from(a as u32)).convert(&mut false).value)
+        let value: Double = Single::from_bits(u128::from(a as u32)).convert(&mut false).value;
+        Some(value.to_bits() as u64)
     }),
     ("cvt.rn.f64.u32", "cvt.rn.f64.u32 %ld, %a;", |[a, _, _]| of_integer((a as u32).into())),
     ("cvt.rn.f64.s32", "cvt.rn.f64.s32 %ld, %a;", |[a, _, _]| of_integer((a as i32).into())),
