@@ -313,7 +313,7 @@ fn run(
             bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>()
         };
         let other_nan = |(found, ours): (&u64, &u64)| found != ours && is_nan(*found) && is_nan(*ours);
-        let other_nans = words(&found).iter().zip(&words(&ours)).any(other_nan);
+        let other_nans = words(found).iter().zip(&words(&ours)).any(other_nan);
         for (thread, ours) in ours.chunks(stride as usize).enumerate() {
             let found = &found[thread * stride as usize..];
             for ((ours, found), line) in ours.as_chunks().0.iter().zip(found.as_chunks().0).zip(places) {
