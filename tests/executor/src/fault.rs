@@ -32,6 +32,17 @@ pub enum FaultKind {
     Uninitialised(Access),
     /// A byte was both written in this launch and read by `ld.global.nc`, which may only read what does not change.
     NotConstant(Access),
+    /// A copy to the byte is under way: nobody may access it before the thread that began the copy has waited for it.
+    InFlight(Access),
+    /// A thread exited without having waited for a copy, whose instruction is that of the fault.
+    NeverAwaited(Access),
+    /// A copy was to read more bytes than it writes.
+    CopySize {
+        /// How many to read.
+        read: usize,
+        /// How many to write.
+        bytes: usize,
+    },
     /// Two threads accessed the same byte, one at least wrote it, and nothing ordered them.
     Race {
         /// The later access, by the thread of the fault.
@@ -128,6 +139,9 @@ impl fmt::Display for FaultKind {
             Self::NotConstant(access) => {
                 write!(f, "written in this launch and read by ld.global.nc: {access}")
             }
+            Self::InFlight(access) => write!(f, "a copy to what is accessed is under way: {access}"),
+            Self::NeverAwaited(access) => write!(f, "a copy that its thread never waited for: {access}"),
+            Self::CopySize { read, bytes } => write!(f, "{read} bytes to read for a copy of {bytes}"),
             Self::Race { access, block, thread, line, instruction } => write!(
                 f,
                 "race with thread {thread} of block {block} at line {line}, `{instruction}`: {access}"

@@ -25,6 +25,8 @@ const WRITTEN: u8 = 1;
 const WRITTEN_NOW: u8 = 2;
 /// It was read by `ld.global.nc` in this launch.
 const READ_AS_CONSTANT: u8 = 4;
+/// A copy to it is under way; then it counts as not written.
+const IN_FLIGHT: u8 = 8;
 
 /// Global memory: buffers at made-up addresses, far from each other.
 #[derive(Debug, Default)]
@@ -177,6 +179,17 @@ impl Memory {
         address: u64,
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
+        self.locate_first(address, bytes, bytes)
+    }
+
+    /// The same of an access of which only the first `bytes` count, but for its alignment.
+    #[inline]
+    pub(crate) fn locate_first(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        all: usize,
+    ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
         let index = self.index(address);
         let in_buffer = self.buffers.get(index).is_some_and(|store| store.holds(address, bytes));
         let of_variable = || self.variables.iter().position(|store| store.holds(address, bytes));
@@ -184,8 +197,8 @@ impl Memory {
         if !in_buffer && variable.is_none() {
             return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
         }
-        if !address.is_multiple_of(bytes as u64) {
-            return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
+        if !address.is_multiple_of(all as u64) {
+            return Err(Box::new(FaultKind::Misaligned(self.access(address, all, 0))));
         }
         let store = match variable {
             Some(variable) => &mut self.variables[variable],
@@ -281,6 +294,7 @@ pub(crate) struct Bytes {
 pub(crate) enum Wrong {
     Uninitialised(usize),
     NotConstant(usize),
+    InFlight(usize),
     Race(usize, Id),
 }
 
@@ -310,7 +324,7 @@ impl Bytes {
     ) -> Result<&[u8], Wrong> {
         let state = &mut self.state[range.clone()];
         if let Some(at) = state.iter().position(|state| state & WRITTEN == 0) {
-            return Err(Wrong::Uninitialised(at));
+            return Err(refused(state, at));
         }
         if manner == Manner::Constant {
             if let Some(at) = state.iter().position(|state| state & WRITTEN_NOW != 0) {
@@ -333,8 +347,8 @@ impl Bytes {
         races: Option<(&Races, Id)>,
     ) -> Result<&mut [u8], Wrong> {
         let state = &mut self.state[range.clone()];
-        if let Some(at) = state.iter().position(|state| state & READ_AS_CONSTANT != 0) {
-            return Err(Wrong::NotConstant(at));
+        if let Some(at) = state.iter().position(|state| state & (READ_AS_CONSTANT | IN_FLIGHT) != 0) {
+            return Err(refused(state, at));
         }
         if let Some((races, id)) = races {
             self.cells.fit(self.data.len());
@@ -342,5 +356,34 @@ impl Bytes {
         }
         state.fill(WRITTEN | WRITTEN_NOW);
         Ok(&mut self.data[range])
+    }
+
+    /// A copy to bytes that were located begins: a write of which nobody sees the result before it lands.
+    pub(crate) fn depart(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
+        self.store(range.clone(), races)?;
+        self.state[range].fill(IN_FLIGHT);
+        Ok(())
+    }
+
+    /// It ends, with these bytes.
+    pub(crate) fn land(
+        &mut self,
+        range: Range<usize>,
+        bytes: &[u8],
+        races: Option<(&Races, Id)>,
+    ) -> Result<(), Wrong> {
+        self.state[range.clone()].fill(0);
+        self.store(range, races)?.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Why a byte in this state may not be accessed.
+#[cold]
+fn refused(state: &[u8], at: usize) -> Wrong {
+    match state[at] {
+        state if state & IN_FLIGHT != 0 => Wrong::InFlight(at),
+        state if state & WRITTEN == 0 => Wrong::Uninitialised(at),
+        _ => Wrong::NotConstant(at),
     }
 }

@@ -213,6 +213,19 @@ pub(crate) enum Op {
         at: Address,
         from: [Register; 2],
     },
+    /// Copies `bytes` on its own, from global to shared memory; a register says how many of them are read.
+    Copy {
+        to: Address,
+        from: Address,
+        bytes: usize,
+        read: Slot,
+    },
+    /// Makes a group of a lane's copies that are in none.
+    CloseGroup,
+    /// Waits for all groups but the last so many, or for all copies.
+    AwaitCopies {
+        but: Option<u32>,
+    },
     Approximate {
         flush: bool,
         to: Slot,

@@ -1,7 +1,9 @@
-//! Loads, stores and atomic operations (ISA 9.7.9, `ld`, `ld.global.nc`, `st`; 9.7.13, `atom`, `red`).
+//! Loads, stores, asynchronous copies and atomic operations (ISA 9.7.9, `ld`, `ld.global.nc`, `st`, `cp.async`; 9.7.13,
+//! `atom`, `red`).
 
 use super::Lowering;
 use crate::error::Result;
+use crate::lanes::Type;
 use crate::memory::Manner;
 use crate::parse::Operand;
 use crate::program::{Address, Op, Register, Space, Update};
@@ -29,8 +31,54 @@ impl<'a> Lowering<'a> {
             }
             ["red", rest @ .., ty] => self.atomic(rest, ty, operands, false).map(Some),
             ["atom", rest @ .., ty] => self.atomic(rest, ty, operands, true).map(Some),
+            ["cp", "async", rest @ ..] => self.asynchronous(rest, operands).map(Some),
             _ => Ok(None),
         }
+    }
+
+    /// `cp.async` and what waits for it, by groups.
+    fn asynchronous(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
+        match *words {
+            ["commit_group"] => {
+                let [] = self.exactly(operands)?;
+                Ok(Op::CloseGroup)
+            }
+            ["wait_all"] => {
+                let [] = self.exactly(operands)?;
+                Ok(Op::AwaitCopies { but: None })
+            }
+            ["wait_group"] => {
+                let [but] = self.exactly(operands)?;
+                let Operand::Integer(but) = but else { return Err(self.invalid("expected a number")) };
+                let but = u32::try_from(*but).map_err(|_| self.invalid("expected a number of groups"))?;
+                Ok(Op::AwaitCopies { but: Some(but) })
+            }
+            [cache @ ("ca" | "cg"), "shared", "global"]
+            | [cache @ ("ca" | "cg"), "shared", "global", "L2::64B" | "L2::128B" | "L2::256B"] => {
+                self.copy(cache, operands)
+            }
+            _ => Err(self.unsupported("this form of cp.async")),
+        }
+    }
+
+    /// `cp.async.ca|cg.shared.global [to], [from], bytes{, read}`.
+    fn copy(&mut self, cache: &str, operands: &'a [Operand<'a>]) -> Result<Op> {
+        let (to, from, bytes, read) = match operands {
+            [to, from, bytes] => (to, from, bytes, bytes),
+            [to, from, bytes, read] => (to, from, bytes, read),
+            _ => return Err(self.unsupported("copies of other than three or four operands")),
+        };
+        let size = match (cache, bytes) {
+            (_, Operand::Integer(16)) => 16,
+            ("ca", Operand::Integer(size @ (4 | 8))) => *size as usize,
+            _ => return Err(self.invalid("copies are of 4, 8 or 16 bytes, with .cg of 16")),
+        };
+        if matches!(read, Operand::Name(_)) && self.width(read, false)? == 1 {
+            return Err(self.unsupported("copies that ignore their source"));
+        }
+        let to = self.address(Some("shared"), to)?;
+        let from = self.address(Some("global"), from)?;
+        Ok(Op::Copy { to, from, bytes: size, read: self.read(read, Type::B32, false)? })
     }
 
     fn modifiers<'s>(&self, words: &[&'s str], ty: &'s str) -> Result<Modifiers<'s>> {

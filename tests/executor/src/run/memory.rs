@@ -9,7 +9,7 @@ use crate::program::{Address, Register, Space, Update};
 use crate::race::{Id, Record};
 
 /// The lanes of a mask, in the order in which they access memory.
-fn lanes(schedule: Schedule, active: u32, turn: u32) -> impl Iterator<Item = u32> {
+pub(super) fn lanes(schedule: Schedule, active: u32, turn: u32) -> impl Iterator<Item = u32> {
     let (flip, start) = match schedule {
         Schedule::LowestFirst => (0, 0),
         Schedule::HighestFirst => (31, 0),
@@ -53,7 +53,7 @@ impl Warp {
     }
 
     /// An instruction that accesses memory, for the race detector.
-    fn begin_access(&self, grid: &mut Grid, active: u32, manner: Manner) -> Step<Option<Id>> {
+    pub(super) fn begin_access(&self, grid: &mut Grid, active: u32, manner: Manner) -> Step<Option<Id>> {
         let Some(races) = &mut grid.races else { return Ok(None) };
         let record = Record {
             block: grid.block,
@@ -70,13 +70,13 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn address(&self, address: Address, lane: u32) -> u64 {
+    pub(super) fn address(&self, address: Address, lane: u32) -> u64 {
         let base = address.base.map_or(0, |base| self.registers.lane(base, lane));
         base.wrapping_add(address.offset as u64)
     }
 
     #[inline(always)]
-    fn check_address(&self, grid: &Grid, active: u32, address: Address) -> Step {
+    pub(super) fn check_address(&self, grid: &Grid, active: u32, address: Address) -> Step {
         match address.base {
             Some(base) => self.registers.check(&grid.kernel.program, base, active),
             None => Ok(()),
@@ -199,7 +199,7 @@ impl Warp {
         Ok(())
     }
 
-    fn turn(&self, grid: &mut Grid) -> u32 {
+    pub(super) fn turn(&self, grid: &mut Grid) -> u32 {
         match grid.launch.schedule {
             Schedule::Random(_) => grid.random.below(32),
             _ => 0,
@@ -233,7 +233,14 @@ pub(super) fn updated(update: Update, bits: u32, old: u64, [operand, second]: [u
 
 /// The fault of an access.
 #[cold]
-fn wrongly<T>(grid: &Grid, lane: u32, space: Space, address: u64, bytes: usize, wrong: Wrong) -> Step<T> {
+pub(super) fn wrongly<T>(
+    grid: &Grid,
+    lane: u32,
+    space: Space,
+    address: u64,
+    bytes: usize,
+    wrong: Wrong,
+) -> Step<T> {
     let access = |at: usize| match space {
         Space::Global => grid.memory.access(address, bytes, at),
         Space::Shared => grid.shared.access(address, bytes, at),
@@ -241,6 +248,7 @@ fn wrongly<T>(grid: &Grid, lane: u32, space: Space, address: u64, bytes: usize, 
     let kind = match wrong {
         Wrong::Uninitialised(at) => FaultKind::Uninitialised(access(at)),
         Wrong::NotConstant(at) => FaultKind::NotConstant(access(at)),
+        Wrong::InFlight(at) => FaultKind::InFlight(access(at)),
         Wrong::Race(at, earlier) => {
             let races = grid.races.as_ref().expect("a race was found");
             let (record, lane) = races.record(earlier);

@@ -1,6 +1,7 @@
 //! Running a grid: blocks one after the other, the warps of a block in turns between barriers.
 
 mod compute;
+mod copies;
 mod memory;
 mod registers;
 mod together;

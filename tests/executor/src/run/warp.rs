@@ -6,6 +6,7 @@
 //! can bring them there.
 
 use super::Grid;
+use super::copies::Copies;
 use super::registers::Registers;
 use super::together::Shuffled;
 use crate::fault::{FaultKind, Step, trap};
@@ -17,6 +18,7 @@ pub(super) struct Warp {
     /// In its block.
     pub(super) index: u32,
     pub(super) registers: Registers,
+    pub(super) copies: Copies,
     groups: Vec<Group>,
     /// The lanes that it was launched with.
     launched: u32,
@@ -73,6 +75,7 @@ impl Warp {
         Self {
             index,
             registers: Registers::new(program),
+            copies: Copies::default(),
             groups: Vec::new(),
             launched: u32::MAX >> (32 - lanes),
             alive: 0,
@@ -87,6 +90,7 @@ impl Warp {
     pub(super) fn reset(&mut self, program: &Program, block: u32) {
         self.registers.reset(program, &self.launch, block, self.index);
         (self.alive, self.came) = (self.launched, self.launched);
+        self.copies = Copies::default();
         self.time = 0;
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.launched, state: State::Ready });
@@ -263,12 +267,18 @@ impl Warp {
             Op::Atomic { update, bits, to, at, from } => {
                 self.atomic(grid, active, (update, bits), to, at, from)?;
             }
+            Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
+            Op::CloseGroup => self.copies.close_group(active),
+            Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
             Op::Approximate { flush, to, from } => {
                 self.approximate(program, active, &grid.launch.approximation, flush, [to, from])?;
             }
             Op::Branch { target } => return Ok(self.branch(group, active, target)),
             Op::Table { index, ref targets } => return self.table(program, group, active, index, targets),
-            Op::Exit => return Ok(self.exit(group, active)),
+            Op::Exit => {
+                self.leave_copies(grid, active)?;
+                return Ok(self.exit(group, active));
+            }
             Op::Trap => return trap(active.trailing_zeros(), FaultKind::Trap),
             Op::Shuffle { .. }
             | Op::Vote { .. }
