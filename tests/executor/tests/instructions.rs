@@ -4,6 +4,7 @@
 
 mod instructions {
     mod convert;
+    mod copies;
     mod double;
     mod float;
     mod integer;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use microscale_executor::{Buffer, Launch, Memory, Module};
 
+use super::copies::COPIES;
 use super::probe::opcodes;
 use super::{convert, double, float, integer, packed};
 
@@ -256,6 +257,17 @@ const ELSEWHERE: &[&str] = &[
     // `approximate_reciprocals_are_within_a_unit`, and the GPU's own in `microscale-tests`.
     "rcp.approx.ftz.f32",
     "trap",
+    // In `copies`.
+    "cp.async.commit_group",
+    "cp.async.wait_group",
+    "cp.async.wait_all",
+    "bar.warp.sync",
+    "cvta.shared.u64",
+    "cvta.to.shared.u64",
+    "ld.shared.u8",
+    "ld.shared.u16",
+    "ld.shared.u32",
+    "st.shared.u32",
     // In `matrix`.
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
@@ -264,6 +276,7 @@ const ELSEWHERE: &[&str] = &[
 #[test]
 fn no_instruction_of_the_library_is_untested() {
     let mut tested: BTreeSet<&str> = ELSEWHERE.iter().copied().chain(HINTED).collect();
+    tested.extend(COPIES.map(|(opcode, _)| opcode));
     for checks in [float::checks(), double::checks(), packed::checks(), convert::checks(), integer::checks()]
     {
         tested.append(&mut opcodes(&checks));
