@@ -5,7 +5,8 @@
 pub struct Target {
     /// What rustc's `-Ctarget-cpu` and the PTX's `.target` say; the file is `microscale_<name>.ptx`.
     pub name: &'static str,
-    /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old drivers.
+    /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old
+    /// drivers.
     pub ptx_feature: &'static str,
     /// The smallest compute capability (major, minor) that runs it.
     pub compute_capability: (u32, u32),
@@ -13,8 +14,8 @@ pub struct Target {
     pub family_only: bool,
     /// Has the e2m1x2 conversions: the kernels are built with `--cfg microscale_fp4`.
     pub hardware_fp4: bool,
-    /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89). The kernels
-    /// are built with `--cfg microscale_sm90`.
+    /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89).
+    /// The kernels are built with `--cfg microscale_sm90`.
     pub since_sm90: bool,
     /// What NVIDIA's assembler must accept it for.
     pub assemble_for: &'static [&'static str],

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::gemv::matrix_bytes;
 use super::{Job, Op, Times, median, random, require_equal, sets};
 use crate::cpu::{self, Isa};
 use crate::element::Element;
@@ -73,7 +74,7 @@ pub(super) fn measure_product(
     matrix: &QuantizedTensor,
     mut multiply: impl FnMut(&QuantizedTensor) -> Result<()>,
 ) -> Result<Times> {
-    let bytes = matrix.codes().len() + matrix.scales().len();
+    let bytes = matrix_bytes(matrix);
     let (half, sets) = (bytes / 2, sets(bytes as u64));
     let copies: Vec<_> = (1..sets).into_par_iter().map(|_| matrix.clone()).collect();
     let set = |turn: usize| copies.get(turn % sets).unwrap_or(matrix);

@@ -27,7 +27,7 @@ impl Product {
         let batch = Batch::of(size.batches);
         let matrix = matrix(recipe, size)?;
         let vectors = random(QuantizedShape::of(recipe, Shape::new(size.batches, size.cols)), 2)?;
-        let bytes = (matrix.codes().len() + matrix.scales().len()) as u64;
+        let bytes = matrix_bytes(&matrix) as u64;
         Ok(Self { matrix, vectors, batch, bytes })
     }
 
@@ -47,6 +47,11 @@ impl Product {
 /// [`crate::Error::Wrong`] unless results are the expected ones, to the bit.
 pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]) -> Result<()> {
     require_equal(what, bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
+}
+
+/// Bytes of a matrix' codes and scales, as many as are copied beside a product.
+pub(super) fn matrix_bytes(matrix: &QuantizedTensor) -> usize {
+    matrix.codes().len() + matrix.scales().len()
 }
 
 /// Random matrices.

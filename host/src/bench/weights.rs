@@ -27,11 +27,6 @@ impl<T: Activation> Product<T> {
         Ok(Self { weights, activations: random(tokens * size.cols, 2), tokens })
     }
 
-    /// Of codes and scales, as what is copied beside it.
-    fn bytes(&self) -> u64 {
-        (self.weights.codes().len() + self.weights.scales().len()) as u64
-    }
-
     /// A result for each row and token.
     fn results(&self) -> Vec<T> {
         vec![T::default(); self.tokens * self.weights.rows()]
@@ -53,7 +48,7 @@ pub(super) fn measure<T: Activation>(recipe: &Recipe, size: Size, device: &Devic
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => on_gpu(&product, gpus.first())?,
     };
-    Ok((product.bytes(), times))
+    Ok((gemv::matrix_bytes(&product.weights) as u64, times))
 }
 
 fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
@@ -89,8 +84,13 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &crate::gpu::Gpu) -> Result<
         let allowed = unit * expected.abs() + 2.0 * gamma * magnitude + f64::from(f32::MIN_POSITIVE);
         found == expected || (found - expected).abs() <= allowed
     };
-    super::gpu::measure_weights(gpu, product.bytes(), (weights, activations, *tokens), |found| {
-        let all = found.iter().zip(&expected).zip(&magnitudes).all(near);
-        if all { Ok(()) } else { Err(crate::error::Error::Wrong("gemv-weights on the GPU")) }
-    })
+    super::gpu::measure_weights(
+        gpu,
+        gemv::matrix_bytes(&product.weights) as u64,
+        (weights, activations, *tokens),
+        |found| {
+            let all = found.iter().zip(&expected).zip(&magnitudes).all(near);
+            if all { Ok(()) } else { Err(crate::error::Error::Wrong("gemv-weights on the GPU")) }
+        },
+    )
 }
