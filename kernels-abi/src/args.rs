@@ -1,6 +1,6 @@
 //! The structures that travel as kernel arguments or lie in device memory.
 
-use crate::kernels::{ROW_PLACES, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS};
+use crate::kernels::{ONE_SEGMENTS, ROW_PLACES, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS};
 use crate::shortcut::NvShortcut;
 use microscale_formats::E4m3;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
@@ -24,8 +24,8 @@ impl Divider {
 
     /// Quotient and rest.
     ///
-    /// With the divisor d and r = `reciprocal` > (2⁶⁴ − 1) / d − 1, the estimate ⌊i·r / 2⁶⁴⌋ is at most one below ⌊i / d⌋ for
-    /// every i < 2⁶³: i·r / 2⁶⁴ > i/d − i·(1 + 1/d) / 2⁶⁴ > i/d − 1. One correction makes it exact.
+    /// With the divisor d and r = `reciprocal` > (2⁶⁴ − 1) / d − 1, the estimate ⌊i·r / 2⁶⁴⌋ is at most one below
+    /// ⌊i / d⌋ for every i < 2⁶³: i·r / 2⁶⁴ > i/d − i·(1 + 1/d) / 2⁶⁴ > i/d − 1. One correction makes it exact.
     #[inline(always)]
     pub fn divide(&self, i: u64) -> (u64, u64) {
         let estimate = ((i as u128 * self.reciprocal as u128) >> 64) as u64;
@@ -47,8 +47,8 @@ impl Divider {
 
 /// How a matrix falls into blocks along its rows.
 ///
-/// Blocks are numbered row by row; codes are stored in that order without gaps. A row whose length is not a multiple of the
-/// block ends in a block padded with zeros.
+/// Blocks are numbered row by row; codes are stored in that order without gaps. A row whose length is not a multiple
+/// of the block ends in a block padded with zeros.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockGrid {
@@ -96,8 +96,9 @@ pub struct GemvGrid {
 
 /// How weights, a quantized matrix, are multiplied with activations that are not quantized.
 ///
-/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the same row and of the
-/// same token lie in places side by side: segments. Counts that kernels divide by are powers of two, given by their exponents.
+/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the
+/// same row and of the same token lie in places side by side: segments. Counts that kernels divide by are powers of
+/// two, given by their exponents.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsGrid {
@@ -113,6 +114,8 @@ pub struct WeightsGrid {
     pub split_bits: u32,
     /// Of the segments: up to 3.
     pub segment_bits: u32,
+    /// Of the tokens of a lot.
+    pub lot_bits: u32,
     /// Of the tiles that a warp has.
     pub tile_bits: u32,
     /// Lots that the tokens fall to, one for each thread block with the same rows: fewer than 2³¹ thread blocks in all.
@@ -120,14 +123,24 @@ pub struct WeightsGrid {
 }
 
 impl WeightsGrid {
-    /// For a kernel with so many tiles a warp, rows shared by so many warps; `None` if there is nothing to multiply, or more than a
-    /// launch can count, or if these are not powers of two or more warps than a thread block has.
-    pub fn new(rows: u64, cols: u64, blocks: u64, tokens: u64, tiles: u32, splits: u32) -> Option<Self> {
+    /// For a kernel, maybe one for one token, with so many tiles a warp, rows shared by so many warps; `None` if
+    /// there is nothing to multiply, or more than a launch can count, or if these are not powers of two or more warps
+    /// than a thread block has.
+    pub fn new(
+        rows: u64,
+        cols: u64,
+        blocks: u64,
+        tokens: u64,
+        one: bool,
+        tiles: u32,
+        splits: u32,
+    ) -> Option<Self> {
         let shared = tiles.is_power_of_two() && splits.is_power_of_two() && splits <= WEIGHTS_THREADS / WARP;
         if !shared || rows == 0 || tokens == 0 || tokens >= 1 << 24 || blocks >= 1 << 26 {
             return None;
         }
-        let segments = TOKEN_PLACES / (tokens as u32).next_power_of_two().min(TOKEN_PLACES);
+        let lot = if one { 1 } else { (tokens as u32).next_power_of_two().min(TOKEN_PLACES) };
+        let segments = if one { ONE_SEGMENTS } else { TOKEN_PLACES / lot };
         let grid = Self {
             rows,
             cols,
@@ -136,15 +149,16 @@ impl WeightsGrid {
             split_bits: splits.ilog2(),
             segment_bits: segments.ilog2(),
             tile_bits: tiles.ilog2(),
-            lots: Divider::new(tokens.div_ceil(u64::from(TOKEN_PLACES / segments))),
+            lot_bits: lot.ilog2(),
+            lots: Divider::new(tokens.div_ceil(u64::from(lot))),
         };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }
 
-    /// The exponent of a lot's tokens, and of the rows that a place of each tile's half stands for.
+    /// The exponent of the rows that half a tile stands for.
     #[inline(always)]
-    pub const fn lot_bits(&self) -> u32 {
-        TOKEN_PLACES.ilog2() - self.segment_bits
+    pub const fn half_row_bits(&self) -> u32 {
+        (ROW_PLACES / 2).ilog2() - self.segment_bits
     }
 
     /// The exponent of the rows that a group of warps shares.
@@ -185,9 +199,9 @@ pub struct ScaleGrid {
     pub row_blocks: Divider,
     /// Tiles of the swizzled layout side by side; 0 for linear scales, which lie in the order of the blocks.
     pub tiles_per_row: u64,
-    /// 1 if warps of the quantizers take a quarter of their elements from each of four rows whose scales lie together. Scales are
-    /// swizzled; the matrix, of whole tiles and with fewer blocks than 2³², is described row by row in its [`BlockGrid`]; and a quarter
-    /// of a warp's elements, [`WARP_ELEMENTS`] / 4, divides its rows.
+    /// 1 if warps of the quantizers take a quarter of their elements from each of four rows whose scales lie
+    /// together. Scales are swizzled; the matrix, of whole tiles and with fewer blocks than 2³², is described row by
+    /// row in its [`BlockGrid`]; and a quarter of a warp's elements, [`WARP_ELEMENTS`] / 4, divides its rows.
     pub by_tiles: u64,
 }
 
@@ -250,11 +264,11 @@ pub struct QuantizeOptions {
     pub saturate_non_finite: u32,
 }
 
-/// A multiplication or a division by a number that is the same for all blocks, in one form, so that NVFP4's conventions differ in
-/// data and not in branches.
+/// A multiplication or a division by a number that is the same for all blocks, in one form, so that NVFP4's
+/// conventions differ in data and not in branches.
 ///
-/// A quotient is the product with the reciprocal, corrected twice by what it leaves: what NVIDIA's compiler makes of a division,
-/// without the test and the branch to a slow way where something underflows or overflows.
+/// A quotient is the product with the reciprocal, corrected twice by what it leaves: what NVIDIA's compiler makes of
+/// a division, without the test and the branch to a slow way where something underflows or overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvStep {
@@ -304,7 +318,8 @@ pub struct NvPlan {
     pub divides: u32,
     /// 1 if the global scale is so far from overflow and underflow that the fast way is right.
     pub usual: u32,
-    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale is not usual.
+    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale is not
+    /// usual.
     pub least_usual: f32,
     /// For 16-bit values.
     pub shortcut: NvShortcut,
@@ -351,8 +366,8 @@ impl NvPlan {
     }
 }
 
-/// How far from 1, in powers of two, a block's amax and what follows from the global scale may be for the kernels' fast way: their
-/// products and quotients, and what these leave, are normal numbers.
+/// How far from 1, in powers of two, a block's amax and what follows from the global scale may be for the kernels'
+/// fast way: their products and quotients, and what these leave, are normal numbers.
 pub const NV_FAR: i32 = 60;
 
 /// 2^`exponent`, for a normal number.
@@ -418,8 +433,8 @@ pub struct ReportSlot {
     pub flushed: u64,
     /// Blocks whose scale left the range of the scale format.
     pub scale_saturated: u64,
-    /// The complement of the smallest B · block + index, B the block size, of a non-finite element, kept by an atomic maximum; or
-    /// [`NO_POSITION`].
+    /// The complement of the smallest B · block + index, B the block size, of a non-finite element, kept by an atomic
+    /// maximum; or [`NO_POSITION`].
     pub first_non_finite: u64,
     /// Blocks that a search gave another scale than the convention's.
     pub rescaled: u64,

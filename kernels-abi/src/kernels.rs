@@ -4,11 +4,11 @@
 pub const WARP: u32 = 32;
 /// Threads in a thread block of the product kernels.
 pub const THREADS: u32 = 128;
-/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of one such block, or of
-/// two of 16, and a warp stores 32 scale bytes, one sector, at once.
+/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of one such
+/// block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
 pub const WARP_ELEMENTS: u32 = 32 * WARP;
-/// Chunks of 16 bytes that a lane writes in the dequantizers' vector variants. The fewer a warp writes, the more of an H200's
-/// bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
+/// Chunks of 16 bytes that a lane writes in the dequantizers' vector variants. The fewer a warp writes, the more of
+/// an H200's bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
 pub const DEQUANTIZE_CHUNKS: u32 = 2;
 /// Pieces of [`WARP_ELEMENTS`] that a warp of the amax kernels goes through.
 pub const AMAX_PIECES: u32 = 4;
@@ -27,10 +27,33 @@ pub const TOKEN_PLACES: u32 = 8;
 /// Threads in a thread block of the kernels that multiply weights.
 pub const WEIGHTS_THREADS: u32 = 256;
 
-/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp has so many tiles: their sums, and a
-/// flag for each warp.
+/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp has so many
+/// tiles: their sums, and a flag for each warp.
 const fn weights_shared_bytes(tiles: u32) -> u32 {
     WEIGHTS_THREADS / WARP * (tiles * ROW_PLACES * TOKEN_PLACES + 1) * 4
+}
+
+/// Segments of a row and of the token in the kernels for one token.
+pub const ONE_SEGMENTS: u32 = 2;
+/// Steps that are in shared memory at once, or on their way to it, in the kernels for one token.
+pub const ONE_SLOTS: u32 = 3;
+/// Bytes of a step's activations there: eight chunks of 64, and zeros.
+pub const ONE_ACTIVATION_BYTES: u32 = 9 * 64;
+
+/// Bytes of a warp's step there, with so many tiles: codes of two rows a lane and tile, a word of scales, and
+/// activations.
+pub const fn one_slot_bytes(tiles: u32) -> u32 {
+    tiles * WARP * (2 * 16 + 4) + ONE_ACTIVATION_BYTES
+}
+
+/// Bytes of a warp there.
+pub const fn one_warp_bytes(tiles: u32) -> u32 {
+    ONE_SLOTS * one_slot_bytes(tiles)
+}
+
+/// Bytes of a thread block there.
+const fn one_shared_bytes(tiles: u32) -> u32 {
+    WEIGHTS_THREADS / WARP * one_warp_bytes(tiles)
 }
 
 /// The conversion that a kernel is about.
@@ -74,100 +97,125 @@ impl Kernel {
     }
 }
 
-/// How a kind of kernel is launched: threads in a thread block, and elements for each.
-type Launch = (u32, u32);
+/// How a kind of kernel is launched: threads in a thread block, elements for each, and bytes of shared memory.
+type Launch = (u32, u32, u32);
 
-const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS);
-const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES);
-const SEARCH: Launch = (THREADS, THREADS * SEARCH_EACH);
-const ERRORS: Launch = (THREADS, THREADS / ERROR_LANES * ERROR_PART);
-const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4);
-const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8);
-const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32);
-const WARP_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS);
-const SCALES: Launch = (THREADS, THREADS * 4);
-const ONE_ROW: Launch = (THREADS, THREADS / WARP);
-const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP);
-const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP);
-const A_ROW_EACH: Launch = (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP);
-/// Their grid says how many thread blocks there are.
-const WEIGHTS: Launch = (WEIGHTS_THREADS, 0);
-const EMPTY: Launch = (WARP, 0);
-const SINGLE: Launch = (WARP, WARP);
+const PRODUCT: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS, 0);
+const AMAX: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS * AMAX_PIECES, 0);
+const SEARCH: Launch = (THREADS, THREADS * SEARCH_EACH, 0);
+const ERRORS: Launch = (THREADS, THREADS / ERROR_LANES * ERROR_PART, 0);
+const DEQUANTIZE_F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4, 0);
+const DEQUANTIZE_16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8, 0);
+const THREAD_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS * 32, 0);
+const WARP_A_BLOCK: Launch = (LADDER_THREADS, LADDER_THREADS, 0);
+const SCALES: Launch = (THREADS, THREADS * 4, 0);
+const ONE_ROW: Launch = (THREADS, THREADS / WARP, 0);
+const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP, 0);
+const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP, 0);
+const CUT_WEIGHTS: Launch = (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP, 0);
+const EMPTY: Launch = (WARP, 0, 0);
+const SINGLE: Launch = (WARP, WARP, 0);
 
-/// The table: a row for each kind, `<prefix> <suffixes> launch converts`, of which there is one for f32, f16 and bf16 each.
+/// Kernels for weights, of so many tiles a warp: their grid says how many thread blocks there are.
+const fn weights(tiles: u32) -> Launch {
+    (WEIGHTS_THREADS, 0, weights_shared_bytes(tiles))
+}
+
+/// The same, for one token.
+const fn weights_of_one(tiles: u32) -> Launch {
+    (WEIGHTS_THREADS, 0, one_shared_bytes(tiles))
+}
+
+const fn kernel(name: &'static str, launch: Launch, converts: Converts) -> Kernel {
+    Kernel { name, threads: launch.0, elements: launch.1, shared: launch.2, converts }
+}
+
+/// The table. Of a row in `dtypes`, `<prefix> <suffix> launches converts`, there is a kernel for f32, f16 and bf16
+/// each; of one in `weights`, one for NVFP4 and MXFP4 with f16 and bf16 each, of which those with f16 convert.
 ///
-/// Names are `<format>_<operation>_<dtype>[_<variant>]_<access>`. Variants of quantization are the ties of the MX formats, and for
-/// NVFP4 whether the global scale is given or planned on the device. Access is `vector` where every row starts on 16 bytes, so that a
-/// lane moves 16 at once, and `element` where it does not. The ladder's baselines end in what handles a block.
+/// Names are `<format>_<operation>_<dtype>[_<variant>]_<access>`. Variants of quantization are the ties of the MX
+/// formats, and for NVFP4 whether the global scale is given or planned on the device. Access is `vector` where every
+/// row starts on 16 bytes, so that a lane moves 16 at once, and `element` where it does not. The ladder's baselines
+/// end in what handles a block. Products end in the rows of a warp, or its tiles; or in `cut`, where rows are not
+/// whole chunks.
 macro_rules! kernels {
-    ($($prefix:literal $suffix:literal $f32:expr, $f16:expr, $converts:ident;)+) => {
+    (
+        dtypes { $($prefix:literal $suffix:literal $f32:expr, $f16:expr, $converts:ident;)+ }
+        weights { $($variant:literal $launch:expr, $weights_convert:ident;)+ }
+        others { $($name:literal $other:expr, $other_converts:ident;)+ }
+    ) => {
         &[
             $(
-                Kernel { name: concat!($prefix, "_f32", $suffix), threads: $f32.0, elements: $f32.1, shared: 0, converts: Converts::$converts },
-                Kernel { name: concat!($prefix, "_f16", $suffix), threads: $f16.0, elements: $f16.1, shared: 0, converts: Converts::$converts },
-                Kernel { name: concat!($prefix, "_bf16", $suffix), threads: $f16.0, elements: $f16.1, shared: 0, converts: Converts::$converts },
+                kernel(concat!($prefix, "_f32", $suffix), $f32, Converts::$converts),
+                kernel(concat!($prefix, "_f16", $suffix), $f16, Converts::$converts),
+                kernel(concat!($prefix, "_bf16", $suffix), $f16, Converts::$converts),
             )+
-            Kernel { name: "scales_to_swizzled", threads: SCALES.0, elements: SCALES.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "scales_to_linear", threads: SCALES.0, elements: SCALES.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_cut", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows1", threads: ONE_ROW.0, elements: ONE_ROW.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows2", threads: TWO_ROWS.0, elements: TWO_ROWS.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_rows4", threads: FOUR_ROWS.0, elements: FOUR_ROWS.1, shared: 0, converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::E2m1 },
-            Kernel { name: "nvfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::Nothing },
-            Kernel { name: "nvfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_f16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_weights_f16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::E2m1 },
-            Kernel { name: "mxfp4_gemv_weights_f16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_tiles1", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(1), converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_tiles2", threads: WEIGHTS.0, elements: WEIGHTS.1, shared: weights_shared_bytes(2), converts: Converts::Nothing },
-            Kernel { name: "mxfp4_gemv_weights_bf16_cut", threads: A_ROW_EACH.0, elements: A_ROW_EACH.1, shared: 0, converts: Converts::Nothing },
-            Kernel { name: "empty", threads: EMPTY.0, elements: EMPTY.1, shared: 0, converts: Converts::Nothing },
+            $(
+                kernel(concat!("nvfp4_gemv_weights_f16_", $variant), $launch, Converts::$weights_convert),
+                kernel(concat!("nvfp4_gemv_weights_bf16_", $variant), $launch, Converts::Nothing),
+                kernel(concat!("mxfp4_gemv_weights_f16_", $variant), $launch, Converts::$weights_convert),
+                kernel(concat!("mxfp4_gemv_weights_bf16_", $variant), $launch, Converts::Nothing),
+            )+
+            $(kernel($name, $other, Converts::$other_converts),)+
         ]
     };
 }
 
 const KERNELS: &[Kernel] = kernels! {
-    "mxfp4_quantize" "_even_vector" PRODUCT, PRODUCT, E2m1;
-    "mxfp4_quantize" "_even_element" PRODUCT, PRODUCT, E2m1;
-    "mxfp4_quantize" "_away_vector" PRODUCT, PRODUCT, Nothing;
-    "mxfp4_quantize" "_away_element" PRODUCT, PRODUCT, Nothing;
-    "mxfp4_quantize" "_zero_vector" PRODUCT, PRODUCT, Nothing;
-    "mxfp4_quantize" "_zero_element" PRODUCT, PRODUCT, Nothing;
-    "mxfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
-    "mxfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
-    "nvfp4_quantize" "_given_vector" PRODUCT, PRODUCT, E2m1;
-    "nvfp4_quantize" "_given_element" PRODUCT, PRODUCT, E2m1;
-    "nvfp4_quantize" "_planned_vector" PRODUCT, PRODUCT, E2m1;
-    "nvfp4_quantize" "_planned_element" PRODUCT, PRODUCT, E2m1;
-    "nvfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
-    "nvfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
-    "mxfp8_e4m3_quantize" "_even_vector" PRODUCT, PRODUCT, E4m3;
-    "mxfp8_e4m3_quantize" "_even_element" PRODUCT, PRODUCT, E4m3;
-    "mxfp8_e4m3_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E4m3;
-    "mxfp8_e4m3_dequantize" "_element" PRODUCT, PRODUCT, E4m3;
-    "mxfp8_e5m2_quantize" "_even_vector" PRODUCT, PRODUCT, E5m2;
-    "mxfp8_e5m2_quantize" "_even_element" PRODUCT, PRODUCT, E5m2;
-    "mxfp8_e5m2_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E5m2;
-    "mxfp8_e5m2_dequantize" "_element" PRODUCT, PRODUCT, E5m2;
-    "mxfp4_search" "_even" SEARCH, SEARCH, Nothing;
-    "mxfp4_search" "_away" SEARCH, SEARCH, Nothing;
-    "mxfp4_search" "_zero" SEARCH, SEARCH, Nothing;
-    "nvfp4_search" "_given" SEARCH, SEARCH, Nothing;
-    "nvfp4_search" "_planned" SEARCH, SEARCH, Nothing;
-    "nvfp4_plan" "" SINGLE, SINGLE, Nothing;
-    "amax" "_vector" AMAX, AMAX, Nothing;
-    "amax" "_element" AMAX, AMAX, Nothing;
-    "errors" "" ERRORS, ERRORS, Nothing;
-    "mxfp4_quantize" "_thread_a_block" THREAD_A_BLOCK, THREAD_A_BLOCK, Nothing;
-    "mxfp4_quantize" "_warp_a_block" WARP_A_BLOCK, WARP_A_BLOCK, Nothing;
+    dtypes {
+        "mxfp4_quantize" "_even_vector" PRODUCT, PRODUCT, E2m1;
+        "mxfp4_quantize" "_even_element" PRODUCT, PRODUCT, E2m1;
+        "mxfp4_quantize" "_away_vector" PRODUCT, PRODUCT, Nothing;
+        "mxfp4_quantize" "_away_element" PRODUCT, PRODUCT, Nothing;
+        "mxfp4_quantize" "_zero_vector" PRODUCT, PRODUCT, Nothing;
+        "mxfp4_quantize" "_zero_element" PRODUCT, PRODUCT, Nothing;
+        "mxfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
+        "mxfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
+        "nvfp4_quantize" "_given_vector" PRODUCT, PRODUCT, E2m1;
+        "nvfp4_quantize" "_given_element" PRODUCT, PRODUCT, E2m1;
+        "nvfp4_quantize" "_planned_vector" PRODUCT, PRODUCT, E2m1;
+        "nvfp4_quantize" "_planned_element" PRODUCT, PRODUCT, E2m1;
+        "nvfp4_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E2m1;
+        "nvfp4_dequantize" "_element" PRODUCT, PRODUCT, E2m1;
+        "mxfp8_e4m3_quantize" "_even_vector" PRODUCT, PRODUCT, E4m3;
+        "mxfp8_e4m3_quantize" "_even_element" PRODUCT, PRODUCT, E4m3;
+        "mxfp8_e4m3_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E4m3;
+        "mxfp8_e4m3_dequantize" "_element" PRODUCT, PRODUCT, E4m3;
+        "mxfp8_e5m2_quantize" "_even_vector" PRODUCT, PRODUCT, E5m2;
+        "mxfp8_e5m2_quantize" "_even_element" PRODUCT, PRODUCT, E5m2;
+        "mxfp8_e5m2_dequantize" "_vector" DEQUANTIZE_F32, DEQUANTIZE_16, E5m2;
+        "mxfp8_e5m2_dequantize" "_element" PRODUCT, PRODUCT, E5m2;
+        "mxfp4_search" "_even" SEARCH, SEARCH, Nothing;
+        "mxfp4_search" "_away" SEARCH, SEARCH, Nothing;
+        "mxfp4_search" "_zero" SEARCH, SEARCH, Nothing;
+        "nvfp4_search" "_given" SEARCH, SEARCH, Nothing;
+        "nvfp4_search" "_planned" SEARCH, SEARCH, Nothing;
+        "nvfp4_plan" "" SINGLE, SINGLE, Nothing;
+        "amax" "_vector" AMAX, AMAX, Nothing;
+        "amax" "_element" AMAX, AMAX, Nothing;
+        "errors" "" ERRORS, ERRORS, Nothing;
+        "mxfp4_quantize" "_thread_a_block" THREAD_A_BLOCK, THREAD_A_BLOCK, Nothing;
+        "mxfp4_quantize" "_warp_a_block" WARP_A_BLOCK, WARP_A_BLOCK, Nothing;
+    }
+    weights {
+        "one_tiles1" weights_of_one(1), E2m1;
+        "one_tiles2" weights_of_one(2), E2m1;
+        "tiles1" weights(1), E2m1;
+        "tiles2" weights(2), E2m1;
+        "cut" CUT_WEIGHTS, Nothing;
+    }
+    others {
+        "nvfp4_gemv_rows1" ONE_ROW, E2m1;
+        "nvfp4_gemv_rows2" TWO_ROWS, E2m1;
+        "nvfp4_gemv_rows4" FOUR_ROWS, E2m1;
+        "nvfp4_gemv_cut" ONE_ROW, E2m1;
+        "mxfp4_gemv_rows1" ONE_ROW, E2m1;
+        "mxfp4_gemv_rows2" TWO_ROWS, E2m1;
+        "mxfp4_gemv_rows4" FOUR_ROWS, E2m1;
+        "scales_to_swizzled" SCALES, Nothing;
+        "scales_to_linear" SCALES, Nothing;
+        "empty" EMPTY, Nothing;
+    }
 };
 
 /// Every kernel, in no particular order.

@@ -14,8 +14,9 @@ pub use args::{
     WeightsGrid, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS, ROW_PLACES,
-    SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS, kernels,
+    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS,
+    ONE_ACTIVATION_BYTES, ONE_SEGMENTS, ONE_SLOTS, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP,
+    WARP_ELEMENTS, WEIGHTS_THREADS, kernels, one_slot_bytes, one_warp_bytes,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

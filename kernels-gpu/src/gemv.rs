@@ -1,8 +1,9 @@
-//! Matrix–vector products of quantized operands. The arithmetic and the order of its sums are [`microscale_formats::dot`]'s.
+//! Matrix–vector products of quantized operands. The arithmetic and the order of its sums are
+//! [`microscale_formats::dot`]'s.
 //!
-//! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a stream: the chunks of 32
-//! elements whose numbers leave its own when divided by 32, so that a warp reads 512 bytes of each row at once, and no lane waits for another
-//! before the end.
+//! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a stream:
+//! the chunks of 32 elements whose numbers leave its own when divided by 32, so that a warp reads 512 bytes of each
+//! row at once, and no lane waits for another before the end.
 
 mod products;
 mod weights;
@@ -38,8 +39,8 @@ struct Row {
 }
 
 impl Row {
-    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks, others may have the first one only: then the
-    /// other is zero.
+    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks, others may have the
+    /// first one only: then the other is zero.
     ///
     /// # Safety
     /// As for the kernels; the chunk's first block exists in a row of so many.
@@ -49,8 +50,8 @@ impl Row {
         let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
         let scales = self.scales.wrapping_add(first as usize);
         let mut loaded = Chunk::NONE;
-        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks of NVFP4 lie on multiples of
-        // eight, and the second one is looked at if it exists.
+        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks of NVFP4
+        // lie on multiples of eight, and the second one is looked at if it exists.
         unsafe {
             if WHOLE {
                 loaded.codes = if ONCE { ptx::load_16_once(codes) } else { ptx::load_16(codes) };
@@ -153,8 +154,8 @@ impl<const ROWS: usize> Group<ROWS> {
     }
 }
 
-/// The sums over all streams, in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of several rows, it gives half of them
-/// away; at the end lane `l` has that of row `l / (32 / ROWS)`.
+/// The sums over all streams, in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of several
+/// rows, it gives half of them away; at the end lane `l` has that of row `l / (32 / ROWS)`.
 #[inline(always)]
 fn total<const ROWS: usize>(mut sums: [f64; ROWS]) -> f64 {
     let (mut left, mut apart) = (ROWS, STREAMS as u32 / 2);
@@ -238,8 +239,8 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
         }
     };
     let (mut chunk, mut step) = (warp::lane(), 0);
-    // Two steps are on their way while a third one is computed. They take turns in three places, so that nothing is moved and waiting for one is
-    // not waiting for the next.
+    // Two steps are on their way while a third one is computed. They take turns in three places, so that nothing is
+    // moved and waiting for one is not waiting for the next.
     const NEXT: u32 = STREAMS as u32;
     // SAFETY, of these and those below: the rows are the operands', by the caller's contract.
     let (mut a, mut b) = unsafe { (group.load::<F, WHOLE>(chunk), group.load::<F, WHOLE>(chunk + NEXT)) };
@@ -278,11 +279,11 @@ macro_rules! entries {
         /// Multiplies matrices with vectors.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrices, those of `vector_codes` and `vector_scales` those of its vectors, linear,
-        /// on multiples of 8 bytes and of 1; with whole chunks rows are a multiple of 16 bytes and start on one, and scales on one of
-        /// their number in a chunk. `out` has room for a result a row, aligned to its dtype. The globals are slots. All in global memory;
-        /// `out` overlaps nothing, and nothing writes the others meanwhile. The launch shape is the one that `microscale_kernels_abi`
-        /// gives.
+        /// `codes` and `scales` hold the rows of `grid`'s matrices, those of `vector_codes` and `vector_scales` those
+        /// of its vectors, linear, on multiples of 8 bytes and of 1; with whole chunks rows are a multiple of 16
+        /// bytes and start on one, and scales on one of their number in a chunk. `out` has room for a result a row,
+        /// aligned to its dtype. The globals are slots. All in global memory; `out` overlaps nothing, and nothing
+        /// writes the others meanwhile. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,

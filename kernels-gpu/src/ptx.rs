@@ -1,7 +1,7 @@
 //! Lane-local PTX instructions that Rust has no word for.
 //!
-//! rustc does not mark inline assembly as convergent, so LLVM may duplicate it into both sides of a branch or move it into
-//! one: harmless for what a lane does by itself, fatal for shuffles and barriers. Those are in [`crate::warp`].
+//! rustc does not mark inline assembly as convergent, so LLVM may duplicate it into both sides of a branch or move it
+//! into one: harmless for what a lane does by itself, fatal for shuffles and barriers. Those are in [`crate::warp`].
 
 use core::arch::asm;
 
@@ -169,6 +169,118 @@ pub(crate) unsafe fn load_u16_here(address: *const u8) -> u32 {
     value
 }
 
+/// A pointer into shared memory as an address of shared memory.
+#[inline(always)]
+pub(crate) fn shared_address(pointer: *const u8) -> u32 {
+    let address: u64;
+    // SAFETY: reads and writes registers only.
+    unsafe {
+        asm!("cvta.to.shared.u64 {}, {};", out(reg64) address, in(reg64) pointer,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    // The window of shared memory has fewer than 2^32 bytes.
+    address as u32
+}
+
+/// Starts to copy from global to shared memory.
+macro_rules! copy {
+    ($cache:literal, $size:literal, $to:ident, $from:ident, $bytes:ident) => {
+        asm!(concat!("cp.async.", $cache, ".shared.global [{}], [{}], ", $size, ", {};"), in(reg32) $to,
+            in(reg64) $from, in(reg32) $bytes, options(nostack, preserves_flags))
+    };
+}
+
+/// Starts to copy 16 bytes from global to shared memory, or to fill them with zeros if `bytes` is 0.
+///
+/// # Safety
+/// `to` is writable, the bytes at `from`, if they are copied, are readable, and nothing writes there during the kernel.
+/// Both are multiples of 16. Until the copy has been waited for nobody uses what is at `to`.
+#[inline(always)]
+pub(crate) unsafe fn copy_16(to: u32, from: *const u8, bytes: u32) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe { copy!("ca", "16", to, from, bytes) };
+}
+
+/// [`copy_16`] of what is used once.
+///
+/// # Safety
+/// As for [`copy_16`].
+#[inline(always)]
+pub(crate) unsafe fn copy_16_once(to: u32, from: *const u8, bytes: u32) {
+    // SAFETY: as for [`copy_16`].
+    unsafe { copy!("cg", "16", to, from, bytes) };
+}
+
+/// [`copy_16`] of four bytes.
+///
+/// # Safety
+/// As for [`copy_16`], with multiples of 4.
+#[inline(always)]
+pub(crate) unsafe fn copy_4(to: u32, from: *const u8, bytes: u32) {
+    // SAFETY: as for [`copy_16`].
+    unsafe { copy!("ca", "4", to, from, bytes) };
+}
+
+/// Reads a number of 8 bits of shared memory.
+///
+/// # Safety
+/// It is readable.
+#[inline(always)]
+pub(crate) unsafe fn load_shared_u8(address: u32) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.shared.u8 {}, [{}];", out(reg32) value, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    value
+}
+
+/// [`load_shared_u8`] of 16 bits.
+///
+/// # Safety
+/// They are readable, and `address` is a multiple of 2.
+#[inline(always)]
+pub(crate) unsafe fn load_shared_u16(address: u32) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.shared.u16 {}, [{}];", out(reg32) value, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    value
+}
+
+/// Reads 16 bytes of shared memory.
+///
+/// # Safety
+/// They are readable, and `address` is a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn load_shared_16(address: u32) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a, b = out(reg32) b,
+            c = out(reg32) c, d = out(reg32) d, address = in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
+/// Makes a group of the copies that this lane started since the last one.
+#[inline(always)]
+pub(crate) fn commit_copies() {
+    // SAFETY: has no operands.
+    unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until at most `N` of this lane's groups of copies, the last ones, are on their way.
+#[inline(always)]
+pub(crate) fn wait_for_copies<const N: u32>() {
+    // SAFETY: what the copies wrote is memory that nobody else uses, by their callers' promise.
+    unsafe { asm!("cp.async.wait_group {};", const N, options(nostack, preserves_flags)) };
+}
+
 /// Instructions on registers only: one line each.
 macro_rules! register_instructions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $class:ident $type:ty),+) -> $out_class:ident $out:ty = $text:literal;)+) => {$(
@@ -199,8 +311,8 @@ register_instructions! {
     fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; f16.
     fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
-    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of the
-    /// byte's sign instead.
+    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of
+    /// the byte's sign instead.
     permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
     /// a · b in both halves, rounded once; f16.
     multiply_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "mul.rn.f16x2 {}, {}, {};";

@@ -25,6 +25,8 @@ unsafe extern "llvm-intrinsic" {
     fn shfl_sync_bfly(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
     fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
     #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"]
@@ -159,4 +161,11 @@ pub(crate) fn shared<T>() -> *mut T {
 pub(crate) fn barrier() {
     // SAFETY: convergent; every kernel calls it with all threads of the block, in uniform control flow.
     unsafe { _syncthreads() }
+}
+
+/// Waits for all lanes of the warp, and makes what they wrote visible to each other.
+#[inline(always)]
+pub(crate) fn sync() {
+    // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
+    unsafe { bar_warp_sync(ALL) }
 }

@@ -2,7 +2,7 @@
 
 use microscale::{Format, QuantizedShape, QuantizedTensor};
 
-use crate::oracle::{Exact, dot};
+use crate::oracle::{self, Exact, dot};
 
 /// Which activations there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct Bound {
     delta: f64,
 }
 
+/// The code of 1.
+const ONE: u8 = 2;
 /// Columns of a step of a segment.
 const STEP: usize = 128;
 /// `mma`s of a step, one after the other from zero.
@@ -83,6 +85,31 @@ impl Bound {
         Self {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
             delta: if is_bf16 { cols as f64 * least * 2f64.powi(14) } else { 0.0 },
+        }
+    }
+
+    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the definition.
+    ///
+    /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them, besides
+    /// zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of 2^−24; one more
+    /// is room for products of errors and for what is rounded to f64. A part of a row has its own sum: a row is
+    /// divided between two segments, each between four lanes, and between `splits`.
+    ///
+    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^22 in bf16. Each `mma` loses at
+    /// most five times `least` there, a product's or a sum's, under the group's scale; and of the sum with it `least`
+    /// is lost. Zeros lose nothing.
+    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
+        let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
+        let all = (weights.cols() / 16) as f64;
+        let format = weights.format();
+        let blocks = weights.codes().chunks(format.block_bytes()).zip(weights.scales());
+        let not_zeros = blocks.filter(|(codes, _)| codes.iter().any(|code| code & 0x77 != 0));
+        let scales = not_zeros.map(|(_, scale)| oracle::value(format, ONE, *scale, None));
+        let largest = scales.filter(|scale| scale.is_finite()).fold(0.0, f64::max);
+        let [under_scales, lower] = if T::LARGEST > 1e5 { [20.0 * largest, 22.0] } else { [0.0, 14.0] };
+        Self {
+            gamma: (2.0 * 4.0 * 6.0 + groups + 1.0) * 2f64.powi(-24),
+            delta: all * least * (under_scales + 1.0) * lower.exp2(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use microscale_kernels_abi::{Kernel, kernels};
@@ -39,6 +40,10 @@ impl Module {
         let kernels = kernels().iter().map(|kernel| {
             let function =
                 module.load_function(kernel.name).map_err(doing("finding a kernel in the embedded PTX"))?;
+            // Some have more than a launch gets without it.
+            function
+                .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared as i32)
+                .map_err(doing("asking for shared memory"))?;
             Ok((kernel.name, (*kernel, function)))
         });
         Ok(Self { kernels: kernels.collect::<Result<_>>()? })

@@ -1,9 +1,10 @@
 //! Products of chunks, by what a target has, and a format's scales and terms.
 //!
-//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and negative ones apart: the
-//! instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's sign. Four products and their sum are one
-//! instruction. The sums begin as the bits of 1.5 · 2^23, whose last bits count integers, so that their difference as floats is the sum of
-//! products, without a conversion. With hardware for it, elements are pairs of f16, which hold a group's sums exactly too.
+//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and negative
+//! ones apart: the instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's
+//! sign. Four products and their sum are one instruction. The sums begin as the bits of 1.5 · 2^23, whose last bits
+//! count integers, so that their difference as floats is the sum of products, without a conversion. With hardware for
+//! it, elements are pairs of f16, which hold a group's sums exactly too.
 
 use microscale_formats::{E8m0, dot, mx, nvfp4};
 
@@ -24,8 +25,8 @@ pub(super) trait Products {
     fn quarters(&self, matrix: Codes, vector: &Self::Vector) -> [f32; 2];
 }
 
-/// Bytes that are twice the elements. What the assembler knows it copies to a register for each use, unless it can be part of the instruction, as one
-/// half of the table can.
+/// Bytes that are twice the elements. What the assembler knows it copies to a register for each use, unless it can be
+/// part of the instruction, as one half of the table can.
 #[cfg(not(microscale_fp4))]
 pub(super) struct OfBytes {
     /// Twice the magnitudes, in the order of codes.
@@ -152,18 +153,9 @@ impl Nvfp4 {
     /// Two scales.
     #[inline(always)]
     pub(super) fn pair(bytes: u32) -> [f32; 2] {
-        Self::pair_times(bytes, 0)
-    }
-
-    /// Two scales times a power of two from 2^-15 to 2^7.
-    #[inline(always)]
-    pub(super) fn pair_times(bytes: u32, exponent: i32) -> [f32; 2] {
         #[cfg(microscale_sm90)]
         {
-            let mut pair = ptx::e4m3x2_to_f16x2(bytes);
-            if exponent != 0 {
-                pair = ptx::multiply_f16x2(pair, ((exponent + 15) as u32 * 0x0001_0001) << 10);
-            }
+            let pair = ptx::e4m3x2_to_f16x2(bytes);
             [ptx::f16_low_to_f32(pair), ptx::f16_high_to_f32(pair)]
         }
         #[cfg(not(microscale_sm90))]
@@ -172,7 +164,7 @@ impl Nvfp4 {
             [bytes, bytes >> 8].map(|byte| {
                 let code = byte & 0x7F;
                 let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
-                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120 + exponent)
+                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120)
             })
         }
     }

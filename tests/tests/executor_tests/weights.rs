@@ -51,6 +51,25 @@ const TILES: [(usize, usize, usize, u32, Weights, X); 13] = [
     (6, 1024, 5, 2, Cancelling, X::Common),
 ];
 
+/// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
+const ONE: [(usize, usize, usize, u32, Weights, X); 15] = [
+    (1, 128, 1, 1, Of(Scales::Common), X::Common),
+    (5, 128, 1, 8, Zeros, X::Common),
+    (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
+    (20, 1152, 1, 8, Edges, X::Common),
+    (17, 4224, 1, 4, Of(Scales::Common), X::Common),
+    (38, 1024, 2, 4, Beyond, X::Common),
+    (131, 384, 1, 1, Edges, X::Tiny),
+    (9, 640, 3, 2, Zeros, X::Numbers),
+    (3, 1152, 1, 8, Of(Scales::Common), X::Any),
+    (18, 2176, 1, 1, Of(Scales::Numbers), X::Common),
+    (33, 1024, 1, 2, Of(Scales::Any), X::Any),
+    (11, 896, 2, 1, Of(Scales::Largest), X::Numbers),
+    (270, 128, 1, 1, Of(Scales::Common), X::Common),
+    (6, 1024, 1, 2, Cancelling, X::Common),
+    (7, 2048, 1, 8, Of(Scales::Any), X::Tiny),
+];
+
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
 /// streams with nothing, one chunk and several.
 const CUT: [(usize, usize, usize, bool, Weights, X); 11] = [
@@ -150,12 +169,15 @@ impl<T: Exact + Activation> Product<T> {
     }
 
     /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
-    /// those of a chunk; or to 8 and to elements.
+    /// those of a chunk or to 4; or to 8 and to elements.
     fn launch(&self, variant: &str, grid: &WeightsGrid, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
-        let is_cut = variant == "cut";
-        let [codes, scales] = if is_cut { [8, 1] } else { [16, 32 / weights.format().block() as u64] };
+        let [codes, scales] = match variant {
+            "cut" => [8, 1],
+            "one_tiles1" | "one_tiles2" => [16, 4],
+            _ => [16, 32 / weights.format().block() as u64],
+        };
         let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
         let scales = case.memory.allocate_from_aligned("scales", weights.scales(), scales);
         let (slot, apply) = case.global_scale(weights);
@@ -188,20 +210,22 @@ struct Launched {
     out: microscale_executor::Buffer,
 }
 
+const ONE_TILES: [&str; 2] = ["one_tiles1", "one_tiles2"];
+
 /// The name of a kernel.
 fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
     format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
 }
 
-fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, splits: u32) -> WeightsGrid {
+fn grid(weights: &QuantizedTensor, tokens: usize, one: bool, tiles: u32, splits: u32) -> WeightsGrid {
     let [rows, cols, blocks] = [weights.rows(), weights.cols(), weights.blocks_per_row()].map(|n| n as u64);
-    WeightsGrid::new(rows, cols, blocks, tokens as u64, tiles, splits).expect("a small launch")
+    WeightsGrid::new(rows, cols, blocks, tokens as u64, one, tiles, splits).expect("a small launch")
 }
 
 /// By tensor cores: as near to the exact sums as the kernels promise, or the definition's bits for rows that they do
 /// not compute.
 fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, tiles, splits);
+    let grid = grid(&product.weights, product.tokens, false, tiles, splits);
     let variant = ["tiles1", "tiles2"][tiles as usize - 1];
     let Launched { mut case, out } = product.launch(variant, &grid, grid.thread_blocks(), false);
     let product = Arc::clone(product);
@@ -226,9 +250,25 @@ fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, spli
     case
 }
 
+/// By tensor cores, for one token at a time: as near to the exact sums as the kernels promise, or the definition's bits.
+fn of_one<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
+    let grid = grid(&product.weights, product.tokens, true, tiles, splits);
+    let Launched { mut case, out } =
+        product.launch(ONE_TILES[tiles as usize - 1], &grid, grid.thread_blocks(), false);
+    let product = Arc::clone(product);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+        // The executor keeps subnormal numbers.
+        let bound = Bound::of_one_token::<T>(&product.weights, splits as usize, 2f64.powi(-149));
+        product.exact.check(&found, &bound).map(|_| ())
+    }));
+    case
+}
+
 /// By the kernels that do without tensor cores: the definition's bits.
 fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, 1, 1);
+    let grid = grid(&product.weights, product.tokens, false, 1, 1);
     let Launched { mut case, out } = product.launch("cut", &grid, product.weights.rows() as u64, odd);
     case.expect("results", out, bytemuck::cast_slice(&product.results).to_vec());
     case
@@ -246,6 +286,20 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 // All splits with either number of tiles.
                 let splits = if tiles == 1 { splits } else { 8 / splits };
                 let case = Case::new(what, kernel, move || with_tiles(&made, tiles, splits));
+                cases.push(Case { by_tensor_cores: true, ..case });
+            }
+        }
+        for (i, (rows, cols, tokens, splits, kind, x)) in (0..).zip(ONE) {
+            let half = if format == Format::Nvfp4 && cols % 256 != 0 { 64 } else { 0 };
+            let shape = (rows, cols + half, tokens);
+            let made =
+                Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
+            for tiles in [1, 2] {
+                let kernel = weights_kernel::<T>(format, ONE_TILES[tiles as usize - 1]);
+                let splits = if tiles == 1 { splits } else { 8 / splits };
+                let what = format!("{shape:?}, {splits} splits, {kind:?}, {x:?}");
+                let made = Arc::clone(&made);
+                let case = Case::new(what, kernel, move || of_one(&made, tiles, splits));
                 cases.push(Case { by_tensor_cores: true, ..case });
             }
         }

@@ -46,9 +46,9 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     let mut launch = stream.launch_builder(function);
     launch.arg(weights.codes()).arg(weights.scales()).arg(weights.global_slot());
     launch.arg(&activations).arg(&out).arg(&grid).arg(&apply);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that activations and output have the elements that the grid
-    // says; buffers of tensors start on 256 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from
-    // overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that activations and output have the
+    // elements that the grid says; buffers of tensors start on 256 bytes, rows of whole chunks are multiples of 16,
+    // and the kernel was asked whether it takes the shape. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(shape) }.map_err(doing("launching a product"))?;
     Ok(())
 }

@@ -1,0 +1,174 @@
+//! How weights and activations of a dtype meet in the tensor cores.
+
+use microscale_kernels_abi::{OutputDtype, power_of_two};
+
+use crate::dtype::{Bf16, Dtype, F16};
+use crate::gemv::products::Nvfp4;
+use crate::{ptx, warp};
+
+/// Sums that a lane has of a tile.
+pub(super) const SUMS: usize = 4;
+
+/// A dtype of activations.
+pub(super) trait Activations {
+    type Dtype: Dtype;
+    const OUTPUT: OutputDtype;
+    /// By how many powers of two [`Self::weights`] are too low.
+    const BELOW: i32;
+    /// The exponents of MXFP4 scales under which scaled weights are exact, the first and the last.
+    const USUAL: [u32; 2];
+    /// Scaled weights are lower by this power of two, in NVFP4 and in MXFP4, so that they fit.
+    const LOWERED: [i32; 2];
+    /// By how many powers of two [`Self::raised`] activations are too high.
+    const RAISED: i32;
+
+    /// Eight weights in four pairs.
+    fn weights(codes: u32) -> [u32; 4];
+
+    /// Eight activations in the pairs that [`Self::weights`] makes.
+    fn pairs(activations: [u32; 4]) -> [u32; 4];
+
+    /// A pair of activations to be multiplied with weights that are too low.
+    fn raised(pair: u32) -> u32;
+
+    /// A factor in both halves.
+    fn factor(scale: f32) -> u32;
+
+    /// The factors for two scales of NVFP4, given as bytes.
+    #[inline(always)]
+    fn factors(scales: u32) -> [u32; 2] {
+        let [low, high] = Nvfp4::pair(scales);
+        let raised = power_of_two(Self::BELOW - Self::LOWERED[0]);
+        [Self::factor(low * raised), Self::factor(high * raised)]
+    }
+
+    /// A pair under a factor.
+    fn scaled(pair: u32, factor: u32) -> u32;
+
+    /// sums + a · b.
+    fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
+}
+
+/// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the
+/// weight times 2^-14. Its byte is the upper one of the f16.
+pub(super) struct WithF16;
+
+impl Activations for WithF16 {
+    type Dtype = F16;
+    const OUTPUT: OutputDtype = OutputDtype::F16;
+    const BELOW: i32 = if cfg!(microscale_fp4) { 0 } else { 14 };
+    const USUAL: [u32; 2] = [107, 131];
+    const LOWERED: [i32; 2] = [7, 3];
+    const RAISED: i32 = 0;
+
+    #[cfg(not(microscale_fp4))]
+    #[inline(always)]
+    fn weights(codes: u32) -> [u32; 4] {
+        const SIGNS: u32 = 0x8080_8080;
+        const MAGNITUDES: u32 = 0x0E0E_0E0E;
+        let even = (codes << 4 & SIGNS) | (codes << 1 & MAGNITUDES);
+        let odd = (codes & SIGNS) | (codes >> 3 & MAGNITUDES);
+        let (first, second) = (0x1404, 0x3424);
+        [
+            ptx::permute(even, 0, first),
+            ptx::permute(even, 0, second),
+            ptx::permute(odd, 0, first),
+            ptx::permute(odd, 0, second),
+        ]
+    }
+
+    #[cfg(microscale_fp4)]
+    #[inline(always)]
+    fn weights(codes: u32) -> [u32; 4] {
+        crate::gemv::products::pairs(codes)
+    }
+
+    #[inline(always)]
+    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+        if cfg!(microscale_fp4) {
+            return [a, b, c, d];
+        }
+        let (even, odd) = (0x5410, 0x7632);
+        [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
+    }
+
+    #[inline(always)]
+    fn raised(pair: u32) -> u32 {
+        pair
+    }
+
+    #[inline(always)]
+    fn factor(scale: f32) -> u32 {
+        ptx::f16x2(scale, scale)
+    }
+
+    #[cfg(microscale_sm90)]
+    #[inline(always)]
+    fn factors(scales: u32) -> [u32; 2] {
+        let raised = const { ((15 + Self::BELOW - Self::LOWERED[0]) as u32) << 10 };
+        let pair = ptx::multiply_f16x2(ptx::e4m3x2_to_f16x2(scales), raised << 16 | raised);
+        [ptx::permute(pair, 0, 0x1010), ptx::permute(pair, 0, 0x3232)]
+    }
+
+    #[inline(always)]
+    fn scaled(pair: u32, factor: u32) -> u32 {
+        ptx::multiply_f16x2(pair, factor)
+    }
+
+    #[inline(always)]
+    fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS] {
+        warp::multiply_f16(a, b, sums)
+    }
+}
+
+/// With bf16, whose exponents lie across its bytes: signs and magnitudes are moved apart, and the weight is times
+/// 2^-126.
+pub(super) struct WithBf16;
+
+impl Activations for WithBf16 {
+    type Dtype = Bf16;
+    const OUTPUT: OutputDtype = OutputDtype::Bf16;
+    const BELOW: i32 = 126;
+    const USUAL: [u32; 2] = [16, 142];
+    const LOWERED: [i32; 2] = [14, 14];
+    const RAISED: i32 = 104;
+
+    #[inline(always)]
+    fn weights(codes: u32) -> [u32; 4] {
+        const SIGNS: u32 = 0x8000_8000;
+        const MAGNITUDES: u32 = 0x01C0_01C0;
+        [
+            (codes << 12 & SIGNS) | (codes << 6 & MAGNITUDES),
+            (codes << 8 & SIGNS) | (codes << 2 & MAGNITUDES),
+            (codes << 4 & SIGNS) | (codes >> 2 & MAGNITUDES),
+            (codes & SIGNS) | (codes >> 6 & MAGNITUDES),
+        ]
+    }
+
+    #[inline(always)]
+    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+        let (low, high) = (0x5410, 0x7632);
+        [ptx::permute(a, c, low), ptx::permute(a, c, high), ptx::permute(b, d, low), ptx::permute(b, d, high)]
+    }
+
+    #[inline(always)]
+    fn raised(pair: u32) -> u32 {
+        let half = const { ((127 + Self::RAISED) as u32) << 7 };
+        ptx::multiply_bf16x2(pair, half << 16 | half)
+    }
+
+    #[inline(always)]
+    fn factor(scale: f32) -> u32 {
+        ptx::bf16x2(scale, scale)
+    }
+
+    #[inline(always)]
+    fn scaled(pair: u32, factor: u32) -> u32 {
+        ptx::multiply_bf16x2(pair, factor)
+    }
+
+    #[inline(always)]
+    fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS] {
+        warp::multiply_bf16(a, b, sums)
+    }
+}

@@ -1,0 +1,84 @@
+//! Rows by the definition, as CPUs compute them: for what tensor cores have no room for, and where rows are not whole
+//! chunks.
+
+use microscale_formats::dot::{CHUNK, STREAMS};
+use microscale_formats::weights::GROUP;
+use microscale_kernels_abi::{WARP, power_of_two};
+
+use super::{Activations, Job, WARPS, Weights};
+use crate::dtype::Dtype;
+use crate::gemv::{Row, load_8, total};
+use crate::{ptx, warp};
+
+/// A row's sum with a token's activations, by the definition.
+///
+/// # Safety
+/// As for the kernels; all lanes of the warp take part.
+#[inline(always)]
+unsafe fn defined<F: Weights, D: Activations>(row: Row, activations: *const u8, cols: u64) -> f64 {
+    let mut sum = 0.0;
+    let mut start = u64::from(warp::lane()) * CHUNK as u64;
+    while start < cols {
+        let mut first = start;
+        while first < cols && first < start + CHUNK as u64 {
+            // SAFETY: the group exists, and has codes and a scale even where its row ends before.
+            let ([low, high], scale) = unsafe {
+                (
+                    load_8(row.codes.wrapping_add((first / 2) as usize)),
+                    *row.scales.wrapping_add((first / (2 * F::BLOCK_BYTES)) as usize),
+                )
+            };
+            let codes = u64::from(low) | u64::from(high) << 32;
+            let mut fraction = 0.0;
+            let mut i = 0;
+            while i < GROUP as u64 && first + i < cols {
+                let code = (codes >> (4 * i)) as u32;
+                // The bits moved to those of an f32 are the weight times 2^-126.
+                let weight = f32::from_bits((code & 7) << 22 | code << 28 & 1 << 31) * power_of_two(126 - 7);
+                // SAFETY: the activation exists.
+                let bits = unsafe { *activations.wrapping_add(((first + i) * 2) as usize).cast::<u16>() };
+                fraction = ptx::fma_f32(weight, D::Dtype::widen(&[u32::from(bits), 0, 0, 0], 0), fraction);
+                i += 1;
+            }
+            sum = F::add_group(sum, fraction, scale);
+            first += GROUP as u64;
+        }
+        start += (STREAMS * CHUNK) as u64;
+    }
+    64.0 * total([f64::from(sum)])
+}
+
+impl Job {
+    /// A row with tokens, by the definition.
+    ///
+    /// # Safety
+    /// As for the kernels; all lanes of the warp take part, and no other warp has this row and token.
+    #[inline(always)]
+    pub(super) unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
+        let [mut token, end] = tokens;
+        while token < end {
+            // SAFETY: the row and the token exist; one lane stores.
+            unsafe {
+                let weights = self.weights.row::<F>(row, self.grid.blocks);
+                let sum = defined::<F, D>(weights, self.token(token), self.grid.cols);
+                if warp::lane() == 0 {
+                    self.store::<D>(row, token, sum);
+                }
+            }
+            token += 1;
+        }
+    }
+}
+
+/// A row a warp.
+///
+/// # Safety
+/// The contract of the kernels below.
+#[inline(always)]
+pub(super) unsafe fn cut<F: Weights, D: Activations>(job: Job) {
+    let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
+    if row < job.grid.rows {
+        // SAFETY: the whole warp is here, and its row is its own.
+        unsafe { job.define::<F, D>(row, [0, job.grid.tokens]) };
+    }
+}
