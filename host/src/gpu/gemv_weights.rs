@@ -38,8 +38,8 @@ impl GemvWeightsKernel {
         tiles.flat_map(|(one, tiles)| [1, 2, 4, 8].map(|splits| Self { one, tiles, splits }))
     }
 
-    /// The one for so many rows, columns and tokens: two tiles a warp, if that leaves enough warps with a few steps
-    /// each.
+    /// The one for so many rows, columns and tokens: one token has its own; two tiles a warp, if that leaves enough
+    /// warps with a few steps each.
     pub fn choose(rows: usize, cols: usize, tokens: usize) -> Self {
         let one = tokens == 1;
         let busy = |kernel: &Self| {
@@ -108,9 +108,9 @@ impl Gpu {
     /// each time.
     ///
     /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the exact sum.
-    /// Where rows are not a multiple of 32, where activations do not start on 16 bytes, and, with several tokens, for
-    /// rows with MXFP4 scales that leave the activations' dtype no room for its products, results have the CPU's
-    /// bits, more slowly.
+    /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do not start
+    /// on 16 bytes; with several tokens, for rows with MXFP4 scales that leave the activations' dtype no room for its
+    /// products; and with one, where a sum is infinite or NaN on the way, as from bf16 activations of 2^24.
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], and [`crate::Error::Gpu`].
