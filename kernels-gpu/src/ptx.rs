@@ -139,36 +139,6 @@ pub(crate) unsafe fn load_16_once_here(address: *const u8) -> [u32; 4] {
     unsafe { load_16!(".L1::no_allocate", address) }
 }
 
-/// Reads a number of 8 bits that no one writes during the kernel, where it stands.
-///
-/// # Safety
-/// `address` points to a readable byte in global memory, and nothing writes there meanwhile.
-#[inline(always)]
-pub(crate) unsafe fn load_u8_here(address: *const u8) -> u32 {
-    let value;
-    // SAFETY: the caller's promise is what the instruction needs.
-    unsafe {
-        asm!("ld.global.nc.u8 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
-            options(readonly, nostack, preserves_flags));
-    }
-    value
-}
-
-/// [`load_u8_here`] of 16 bits.
-///
-/// # Safety
-/// As for [`load_u8_here`], for two bytes; `address` is a multiple of 2.
-#[inline(always)]
-pub(crate) unsafe fn load_u16_here(address: *const u8) -> u32 {
-    let value;
-    // SAFETY: the caller's promise is what the instruction needs.
-    unsafe {
-        asm!("ld.global.nc.u16 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
-            options(readonly, nostack, preserves_flags));
-    }
-    value
-}
-
 /// A pointer into shared memory as an address of shared memory.
 #[inline(always)]
 pub(crate) fn shared_address(pointer: *const u8) -> u32 {
@@ -221,36 +191,6 @@ pub(crate) unsafe fn copy_4(to: u32, from: *const u8, bytes: u32) {
     unsafe { copy!("ca", "4", to, from, bytes) };
 }
 
-/// Reads a number of 8 bits of shared memory.
-///
-/// # Safety
-/// It is readable.
-#[inline(always)]
-pub(crate) unsafe fn load_shared_u8(address: u32) -> u32 {
-    let value;
-    // SAFETY: the caller's promise is what the instruction needs.
-    unsafe {
-        asm!("ld.shared.u8 {}, [{}];", out(reg32) value, in(reg32) address,
-            options(readonly, nostack, preserves_flags));
-    }
-    value
-}
-
-/// [`load_shared_u8`] of 16 bits.
-///
-/// # Safety
-/// They are readable, and `address` is a multiple of 2.
-#[inline(always)]
-pub(crate) unsafe fn load_shared_u16(address: u32) -> u32 {
-    let value;
-    // SAFETY: the caller's promise is what the instruction needs.
-    unsafe {
-        asm!("ld.shared.u16 {}, [{}];", out(reg32) value, in(reg32) address,
-            options(readonly, nostack, preserves_flags));
-    }
-    value
-}
-
 /// Reads 16 bytes of shared memory.
 ///
 /// # Safety
@@ -279,6 +219,46 @@ pub(crate) fn commit_copies() {
 pub(crate) fn wait_for_copies<const N: u32>() {
     // SAFETY: what the copies wrote is memory that nobody else uses, by their callers' promise.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack, preserves_flags)) };
+}
+
+/// Loads of 8 and 16 bits, which stay where they stand: one line each.
+macro_rules! narrow_loads {
+    ($($(#[$doc:meta])* $name:ident($class:ident $type:ty) = $text:literal;)+) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) unsafe fn $name(address: $type) -> u32 {
+            let value;
+            // SAFETY: the caller's promise is what the instruction needs.
+            unsafe {
+                asm!(concat!($text, " {value}, [{address}];"), value = out(reg32) value,
+                    address = in($class) address, options(readonly, nostack, preserves_flags));
+            }
+            value
+        }
+    )+};
+}
+
+narrow_loads! {
+    /// Reads a number of 8 bits that no one writes during the kernel.
+    ///
+    /// # Safety
+    /// `address` points to a readable byte in global memory, and nothing writes there meanwhile.
+    load_u8_here(reg64 *const u8) = "ld.global.nc.u8";
+    /// [`load_u8_here`] of 16 bits.
+    ///
+    /// # Safety
+    /// As for [`load_u8_here`], for two bytes; `address` is a multiple of 2.
+    load_u16_here(reg64 *const u8) = "ld.global.nc.u16";
+    /// Reads a number of 8 bits of shared memory.
+    ///
+    /// # Safety
+    /// It is readable.
+    load_shared_u8(reg32 u32) = "ld.shared.u8";
+    /// [`load_shared_u8`] of 16 bits.
+    ///
+    /// # Safety
+    /// They are readable, and `address` is a multiple of 2.
+    load_shared_u16(reg32 u32) = "ld.shared.u16";
 }
 
 /// Instructions on registers only: one line each.

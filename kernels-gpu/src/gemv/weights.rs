@@ -23,8 +23,7 @@ use self::defined::cut;
 use self::many::many;
 use self::one::one;
 use super::products::{Format as Products4, Mxfp4, Nvfp4};
-use super::{CHUNK_BYTES, Codes, Operand, Row, store};
-use crate::ptx;
+use super::{Operand, store};
 use crate::search::Ptx;
 
 /// Chunks of a row that a step has: one for each lane of four.
@@ -109,39 +108,6 @@ impl Weights for Mxfp4 {
     #[inline(always)]
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
         weights::add_mxfp4::<Ptx>(sum, fraction, E8m0::from_bits(scale))
-    }
-}
-
-/// A chunk of a row: its codes and the bytes of its scales.
-#[derive(Clone, Copy)]
-struct Chunk {
-    codes: Codes,
-    scales: u32,
-}
-
-impl Chunk {
-    const NONE: Self = Self { codes: [0; 4], scales: 0 };
-
-    /// Loads a chunk of two rows: the last one in the place of those behind it.
-    ///
-    /// # Safety
-    /// As for the kernels.
-    #[inline(always)]
-    unsafe fn load<F: Weights>(rows: &[Row; 2], chunk: u32, last: u32) -> [Self; 2] {
-        let place = chunk.min(last);
-        let mut loaded = [Self::NONE; 2];
-        for (loaded, row) in loaded.iter_mut().zip(rows) {
-            let codes = row.codes.wrapping_add((place * CHUNK_BYTES) as usize);
-            let scales = row.scales.wrapping_add((place * F::BLOCKS) as usize);
-            // SAFETY: the chunk is in the row; whole chunks lie on multiples of 16 bytes, and their scales on one of
-            // their number.
-            unsafe {
-                loaded.codes = ptx::load_16_once_here(codes);
-                loaded.scales =
-                    if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) };
-            }
-        }
-        loaded
     }
 }
 

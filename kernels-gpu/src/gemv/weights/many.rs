@@ -13,9 +13,9 @@ use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, power_of_two};
 
 use super::activations::SUMS;
-use super::{Activations, Chunk, Job, QUAD, WARPS, Weights, parts};
+use super::{Activations, Job, QUAD, WARPS, Weights, parts};
 use crate::dtype::Dtype;
-use crate::gemv::Row;
+use crate::gemv::{CHUNK_BYTES, Chunk, Row};
 use crate::{ptx, warp};
 
 /// What a lane loads for a step.
@@ -41,7 +41,7 @@ impl<const TILES: usize> Lane<TILES> {
         let mut step = [[Chunk::NONE; 2]; TILES];
         for (loaded, rows) in step.iter_mut().zip(&self.rows) {
             // SAFETY: the caller's promise.
-            *loaded = unsafe { Chunk::load::<F>(rows, chunk, self.last) };
+            *loaded = unsafe { pair::<F>(rows, chunk.min(self.last)) };
         }
         step
     }
@@ -78,6 +78,27 @@ impl<const TILES: usize> Lane<TILES> {
         }
         usual
     }
+}
+
+/// Loads a chunk of two rows.
+///
+/// # Safety
+/// As for the kernels; the chunk is in the rows.
+#[inline(always)]
+unsafe fn pair<F: Weights>(rows: &[Row; 2], chunk: u32) -> [Chunk; 2] {
+    let mut loaded = [Chunk::NONE; 2];
+    for (loaded, row) in loaded.iter_mut().zip(rows) {
+        let codes = row.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
+        let scales = row.scales.wrapping_add((chunk * F::BLOCKS) as usize);
+        // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of their
+        // number.
+        unsafe {
+            loaded.codes = ptx::load_16_once_here(codes);
+            loaded.scales =
+                if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) };
+        }
+    }
+    loaded
 }
 
 /// A chunk of activations that are not there.

@@ -187,9 +187,11 @@ pub(super) unsafe fn one<F: Weights, D: Activations, const TILES: usize>(job: Jo
     let of_warp = shared.wrapping_add((number * warp_bytes) as usize);
     let address = ptx::shared_address(of_warp);
     let [scales_at, activations_at] = const { [scales_at(TILES), activations_at(TILES)] };
-    let (slot, piece) = (lane / (ACTIVATION_BYTES / 16), lane % (ACTIVATION_BYTES / 16));
-    if slot < ONE_SLOTS {
-        let zeros = of_warp.wrapping_add((slot * slot_bytes + activations_at + ZEROS + piece * 16) as usize);
+    // Of activations, a lane copies a piece of one of eight chunks.
+    let (eighth, piece) = (lane / (ACTIVATION_BYTES / 16), lane % (ACTIVATION_BYTES / 16));
+    if eighth < ONE_SLOTS {
+        let zeros =
+            of_warp.wrapping_add((eighth * slot_bytes + activations_at + ZEROS + piece * 16) as usize);
         // SAFETY: in the memory that the launch gives, of this warp.
         unsafe { *zeros.cast::<u128>() = 0 };
     }
@@ -200,7 +202,6 @@ pub(super) unsafe fn one<F: Weights, D: Activations, const TILES: usize>(job: Jo
     // Words of scales that a row has in a step, and chunks that a word has.
     let (words, word_chunks) = const { (CHUNKS * F::BLOCKS / 4, 4 / F::BLOCKS) };
     let word_chunk = of_split + lane % words * word_chunks;
-    let (eighth, piece) = (lane / (ACTIVATION_BYTES / 16), lane % (ACTIVATION_BYTES / 16));
     let found_activations = if place / ONE_SEGMENTS == quarter {
         segment * (ZEROS + ACTIVATION_BYTES) + quarter * ACTIVATION_BYTES
     } else {
