@@ -210,7 +210,15 @@ struct Launched {
     out: microscale_executor::Buffer,
 }
 
-const ONE_TILES: [&str; 2] = ["one_tiles1", "one_tiles2"];
+/// The end of a kernel's name, with so many tiles, for one token at a time or up to eight.
+fn variant(one: bool, tiles: u32) -> &'static str {
+    match (one, tiles) {
+        (true, 1) => "one_tiles1",
+        (true, _) => "one_tiles2",
+        (false, 1) => "tiles1",
+        (false, _) => "tiles2",
+    }
+}
 
 /// The name of a kernel.
 fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
@@ -226,8 +234,8 @@ fn grid(weights: &QuantizedTensor, tokens: usize, one: bool, tiles: u32, splits:
 /// not compute.
 fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
     let grid = grid(&product.weights, product.tokens, false, tiles, splits);
-    let variant = ["tiles1", "tiles2"][tiles as usize - 1];
-    let Launched { mut case, out } = product.launch(variant, &grid, grid.thread_blocks(), false);
+    let Launched { mut case, out } =
+        product.launch(variant(false, tiles), &grid, grid.thread_blocks(), false);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
         let Product { weights, tokens, results, exact, .. } = &*product;
@@ -253,8 +261,7 @@ fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, spli
 /// By tensor cores, for one token at a time: as near to the exact sums as the kernels promise, or the definition's bits.
 fn of_one<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
     let grid = grid(&product.weights, product.tokens, true, tiles, splits);
-    let Launched { mut case, out } =
-        product.launch(ONE_TILES[tiles as usize - 1], &grid, grid.thread_blocks(), false);
+    let Launched { mut case, out } = product.launch(variant(true, tiles), &grid, grid.thread_blocks(), false);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
@@ -276,30 +283,20 @@ fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, tokens, splits, kind, x)) in (0..).zip(TILES) {
-            let product = move || Arc::new(Product::<T>::new(format, (rows, cols, tokens), kind, x, i));
-            let made = Arc::new(LazyLock::new(product));
-            for tiles in [1, 2] {
-                let kernel = weights_kernel::<T>(format, ["tiles1", "tiles2"][tiles as usize - 1]);
-                let what = format!("{rows}x{cols}, {tokens} tokens, {splits} splits, {kind:?}, {x:?}");
-                let made = Arc::clone(&made);
-                // All splits with either number of tiles.
-                let splits = if tiles == 1 { splits } else { 8 / splits };
-                let case = Case::new(what, kernel, move || with_tiles(&made, tiles, splits));
-                cases.push(Case { by_tensor_cores: true, ..case });
-            }
-        }
-        for (i, (rows, cols, tokens, splits, kind, x)) in (0..).zip(ONE) {
-            let half = if format == Format::Nvfp4 && cols % 256 != 0 { 64 } else { 0 };
+        let all = (0..).zip(TILES).map(|case| (false, case)).chain((0..).zip(ONE).map(|case| (true, case)));
+        for (one, (i, (rows, cols, tokens, splits, kind, x))) in all {
+            let half = if one && format == Format::Nvfp4 && cols % 256 != 0 { 64 } else { 0 };
             let shape = (rows, cols + half, tokens);
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for tiles in [1, 2] {
-                let kernel = weights_kernel::<T>(format, ONE_TILES[tiles as usize - 1]);
+                let kernel = weights_kernel::<T>(format, variant(one, tiles));
+                // All splits with either number of tiles.
                 let splits = if tiles == 1 { splits } else { 8 / splits };
-                let what = format!("{shape:?}, {splits} splits, {kind:?}, {x:?}");
+                let what = format!("{shape:?} with tokens, {splits} splits, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
-                let case = Case::new(what, kernel, move || of_one(&made, tiles, splits));
+                let prepare = if one { of_one } else { with_tiles };
+                let case = Case::new(what, kernel, move || prepare(&made, tiles, splits));
                 cases.push(Case { by_tensor_cores: true, ..case });
             }
         }
