@@ -47,6 +47,10 @@ impl Loaded {
         unsafe {
             let function =
                 result::module::get_function(self.0, name).map_err(|error| format!("{error:?}"))?;
+            // Some have more than a launch gets without it.
+            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, limit, shared as i32)
+                .map_err(|error| format!("{error:?}"))?;
             result::launch_kernel(
                 function,
                 (blocks, 1, 1),
