@@ -26,15 +26,15 @@
 //! weights of a row, already scaled, with 16 activations exactly, cuts each product and the sum before them to 24
 //! bits of the largest one's, and adds. Eight follow each other from zero: each loses at most 18 units of 2^−23 of
 //! what the eight come to without signs. Their sums are added in f32, one for each step of 128 elements or more. So
-//! there γ is [`tensor_core_gamma`], and with bf16, whose products may be below f32's normal numbers, K · 2^−112
+//! there γ is [`tensor_core_gamma`], and with bf16, whose products may be below f32's normal numbers, K · 2^−110
 //! comes to δ; with it, sums overflow at 2^14 times the largest f32.
 //!
 //! With one token, weights are not scaled first: four multiplications with four products each make a group, and lose
 //! six units each; groups come under their scales as they are fused to sums of f32, two for each 256 elements or
-//! more. γ is smaller then. δ is more: with f16 K · 2^−115 in MXFP4, and with bf16 K · 2^−103 times the largest block
-//! scale over elements that are not all zeros, as though activations ended near 2^−103; both less by 2^23 where f32's
-//! subnormal numbers are kept. Sums that are infinite or NaN, and those of bf16 activations from 2^24 on, are
-//! computed as on CPUs, so that they are never less.
+//! more, and the sums of eight lanes in f32. γ is smaller then. δ is more: with f16 K · 2^−115 in MXFP4, and with
+//! bf16 K · 2^−101 times the largest block scale over elements that are not all zeros, as though activations ended
+//! near 2^−101; both less by 2^23 where f32's subnormal numbers are kept. Sums that are infinite or NaN, and those of
+//! bf16 activations from 2^24 on, are computed as on CPUs, so that they are never less.
 
 use crate::dot::Sums;
 use crate::search::Fused;

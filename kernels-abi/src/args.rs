@@ -1,8 +1,9 @@
 //! The structures that travel as kernel arguments or lie in device memory.
 
-use crate::kernels::{ONE_SEGMENTS, ROW_PLACES, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS};
+use crate::kernels::{Ahead, ROW_PLACES, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS};
 use crate::shortcut::NvShortcut;
 use microscale_formats::E4m3;
+use microscale_formats::dot::CHUNK;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
 use microscale_formats::nvfp4::{self, BlockScale, Direction, Quotient};
 
@@ -94,7 +95,26 @@ pub struct GemvGrid {
     pub groups: Divider,
 }
 
-/// How weights, a quantized matrix, are multiplied with activations that are not quantized.
+/// Weights, a quantized matrix, to multiply with tokens' activations, which are not quantized.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WeightsShape {
+    /// Rows of the matrix, at least 1.
+    pub rows: u64,
+    /// Its columns, and a token's activations.
+    pub cols: u64,
+    /// Blocks in a row; fewer than 2²⁶.
+    pub blocks: u64,
+}
+
+impl WeightsShape {
+    /// Whether kernels can count what there is, with so many tokens, and there is something.
+    const fn counts(&self, tokens: u64) -> bool {
+        self.rows > 0 && self.blocks < 1 << 26 && tokens > 0 && tokens < 1 << 24
+    }
+}
+
+/// How weights are multiplied with up to eight tokens at a time.
 ///
 /// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the
 /// same row and of the same token lie in places side by side: segments. Counts that kernels divide by are powers of
@@ -102,14 +122,10 @@ pub struct GemvGrid {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsGrid {
-    /// Rows of the matrix, at least 1.
-    pub rows: u64,
-    /// Its columns, and a token's activations.
-    pub cols: u64,
-    /// Blocks in a row; fewer than 2²⁶.
-    pub blocks: u64,
+    /// What is multiplied.
+    pub shape: WeightsShape,
     /// Tokens, at least 1; fewer than 2²⁴.
-    pub tokens: u32,
+    pub tokens: u64,
     /// Of the warps that share rows, each with a part of the columns: at most as many as a thread block has.
     pub split_bits: u32,
     /// Of the segments: up to 3.
@@ -123,31 +139,19 @@ pub struct WeightsGrid {
 }
 
 impl WeightsGrid {
-    /// For a kernel, maybe one for one token, with so many tiles a warp, rows shared by so many warps; `None` if
-    /// there is nothing to multiply, or more than a launch can count, or if these are not powers of two or more warps
-    /// than a thread block has.
-    pub fn new(
-        rows: u64,
-        cols: u64,
-        blocks: u64,
-        tokens: u64,
-        one: bool,
-        tiles: u32,
-        splits: u32,
-    ) -> Option<Self> {
+    /// With so many tiles a warp, and rows shared by so many warps; `None` if there is nothing to multiply, or more
+    /// than a launch can count, or if these are not powers of two or more warps than a thread block has.
+    pub fn new(shape: WeightsShape, tokens: u64, tiles: u32, splits: u32) -> Option<Self> {
         let shared = tiles.is_power_of_two() && splits.is_power_of_two() && splits <= WEIGHTS_THREADS / WARP;
-        if !shared || rows == 0 || tokens == 0 || tokens >= 1 << 24 || blocks >= 1 << 26 {
+        if !shared || !shape.counts(tokens) {
             return None;
         }
-        let lot = if one { 1 } else { (tokens as u32).next_power_of_two().min(TOKEN_PLACES) };
-        let segments = if one { ONE_SEGMENTS } else { TOKEN_PLACES / lot };
+        let lot = (tokens as u32).next_power_of_two().min(TOKEN_PLACES);
         let grid = Self {
-            rows,
-            cols,
-            blocks,
-            tokens: tokens as u32,
+            shape,
+            tokens,
             split_bits: splits.ilog2(),
-            segment_bits: segments.ilog2(),
+            segment_bits: (TOKEN_PLACES / lot).ilog2(),
             tile_bits: tiles.ilog2(),
             lot_bits: lot.ilog2(),
             lots: Divider::new(tokens.div_ceil(u64::from(lot))),
@@ -175,7 +179,86 @@ impl WeightsGrid {
 
     /// Thread blocks of a launch.
     pub const fn thread_blocks(&self) -> u64 {
-        self.rows.div_ceil(1 << (self.group_bits() + self.group_row_bits())) * self.lots.divisor
+        self.shape.rows.div_ceil(1 << (self.group_bits() + self.group_row_bits())) * self.lots.divisor
+    }
+}
+
+/// How weights are multiplied by the kernels that copy ahead.
+///
+/// The rows of a turn are multiplied by the warps of a team, each with steps of its own; a thread block has one team or
+/// several. Teams take turns' rows one after the other, the first teams of all thread blocks first, so that thread
+/// blocks have as many turns, or one more.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct TurnsGrid {
+    /// What is multiplied.
+    pub shape: WeightsShape,
+    /// Lots that the tokens fall to. Each has thread blocks of its own.
+    pub lots: Divider,
+    /// Tokens.
+    pub tokens: u32,
+    /// The exponent of those of a lot.
+    pub lot_bits: u32,
+    /// Thread blocks of a lot.
+    pub row_blocks: u32,
+    /// Turns that each team has, and how many teams have one more: at most [`Ahead::turns`] each.
+    pub turns: [u32; 2],
+    /// Warps of a thread block.
+    pub warps: u32,
+    /// The exponent of the warps of a team.
+    pub split_bits: u32,
+    /// Steps of a row: every so many-th is a warp's.
+    pub steps: u32,
+}
+
+impl TurnsGrid {
+    /// For a kernel, with so many warps of a team and of a thread block, on a GPU that has so many thread blocks at
+    /// once; `None` if there is nothing to multiply, or more than a launch can count, or if warps are not powers of two
+    /// or a team has more than a thread block.
+    pub fn new(
+        kernel: Ahead,
+        shape: WeightsShape,
+        tokens: u64,
+        [splits, warps]: [u32; 2],
+        at_once: u32,
+    ) -> Option<Self> {
+        let teams = splits.is_power_of_two() && warps.is_power_of_two() && splits <= warps;
+        if !teams || at_once == 0 || !shape.counts(tokens) {
+            return None;
+        }
+        let lot = if kernel.one { 1 } else { (tokens as u32).next_power_of_two().min(TOKEN_PLACES) };
+        let segment_bits = kernel.segment_bits(lot.ilog2());
+        let teams = u64::from(warps / splits);
+        let turns = shape.rows.div_ceil(u64::from((kernel.tiles * ROW_PLACES) >> segment_bits));
+        if turns >= 1 << 31 {
+            return None;
+        }
+        let waves = turns.div_ceil(u64::from(at_once) * teams * u64::from(kernel.turns()));
+        let row_blocks = turns.div_ceil(teams).min(u64::from(at_once) * waves);
+        let (each, more) = (turns / (row_blocks * teams), turns % (row_blocks * teams));
+        let grid = Self {
+            shape,
+            lots: Divider::new(tokens.div_ceil(u64::from(lot))),
+            tokens: tokens as u32,
+            lot_bits: lot.ilog2(),
+            row_blocks: row_blocks as u32,
+            turns: [each as u32, more as u32],
+            warps,
+            split_bits: splits.ilog2(),
+            // A chunk for each of four lanes, in each segment.
+            steps: u32::try_from(shape.cols.div_ceil((4 * CHUNK as u64) << segment_bits)).ok()?,
+        };
+        (grid.thread_blocks() < 1 << 31).then_some(grid)
+    }
+
+    /// Thread blocks of a launch.
+    pub const fn thread_blocks(&self) -> u64 {
+        self.row_blocks as u64 * self.lots.divisor
+    }
+
+    /// Threads in a thread block, and bytes of shared memory for them.
+    pub const fn threads_and_shared(&self, kernel: Ahead) -> (u32, u32) {
+        (self.warps * WARP, self.warps * kernel.warp_bytes())
     }
 }
 

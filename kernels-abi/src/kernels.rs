@@ -33,27 +33,66 @@ const fn weights_shared_bytes(tiles: u32) -> u32 {
     WEIGHTS_THREADS / WARP * (tiles * ROW_PLACES * TOKEN_PLACES + 1) * 4
 }
 
-/// Segments of a row and of the token in the kernels for one token.
-pub const ONE_SEGMENTS: u32 = 2;
-/// Steps that are in shared memory at once, or on their way to it, in the kernels for one token.
-pub const ONE_SLOTS: u32 = 3;
-/// Bytes of a step's activations there: eight chunks of 64, and zeros.
-pub const ONE_ACTIVATION_BYTES: u32 = 9 * 64;
+/// Warps of a thread block of the kernels that copy ahead, at most: what keeps an H200's multiprocessor busy.
+pub const AHEAD_WARPS: u32 = 16;
 
-/// Bytes of a warp's step there, with so many tiles: codes of two rows a lane and tile, a word of scales, and
-/// activations.
-pub const fn one_slot_bytes(tiles: u32) -> u32 {
-    tiles * WARP * (2 * 16 + 4) + ONE_ACTIVATION_BYTES
+/// A kernel for weights that copies what it needs next to shared memory, and how it uses that. Thread blocks stay for as
+/// long as there are rows; the rows of which they have some warps multiply at once are a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// Whether it is for one token, or for a lot of up to eight.
+    pub one: bool,
+    /// Tiles of a warp.
+    pub tiles: u32,
 }
 
-/// Bytes of a warp there.
-pub const fn one_warp_bytes(tiles: u32) -> u32 {
-    ONE_SLOTS * one_slot_bytes(tiles)
-}
+impl Ahead {
+    /// The exponent of the segments of rows and tokens, given that of the tokens of a lot.
+    #[inline(always)]
+    pub const fn segment_bits(self, lot_bits: u32) -> u32 {
+        if self.one { 1 } else { TOKEN_PLACES.ilog2() - lot_bits }
+    }
 
-/// Bytes of a thread block there.
-const fn one_shared_bytes(tiles: u32) -> u32 {
-    WEIGHTS_THREADS / WARP * one_warp_bytes(tiles)
+    /// Steps of a warp that are in shared memory at once, or on their way to it: three, or two of many bytes, so that
+    /// there is room for all warps.
+    pub const fn slots(self) -> u32 {
+        if self.tiles > if self.one { 2 } else { 1 } { 2 } else { 3 }
+    }
+
+    /// Bytes of a step's activations: of one token, eight chunks of 64 and zeros; of a lot, a chunk for each lane.
+    pub const fn activation_bytes(self) -> u32 {
+        64 * if self.one { 9 } else { WARP }
+    }
+
+    /// Bytes of a step: codes of two rows a lane and tile, a word of scales, and activations.
+    pub const fn slot_bytes(self) -> u32 {
+        self.tiles * WARP * (2 * 16 + 4) + self.activation_bytes()
+    }
+
+    /// Bytes of all steps of a warp.
+    pub const fn slots_bytes(self) -> u32 {
+        self.slots() * self.slot_bytes()
+    }
+
+    /// Turns of a warp, at most.
+    pub const fn turns(self) -> u32 {
+        if self.one { 8 } else { 4 }
+    }
+
+    /// Bytes that a warp keeps of a turn: one token's sum of each row; of a lot, what tensor cores have of it, and a
+    /// flag.
+    pub const fn turn_bytes(self) -> u32 {
+        if self.one {
+            self.tiles * ROW_PLACES / 2 * 4
+        } else {
+            (self.tiles * ROW_PLACES * TOKEN_PLACES + 4) * 4
+        }
+    }
+
+    /// Bytes of a warp.
+    pub const fn warp_bytes(self) -> u32 {
+        self.slots_bytes() + self.turns() * self.turn_bytes()
+    }
 }
 
 /// The conversion that a kernel is about.
@@ -74,18 +113,28 @@ pub enum Converts {
 pub struct Kernel {
     /// The entry point.
     pub name: &'static str,
-    /// Threads in a thread block.
+    /// Threads in a thread block; of the kernels that copy ahead, the most.
     pub threads: u32,
     /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where the grid
     /// says how many thread blocks there are, and for the empty kernel.
     pub elements: u32,
-    /// Bytes of shared memory that a launch gives to a thread block.
+    /// Bytes of shared memory that a launch gives to so many threads.
     pub shared: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
 }
 
 impl Kernel {
+    /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those that may need
+    /// more share it between their warps, and take as many as there is room for, a power of two.
+    pub const fn within(mut self, shared: u32) -> Self {
+        while self.shared > shared && self.threads > WARP {
+            self.threads /= 2;
+            self.shared /= 2;
+        }
+        self
+    }
+
     /// Elements that a thread handles, as a fraction (numerator, denominator).
     pub const fn elements_per_thread(&self) -> (u32, u32) {
         (self.elements, self.threads)
@@ -121,9 +170,9 @@ const fn weights(tiles: u32) -> Launch {
     (WEIGHTS_THREADS, 0, weights_shared_bytes(tiles))
 }
 
-/// The same, for one token.
-const fn weights_of_one(tiles: u32) -> Launch {
-    (WEIGHTS_THREADS, 0, one_shared_bytes(tiles))
+/// The same, for those that copy ahead: with as many warps as a thread block may have.
+const fn ahead(one: bool, tiles: u32) -> Launch {
+    (AHEAD_WARPS * WARP, 0, AHEAD_WARPS * Ahead { one, tiles }.warp_bytes())
 }
 
 const fn kernel(name: &'static str, launch: Launch, converts: Converts) -> Kernel {
@@ -136,8 +185,8 @@ const fn kernel(name: &'static str, launch: Launch, converts: Converts) -> Kerne
 /// Names are `<format>_<operation>_<dtype>[_<variant>]_<access>`. Variants of quantization are the ties of the MX
 /// formats, and for NVFP4 whether the global scale is given or planned on the device. Access is `vector` where every
 /// row starts on 16 bytes, so that a lane moves 16 at once, and `element` where it does not. The ladder's baselines
-/// end in what handles a block. Products end in the rows of a warp, or its tiles; or in `cut`, where rows are not
-/// whole chunks.
+/// end in what handles a block. Products end in the rows of a warp, or its tiles, those that copy ahead for one token
+/// or a lot of them; or in `cut`, where rows are not whole chunks.
 macro_rules! kernels {
     (
         dtypes { $($prefix:literal $suffix:literal $f32:expr, $f16:expr, $converts:ident;)+ }
@@ -198,8 +247,11 @@ const KERNELS: &[Kernel] = kernels! {
         "mxfp4_quantize" "_warp_a_block" WARP_A_BLOCK, WARP_A_BLOCK, Nothing;
     }
     weights {
-        "one_tiles1" weights_of_one(1), E2m1;
-        "one_tiles2" weights_of_one(2), E2m1;
+        "one_tiles1" ahead(true, 1), E2m1;
+        "one_tiles2" ahead(true, 2), E2m1;
+        "one_tiles4" ahead(true, 4), E2m1;
+        "lot_tiles1" ahead(false, 1), E2m1;
+        "lot_tiles2" ahead(false, 2), E2m1;
         "tiles1" weights(1), E2m1;
         "tiles2" weights(2), E2m1;
         "cut" CUT_WEIGHTS, Nothing;

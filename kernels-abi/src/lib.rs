@@ -10,13 +10,13 @@ mod targets;
 
 pub use args::{
     ApplyGlobal, BlockGrid, Divider, ErrorSums, GemvGrid, GlobalSlot, NO_POSITION, NV_FAR, NvPlan,
-    NvQuantizeOptions, NvStep, OutputDtype, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
-    WeightsGrid, power_of_two,
+    NvQuantizeOptions, NvStep, OutputDtype, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, TurnsGrid,
+    WeightsGrid, WeightsShape, power_of_two,
 };
 pub use kernels::{
-    AMAX_PIECES, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel, LADDER_THREADS,
-    ONE_ACTIVATION_BYTES, ONE_SEGMENTS, ONE_SLOTS, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP,
-    WARP_ELEMENTS, WEIGHTS_THREADS, kernels, one_slot_bytes, one_warp_bytes,
+    AHEAD_WARPS, AMAX_PIECES, Ahead, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel,
+    LADDER_THREADS, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS,
+    kernels,
 };
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

@@ -77,25 +77,25 @@ impl Bound {
     /// divided between `segments` and between `splits`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16, weights are
-    /// lower by 2^14, and `least` is lost of a product at most, or of an `mma`'s sum, of which there are no more:
+    /// lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of an `mma`'s sum, of which there are no more:
     /// 2^−149 where subnormal numbers are kept, and 2^−126 where they may not be.
     pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
         let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
         let is_bf16 = T::LARGEST > 1e5;
         Self {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
-            delta: if is_bf16 { cols as f64 * least * 2f64.powi(14) } else { 0.0 },
+            delta: if is_bf16 { cols as f64 * least * 2f64.powi(16) } else { 0.0 },
         }
     }
 
     /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the definition.
     ///
     /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them, besides
-    /// zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of 2^−24; one more
-    /// is room for products of errors and for what is rounded to f64. A part of a row has its own sum: a row is
-    /// divided between two segments, each between four lanes, and between `splits`.
+    /// zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of 2^−24; so are the
+    /// sums of eight lanes, by pairs; one more is room for products of errors and for what is rounded to f64. A part of
+    /// a row has its own sum: a row is divided between two segments, each between four lanes, and between `splits`.
     ///
-    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^22 in bf16. Each `mma` loses at
+    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma` loses at
     /// most five times `least` there, a product's or a sum's, under the group's scale; and of the sum with it `least`
     /// is lost. Zeros lose nothing.
     pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
@@ -106,9 +106,9 @@ impl Bound {
         let not_zeros = blocks.filter(|(codes, _)| codes.iter().any(|code| code & 0x77 != 0));
         let scales = not_zeros.map(|(_, scale)| oracle::value(format, ONE, *scale, None));
         let largest = scales.filter(|scale| scale.is_finite()).fold(0.0, f64::max);
-        let [under_scales, lower] = if T::LARGEST > 1e5 { [20.0 * largest, 22.0] } else { [0.0, 14.0] };
+        let [under_scales, lower] = if T::LARGEST > 1e5 { [20.0 * largest, 24.0] } else { [0.0, 14.0] };
         Self {
-            gamma: (2.0 * 4.0 * 6.0 + groups + 1.0) * 2f64.powi(-24),
+            gamma: (2.0 * 4.0 * 6.0 + groups + 3.0 + 1.0) * 2f64.powi(-24),
             delta: all * least * (under_scales + 1.0) * lower.exp2(),
         }
     }

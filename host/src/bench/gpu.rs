@@ -11,17 +11,30 @@ use crate::cpu;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gemv::Activation;
-use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, Gpu};
+use crate::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu};
 use crate::tensor::{QuantizedShape, QuantizedTensor};
 
-/// A graph holds launches of about this much work, so that a replay is long beside the events around it.
-const GRAPH_BYTES: u64 = 8 << 30;
+/// How long something is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
+    graph_bytes: u64,
+    /// Replays that are timed, after [`WARM_UP`] that are not.
+    replays: usize,
+}
+
+impl Effort {
+    /// What figures are worth.
+    pub(super) const FULL: Self = Self { graph_bytes: 8 << 30, replays: 25 };
+    /// What is enough to choose from many kernels.
+    pub(super) const LESS: Self = Self { graph_bytes: 2 << 30, replays: 7 };
+}
+
 /// The most launches in a graph, and those in one of empty kernels.
 const MOST_LAUNCHES: usize = 256;
 /// The most that one call copies: an H200 copies 580 MiB in one call at two thirds of the speed of smaller calls.
 const COPY_BYTES: usize = 256 << 20;
-/// Replays that are timed, after [`WARM_UP`] that are not.
-const REPLAYS: usize = 25;
+/// Replays that are not timed.
 const WARM_UP: usize = 3;
 
 /// One matrix, all of its forms.
@@ -37,7 +50,7 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     if job.op == Op::Empty {
-        let operation = time(stream, MOST_LAUNCHES, |_| gpu.empty_on(stream))?;
+        let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| gpu.empty_on(stream))?;
         return Ok(Times { operation, read: None, copy: None });
     }
     let host = random::<T>(job.shape.elements(), 1);
@@ -52,8 +65,8 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     )
 }
 
-/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in rotation of which the first and the last
-/// are checked after the timing.
+/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in rotation of which
+/// the first and the last are checked after the timing.
 fn in_rotation<S>(
     stream: &Arc<CudaStream>,
     bytes: u64,
@@ -61,14 +74,30 @@ fn in_rotation<S>(
     mut operation: impl FnMut(&mut S) -> Result<()>,
     check: impl Fn(&S) -> Result<()>,
 ) -> Result<Times> {
-    let turns = Turns::of(bytes);
+    let once = (&[()][..], Effort::FULL);
+    let times = each_in_rotation(stream, bytes, set, once, |_, set| operation(set), |_, set| check(set))?;
+    Ok(Times { operation: times[0], read: None, copy: Some(copy_time(stream, bytes)?) })
+}
+
+/// The median times of several operations with the same sets of buffers.
+fn each_in_rotation<S, O>(
+    stream: &Arc<CudaStream>,
+    bytes: u64,
+    set: impl Fn() -> Result<S>,
+    (operations, effort): (&[O], Effort),
+    mut operation: impl FnMut(&O, &mut S) -> Result<()>,
+    check: impl Fn(&O, &S) -> Result<()>,
+) -> Result<Vec<f64>> {
+    let turns = Turns::of(bytes, effort);
     let mut sets = (0..turns.sets).map(|_| set()).collect::<Result<Vec<_>>>()?;
-    let operation = time(stream, turns.launches, |i| operation(&mut sets[i % turns.sets]))?;
-    check(&sets[0])?;
-    check(&sets[turns.sets - 1])?;
-    drop(sets);
-    let copy = copy_time(stream, bytes, turns)?;
-    Ok(Times { operation, read: None, copy: Some(copy) })
+    let mut measure = |which: &O| {
+        let seconds =
+            time(stream, (turns.launches, effort), |i| operation(which, &mut sets[i % turns.sets]))?;
+        check(which, &sets[0])?;
+        check(which, &sets[turns.sets - 1])?;
+        Ok(seconds)
+    };
+    operations.iter().map(&mut measure).collect()
 }
 
 /// How often an operation is done in a graph, and with how many sets of buffers in rotation.
@@ -80,22 +109,23 @@ struct Turns {
 
 impl Turns {
     /// Of an operation that moves so many bytes.
-    fn of(bytes: u64) -> Self {
+    fn of(bytes: u64, effort: Effort) -> Self {
         let sets = sets(bytes);
-        let launches = GRAPH_BYTES.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
+        let launches = effort.graph_bytes.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
         Self { sets, launches }
     }
 }
 
 /// The median time of copies that read and write so many bytes together.
-fn copy_time(stream: &Arc<CudaStream>, bytes: u64, Turns { sets, launches }: Turns) -> Result<f64> {
+pub(super) fn copy_time(stream: &Arc<CudaStream>, bytes: u64) -> Result<f64> {
+    let Turns { sets, launches } = Turns::of(bytes, Effort::FULL);
     let half = bytes as usize / 2;
     let copying = failed("copying");
     let sources = (0..sets).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
     let sources = sources.map_err(&copying)?;
     let mut targets = (0..sets).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
     let targets = targets.as_mut().map_err(|error| copying(*error))?;
-    time(stream, launches, |i| {
+    time(stream, (launches, Effort::FULL), |i| {
         let (source, target) = (&sources[i % sets], &mut targets[i % sets]);
         (0..half).step_by(COPY_BYTES).try_for_each(|start| {
             let part = start..half.min(start + COPY_BYTES);
@@ -130,28 +160,37 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     )
 }
 
-/// The median times of products of weights and activations, for so many tokens, and of the copy of so many bytes; `check` is given the
-/// results.
+/// Weights times activations, for so many tokens, by a kernel.
+pub(super) type ByKernel = (usize, GemvWeightsKernel);
+
+/// The median times of products of weights and activations, of which there are those of as many tokens as results have
+/// room for; `check` is given the first tokens' results.
 pub(super) fn measure_weights<T: Activation>(
     gpu: &Gpu,
     bytes: u64,
-    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
+    (weights, activations, results): (&QuantizedTensor, &[T], usize),
+    products: (&[ByKernel], Effort),
     check: impl Fn(&[T]) -> Result<()>,
-) -> Result<Times> {
+) -> Result<Vec<f64>> {
     // SAFETY: as in `measure`.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
-    in_rotation(
+    each_in_rotation(
         stream,
         bytes,
         || {
-            let results = tokens * weights.rows();
             let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
             Ok((DeviceTensor::from_host(stream, weights)?, out))
         },
-        |(weights, out)| gpu.gemv_weights_on(stream, weights, &activations, tokens, out),
-        |(_, out)| check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
+        products,
+        |(tokens, kernel), (weights, out)| {
+            gpu.gemv_weights_with(*kernel, stream, weights, &activations, *tokens, out)
+        },
+        |(tokens, _), (weights, out)| {
+            let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+            check(&found[..tokens * weights.rows()])
+        },
     )
 }
 
@@ -210,7 +249,7 @@ impl<T: Element> Set<T> {
 /// The median time of one of `launches` launches that a graph holds.
 fn time(
     stream: &Arc<CudaStream>,
-    launches: usize,
+    (launches, effort): (usize, Effort),
     mut launch: impl FnMut(usize) -> Result<()>,
 ) -> Result<f64> {
     let timing = failed("timing a graph");
@@ -220,7 +259,7 @@ fn time(
     enqueued?;
     let graph = graph?.ok_or(Error::Gpu { doing: "timing a graph", message: "the graph is empty".into() })?;
     let mut seconds = Vec::new();
-    for replay in 0..WARM_UP + REPLAYS {
+    for replay in 0..WARM_UP + effort.replays {
         let start = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
         graph.launch().map_err(&timing)?;
         let end = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;

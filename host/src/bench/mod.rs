@@ -8,7 +8,7 @@ mod cpu;
 pub(crate) mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
-mod weights;
+pub(crate) mod weights;
 
 use std::fmt;
 use std::num::NonZeroUsize;

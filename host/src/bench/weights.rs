@@ -9,6 +9,11 @@ use crate::recipe::Recipe;
 use crate::tensor::{QuantizedTensor, Shape};
 #[cfg(feature = "cuda")]
 use microscale_formats::weights::tensor_core_gamma;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroUsize;
+
+#[cfg(feature = "cuda")]
+use super::gpu::Effort;
 
 /// What to multiply.
 struct Product<T> {
@@ -60,9 +65,24 @@ fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
     Ok(times)
 }
 
-/// On a GPU, whose sums are those of tensor cores: as far from the CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
 fn on_gpu<T: Activation>(product: &Product<T>, gpu: &crate::gpu::Gpu) -> Result<Times> {
+    let tokens = product.tokens;
+    let kernel = crate::gpu::GemvWeightsKernel::choose(product.weights.shape(), tokens);
+    let operation = by_kernels(product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
+    let copy = super::gpu::copy_time(gpu.stream(), gemv::matrix_bytes(&product.weights) as u64)?;
+    Ok(Times { operation, read: None, copy: Some(copy) })
+}
+
+/// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far from the
+/// CPU's as both may be from the exact ones.
+#[cfg(feature = "cuda")]
+fn by_kernels<T: Activation>(
+    product: &Product<T>,
+    gpu: &crate::gpu::Gpu,
+    products: &[super::gpu::ByKernel],
+    effort: Effort,
+) -> Result<Vec<f64>> {
     let Product { weights, activations, tokens } = product;
     let mut expected = product.results();
     gemv_weights(weights, activations, *tokens, &mut expected)?;
@@ -86,11 +106,61 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &crate::gpu::Gpu) -> Result<
     };
     super::gpu::measure_weights(
         gpu,
-        gemv::matrix_bytes(&product.weights) as u64,
-        (weights, activations, *tokens),
+        gemv::matrix_bytes(weights) as u64,
+        (weights, activations, expected.len()),
+        (products, effort),
         |found| {
             let all = found.iter().zip(&expected).zip(&magnitudes).all(near);
             if all { Ok(()) } else { Err(crate::error::Error::Wrong("gemv-weights on the GPU")) }
         },
     )
+}
+
+/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with activations in bf16:
+/// the tables as a file. Of each size and number of tokens the fastest kernel's measurement is told.
+///
+/// # Errors
+/// Those of [`super::measure`], at the first measurement that fails.
+#[cfg(feature = "cuda")]
+pub(crate) fn tune(device: &Device, mut measured: impl FnMut(super::Measurement)) -> Result<String> {
+    use crate::gpu::{GemvWeightsChoices, GemvWeightsKernel};
+
+    let Device::Gpus(gpus) = device else {
+        return Err(crate::error::Error::NoGpu("kernels are chosen for GPUs only".into()));
+    };
+    let all = GemvWeightsChoices::TOKENS;
+    let products = all.iter().flat_map(|&tokens| {
+        let kernels =
+            GemvWeightsKernel::all().filter(move |kernel| kernel.is_for_one_token() == (tokens == 1));
+        kernels.map(move |kernel| (tokens, kernel))
+    });
+    let products: Vec<_> = products.collect();
+    let choices = GemvWeightsChoices::new(|format, rows, cols| {
+        let recipe = &Recipe::of(format, crate::Convention::default_for(format))?;
+        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
+        let product = Product::<half::bf16>::new(recipe, size)?;
+        let times = by_kernels(&product, gpus.first(), &products, Effort::LESS)?;
+        Ok(all.map(|tokens| {
+            let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);
+            let fastest = of_these.min_by(|(_, a), (_, b)| a.total_cmp(b));
+            // There is a kernel for any number of tokens.
+            let chosen = (GemvWeightsKernel::choose(product.weights.shape(), tokens), f64::INFINITY);
+            let (kernel, median_seconds) =
+                fastest.map_or(chosen, |((_, kernel), seconds)| (*kernel, *seconds));
+            measured(super::Measurement {
+                op: super::Op::GemvWeights,
+                recipe: *recipe,
+                dtype: crate::Dtype::Bf16,
+                size: Size { tokens: NonZeroUsize::new(tokens), ..size },
+                device: device.to_string(),
+                threads: 0,
+                bytes: gemv::matrix_bytes(&product.weights) as u64,
+                median_seconds,
+                read_seconds: None,
+                copy_seconds: None,
+            });
+            kernel
+        }))
+    })?;
+    Ok(choices.text(&format!("{device}, bf16")))
 }

@@ -46,8 +46,9 @@ pub(super) struct Args {
     /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
     #[arg(long)]
     ladder: bool,
-    /// Measure which kernel for products is the fastest by rows and columns, and write the table to a file (GPU only)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "tokens", "ladder"])]
+    /// Measure which kernel for products, of the operation gemv or gemv-weights, is the fastest by rows and columns, and
+    /// write the table to a file (GPU only); for gemv-weights of both formats and by tokens
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "ladder"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file
     #[arg(long, value_name = "FILE")]
@@ -68,8 +69,17 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let device = device(args.device)?;
     let mut measurements = Vec::new();
     if let Some(file) = &args.tune {
+        let op = match args.op[..] {
+            [] | [Op::Gemv] => Op::Gemv,
+            [Op::GemvWeights] => Op::GemvWeights,
+            _ => {
+                return Err(
+                    Usage::new("--tune measures the kernels of one operation: gemv or gemv-weights").into()
+                );
+            }
+        };
         print(&device)?;
-        let text = tune(&recipes[0], &device, &mut measurements)?;
+        let text = tune(op, &recipes[0], &device, &mut measurements)?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     } else {
         let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
@@ -138,12 +148,22 @@ fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
 
 /// The table of the fastest kernels, as a file.
 #[cfg(feature = "cuda")]
-fn tune(recipe: &Recipe, device: &Device, measurements: &mut Vec<Measurement>) -> crate::Result<String> {
-    crate::bench::gemv::tune(recipe, device, |measurement| measurements.push(measurement))
+fn tune(
+    op: Op,
+    recipe: &Recipe,
+    device: &Device,
+    measurements: &mut Vec<Measurement>,
+) -> crate::Result<String> {
+    let measured = |measurement| measurements.push(measurement);
+    if op == Op::GemvWeights {
+        crate::bench::weights::tune(device, measured)
+    } else {
+        crate::bench::gemv::tune(recipe, device, measured)
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn tune(_: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> crate::Result<String> {
+fn tune(_: Op, _: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> crate::Result<String> {
     Err(crate::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()))
 }
 

@@ -65,7 +65,7 @@ impl Gpu {
         batch: Batch,
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        let kernel = GemvChoices::built_in().kernel(matrix.rows(), matrix.cols());
+        let kernel = GemvChoices::<GemvKernel>::built_in().kernel(matrix.rows(), matrix.cols());
         self.gemv_with(kernel, stream, matrix, vectors, batch, out)
     }
 

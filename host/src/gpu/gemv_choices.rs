@@ -1,84 +1,197 @@
-//! Which kernel is the fastest for a product: a small table, which `microscale bench --tune` measures.
+//! Which kernel is the fastest for a product: small tables, which `microscale bench --tune` measures.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
 
 use super::gemv::GemvKernel;
+use super::gemv_weights::GemvWeightsKernel;
 use crate::error::Result;
-use crate::recipe::Words;
+use crate::recipe::{Format, Words};
 
-/// The table that is built in, measured on an H200.
-const TEXT: &str = include_str!("gemv_choices.txt");
+/// The tables that are built in, measured on an H200.
+const PRODUCTS: &str = include_str!("gemv_choices.txt");
+const WEIGHTS: &str = include_str!("gemv_weights_choices.txt");
 
-/// A kernel for so many rows, of all matrices, and so many columns.
+/// Kernels that a table is about.
+pub trait Tuned: Words {
+    /// The rows, of all matrices, that are measured for a new table.
+    const ROWS: &'static [usize];
+    /// The same of columns.
+    const COLS: &'static [usize];
+    /// What stands for a table that cannot be read.
+    const OTHERWISE: Self;
+}
+
+impl Tuned for GemvKernel {
+    const ROWS: &'static [usize] = &[128, 512, 1024, 2048, 4096, 8192, 16384, 32768];
+    const COLS: &'static [usize] = &[256, 1024, 2048, 4096, 8192, 16384];
+    const OTHERWISE: Self = Self::Rows4;
+}
+
+impl Tuned for GemvWeightsKernel {
+    // Layers of models among them: where they leave multiprocessors without rows is not what powers of two tell.
+    const ROWS: &'static [usize] = &[256, 1024, 2048, 4096, 5120, 8192, 14336, 16384, 28672];
+    const COLS: &'static [usize] = &[512, 1024, 2048, 4096, 8192, 14336, 28672];
+    const OTHERWISE: Self = Self::OTHERWISE;
+}
+
+/// A kernel for so many rows and so many columns.
 #[derive(Debug, PartialEq, Eq)]
-pub struct GemvChoices {
+pub struct GemvChoices<K> {
     /// Columns of a matrix, rising.
     cols: Vec<usize>,
     /// Rows, rising, each with a kernel for each number of columns.
-    rows: Vec<(usize, Vec<GemvKernel>)>,
+    rows: Vec<(usize, Vec<K>)>,
 }
 
-impl GemvChoices {
-    /// What [`Self::new`] is to be asked for by who measures a new table.
-    pub const ROWS: [usize; 8] = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768];
-    /// The same of columns.
-    pub const COLS: [usize; 6] = [256, 1024, 2048, 4096, 8192, 16384];
-
-    /// A table over [`Self::ROWS`] and [`Self::COLS`].
+impl<K: Tuned> GemvChoices<K> {
+    /// A table over [`Tuned::ROWS`] and [`Tuned::COLS`].
     ///
     /// # Errors
     /// The first one of `fastest`, which is not called again.
-    pub fn new(mut fastest: impl FnMut(usize, usize) -> Result<GemvKernel>) -> Result<Self> {
+    pub fn new(mut fastest: impl FnMut(usize, usize) -> Result<K>) -> Result<Self> {
         let mut row = |rows| {
-            let kernels = Self::COLS.iter().map(|cols| fastest(rows, *cols)).collect::<Result<_>>()?;
+            let kernels = K::COLS.iter().map(|cols| fastest(rows, *cols)).collect::<Result<_>>()?;
             Ok((rows, kernels))
         };
-        let rows = Self::ROWS.iter().map(|rows| row(*rows)).collect::<Result<_>>()?;
-        Ok(Self { cols: Self::COLS.to_vec(), rows })
-    }
-
-    /// The one that is built in.
-    pub(super) fn built_in() -> &'static Self {
-        static CHOICES: OnceLock<GemvChoices> = OnceLock::new();
-        CHOICES.get_or_init(|| {
-            // A test sees to it that it can be read.
-            Self::parse(TEXT).unwrap_or(Self { cols: Vec::new(), rows: Vec::new() })
-        })
+        let rows = K::ROWS.iter().map(|rows| row(*rows)).collect::<Result<_>>()?;
+        Ok(Self { cols: K::COLS.to_vec(), rows })
     }
 
     /// The kernel of the next larger numbers in the table, or of its largest.
-    pub(super) fn kernel(&self, rows: usize, cols: usize) -> GemvKernel {
+    pub(super) fn kernel(&self, rows: usize, cols: usize) -> K {
         let row = self.rows.iter().find(|(most, _)| rows <= *most).or(self.rows.last());
         let col =
             self.cols.iter().position(|most| cols <= *most).unwrap_or(self.cols.len().saturating_sub(1));
-        row.and_then(|(_, kernels)| kernels.get(col)).copied().unwrap_or(GemvKernel::Rows4)
+        row.and_then(|(_, kernels)| kernels.get(col)).copied().unwrap_or(K::OTHERWISE)
     }
 
-    /// As a file: a line of columns, and one for each number of rows.
-    pub fn text(&self, measured: &str) -> String {
-        let mut text =
-            format!("# The fastest kernel by rows and columns: `microscale bench --tune`, {measured}\n");
+    /// As lines: one of columns, and one for each number of rows.
+    fn lines(&self) -> String {
         let cols: Vec<_> = self.cols.iter().map(usize::to_string).collect();
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "rows {}", cols.join(" "));
+        let mut text = format!("rows {}\n", cols.join(" "));
         for (rows, kernels) in &self.rows {
             let words: Vec<_> = kernels.iter().map(|kernel| kernel.word()).collect();
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{rows} {}", words.join(" "));
         }
         text
     }
 
-    fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines().filter(|line| !line.starts_with('#')).map(str::split_whitespace);
+    fn parse<'a>(lines: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let mut lines = lines.into_iter().map(str::split_whitespace);
         let cols = lines.next()?.skip(1).map(|cols| cols.parse().ok()).collect::<Option<Vec<usize>>>()?;
         let row = |mut line: std::str::SplitWhitespace<'_>| {
             let rows = line.next()?.parse().ok()?;
-            let kernels = line.map(GemvKernel::from_word).collect::<Option<Vec<_>>>()?;
+            let kernels = line.map(K::from_word).collect::<Option<Vec<_>>>()?;
             (kernels.len() == cols.len()).then_some((rows, kernels))
         };
         let rows = lines.map(row).collect::<Option<Vec<_>>>()?;
         Some(Self { cols, rows })
+    }
+}
+
+/// The first line of a file of tables.
+fn title(measured: &str) -> String {
+    format!("# The fastest kernel by rows and columns: `microscale bench --tune`, {measured}\n")
+}
+
+impl GemvChoices<GemvKernel> {
+    /// The one that is built in.
+    pub(super) fn built_in() -> &'static Self {
+        static CHOICES: OnceLock<GemvChoices<GemvKernel>> = OnceLock::new();
+        // A test sees to it that it can be read.
+        CHOICES.get_or_init(|| Self::read(PRODUCTS).unwrap_or(Self { cols: Vec::new(), rows: Vec::new() }))
+    }
+
+    /// As a file.
+    pub fn text(&self, measured: &str) -> String {
+        title(measured) + &self.lines()
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        Self::parse(text.lines().skip(1))
+    }
+}
+
+/// Tables for weights of a format times so many tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub struct GemvWeightsChoices {
+    /// By format, with tokens rising.
+    tables: Vec<(Format, usize, GemvChoices<GemvWeightsKernel>)>,
+}
+
+impl GemvWeightsChoices {
+    /// The formats that are measured for new tables.
+    pub const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+    /// The tokens: more are multiplied by eights, others by the next of these.
+    pub const TOKENS: [usize; 4] = [1, 2, 4, 8];
+
+    /// Tables over [`Self::FORMATS`] and [`Self::TOKENS`].
+    ///
+    /// # Errors
+    /// The first one of `fastest`, which says the kernel for each number of tokens, given a format, rows and columns; it
+    /// is not called again.
+    pub fn new(
+        mut fastest: impl FnMut(Format, usize, usize) -> Result<[GemvWeightsKernel; 4]>,
+    ) -> Result<Self> {
+        let mut tables = Vec::new();
+        for format in Self::FORMATS {
+            let mut found = Vec::new();
+            for rows in GemvWeightsKernel::ROWS {
+                for cols in GemvWeightsKernel::COLS {
+                    found.push(fastest(format, *rows, *cols)?);
+                }
+            }
+            for (i, tokens) in Self::TOKENS.into_iter().enumerate() {
+                let mut kernels = found.iter().map(|kernels| kernels[i]);
+                let next = |_, _| Ok(kernels.next().unwrap_or(GemvWeightsKernel::OTHERWISE));
+                tables.push((format, tokens, GemvChoices::new(next)?));
+            }
+        }
+        Ok(Self { tables })
+    }
+
+    /// Those that are built in.
+    pub(super) fn built_in() -> &'static Self {
+        static CHOICES: OnceLock<GemvWeightsChoices> = OnceLock::new();
+        // A test sees to it that they can be read.
+        CHOICES.get_or_init(|| Self::read(WEIGHTS).unwrap_or(Self { tables: Vec::new() }))
+    }
+
+    /// The kernel for the next larger number of tokens.
+    pub(super) fn kernel(
+        &self,
+        format: Format,
+        rows: usize,
+        cols: usize,
+        tokens: usize,
+    ) -> GemvWeightsKernel {
+        let of_format = || self.tables.iter().filter(|(of, ..)| *of == format);
+        let table = of_format().find(|(_, most, _)| tokens <= *most).or(of_format().next_back());
+        table.map_or(GemvWeightsKernel::OTHERWISE, |(.., table)| table.kernel(rows, cols))
+    }
+
+    /// As a file.
+    pub fn text(&self, measured: &str) -> String {
+        let mut text = title(measured);
+        for (format, tokens, table) in &self.tables {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "tokens {tokens} {}\n{}", format.word(), table.lines());
+        }
+        text
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let lines: Vec<_> = text.lines().skip(1).collect();
+        let tables = lines.chunk_by(|_, next| !next.starts_with("tokens "));
+        let table = |lines: &[&str]| {
+            let (first, rest) = lines.split_first()?;
+            let (tokens, format) = first.strip_prefix("tokens ")?.split_once(' ')?;
+            let table = GemvChoices::parse(rest.iter().copied())?;
+            Some((Format::from_word(format)?, tokens.parse().ok()?, table))
+        };
+        Some(Self { tables: tables.map(table).collect::<Option<_>>()? })
     }
 }
 
@@ -87,35 +200,71 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
+    /// A kernel by numbers.
+    fn some<K: Words>(numbers: [usize; 3]) -> Result<K> {
+        Ok(K::WORDS[numbers.iter().sum::<usize>() / 256 % K::WORDS.len()].1)
+    }
+
     #[test]
-    fn the_table_is_read_as_it_is_written() {
-        let table = GemvChoices::new(|rows, cols| Ok(GemvKernel::WORDS[(rows + cols / 256) % 3].1));
-        let table = table.expect("a table");
-        assert_eq!(GemvChoices::parse(&table.text("somewhere")), Some(table));
-        assert_eq!(GemvChoices::parse("rows 1 2\n128 rows1"), None);
-        assert_eq!(GemvChoices::parse("rows 1\n128 rows3"), None);
+    fn tables_are_read_as_they_are_written() {
+        let table = GemvChoices::<GemvKernel>::new(|rows, cols| some([rows, cols, 0])).expect("a table");
+        assert_eq!(GemvChoices::read(&table.text("somewhere")), Some(table));
+        for wrong in ["#\nrows 1 2\n128 rows1", "#\nrows 1\n128 rows3", "#\nrows 1\nx rows1", "#"] {
+            assert_eq!(GemvChoices::read(wrong), None, "{wrong}");
+        }
+        let kernel = |i: usize, rows, cols| some([1000 * i, rows, cols]).expect("a kernel");
+        let tables = GemvWeightsChoices::new(|format, rows, cols| {
+            let of_format = if format == Format::Nvfp4 { 0 } else { 4 };
+            Ok([0, 1, 2, 3].map(|i| kernel(of_format + i, rows, cols)))
+        });
+        let tables = tables.expect("tables");
+        assert_eq!(GemvWeightsChoices::read(&tables.text("somewhere")), Some(tables));
+        for wrong in
+            ["#\nrows 1\n128 one-1x1", "#\ntokens x nvfp4\nrows 1", "#\ntokens 1 nvfp4\nrows 1\n1 rows1"]
+        {
+            assert_eq!(GemvWeightsChoices::read(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
     fn the_first_error_is_the_last_call() {
         let mut calls = 0;
-        let table = GemvChoices::new(|_, cols| {
+        let mut fails = |cols| {
             calls += 1;
-            if cols > 1024 { Err(Error::Wrong("gemv")) } else { Ok(GemvKernel::Rows1) }
-        });
+            if cols > 1024 { Err(Error::Wrong("gemv")) } else { Ok(()) }
+        };
+        let table = GemvChoices::new(|_, cols| fails(cols).map(|()| GemvKernel::Rows1));
         assert!(matches!(table, Err(Error::Wrong("gemv"))));
-        assert_eq!(calls, 3);
+        let tables =
+            GemvWeightsChoices::new(|_, _, cols| fails(cols).map(|()| [GemvWeightsKernel::OTHERWISE; 4]));
+        assert!(matches!(tables, Err(Error::Wrong("gemv"))));
+        assert_eq!(calls, 3 + 3);
     }
 
     #[test]
-    fn the_built_in_table_covers_every_size() {
-        let table = GemvChoices::parse(TEXT).expect("a table");
-        assert_eq!(table.cols, GemvChoices::COLS);
-        assert_eq!(table.rows.iter().map(|(rows, _)| *rows).collect::<Vec<_>>(), GemvChoices::ROWS);
-        let first = table.rows[0].1[0];
-        assert_eq!((table.kernel(1, 16), table.kernel(128, 256)), (first, first));
-        assert_eq!(table.kernel(129, 257), table.rows[1].1[1]);
-        let last = *table.rows.last().and_then(|(_, kernels)| kernels.last()).expect("a kernel");
-        assert_eq!(table.kernel(usize::MAX, usize::MAX), last);
+    fn the_built_in_tables_cover_every_size() {
+        fn covers<K: Tuned + std::fmt::Debug>(table: &GemvChoices<K>) {
+            assert_eq!(table.cols, K::COLS);
+            assert_eq!(table.rows.iter().map(|(rows, _)| *rows).collect::<Vec<_>>(), K::ROWS);
+            let first = table.rows[0].1[0];
+            assert_eq!((table.kernel(1, 16), table.kernel(K::ROWS[0], K::COLS[0])), (first, first));
+            assert_eq!(table.kernel(K::ROWS[0] + 1, K::COLS[0] + 1), table.rows[1].1[1]);
+            let last = *table.rows.last().and_then(|(_, kernels)| kernels.last()).expect("a kernel");
+            assert_eq!(table.kernel(usize::MAX, usize::MAX), last);
+        }
+        covers(&GemvChoices::read(PRODUCTS).expect("a table"));
+        let tables = GemvWeightsChoices::read(WEIGHTS).expect("tables");
+        for of_format in tables.tables.chunks(4).zip(GemvWeightsChoices::FORMATS).map(|(of, format)| {
+            let found: Vec<_> = of.iter().map(|(format, tokens, _)| (*format, *tokens)).collect();
+            assert_eq!(found, GemvWeightsChoices::TOKENS.map(|tokens| (format, tokens)));
+            of
+        }) {
+            of_format.iter().for_each(|(.., table)| covers(table));
+            for (tokens, of) in [(1, 0), (2, 1), (3, 2), (8, 3), (100, 3)] {
+                let (format, _, table) = &of_format[of];
+                assert_eq!(tables.kernel(*format, 4096, 4096, tokens), table.kernel(4096, 4096));
+            }
+        }
+        assert_eq!(tables.tables.len(), 8);
     }
 }

@@ -4,75 +4,82 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
-use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, WeightsGrid};
-
+use super::gemv_choices::GemvWeightsChoices;
 use super::{DeviceTensor, Gpu, doing, launch};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
-use crate::recipe::Format;
+use crate::recipe::Words;
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
 /// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemvWeightsKernel {
-    /// Whether it multiplies with one token at a time, not with up to eight. If rows' scales are not multiples of four
-    /// bytes, it does not.
-    one: bool,
-    /// Tiles of 16 places of rows that a warp has: 1 or 2. With fewer than eight tokens, several places are parts of
-    /// one row.
-    tiles: u32,
-    /// Warps that share rows, each with a part of the columns: 1, 2, 4 or 8.
-    splits: u32,
+    pub(super) kind: Kind,
+    /// Tiles of 16 places of rows that a warp has. With fewer than eight tokens, several places are parts of one row.
+    pub(super) tiles: u32,
+    /// Warps that share rows, each with a part of the columns.
+    pub(super) splits: u32,
+}
+
+/// What a kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One token at a time, copied ahead.
+    One,
+    /// Up to eight tokens at a time, copied ahead.
+    Lot,
+    /// The same by loads: takes rows of any whole chunks.
+    Many,
+}
+
+/// Kernels by word: kind, tiles and splits.
+macro_rules! kernels {
+    ($($word:literal $kind:ident { $($tiles:literal: $($splits:literal)+;)+ })+) => {
+        &[$($($((
+            concat!($word, "-", $tiles, "x", $splits),
+            Self { kind: Kind::$kind, tiles: $tiles, splits: $splits },
+        ),)+)+)+]
+    };
+}
+
+impl Words for GemvWeightsKernel {
+    const WORDS: &'static [(&'static str, Self)] = kernels! {
+        "one" One { 1: 1 2 4 8 16; 2: 1 2 4 8 16; 4: 1 2 4 8 16; }
+        "lot" Lot { 1: 1 2 4 8 16; 2: 1 2 4 8 16; }
+        "many" Many { 1: 1 2 4 8; 2: 1 2 4 8; }
+    };
 }
 
 impl GemvWeightsKernel {
-    /// Warps that keep an H200 busy.
-    const WARPS: u64 = 1536;
-    /// Steps of a warp with two tiles, at least.
-    const STEPS: usize = 4;
+    pub(super) const OTHERWISE: Self = Self { kind: Kind::Many, tiles: 1, splits: 8 };
 
     /// Every one.
     pub fn all() -> impl Iterator<Item = Self> {
-        let tiles = [true, false].into_iter().flat_map(|one| [(one, 1), (one, 2)]);
-        tiles.flat_map(|(one, tiles)| [1, 2, 4, 8].map(|splits| Self { one, tiles, splits }))
+        Self::WORDS.iter().map(|(_, kernel)| *kernel)
     }
 
-    /// The one for so many rows, columns and tokens: one token has its own; two tiles a warp, if that leaves enough
-    /// warps with a few steps each.
-    pub fn choose(rows: usize, cols: usize, tokens: usize) -> Self {
-        let one = tokens == 1;
-        let busy = |kernel: &Self| {
-            let shape = QuantizedShape::new(Format::Nvfp4, rows, cols);
-            kernel.grid(shape, tokens).is_none_or(|(_, grid)| {
-                let warps = grid.thread_blocks() * u64::from(WEIGHTS_THREADS / WARP);
-                let steps = (cols / (4 * CHUNK)) >> (grid.segment_bits + grid.split_bits);
-                warps >= Self::WARPS && (kernel.tiles == 1 || steps >= Self::STEPS)
-            })
-        };
-        let of_tiles =
-            |tiles| Self::all().filter(move |kernel| kernel.one == one && kernel.tiles == tiles).find(busy);
-        of_tiles(2).or_else(|| of_tiles(1)).unwrap_or(Self { one, tiles: 1, splits: 8 })
+    /// The one for weights of a shape and so many tokens.
+    pub fn choose(shape: QuantizedShape, tokens: usize) -> Self {
+        GemvWeightsChoices::built_in().kernel(shape.format, shape.rows, shape.cols, tokens).on(shape)
     }
 
-    /// The kernel's word in its name, and the grid of a launch.
-    pub(super) fn grid(self, shape: QuantizedShape, tokens: usize) -> Option<(&'static str, WeightsGrid)> {
-        let blocks = shape.blocks_per_row() as u64;
-        let [rows, cols, tokens] = [shape.rows, shape.cols, tokens].map(|count| count as u64);
-        let one = self.takes_one_token(shape);
-        let word = match (one, self.tiles) {
-            (true, 1) => "one_tiles1",
-            (true, _) => "one_tiles2",
-            (false, 1) => "tiles1",
-            (false, _) => "tiles2",
-        };
-        WeightsGrid::new(rows, cols, blocks, tokens, one, self.tiles, self.splits).map(|grid| (word, grid))
+    /// The one that multiplies weights of a shape, when this one is asked for: those that copy ahead copy whole words of
+    /// scales, and count bytes in 32 bits.
+    pub(super) fn on(self, shape: QuantizedShape) -> Self {
+        if self.kind == Kind::Many || shape.blocks_per_row().is_multiple_of(4) && shape.cols < 1 << 24 {
+            return self;
+        }
+        Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(8) }
     }
 
-    /// Whether it multiplies weights of a shape with one token at a time: it copies whole words of scales, and counts
-    /// bytes in 32 bits.
+    /// Whether it multiplies with one token at a time where it can.
+    pub fn is_for_one_token(self) -> bool {
+        self.kind == Kind::One
+    }
+
+    /// Whether weights of a shape are multiplied with one token at a time.
     pub fn takes_one_token(self, shape: QuantizedShape) -> bool {
-        self.one && shape.blocks_per_row().is_multiple_of(4) && shape.cols < 1 << 24
+        self.on(shape).kind == Kind::One
     }
 }
 
@@ -108,9 +115,11 @@ impl Gpu {
     /// each time.
     ///
     /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the exact sum.
-    /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do not start
-    /// on 16 bytes; with several tokens, for rows with MXFP4 scales that leave the activations' dtype no room for its
-    /// products; and with one, where a sum is infinite or NaN on the way, as from bf16 activations of 2^24.
+    /// Which kernel does it is a table by format, size and tokens, measured on an H200; scales whose rows are not a
+    /// multiple of four bytes take a slower one. Results have the CPU's bits, more slowly, where rows are not a multiple
+    /// of 32 and where activations do not start on 16 bytes; with several tokens, for rows with MXFP4 scales that leave
+    /// the activations' dtype no room for its products; and with one, where a sum is infinite or NaN on the way, as from
+    /// bf16 activations of 2^24.
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], and [`crate::Error::Gpu`].
@@ -122,7 +131,7 @@ impl Gpu {
         tokens: usize,
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        let kernel = GemvWeightsKernel::choose(weights.rows(), weights.cols(), tokens);
+        let kernel = GemvWeightsKernel::choose(weights.shape(), tokens);
         self.gemv_weights_with(kernel, stream, weights, activations, tokens, out)
     }
 

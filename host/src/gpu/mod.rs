@@ -26,7 +26,7 @@ pub use cudarc;
 pub use device::{GpuInfo, devices};
 pub use gemv::GemvKernel;
 #[doc(hidden)]
-pub use gemv_choices::GemvChoices;
+pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
 pub use gemv_weights::GemvWeightsKernel;
 pub use gpus::Gpus;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};

@@ -5,21 +5,26 @@
 //! matrices asks for just these. Which of a chunk's elements come at which depth is free as long as weights and
 //! activations agree: those whose codes can be brought to the halves of a word together do.
 //!
-//! [`one`] is for one token, [`many`] for up to eight. Both sum in a given order, so that results are the same each
-//! time, but not the bits of `microscale_formats::weights`, which says how far they may be off. [`defined`] has its
-//! bits.
+//! [`one`] is for one token, [`lot`] for up to eight: both copy ahead what they need ([`steps`]), by words of scales.
+//! [`many`], by loads, takes any rows of whole chunks. All sum in a given order, so that results are the same each time,
+//! but not the bits of `microscale_formats::weights`, which says how far they may be off. [`defined`] has its bits.
 
 mod activations;
 mod defined;
+mod lot;
 mod many;
 mod one;
+mod steps;
 
 use microscale_formats::weights;
 use microscale_formats::{E4m3, E8m0};
-use microscale_kernels_abi::{ApplyGlobal, GlobalSlot, WARP, WEIGHTS_THREADS, WeightsGrid};
+use microscale_kernels_abi::{
+    ApplyGlobal, GlobalSlot, TurnsGrid, WARP, WEIGHTS_THREADS, WeightsGrid, WeightsShape,
+};
 
 use self::activations::{Activations, WithBf16, WithF16};
 use self::defined::cut;
+use self::lot::lot;
 use self::many::many;
 use self::one::one;
 use super::products::{Format as Products4, Mxfp4, Nvfp4};
@@ -116,13 +121,13 @@ struct Job {
     weights: Operand,
     activations: *const u8,
     out: *mut u8,
-    grid: WeightsGrid,
+    shape: WeightsShape,
 }
 
 impl Job {
     #[inline(always)]
     fn token(&self, token: u32) -> *const u8 {
-        self.activations.wrapping_add((u64::from(token) * self.grid.cols * 2) as usize)
+        self.activations.wrapping_add((u64::from(token) * self.shape.cols * 2) as usize)
     }
 
     /// Stores a sum of a row and a token.
@@ -133,7 +138,7 @@ impl Job {
     unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
         // SAFETY: the caller's promise.
         unsafe {
-            store(self.out, u64::from(token) * self.grid.rows + row, self.weights.scaled(sum), D::OUTPUT)
+            store(self.out, u64::from(token) * self.shape.rows + row, self.weights.scaled(sum), D::OUTPUT)
         }
     }
 }
@@ -146,17 +151,18 @@ fn parts(number: u32, bits: u32) -> (u32, u32) {
 
 /// The entry points.
 macro_rules! entries {
-    ($($name:ident = $body:expr,)+) => {$(
+    ($($name:ident($grid:ty) = $body:expr,)+) => {$(
         /// Multiplies weights with activations.
         ///
         /// # Safety
         /// `codes` and `scales` hold the rows of `grid`'s matrix, linear, on multiples of 8 bytes and of 1;
         /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end in
         /// `cut`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a chunk, and
-        /// activations on 16 bytes; with `one` in their names, rows' scales are a multiple of 4 bytes and start on
-        /// one, and columns are fewer than 2^24. `out` has room for a result a token and row, aligned to its dtype.
+        /// activations on 16 bytes; with `one` or `lot` in their names, rows' scales are a multiple of 4 bytes and
+        /// start on one, and columns are fewer than 2^24. `out` has room for a result a token and row, aligned to its dtype.
         /// `global` is a slot. All in global memory; `out` overlaps nothing, and nothing writes the others meanwhile.
-        /// The launch shape and the size of shared memory are those that `microscale_kernels_abi` gives.
+        /// The launch shape and the size of shared memory are those that `microscale_kernels_abi` gives, with a
+        /// [`TurnsGrid`] those that it says.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
@@ -164,35 +170,47 @@ macro_rules! entries {
             global: *const GlobalSlot,
             activations: *const u8,
             out: *mut u8,
-            grid: WeightsGrid,
+            grid: $grid,
             apply: ApplyGlobal,
         ) {
             let weights = Operand { codes, scales, global, apply };
             // SAFETY: the same contract.
-            unsafe { $body(Job { weights, activations, out, grid }) }
+            unsafe { $body(Job { weights, activations, out, shape: grid.shape }, grid) }
         }
     )+};
 }
 
 entries! {
-    nvfp4_gemv_weights_f16_one_tiles1 = one::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_one_tiles2 = one::<Nvfp4, WithF16, 2>,
-    nvfp4_gemv_weights_bf16_one_tiles1 = one::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_one_tiles2 = one::<Nvfp4, WithBf16, 2>,
-    mxfp4_gemv_weights_f16_one_tiles1 = one::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_one_tiles2 = one::<Mxfp4, WithF16, 2>,
-    mxfp4_gemv_weights_bf16_one_tiles1 = one::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_one_tiles2 = one::<Mxfp4, WithBf16, 2>,
-    nvfp4_gemv_weights_f16_tiles1 = many::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_tiles2 = many::<Nvfp4, WithF16, 2>,
-    nvfp4_gemv_weights_f16_cut = cut::<Nvfp4, WithF16>,
-    nvfp4_gemv_weights_bf16_tiles1 = many::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_tiles2 = many::<Nvfp4, WithBf16, 2>,
-    nvfp4_gemv_weights_bf16_cut = cut::<Nvfp4, WithBf16>,
-    mxfp4_gemv_weights_f16_tiles1 = many::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_tiles2 = many::<Mxfp4, WithF16, 2>,
-    mxfp4_gemv_weights_f16_cut = cut::<Mxfp4, WithF16>,
-    mxfp4_gemv_weights_bf16_tiles1 = many::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_tiles2 = many::<Mxfp4, WithBf16, 2>,
-    mxfp4_gemv_weights_bf16_cut = cut::<Mxfp4, WithBf16>,
+    nvfp4_gemv_weights_f16_one_tiles1(TurnsGrid) = one::<Nvfp4, WithF16, 1>,
+    nvfp4_gemv_weights_f16_one_tiles2(TurnsGrid) = one::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_f16_one_tiles4(TurnsGrid) = one::<Nvfp4, WithF16, 4>,
+    nvfp4_gemv_weights_f16_lot_tiles1(TurnsGrid) = lot::<Nvfp4, WithF16, 1>,
+    nvfp4_gemv_weights_f16_lot_tiles2(TurnsGrid) = lot::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_bf16_one_tiles1(TurnsGrid) = one::<Nvfp4, WithBf16, 1>,
+    nvfp4_gemv_weights_bf16_one_tiles2(TurnsGrid) = one::<Nvfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_bf16_one_tiles4(TurnsGrid) = one::<Nvfp4, WithBf16, 4>,
+    nvfp4_gemv_weights_bf16_lot_tiles1(TurnsGrid) = lot::<Nvfp4, WithBf16, 1>,
+    nvfp4_gemv_weights_bf16_lot_tiles2(TurnsGrid) = lot::<Nvfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_f16_one_tiles1(TurnsGrid) = one::<Mxfp4, WithF16, 1>,
+    mxfp4_gemv_weights_f16_one_tiles2(TurnsGrid) = one::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_f16_one_tiles4(TurnsGrid) = one::<Mxfp4, WithF16, 4>,
+    mxfp4_gemv_weights_f16_lot_tiles1(TurnsGrid) = lot::<Mxfp4, WithF16, 1>,
+    mxfp4_gemv_weights_f16_lot_tiles2(TurnsGrid) = lot::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_bf16_one_tiles1(TurnsGrid) = one::<Mxfp4, WithBf16, 1>,
+    mxfp4_gemv_weights_bf16_one_tiles2(TurnsGrid) = one::<Mxfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_bf16_one_tiles4(TurnsGrid) = one::<Mxfp4, WithBf16, 4>,
+    mxfp4_gemv_weights_bf16_lot_tiles1(TurnsGrid) = lot::<Mxfp4, WithBf16, 1>,
+    mxfp4_gemv_weights_bf16_lot_tiles2(TurnsGrid) = lot::<Mxfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_f16_tiles1(WeightsGrid) = many::<Nvfp4, WithF16, 1>,
+    nvfp4_gemv_weights_f16_tiles2(WeightsGrid) = many::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_f16_cut(WeightsGrid) = cut::<Nvfp4, WithF16>,
+    nvfp4_gemv_weights_bf16_tiles1(WeightsGrid) = many::<Nvfp4, WithBf16, 1>,
+    nvfp4_gemv_weights_bf16_tiles2(WeightsGrid) = many::<Nvfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_bf16_cut(WeightsGrid) = cut::<Nvfp4, WithBf16>,
+    mxfp4_gemv_weights_f16_tiles1(WeightsGrid) = many::<Mxfp4, WithF16, 1>,
+    mxfp4_gemv_weights_f16_tiles2(WeightsGrid) = many::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_f16_cut(WeightsGrid) = cut::<Mxfp4, WithF16>,
+    mxfp4_gemv_weights_bf16_tiles1(WeightsGrid) = many::<Mxfp4, WithBf16, 1>,
+    mxfp4_gemv_weights_bf16_tiles2(WeightsGrid) = many::<Mxfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_bf16_cut(WeightsGrid) = cut::<Mxfp4, WithBf16>,
 }

@@ -162,11 +162,18 @@ fn sizes_that_mean_nothing_are_refused() {
 }
 
 #[test]
-fn tables_are_measured_on_gpus_for_one_format() {
+fn tables_are_measured_on_gpus_for_one_operation() {
     let scratch = Scratch::new();
     let table = scratch.path("choices.txt");
     let tune: [Arg<'_>; 7] = [&"bench", &"--device", &"cpu", &"--tune", &table, &"--format", &"nvfp4"];
-    for (more, code, why) in [(&[][..], 1, "GPU"), (&[&"--format" as Arg<'_>, &"mxfp4"], 2, "one format")] {
+    let refused: [(&[Arg<'_>], _, _); 5] = [
+        (&[], 1, "GPU"),
+        (&[&"--format", &"mxfp4"], 2, "one format"),
+        (&[&"--op", &"gemv-weights"], 1, "GPU"),
+        (&[&"--op", &"quantize"], 2, "gemv or gemv-weights"),
+        (&[&"--op", &"gemv", &"--op", &"gemv-weights"], 2, "gemv or gemv-weights"),
+    ];
+    for (more, code, why) in refused {
         let run = run(&[&tune[..], more].concat());
         assert_eq!(run.code, Some(code), "{run:#?}");
         assert!(run.stderr.contains(why) && !table.exists(), "{run:#?}");

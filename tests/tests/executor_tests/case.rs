@@ -25,6 +25,8 @@ pub(crate) fn kernel(name: &str) -> &'static Kernel {
 pub(crate) struct Step {
     pub(crate) kernel: String,
     pub(crate) elements: u64,
+    /// Threads in a thread block, and bytes of shared memory, where they are not the kernel's own.
+    pub(crate) shape: Option<(u32, u32)>,
     pub(crate) arguments: Vec<Argument>,
 }
 
@@ -33,7 +35,8 @@ impl Step {
     pub(crate) fn launch(&self) -> (u32, u32, u32) {
         let Kernel { threads, elements, shared, .. } = kernel(&self.kernel);
         let blocks = self.elements.div_ceil(u64::from((*elements).max(1)));
-        (u32::try_from(blocks).expect("a small launch"), *threads, *shared)
+        let (threads, shared) = self.shape.unwrap_or((*threads, *shared));
+        (u32::try_from(blocks).expect("a small launch"), threads, shared)
     }
 }
 
@@ -55,7 +58,12 @@ impl Prepared {
 
     /// Adds a launch.
     pub(crate) fn step(&mut self, kernel: impl Into<String>, elements: u64, arguments: Vec<Argument>) {
-        self.steps.push(Step { kernel: kernel.into(), elements, arguments });
+        self.steps.push(Step { kernel: kernel.into(), elements, shape: None, arguments });
+    }
+
+    /// Says how the last launch differs from what the kernel says of itself.
+    pub(crate) fn shaped(&mut self, threads_and_shared: (u32, u32)) {
+        self.steps.last_mut().expect("a launch").shape = Some(threads_and_shared);
     }
 
     /// The values of a matrix, with nothing before or behind them; or with the first one right behind a
@@ -178,6 +186,8 @@ unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
 unsafe impl Plain for microscale_kernels_abi::GemvGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::WeightsGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::TurnsGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {

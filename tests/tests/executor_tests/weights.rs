@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use microscale::{Activation, Format, GlobalScale, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
 use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::WeightsGrid;
+use microscale_kernels_abi::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
 use microscale_tests::operands::{Scales, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
 use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, is_unusual, segments};
@@ -68,6 +68,24 @@ const ONE: [(usize, usize, usize, u32, Weights, X); 15] = [
     (270, 128, 1, 1, Of(Scales::Common), X::Common),
     (6, 1024, 1, 2, Cancelling, X::Common),
     (7, 2048, 1, 8, Of(Scales::Any), X::Tiny),
+];
+
+/// For lots of tokens, copied ahead; columns as for one.
+const LOT: [(usize, usize, usize, u32, Weights, X); 14] = [
+    (1, 128, 1, 1, Of(Scales::Common), X::Common),
+    (5, 128, 2, 8, Zeros, X::Common),
+    (35, 256, 3, 2, Of(Scales::Common), X::Numbers),
+    (20, 1152, 4, 8, Edges, X::Common),
+    (17, 2176, 5, 4, Of(Scales::Common), X::Common),
+    (38, 1024, 7, 4, Beyond, X::Common),
+    (131, 384, 8, 1, Edges, X::Tiny),
+    (9, 640, 9, 2, Zeros, X::Numbers),
+    (3, 1152, 17, 8, Of(Scales::Common), X::Any),
+    (70, 640, 2, 1, Beyond, X::Common),
+    (33, 1024, 4, 2, Of(Scales::Any), X::Any),
+    (270, 128, 8, 1, Of(Scales::Common), X::Common),
+    (6, 1024, 6, 2, Cancelling, X::Common),
+    (150, 256, 8, 4, Of(Scales::Numbers), X::Common),
 ];
 
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
@@ -170,12 +188,12 @@ impl<T: Exact + Activation> Product<T> {
 
     /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
     /// those of a chunk or to 4; or to 8 and to elements.
-    fn launch(&self, variant: &str, grid: &WeightsGrid, elements: u64, odd: bool) -> Launched {
+    fn launch(&self, variant: &str, grid: Argument, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
         let [codes, scales] = match variant {
             "cut" => [8, 1],
-            "one_tiles1" | "one_tiles2" => [16, 4],
+            _ if variant.starts_with("one") || variant.starts_with("lot") => [16, 4],
             _ => [16, 32 / weights.format().block() as u64],
         };
         let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
@@ -187,7 +205,7 @@ impl<T: Exact + Activation> Product<T> {
             case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
         };
         let out = case.memory.allocate_aligned("out", size_of_val(&self.results[..]), 2);
-        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), argument(grid), apply];
+        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), grid, apply];
         case.step(weights_kernel::<T>(weights.format(), variant), elements, arguments);
         Launched { case, out }
     }
@@ -210,93 +228,123 @@ struct Launched {
     out: microscale_executor::Buffer,
 }
 
-/// The end of a kernel's name, with so many tiles, for one token at a time or up to eight.
-fn variant(one: bool, tiles: u32) -> &'static str {
-    match (one, tiles) {
-        (true, 1) => "one_tiles1",
-        (true, _) => "one_tiles2",
-        (false, 1) => "tiles1",
-        (false, _) => "tiles2",
-    }
-}
-
 /// The name of a kernel.
 fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
     format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
 }
 
-fn grid(weights: &QuantizedTensor, tokens: usize, one: bool, tiles: u32, splits: u32) -> WeightsGrid {
+fn shape(weights: &QuantizedTensor) -> WeightsShape {
     let [rows, cols, blocks] = [weights.rows(), weights.cols(), weights.blocks_per_row()].map(|n| n as u64);
-    WeightsGrid::new(rows, cols, blocks, tokens as u64, one, tiles, splits).expect("a small launch")
+    WeightsShape { rows, cols, blocks }
 }
 
-/// By tensor cores: as near to the exact sums as the kernels promise, or the definition's bits for rows that they do
-/// not compute.
-fn with_tiles<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, false, tiles, splits);
-    let Launched { mut case, out } =
-        product.launch(variant(false, tiles), &grid, grid.thread_blocks(), false);
-    let product = Arc::clone(product);
-    case.checks.push(Box::new(move |memory| {
-        let Product { weights, tokens, results, exact, .. } = &*product;
-        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
-        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-        let defined = |row: usize| is_unusual::<T>(weights, row);
-        for (i, (found, right)) in found.iter().zip(results).enumerate() {
-            let row = i % weights.rows();
-            if defined(row) && found.bits() != right.bits() {
-                return Err(format!(
-                    "{found:?} is not {right:?}, row {row}, which is computed by definition"
-                ));
-            }
+fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, splits: u32) -> WeightsGrid {
+    WeightsGrid::new(shape(weights), tokens as u64, tiles, splits).expect("a small launch")
+}
+
+/// How weights are multiplied by tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// By loads, up to eight tokens at a time.
+    Many,
+    /// Copied ahead, one token at a time.
+    One,
+    /// Copied ahead, up to eight.
+    Lot,
+}
+
+impl Kind {
+    /// Numbers of tiles.
+    fn tiles(self) -> &'static [u32] {
+        if self == Self::One { &[1, 2, 4] } else { &[1, 2] }
+    }
+
+    /// The end of a kernel's name.
+    fn variant(self, tiles: u32) -> String {
+        let word = match self {
+            Self::Many => "",
+            Self::One => "one_",
+            Self::Lot => "lot_",
+        };
+        format!("{word}tiles{tiles}")
+    }
+
+    /// Launches a kernel. Of those that copy ahead thread blocks have teams by the number of tiles, and the GPU has room
+    /// for few: each has several turns.
+    fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, splits: u32) -> Launched {
+        let (weights, tokens) = (&product.weights, product.tokens);
+        if self == Self::Many {
+            let grid = grid(weights, tokens, tiles, splits);
+            return product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
         }
-        // The executor keeps subnormal numbers.
-        let parts = [segments(*tokens), splits as usize];
-        let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, 2f64.powi(-149));
-        exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
-    }));
-    case
-}
+        let (warps, at_once) = [(splits, 3), (2 * splits, 2), (4 * splits, 1)][tiles.ilog2() as usize];
+        let kernel = Ahead { one: self == Self::One, tiles };
+        let warps = [splits, warps.min(16)];
+        let grid =
+            TurnsGrid::new(kernel, shape(weights), tokens as u64, warps, at_once).expect("a small launch");
+        let mut launched = product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
+        launched.case.shaped(grid.threads_and_shared(kernel));
+        launched
+    }
 
-/// By tensor cores, for one token at a time: as near to the exact sums as the kernels promise, or the definition's bits.
-fn of_one<T: Exact + Activation>(product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, true, tiles, splits);
-    let Launched { mut case, out } = product.launch(variant(true, tiles), &grid, grid.thread_blocks(), false);
-    let product = Arc::clone(product);
-    case.checks.push(Box::new(move |memory| {
-        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
-        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-        // The executor keeps subnormal numbers.
-        let bound = Bound::of_one_token::<T>(&product.weights, splits as usize, 2f64.powi(-149));
-        product.exact.check(&found, &bound).map(|_| ())
-    }));
-    case
+    /// As near to the exact sums as the kernels promise, or the definition's bits, which many tokens have in rows that
+    /// tensor cores do not compute.
+    fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
+        let Launched { mut case, out } = self.launch(product, tiles, splits);
+        let product = Arc::clone(product);
+        case.checks.push(Box::new(move |memory| {
+            let Product { weights, tokens, results, exact, .. } = &*product;
+            let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+            let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+            // The executor keeps subnormal numbers.
+            let least = 2f64.powi(-149);
+            if self == Self::One {
+                let bound = Bound::of_one_token::<T>(weights, splits as usize, least);
+                return exact.check(&found, &bound).map(|_| ());
+            }
+            let defined = |row: usize| is_unusual::<T>(weights, row);
+            for (i, (found, right)) in found.iter().zip(results).enumerate() {
+                let row = i % weights.rows();
+                if defined(row) && found.bits() != right.bits() {
+                    return Err(format!(
+                        "{found:?} is not {right:?}, row {row}, which is computed by definition"
+                    ));
+                }
+            }
+            let parts = [segments(*tokens), splits as usize];
+            let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, least);
+            exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
+        }));
+        case
+    }
 }
 
 /// By the kernels that do without tensor cores: the definition's bits.
 fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, false, 1, 1);
-    let Launched { mut case, out } = product.launch("cut", &grid, product.weights.rows() as u64, odd);
+    let grid = grid(&product.weights, product.tokens, 1, 1);
+    let Launched { mut case, out } =
+        product.launch("cut", argument(&grid), product.weights.rows() as u64, odd);
     case.expect("results", out, bytemuck::cast_slice(&product.results).to_vec());
     case
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        let all = (0..).zip(TILES).map(|case| (false, case)).chain((0..).zip(ONE).map(|case| (true, case)));
-        for (one, (i, (rows, cols, tokens, splits, kind, x))) in all {
-            let half = if one && format == Format::Nvfp4 && cols % 256 != 0 { 64 } else { 0 };
-            let shape = (rows, cols + half, tokens);
+        let of = |by: Kind| move |case| (by, case);
+        let all = (0..).zip(TILES).map(of(Kind::Many)).chain((0..).zip(ONE).map(of(Kind::One)));
+        for (by, (i, (rows, cols, tokens, splits, kind, x))) in all.chain((0..).zip(LOT).map(of(Kind::Lot))) {
+            // Whole words of scales.
+            let half = by != Kind::Many && format == Format::Nvfp4 && cols % 256 != 0;
+            let shape = (rows, cols + if half { 64 } else { 0 }, tokens);
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
-            for tiles in [1, 2] {
-                let kernel = weights_kernel::<T>(format, variant(one, tiles));
-                // All splits with either number of tiles.
-                let splits = if tiles == 1 { splits } else { 8 / splits };
+            for &tiles in by.tiles() {
+                // All splits with either number of tiles, or two.
+                let splits = if tiles == 2 { 8 / splits } else { splits };
                 let what = format!("{shape:?} with tokens, {splits} splits, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
-                let prepare = if one { of_one } else { with_tiles };
-                let case = Case::new(what, kernel, move || prepare(&made, tiles, splits));
+                let kernel = weights_kernel::<T>(format, &by.variant(tiles));
+                let case = Case::new(what, kernel, move || by.prepare(&made, tiles, splits));
                 cases.push(Case { by_tensor_cores: true, ..case });
             }
         }

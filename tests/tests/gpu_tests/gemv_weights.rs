@@ -182,7 +182,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
         let x: Vec<_> = product.x.iter().map(|x| bf16::from_f64(x.to_f64().abs())).collect();
         let mut sums = vec![bf16::ZERO; product.results.len()];
         gemv_weights(&magnitudes, &x, tokens, &mut sums).expect("operands that fit");
-        let kernel = GemvWeightsKernel::choose(rows, cols, tokens);
+        let kernel = GemvWeightsKernel::choose(product.weights.shape(), tokens);
         let bound = product.bound(kernel).twice();
         product.on_gpu(gpu, [kernel], 0, |found, _, what| {
             for (i, ((y, right), magnitudes)) in found.iter().zip(&product.results).zip(&sums).enumerate() {
@@ -264,7 +264,7 @@ pub(crate) fn from_host_memory_is_the_same(gpu: &Gpu) {
             let x = [product.x.clone(), vec![f16::NAN; 5]].concat();
             gpu.gemv_weights(&product.weights, &x, tokens, &mut found).unwrap();
             assert_eq!(found.split_off(rows * tokens), [f16::from_f32(7.0); 2]);
-            let kernel = GemvWeightsKernel::choose(rows, cols, tokens);
+            let kernel = GemvWeightsKernel::choose(product.weights.shape(), tokens);
             product.on_gpu(gpu, [kernel], 0, |there, _, what| assert_same(&found, there, what));
         }
     }

@@ -4,18 +4,26 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::WeightsGrid;
+use microscale_kernels_abi::{Ahead, TurnsGrid, WARP, WeightsGrid, WeightsShape};
 
 use super::{Argument, apply_global, config, kernel_word};
 use crate::error::{Error, Result};
 use crate::gemv::Activation;
-use crate::gpu::gemv_weights::GemvWeightsKernel;
+use crate::gpu::gemv_weights::{GemvWeightsKernel, Kind};
 use crate::gpu::module::Module;
 use crate::gpu::{DeviceTensor, doing};
 use crate::recipe::Words;
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<WeightsGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<TurnsGrid> {}
+
+/// That of a kernel that copies ahead, or not.
+enum Grid {
+    Turns(Argument<TurnsGrid>),
+    Weights(Argument<WeightsGrid>),
+}
 
 /// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has room.
 pub(in crate::gpu) fn gemv_weights<T: Activation>(
@@ -34,21 +42,44 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     let (activations, _read) = activations.device_ptr(stream);
     // The kernels read whole chunks, 16 bytes at a time.
     let cut = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
+    let kernel = kernel.on(weights.shape());
+    let variant = match (cut, kernel.kind) {
+        (true, _) => "cut".to_owned(),
+        (_, Kind::One) => format!("one_tiles{}", kernel.tiles),
+        (_, Kind::Lot) => format!("lot_tiles{}", kernel.tiles),
+        (_, Kind::Many) => format!("tiles{}", kernel.tiles),
+    };
+    let name = format!("{}_gemv_weights_{}_{variant}", kernel_word(weights.format()), T::DTYPE.word());
+    let (launched, function) = module.kernel(&name)?;
+
     let too_large = Error::TooLarge { rows, cols, row_stride: cols };
-    let (tiled, grid) = kernel.grid(weights.shape(), tokens).ok_or(too_large)?;
-    let word = if cut { "cut" } else { tiled };
-    let name = format!("{}_gemv_weights_{}_{word}", kernel_word(weights.format()), T::DTYPE.word());
-    let (kernel, function) = module.kernel(&name)?;
-    let shape = config(kernel, if cut { rows as u64 } else { grid.thread_blocks() })?;
-    let grid = Argument(grid);
+    let [rows, cols, blocks] = [rows, cols, weights.shape().blocks_per_row()].map(|count| count as u64);
+    let (shape, tokens) = (WeightsShape { rows, cols, blocks }, tokens as u64);
+    let (grid, thread_blocks) = if cut || kernel.kind == Kind::Many {
+        let (tiles, splits) = if cut { (1, 1) } else { (kernel.tiles, kernel.splits) };
+        let grid = WeightsGrid::new(shape, tokens, tiles, splits).ok_or(too_large)?;
+        (Grid::Weights(Argument(grid)), if cut { rows } else { grid.thread_blocks() })
+    } else {
+        let warps = launched.threads / WARP;
+        let ahead = Ahead { one: kernel.kind == Kind::One, tiles: kernel.tiles };
+        let (warps, at_once) = ([kernel.splits.min(warps), warps], module.at_once(launched));
+        let grid = TurnsGrid::new(ahead, shape, tokens, warps, at_once).ok_or(too_large)?;
+        (Grid::Turns(Argument(grid)), grid.thread_blocks())
+    };
+    let config = config(launched, thread_blocks)?;
     let apply = apply_global(weights);
     let (out, _written) = out.device_ptr_mut(stream);
     let mut launch = stream.launch_builder(function);
     launch.arg(weights.codes()).arg(weights.scales()).arg(weights.global_slot());
-    launch.arg(&activations).arg(&out).arg(&grid).arg(&apply);
+    launch.arg(&activations).arg(&out);
+    match &grid {
+        Grid::Turns(grid) => launch.arg(grid),
+        Grid::Weights(grid) => launch.arg(grid),
+    };
+    launch.arg(&apply);
     // SAFETY: the arguments are the kernel's, in order. The caller checked that activations and output have the
     // elements that the grid says; buffers of tensors start on 256 bytes, rows of whole chunks are multiples of 16,
     // and the kernel was asked whether it takes the shape. The borrows keep the buffers from overlapping.
-    unsafe { launch.launch(shape) }.map_err(doing("launching a product"))?;
+    unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;
     Ok(())
 }

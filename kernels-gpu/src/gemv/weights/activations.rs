@@ -22,8 +22,11 @@ pub(super) trait Activations {
     /// By how many powers of two [`Self::raised`] activations are too high.
     const RAISED: i32;
 
+    /// What [`Self::weights`] is to be given.
+    const TABLE: u32 = 0;
+
     /// Eight weights in four pairs.
-    fn weights(codes: u32) -> [u32; 4];
+    fn weights(codes: u32, table: u32) -> [u32; 4];
 
     /// Eight activations in the pairs that [`Self::weights`] makes.
     fn pairs(activations: [u32; 4]) -> [u32; 4];
@@ -49,6 +52,13 @@ pub(super) trait Activations {
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
 
+/// Eight activations in four pairs: of those with even numbers and of those with odd ones.
+#[inline(always)]
+fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    let (even, odd) = (0x5410, 0x7632);
+    [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
+}
+
 /// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the
 /// weight times 2^-14. Its byte is the upper one of the f16.
 pub(super) struct WithF16;
@@ -63,7 +73,7 @@ impl Activations for WithF16 {
 
     #[cfg(not(microscale_fp4))]
     #[inline(always)]
-    fn weights(codes: u32) -> [u32; 4] {
+    fn weights(codes: u32, _: u32) -> [u32; 4] {
         const SIGNS: u32 = 0x8080_8080;
         const MAGNITUDES: u32 = 0x0E0E_0E0E;
         let even = (codes << 4 & SIGNS) | (codes << 1 & MAGNITUDES);
@@ -79,17 +89,13 @@ impl Activations for WithF16 {
 
     #[cfg(microscale_fp4)]
     #[inline(always)]
-    fn weights(codes: u32) -> [u32; 4] {
+    fn weights(codes: u32, _: u32) -> [u32; 4] {
         crate::gemv::products::pairs(codes)
     }
 
     #[inline(always)]
-    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-        if cfg!(microscale_fp4) {
-            return [a, b, c, d];
-        }
-        let (even, odd) = (0x5410, 0x7632);
-        [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
+    fn pairs(activations: [u32; 4]) -> [u32; 4] {
+        if cfg!(microscale_fp4) { activations } else { even_and_odd(activations) }
     }
 
     #[inline(always)]
@@ -121,34 +127,39 @@ impl Activations for WithF16 {
     }
 }
 
-/// With bf16, whose exponents lie across its bytes: signs and magnitudes are moved apart, and the weight is times
-/// 2^-126.
+/// With bf16, whose exponents lie across its bytes: 16 times twice a weight's magnitude is looked up and is the lower
+/// byte, which below the second exponent is a number; its sign is the upper one. That is the weight times 2^-128.
 pub(super) struct WithBf16;
 
 impl Activations for WithBf16 {
     type Dtype = Bf16;
     const OUTPUT: OutputDtype = OutputDtype::Bf16;
-    const BELOW: i32 = 126;
+    const BELOW: i32 = 128;
     const USUAL: [u32; 2] = [16, 142];
-    const LOWERED: [i32; 2] = [14, 14];
+    const LOWERED: [i32; 2] = [14, 16];
     const RAISED: i32 = 104;
+    /// The bytes of 0, 0.5, 1 and 1.5.
+    const TABLE: u32 = 0x3020_1000;
 
     #[inline(always)]
-    fn weights(codes: u32) -> [u32; 4] {
-        const SIGNS: u32 = 0x8000_8000;
-        const MAGNITUDES: u32 = 0x01C0_01C0;
+    fn weights(codes: u32, table: u32) -> [u32; 4] {
+        const SIGNS: u32 = 0x8080_8080;
+        // The bytes of 2, 3, 4 and 6.
+        const UPPER: u32 = 0xC080_6040;
+        let magnitudes = codes & !0x8888_8888;
+        let [low, high] = [magnitudes, magnitudes >> 16].map(|codes| ptx::permute(table, UPPER, codes));
+        let [even, odd] = [codes << 4 & SIGNS, codes & SIGNS];
         [
-            (codes << 12 & SIGNS) | (codes << 6 & MAGNITUDES),
-            (codes << 8 & SIGNS) | (codes << 2 & MAGNITUDES),
-            (codes << 4 & SIGNS) | (codes >> 2 & MAGNITUDES),
-            (codes & SIGNS) | (codes >> 6 & MAGNITUDES),
+            ptx::permute(low, even, 0x5240),
+            ptx::permute(high, even, 0x7260),
+            ptx::permute(low, odd, 0x5341),
+            ptx::permute(high, odd, 0x7361),
         ]
     }
 
     #[inline(always)]
-    fn pairs([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-        let (low, high) = (0x5410, 0x7632);
-        [ptx::permute(a, c, low), ptx::permute(a, c, high), ptx::permute(b, d, low), ptx::permute(b, d, high)]
+    fn pairs(activations: [u32; 4]) -> [u32; 4] {
+        even_and_odd(activations)
     }
 
     #[inline(always)]

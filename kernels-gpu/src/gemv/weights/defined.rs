@@ -3,7 +3,7 @@
 
 use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::weights::GROUP;
-use microscale_kernels_abi::{WARP, power_of_two};
+use microscale_kernels_abi::{WARP, WeightsGrid, power_of_two};
 
 use super::{Activations, Job, WARPS, Weights};
 use crate::dtype::Dtype;
@@ -59,8 +59,8 @@ impl Job {
         while token < end {
             // SAFETY: the row and the token exist; one lane stores.
             unsafe {
-                let weights = self.weights.row::<F>(row, self.grid.blocks);
-                let sum = defined::<F, D>(weights, self.token(token), self.grid.cols);
+                let weights = self.weights.row::<F>(row, self.shape.blocks);
+                let sum = defined::<F, D>(weights, self.token(token), self.shape.cols);
                 if warp::lane() == 0 {
                     self.store::<D>(row, token, sum);
                 }
@@ -75,10 +75,10 @@ impl Job {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-pub(super) unsafe fn cut<F: Weights, D: Activations>(job: Job) {
+pub(super) unsafe fn cut<F: Weights, D: Activations>(job: Job, grid: WeightsGrid) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
-    if row < job.grid.rows {
+    if row < job.shape.rows {
         // SAFETY: the whole warp is here, and its row is its own.
-        unsafe { job.define::<F, D>(row, [0, job.grid.tokens]) };
+        unsafe { job.define::<F, D>(row, [0, grid.tokens as u32]) };
     }
 }

@@ -10,7 +10,7 @@
 
 use microscale_formats::E8m0;
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, power_of_two};
+use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, WeightsGrid, power_of_two};
 
 use super::activations::SUMS;
 use super::{Activations, Job, QUAD, WARPS, Weights, parts};
@@ -40,8 +40,10 @@ impl<const TILES: usize> Lane<TILES> {
     unsafe fn load<F: Weights>(&self, chunk: u32) -> Step<TILES> {
         let mut step = [[Chunk::NONE; 2]; TILES];
         for (loaded, rows) in step.iter_mut().zip(&self.rows) {
-            // SAFETY: the caller's promise.
-            *loaded = unsafe { pair::<F>(rows, chunk.min(self.last)) };
+            for (loaded, row) in loaded.iter_mut().zip(rows) {
+                // SAFETY: the caller's promise.
+                *loaded = unsafe { row.load_once::<F>(chunk.min(self.last)) };
+            }
         }
         step
     }
@@ -70,9 +72,8 @@ impl<const TILES: usize> Lane<TILES> {
         while chunk <= self.last {
             // SAFETY: the chunk is in the rows.
             let step = unsafe { self.load::<F>(chunk) };
-            for Chunk { codes: [a, b, c, d], scales } in step.as_flattened() {
-                let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
-                usual &= zeros || F::distance::<D>(*scales) <= F::farthest::<D>();
+            for chunk in step.as_flattened() {
+                usual &= is_usual::<F, D>(chunk);
             }
             chunk += apart;
         }
@@ -80,25 +81,31 @@ impl<const TILES: usize> Lane<TILES> {
     }
 }
 
-/// Loads a chunk of two rows.
-///
-/// # Safety
-/// As for the kernels; the chunk is in the rows.
-#[inline(always)]
-unsafe fn pair<F: Weights>(rows: &[Row; 2], chunk: u32) -> [Chunk; 2] {
-    let mut loaded = [Chunk::NONE; 2];
-    for (loaded, row) in loaded.iter_mut().zip(rows) {
-        let codes = row.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
-        let scales = row.scales.wrapping_add((chunk * F::BLOCKS) as usize);
+impl Row {
+    /// Loads a chunk, where it is written.
+    ///
+    /// # Safety
+    /// As for the kernels; the chunk is in the row.
+    #[inline(always)]
+    pub(super) unsafe fn load_once<F: Weights>(&self, chunk: u32) -> Chunk {
+        let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
+        let scales = self.scales.wrapping_add((chunk * F::BLOCKS) as usize);
         // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of their
         // number.
         unsafe {
-            loaded.codes = ptx::load_16_once_here(codes);
-            loaded.scales =
-                if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) };
+            Chunk {
+                codes: ptx::load_16_once_here(codes),
+                scales: if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) },
+            }
         }
     }
-    loaded
+}
+
+/// Whether a chunk is computed by tensor cores: its scale is to be used, or it is zeros under a number.
+#[inline(always)]
+pub(super) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], scales }: &Chunk) -> bool {
+    let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
+    zeros || F::distance::<D>(*scales) <= F::farthest::<D>()
 }
 
 /// A chunk of activations that are not there.
@@ -111,11 +118,27 @@ fn multiply<D: Activations, const I: usize>(
     rows: &[Chunk; 2],
     factors: [u32; 2],
     activations: [u32; 4],
+    table: u32,
 ) -> [f32; SUMS] {
-    let weights = |i: usize| D::weights(rows[i].codes[I]).map(|pair| D::scaled(pair, factors[i]));
+    let weights = |i: usize| D::weights(rows[i].codes[I], table).map(|pair| D::scaled(pair, factors[i]));
     let ([a, b, c, d], [e, f, g, h]) = (weights(0), weights(1));
     let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
     D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
+}
+
+/// The products of two chunks under their scales, given [`Activations::TABLE`].
+#[inline(always)]
+pub(super) fn scaled_products<F: Weights, D: Activations>(
+    rows: &[Chunk; 2],
+    x: &[[u32; 4]; 4],
+    table: u32,
+) -> [f32; SUMS] {
+    let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
+    // Written out: the compiler keeps a loop's indices in memory.
+    let sums = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], x[0], table);
+    let sums = multiply::<D, 1>(sums, rows, [low[0], high[0]], x[1], table);
+    let sums = multiply::<D, 2>(sums, rows, [low[1], high[1]], x[2], table);
+    multiply::<D, 3>(sums, rows, [low[1], high[1]], x[3], table)
 }
 
 /// The sums of a step, added to those before it, and the largest distance of its scales.
@@ -124,18 +147,13 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
     sums: &mut [[f32; SUMS]; TILES],
     far: &mut u32,
     step: &Step<TILES>,
-    [a, b, c, d]: [[u32; 4]; 4],
+    x: &[[u32; 4]; 4],
 ) {
     for (sums, rows) in sums.iter_mut().zip(step) {
         for chunk in rows {
             *far = F::distance::<D>(chunk.scales).max(*far);
         }
-        let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
-        // Written out: the compiler keeps a loop's indices in memory.
-        let of_step = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], a);
-        let of_step = multiply::<D, 1>(of_step, rows, [low[0], high[0]], b);
-        let of_step = multiply::<D, 2>(of_step, rows, [low[1], high[1]], c);
-        let of_step = multiply::<D, 3>(of_step, rows, [low[1], high[1]], d);
+        let of_step = scaled_products::<F, D>(rows, x, D::TABLE);
         for i in 0..SUMS {
             sums[i] += of_step[i];
         }
@@ -145,8 +163,7 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: Job) {
-    let grid = &job.grid;
+pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: Job, grid: WeightsGrid) {
     let (block, lot) = grid.lots.divide_32(warp::thread_block());
     let (number, lane) = (warp::thread() / WARP, warp::lane());
     let (group, split) = parts(number, grid.split_bits);
@@ -154,19 +171,19 @@ pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: J
     let first_row =
         |group: u32| ((u64::from(block) << grid.group_bits()) + u64::from(group)) << grid.group_row_bits();
     let before = first_row(group);
-    let tokens = [lot << grid.lot_bits, grid.tokens.min((lot + 1) << grid.lot_bits)];
+    let tokens = [lot << grid.lot_bits, (grid.tokens as u32).min((lot + 1) << grid.lot_bits)];
     let (splits, group_rows) = (1 << grid.split_bits, 1 << grid.group_row_bits());
 
     let mut of_lane = Lane {
         rows: [[job.weights.row::<F>(0, 0); 2]; TILES],
         // What tokens that are not there come to is not stored.
         activations: job.token((tokens[0] + place).min(tokens[1] - 1)),
-        last: (grid.cols / CHUNK as u64) as u32 - 1,
+        last: (job.shape.cols / CHUNK as u64) as u32 - 1,
     };
     for (row, i) in of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {
         // Past the last row it is taken again.
         let number = before + u64::from((i << grid.half_row_bits()) + place);
-        *row = job.weights.row::<F>(number.min(grid.rows - 1), grid.blocks);
+        *row = job.weights.row::<F>(number.min(job.shape.rows - 1), job.shape.blocks);
     }
 
     let mut sums = [[0.0; SUMS]; TILES];
@@ -189,7 +206,7 @@ pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: J
             }
             of_lane.activations::<D>(chunk)
         };
-        add::<F, D, TILES>(&mut sums, &mut far, &a, activations);
+        add::<F, D, TILES>(&mut sums, &mut far, &a, &activations);
         if step + splits >= steps {
             break;
         }
@@ -200,7 +217,7 @@ pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: J
             }
             of_lane.activations::<D>(chunk + apart)
         };
-        add::<F, D, TILES>(&mut sums, &mut far, &b, activations);
+        add::<F, D, TILES>(&mut sums, &mut far, &b, &activations);
         (step, chunk) = (step + 2 * splits, chunk + 2 * apart);
     }
 
@@ -244,7 +261,7 @@ pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: J
             }
             part += 1;
         }
-        if row < grid.rows && token < tokens[1] && all_usual != 0 {
+        if row < job.shape.rows && token < tokens[1] && all_usual != 0 {
             // SAFETY: the result exists, and is this thread's.
             unsafe {
                 job.store::<D>(row, token, sum * f64::from(power_of_two(const { D::LOWERED[F::PLACE] })))
@@ -261,7 +278,7 @@ pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: J
             i += 1;
         }
         let mut in_group = split;
-        while all_usual == 0 && in_group < group_rows && before + u64::from(in_group) < grid.rows {
+        while all_usual == 0 && in_group < group_rows && before + u64::from(in_group) < job.shape.rows {
             // SAFETY: the warps of a group share its rows, and nobody stored them above.
             unsafe { job.define::<F, D>(before + u64::from(in_group), tokens) };
             in_group += splits;
