@@ -5,18 +5,19 @@
 
 mod args;
 mod kernels;
+mod products;
 mod shortcut;
 mod targets;
 
 pub use args::{
-    ApplyGlobal, BlockGrid, Divider, ErrorSums, GemvGrid, GlobalSlot, NO_POSITION, NV_FAR, NvPlan,
-    NvQuantizeOptions, NvStep, OutputDtype, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, TurnsGrid,
-    WeightsGrid, WeightsShape, power_of_two,
+    ApplyGlobal, BlockGrid, Divider, ErrorSums, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions,
+    NvStep, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
 };
 pub use kernels::{
     AHEAD_WARPS, AMAX_PIECES, Ahead, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel,
     LADDER_THREADS, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS,
     kernels,
 };
+pub use products::{GemvGrid, OutputDtype, TurnsGrid, WeightsGrid, WeightsShape};
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

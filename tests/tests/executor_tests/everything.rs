@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use half::bf16;
+use microscale::Format;
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
 use microscale_kernels_abi::{TARGETS, kernels};
+use microscale_tests::operands::Scales;
+use microscale_tests::weights::Activations;
 use rayon::prelude::*;
 
 use super::case::ptx;
 use super::cases::{Case, cases};
+use super::weights::{Kind, Launched, Product, Weights};
 
 /// The modules of all targets, read once.
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
@@ -80,5 +85,30 @@ fn every_kernel_of_every_target_equals_the_library() {
             "{target}: {} cases, {lanes} lane-instructions, {executed} of {all} instructions executed",
             cases.len()
         );
+    }
+}
+
+#[test]
+fn weights_do_not_depend_on_how_many_thread_blocks_a_gpu_has_room_for() {
+    let product = Product::<bf16>::new(
+        Format::Nvfp4,
+        (131, 640, 3),
+        Weights::Of(Scales::Common),
+        Activations::Common,
+        7,
+    );
+    let (_, module) = &modules()[1];
+    for (kind, tiles) in [(Kind::One, 1), (Kind::One, 2), (Kind::One, 4), (Kind::Lot, 1), (Kind::Lot, 2)] {
+        let results = [1, 2, 5, 100].map(|at_once| {
+            let Launched { case, out } = kind.launch_ahead(&product, tiles, [2, 4], at_once);
+            let thread_blocks = case.steps[0].elements;
+            let (memory, _) = case.run(&[module], &Launch::default()).expect("no fault");
+            (thread_blocks, memory.bytes(out).expect("results"))
+        });
+        let [(one, expected), others @ ..] = &results;
+        assert!(others.iter().any(|(thread_blocks, _)| thread_blocks != one), "{kind:?}, {tiles} tiles");
+        for (thread_blocks, found) in others {
+            assert!(found == expected, "{kind:?}, {tiles} tiles: {thread_blocks} thread blocks");
+        }
     }
 }

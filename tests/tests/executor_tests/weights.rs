@@ -17,7 +17,7 @@ use super::quantizing::word;
 
 /// Which weights there are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Weights {
+pub(crate) enum Weights {
     Of(Scales),
     /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
     Zeros,
@@ -157,7 +157,7 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
 }
 
 /// Operands and results of a product, made once for all launches.
-struct Product<T> {
+pub(crate) struct Product<T> {
     weights: QuantizedTensor,
     x: Vec<T>,
     tokens: usize,
@@ -167,7 +167,7 @@ struct Product<T> {
 }
 
 impl<T: Exact + Activation> Product<T> {
-    fn new(
+    pub(crate) fn new(
         format: Format,
         (rows, cols, tokens): (usize, usize, usize),
         kind: Weights,
@@ -223,9 +223,9 @@ fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
     }
 }
 
-struct Launched {
-    case: Prepared,
-    out: microscale_executor::Buffer,
+pub(crate) struct Launched {
+    pub(crate) case: Prepared,
+    pub(crate) out: microscale_executor::Buffer,
 }
 
 /// The name of a kernel.
@@ -244,7 +244,7 @@ fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, splits: u32) -> We
 
 /// How weights are multiplied by tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     /// By loads, up to eight tokens at a time.
     Many,
     /// Copied ahead, one token at a time.
@@ -272,16 +272,25 @@ impl Kind {
     /// Launches a kernel. Of those that copy ahead thread blocks have teams by the number of tiles, and the GPU has room
     /// for few: each has several turns.
     fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, splits: u32) -> Launched {
-        let (weights, tokens) = (&product.weights, product.tokens);
         if self == Self::Many {
-            let grid = grid(weights, tokens, tiles, splits);
+            let grid = grid(&product.weights, product.tokens, tiles, splits);
             return product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
         }
         let (warps, at_once) = [(splits, 3), (2 * splits, 2), (4 * splits, 1)][tiles.ilog2() as usize];
+        self.launch_ahead(product, tiles, [splits, warps.min(16)], at_once)
+    }
+
+    /// Launches one that copies ahead, on a GPU that has room for so many thread blocks at once.
+    pub(crate) fn launch_ahead<T: Exact + Activation>(
+        self,
+        product: &Product<T>,
+        tiles: u32,
+        warps: [u32; 2],
+        at_once: u32,
+    ) -> Launched {
         let kernel = Ahead { one: self == Self::One, tiles };
-        let warps = [splits, warps.min(16)];
-        let grid =
-            TurnsGrid::new(kernel, shape(weights), tokens as u64, warps, at_once).expect("a small launch");
+        let (shape, tokens) = (shape(&product.weights), product.tokens as u64);
+        let grid = TurnsGrid::new(kernel, shape, tokens, warps, at_once).expect("a small launch");
         let mut launched = product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
         launched.case.shaped(grid.threads_and_shared(kernel));
         launched
