@@ -232,6 +232,7 @@ pub(super) unsafe fn lot<F: Weights, D: Activations, const TILES: usize>(job: Jo
             let activations = job.token(tokens[0]);
             let product = Steps::<F, _, TILES>::new(&job, &grid, turns, place, activations, product).all();
             if F::farthest::<D>() > 0 {
+                let turns = turns_of(parts(warp_number(), grid.split_bits).0);
                 product.pardon_zeros::<F>(&job, &turns, QUAD << segment_bits << grid.split_bits);
             }
         }
@@ -286,6 +287,9 @@ pub(super) unsafe fn lot<F: Weights, D: Activations, const TILES: usize>(job: Jo
     }
     // The others are the definition's.
     if F::farthest::<D>() > 0 {
+        // Found again: where branches diverge, what the steps use would not stay in uniform registers.
+        let (team, split) = parts(warp_number(), grid.split_bits);
+        let turns = turns_of(team);
         let mut turn = 0;
         while turn < turns.count {
             let mut in_turn = if all_usual(turn, team) { 1 << row_bits } else { split };
