@@ -119,6 +119,8 @@ impl<D: Activations, const TILES: usize> Lot<D, TILES> {
                 // SAFETY: the caller's promise.
                 let usual = unsafe { self.usual_but_zeros::<F>(job, first, apart) };
                 let all_usual = warp::ballot(usual) == u32::MAX;
+                // All lanes have read it: a vote does not order memory.
+                warp::sync();
                 if warp::lane() == 0 {
                     // SAFETY: the warp's.
                     unsafe { *self.flag(turn) = u32::from(all_usual) };
