@@ -35,6 +35,11 @@
 //! bf16 K · 2^−101 times the largest block scale over elements that are not all zeros, as though activations ended
 //! near 2^−101; both less by 2^23 where f32's subnormal numbers are kept. Sums that are infinite or NaN, and those of
 //! bf16 activations from 2^24 on, are computed as on CPUs, so that they are never less.
+//!
+//! The order is given, too, by how many warps share a row. With several tokens, steps of 128 elements go by turns to a
+//! row's parts: each warp has segments side by side, eight over the number of tokens as a power of two. Parts are added
+//! in f64, warp by warp. With one token, chunks of 32 go by turns to the lanes, four for each of a warp's two segments;
+//! lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in f64.
 
 use crate::dot::Sums;
 use crate::search::Fused;

@@ -6,6 +6,7 @@ pub mod hostile;
 pub mod inputs;
 pub mod operands;
 pub mod oracle;
+pub mod order;
 mod program;
 mod scratch;
 pub mod weights;

@@ -1,5 +1,6 @@
 //! Quantized operands of products.
 
+use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
 use crate::oracle;
@@ -48,5 +49,19 @@ pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u6
             tensor.with_global_scale(GlobalScale::Multiplier(value)).expect("in range")
         }
         _ => tensor,
+    }
+}
+
+/// A tensor whose codes and scales are changed; the global scale stays.
+pub fn changed(tensor: QuantizedTensor, change: impl FnOnce(&mut [u8], &mut [u8])) -> QuantizedTensor {
+    let (shape, global) = (tensor.shape(), tensor.global_scale());
+    let (mut codes, mut scales) = tensor.into_parts();
+    change(&mut codes, &mut scales);
+    let changed = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+    let given = |value: GlobalScale| changed.clone().with_global_scale(value).expect("in range");
+    match global.map(|global| (global.direction(), global.value())) {
+        Some((Direction::Divisor, value)) => given(GlobalScale::Divisor(value)),
+        Some((Direction::Multiplier, value)) => given(GlobalScale::Multiplier(value)),
+        None => changed,
     }
 }

@@ -74,7 +74,7 @@ fn negated(limbs: [u64; LIMBS]) -> [u64; LIMBS] {
 }
 
 /// The elements of a row, padding included: each a code's value and its scale. No global scale.
-fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f64, f64)> {
+pub fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f64, f64)> {
     let (format, blocks) = (tensor.format(), tensor.blocks_per_row());
     let bytes = blocks * format.block_bytes();
     let codes = unpack(format, &tensor.codes()[row * bytes..][..bytes]);

@@ -23,6 +23,7 @@ const CHANGES: [Change; 10] = [
         let modes = [
             ("add.rz.f32", "add.rn.f32"),
             ("add.rp.f32", "add.rn.f32"),
+            ("add.rn.f32", "add.rz.f32"),
             ("fma.rn.f32", "fma.rz.f32"),
             ("div.rn.f32", "div.rz.f32"),
             ("cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),

@@ -3,12 +3,12 @@
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
-use microscale::{Activation, Format, GlobalScale, QuantizedTensor, Words, gemv_weights};
+use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
-use microscale_formats::nvfp4::Direction;
 use microscale_kernels_abi::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
-use microscale_tests::operands::{Scales, tensor};
+use microscale_tests::operands::{Scales, changed, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
+use microscale_tests::order::{Order, cancelling};
 use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, is_unusual, segments};
 
 use super::case::{Prepared, argument};
@@ -28,14 +28,16 @@ pub(crate) enum Weights {
     /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the last
     /// bits of all sums matter. MXFP4's rows are computed by the definition.
     Cancelling,
+    /// [`cancelling`] ones: results are those of the kernel's [`Order`], bit by bit.
+    Ordered,
 }
 
 use self::Activations as X;
-use self::Weights::{Beyond, Cancelling, Edges, Of, Zeros};
+use self::Weights::{Beyond, Cancelling, Edges, Of, Ordered, Zeros};
 
 /// Rows, columns, tokens, and warps that share rows: one step and several, that end in them, without all warps' parts;
 /// rows that do not fill a group; groups and thread blocks in part; one lot of tokens and several.
-const TILES: [(usize, usize, usize, u32, Weights, X); 13] = [
+const TILES: [(usize, usize, usize, u32, Weights, X); 15] = [
     (1, 32, 1, 1, Of(Scales::Common), X::Common),
     (5, 96, 2, 8, Zeros, X::Common),
     (35, 160, 3, 2, Of(Scales::Common), X::Numbers),
@@ -49,10 +51,12 @@ const TILES: [(usize, usize, usize, u32, Weights, X); 13] = [
     (33, 1024, 4, 2, Of(Scales::Any), X::Any),
     (270, 32, 8, 1, Of(Scales::Common), X::Common),
     (6, 1024, 5, 2, Cancelling, X::Common),
+    (38, 2048, 3, 1, Ordered, X::Common),
+    (21, 1568, 10, 4, Ordered, X::Common),
 ];
 
 /// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
-const ONE: [(usize, usize, usize, u32, Weights, X); 15] = [
+const ONE: [(usize, usize, usize, u32, Weights, X); 17] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 1, 8, Zeros, X::Common),
     (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
@@ -68,10 +72,12 @@ const ONE: [(usize, usize, usize, u32, Weights, X); 15] = [
     (270, 128, 1, 1, Of(Scales::Common), X::Common),
     (6, 1024, 1, 2, Cancelling, X::Common),
     (7, 2048, 1, 8, Of(Scales::Any), X::Tiny),
+    (70, 4096, 1, 2, Ordered, X::Common),
+    (37, 3712, 2, 1, Ordered, X::Common),
 ];
 
 /// For lots of tokens, copied ahead; columns as for one.
-const LOT: [(usize, usize, usize, u32, Weights, X); 14] = [
+const LOT: [(usize, usize, usize, u32, Weights, X); 16] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 2, 8, Zeros, X::Common),
     (35, 256, 3, 2, Of(Scales::Common), X::Numbers),
@@ -86,6 +92,8 @@ const LOT: [(usize, usize, usize, u32, Weights, X); 14] = [
     (270, 128, 8, 1, Of(Scales::Common), X::Common),
     (6, 1024, 6, 2, Cancelling, X::Common),
     (150, 256, 8, 4, Of(Scales::Numbers), X::Common),
+    (70, 2048, 3, 1, Ordered, X::Common),
+    (37, 2176, 8, 4, Ordered, X::Common),
 ];
 
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
@@ -115,45 +123,39 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
     if matches!(kind, Of(_)) || matches!(kind, Edges | Beyond) && format == Format::Nvfp4 {
         return drawn;
     }
-    let (shape, global, blocks) = (drawn.shape(), drawn.global_scale(), drawn.blocks_per_row());
-    let (mut codes, mut scales) = drawn.into_parts();
+    let blocks = drawn.blocks_per_row();
     let mut random = fastrand::Rng::with_seed(seed);
     let (first, last) = if T::LARGEST > 1e5 { (16, 142) } else { (107, 131) };
-    for (i, (scale, codes)) in scales.iter_mut().zip(codes.chunks_mut(format.block_bytes())).enumerate() {
-        let (row, block) = (i / blocks, i % blocks);
-        let beyond = kind == Beyond && block == row % blocks;
-        match kind {
-            Zeros if block % 3 == row % 3 => {
-                codes.iter_mut().for_each(|code| *code &= 0x88);
-                *scale = if random.bool() { 0 } else { oracle::nan_scale(format) - 1 };
-                if row == 1 {
-                    *scale = oracle::nan_scale(format);
+    changed(drawn, |codes, scales| {
+        for (i, (scale, codes)) in scales.iter_mut().zip(codes.chunks_mut(format.block_bytes())).enumerate() {
+            let (row, block) = (i / blocks, i % blocks);
+            let beyond = kind == Beyond && block == row % blocks;
+            match kind {
+                Zeros if block % 3 == row % 3 => {
+                    codes.iter_mut().for_each(|code| *code &= 0x88);
+                    *scale = if random.bool() { 0 } else { oracle::nan_scale(format) - 1 };
+                    if row == 1 {
+                        *scale = oracle::nan_scale(format);
+                    }
                 }
-            }
-            Edges | Beyond => {
-                *scale = [first, first + 1, last - 1, last][random.usize(..4)];
-                if beyond && row == 0 {
-                    *scale = first - 1;
+                Edges | Beyond => {
+                    *scale = [first, first + 1, last - 1, last][random.usize(..4)];
+                    if beyond && row == 0 {
+                        *scale = first - 1;
+                    }
+                    if beyond && row == rows - 1 {
+                        *scale = last + 1;
+                    }
                 }
-                if beyond && row == rows - 1 {
-                    *scale = last + 1;
+                Cancelling if block + 32 / format.block() >= blocks => {
+                    codes.fill(0x22);
+                    *scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
                 }
+                Cancelling if format == Format::Mxfp4 && block == 0 => *scale = first - 1,
+                _ => {}
             }
-            Cancelling if block + 32 / format.block() >= blocks => {
-                codes.fill(0x22);
-                *scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
-            }
-            Cancelling if format == Format::Mxfp4 && block == 0 => *scale = first - 1,
-            _ => {}
         }
-    }
-    let changed = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
-    let given = |value: GlobalScale| changed.clone().with_global_scale(value).expect("in range");
-    match global.map(|global| (global.direction(), global.value())) {
-        Some((Direction::Divisor, value)) => given(GlobalScale::Divisor(value)),
-        Some((Direction::Multiplier, value)) => given(GlobalScale::Multiplier(value)),
-        None => changed,
-    }
+    })
 }
 
 /// Operands and results of a product, made once for all launches.
@@ -164,6 +166,8 @@ pub(crate) struct Product<T> {
     /// The definition's.
     results: Vec<T>,
     exact: ExactProducts,
+    /// Whether tensor cores lose nothing.
+    ordered: bool,
 }
 
 impl<T: Exact + Activation> Product<T> {
@@ -174,16 +178,20 @@ impl<T: Exact + Activation> Product<T> {
         x: X,
         seed: u64,
     ) -> Self {
-        let weights = weights::<T>(format, rows, cols, kind, seed);
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut x = activations(cols * tokens, x, &mut random);
-        if kind == Cancelling {
-            x.chunks_mut(cols).enumerate().for_each(|(token, x)| cancel(&weights, token % rows, x));
-        }
+        let (weights, x) = if kind == Ordered {
+            cancelling(format, [rows, cols, tokens], seed)
+        } else {
+            let weights = weights::<T>(format, rows, cols, kind, seed);
+            let mut x = activations(cols * tokens, x, &mut fastrand::Rng::with_seed(seed));
+            if kind == Cancelling {
+                x.chunks_mut(cols).enumerate().for_each(|(token, x)| cancel(&weights, token % rows, x));
+            }
+            (weights, x)
+        };
         let mut results = vec![T::default(); weights.rows() * tokens];
         gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
         let exact = ExactProducts::of(&weights, &x, tokens);
-        Self { weights, x, tokens, results, exact }
+        Self { weights, x, tokens, results, exact, ordered: kind == Ordered }
     }
 
     /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
@@ -300,6 +308,14 @@ impl Kind {
     /// tensor cores do not compute.
     fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
         let Launched { mut case, out } = self.launch(product, tiles, splits);
+        let splits = splits as usize;
+        if product.ordered {
+            let segments = segments(product.tokens);
+            let order =
+                if self == Self::One { Order::One { splits } } else { Order::Lots { segments, splits } };
+            let results = order.results(&product.weights, &product.x, product.tokens);
+            case.expect("results", out, bytemuck::cast_slice(&results).to_vec());
+        }
         let product = Arc::clone(product);
         case.checks.push(Box::new(move |memory| {
             let Product { weights, tokens, results, exact, .. } = &*product;
@@ -308,7 +324,7 @@ impl Kind {
             // The executor keeps subnormal numbers.
             let least = 2f64.powi(-149);
             if self == Self::One {
-                let bound = Bound::of_one_token::<T>(weights, splits as usize, least);
+                let bound = Bound::of_one_token::<T>(weights, splits, least);
                 return exact.check(&found, &bound).map(|_| ());
             }
             let defined = |row: usize| is_unusual::<T>(weights, row);
@@ -320,7 +336,7 @@ impl Kind {
                     ));
                 }
             }
-            let parts = [segments(*tokens), splits as usize];
+            let parts = [segments(*tokens), splits];
             let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, least);
             exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
         }));
