@@ -18,7 +18,7 @@ use super::everything::modules;
 /// A kind of change: its name, and what becomes of an instruction that it applies to.
 type Change = (&'static str, fn(&str) -> Option<String>);
 
-const CHANGES: [Change; 10] = [
+const CHANGES: [Change; 11] = [
     ("another rounding mode", |text| {
         let modes = [
             ("add.rz.f32", "add.rn.f32"),
@@ -85,11 +85,16 @@ const CHANGES: [Change; 10] = [
         Some(format!("{head} {to}, {low}, {high};"))
     }),
     ("a place moved", |text| {
-        let moved = text.starts_with("st.global") || text.starts_with("ld.global");
+        let moved = ["st.global", "ld.global", "st.shared", "ld.shared", "cp.async.c"];
+        let moved = moved.iter().any(|opcode| text.starts_with(opcode));
         let (before, rest) = text.split_once('[').filter(|_| moved)?;
         let (address, after) = rest.split_once(']')?;
         let (base, offset) = address.split_once('+').unwrap_or((address, "0"));
         Some(format!("{before}[{base}+{}]{after}", offset.trim().parse::<u64>().ok()? + 16))
+    }),
+    ("no waiting", |text| {
+        let waits = ["bar.sync", "bar.warp.sync", "cp.async.wait_group"];
+        waits.iter().any(|opcode| text.starts_with(opcode)).then(String::new)
     }),
     ("a constant changed", |text| {
         let (head, operands) =
