@@ -31,10 +31,11 @@
 //!
 //! With one token, weights are not scaled first: four multiplications with four products each make a group, and lose
 //! six units each; groups come under their scales as they are fused to sums of f32, two for each 256 elements or
-//! more, and the sums of eight lanes in f32. γ is smaller then. δ is more: with f16 K · 2^−115 in MXFP4, and with
-//! bf16 K · 2^−101 times the largest block scale over elements that are not all zeros, as though activations ended
-//! near 2^−101; both less by 2^23 where f32's subnormal numbers are kept. Sums that are infinite or NaN, and those of
-//! bf16 activations from 2^24 on, are computed as on CPUs, so that they are never less.
+//! more, and the sums of eight lanes in f32. γ is smaller then. δ is more, because sums of f32 are lower: by 2^14 with
+//! f16, where it is K · 2^−140 in MXFP4, and by 2^24 with bf16, where it is K · 2^−130. With bf16 there is K · 2^−101
+//! times the largest block scale over elements that are not all zeros, too, as though activations ended near 2^−101;
+//! less by 2^23 where tensor cores keep subnormal numbers. Sums that are infinite or NaN, and those of bf16
+//! activations from 2^24 on, are computed as on CPUs, so that they are never less.
 //!
 //! The order is given, too, by how many warps share a row. With several tokens, steps of 128 elements go by turns to a
 //! row's parts: each warp has segments side by side, eight over the number of tokens as a power of two. Parts are added

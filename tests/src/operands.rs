@@ -16,6 +16,8 @@ pub enum Scales {
     Any,
     /// The largest.
     Largest,
+    /// The smallest under which elements are not zeros.
+    Smallest,
 }
 
 impl Scales {
@@ -28,6 +30,8 @@ impl Scales {
             (Self::Numbers, _) => random.u8(..nan - 1),
             (Self::Any, _) => random.u8(..nan),
             (Self::Largest, _) => nan - 1,
+            (Self::Smallest, Format::Nvfp4) => 1,
+            (Self::Smallest, _) => 0,
         }
     }
 }

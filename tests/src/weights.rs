@@ -96,8 +96,8 @@ impl Bound {
     /// a row has its own sum: a row is divided between two segments, each between four lanes, and between `splits`.
     ///
     /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma` loses at
-    /// most five times `least` there, a product's or a sum's, under the group's scale; and of the sum with it `least`
-    /// is lost. Zeros lose nothing.
+    /// most five times `least` there, a product's or a sum's, under the group's scale; and of the sum with it, which
+    /// tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
     pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
         let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
@@ -109,7 +109,7 @@ impl Bound {
         let [under_scales, lower] = if T::LARGEST > 1e5 { [20.0 * largest, 24.0] } else { [0.0, 14.0] };
         Self {
             gamma: (2.0 * 4.0 * 6.0 + groups + 3.0 + 1.0) * 2f64.powi(-24),
-            delta: all * least * (under_scales + 1.0) * lower.exp2(),
+            delta: all * (least * under_scales + 2f64.powi(-150)) * lower.exp2(),
         }
     }
 
@@ -235,18 +235,24 @@ pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
     if near { Ok(()) } else { Err(format!("{y:?} is not {exact:e} ± {error:e}")) }
 }
 
+/// The first and the last scale of MXFP4 under which weights are exact in a dtype of activations and their products far
+/// from its ends.
+pub fn usual_scales<T: Exact>() -> [u8; 2] {
+    if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
+}
+
 /// Whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that is not all zeros
-/// has a scale outside of those under which weights are exact in the dtype and their products far from its ends.
+/// has another scale than [`usual_scales`].
 pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
     let QuantizedShape { format, .. } = weights.shape();
     if format != Format::Mxfp4 {
         return false;
     }
-    let usual = if T::LARGEST > 1e5 { 16..=142 } else { 107..=131 };
+    let [first, last] = usual_scales::<T>();
     let (blocks, bytes) = (weights.blocks_per_row(), weights.format().block_bytes());
     let codes = weights.codes()[row * blocks * bytes..][..blocks * bytes].chunks(bytes);
     let scales = &weights.scales()[row * blocks..][..blocks];
     codes
         .zip(scales)
-        .any(|(codes, scale)| !usual.contains(scale) && codes.iter().any(|code| code & 0x77 != 0))
+        .any(|(codes, scale)| !(first..=last).contains(scale) && codes.iter().any(|code| code & 0x77 != 0))
 }

@@ -9,7 +9,9 @@ use microscale_kernels_abi::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
 use microscale_tests::operands::{Scales, changed, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
 use microscale_tests::order::{Order, cancelling};
-use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, is_unusual, segments};
+use microscale_tests::weights::{
+    Activations, Bound, ExactProducts, activations, is_unusual, segments, usual_scales,
+};
 
 use super::case::{Prepared, argument};
 use super::cases::Case;
@@ -56,7 +58,7 @@ const TILES: [(usize, usize, usize, u32, Weights, X); 15] = [
 ];
 
 /// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
-const ONE: [(usize, usize, usize, u32, Weights, X); 17] = [
+const ONE: [(usize, usize, usize, u32, Weights, X); 19] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 1, 8, Zeros, X::Common),
     (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
@@ -74,10 +76,12 @@ const ONE: [(usize, usize, usize, u32, Weights, X); 17] = [
     (7, 2048, 1, 8, Of(Scales::Any), X::Tiny),
     (70, 4096, 1, 2, Ordered, X::Common),
     (37, 3712, 2, 1, Ordered, X::Common),
+    (5, 4352, 1, 16, Ordered, X::Common),
+    (9, 256, 1, 1, Of(Scales::Smallest), X::Common),
 ];
 
 /// For lots of tokens, copied ahead; columns as for one.
-const LOT: [(usize, usize, usize, u32, Weights, X); 16] = [
+const LOT: [(usize, usize, usize, u32, Weights, X); 17] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 2, 8, Zeros, X::Common),
     (35, 256, 3, 2, Of(Scales::Common), X::Numbers),
@@ -94,6 +98,7 @@ const LOT: [(usize, usize, usize, u32, Weights, X); 16] = [
     (150, 256, 8, 4, Of(Scales::Numbers), X::Common),
     (70, 2048, 3, 1, Ordered, X::Common),
     (37, 2176, 8, 4, Ordered, X::Common),
+    (5, 2176, 8, 16, Ordered, X::Common),
 ];
 
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
@@ -125,7 +130,7 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
     }
     let blocks = drawn.blocks_per_row();
     let mut random = fastrand::Rng::with_seed(seed);
-    let (first, last) = if T::LARGEST > 1e5 { (16, 142) } else { (107, 131) };
+    let [first, last] = usual_scales::<T>();
     changed(drawn, |codes, scales| {
         for (i, (scale, codes)) in scales.iter_mut().zip(codes.chunks_mut(format.block_bytes())).enumerate() {
             let (row, block) = (i / blocks, i % blocks);
@@ -365,7 +370,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {
                 // All splits with either number of tiles, or two.
-                let splits = if tiles == 2 { 8 / splits } else { splits };
+                let splits = if tiles == 2 { (8 / splits).max(1) } else { splits };
                 let what = format!("{shape:?} with tokens, {splits} splits, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
                 let kernel = weights_kernel::<T>(format, &by.variant(tiles));
