@@ -118,6 +118,16 @@ pub enum OperandFault {
         /// Matrices asked for.
         batches: usize,
     },
+    /// More than a GPU multiplies at once.
+    #[error("{found} {what} are more than a GPU multiplies at once; pass fewer than {limit} each time")]
+    Limit {
+        /// Rows of activations, or columns.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// The first number that is too many.
+        limit: u64,
+    },
     /// Too few vectors.
     #[error(
         "the vector tensor has {rows} rows, too few for the vectors of {batches} batches, {vector_stride} rows apart; \

@@ -24,6 +24,8 @@ pub const LADDER_THREADS: u32 = 256;
 pub const ROW_PLACES: u32 = 16;
 /// Places of tokens that it is multiplied with.
 pub const TOKEN_PLACES: u32 = 8;
+/// Lanes that share a place: each has a chunk of a step.
+pub const QUAD: u32 = 4;
 /// Threads in a thread block of the kernels that multiply weights.
 pub const WEIGHTS_THREADS: u32 = 256;
 
@@ -79,14 +81,15 @@ impl Ahead {
         if self.one { 8 } else { 4 }
     }
 
-    /// Bytes that a warp keeps of a turn: one token's sum of each row; of a lot, what tensor cores have of it, and a
-    /// flag.
+    /// Bytes of the sums that a warp keeps of a turn: one token's of each row, or a lot's, as tensor cores have them.
+    pub const fn sums_bytes(self) -> u32 {
+        let sums = if self.one { ROW_PLACES >> self.segment_bits(0) } else { ROW_PLACES * TOKEN_PLACES };
+        self.tiles * sums * 4
+    }
+
+    /// Bytes that a warp keeps of a turn: sums, and of a lot a flag behind them, on 16 bytes.
     pub const fn turn_bytes(self) -> u32 {
-        if self.one {
-            self.tiles * ROW_PLACES / 2 * 4
-        } else {
-            (self.tiles * ROW_PLACES * TOKEN_PLACES + 4) * 4
-        }
+        self.sums_bytes() + if self.one { 0 } else { 16 }
     }
 
     /// Bytes of a warp.
@@ -273,4 +276,33 @@ const KERNELS: &[Kernel] = kernels! {
 /// Every kernel, in no particular order.
 pub const fn kernels() -> &'static [Kernel] {
     KERNELS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_fit_into_any_gpu() {
+        let ahead = |one: bool, tiles| (if one { "one" } else { "lot" }, Ahead { one, tiles });
+        let ahead = [ahead(true, 1), ahead(true, 2), ahead(true, 4), ahead(false, 1), ahead(false, 2)];
+        // KiB of shared memory that a thread block may have: before one asks, on compute capability 8.6, 8.0 and 9.0.
+        let warps = [(48, [8, 4, 4, 4, 2]), (99, [16, 8, 8, 8, 4]), (163, [16, 16, 8, 8, 8]), (227, [16; 5])];
+        for (kib, warps) in warps {
+            for kernel in kernels() {
+                let within = kernel.within(kib << 10);
+                assert!(within.shared <= kib << 10, "{} with {kib} KiB", kernel.name);
+                assert!(within == *kernel || kernel.elements == 0 && within.threads >= WARP);
+                for ((kind, ahead), warps) in ahead.into_iter().zip(warps) {
+                    let [kind, tiles] = [kind, ["tiles1", "tiles2", "tiles4"][ahead.tiles.ilog2() as usize]];
+                    if kernel.name.contains(kind) && kernel.name.ends_with(tiles) {
+                        assert_eq!(
+                            (within.threads, within.shared),
+                            (warps * WARP, warps * ahead.warp_bytes())
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

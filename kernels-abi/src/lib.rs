@@ -15,9 +15,11 @@ pub use args::{
 };
 pub use kernels::{
     AHEAD_WARPS, AMAX_PIECES, Ahead, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel,
-    LADDER_THREADS, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS, WEIGHTS_THREADS,
-    kernels,
+    LADDER_THREADS, QUAD, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS,
+    WEIGHTS_THREADS, kernels,
 };
-pub use products::{GemvGrid, OutputDtype, TurnsGrid, WeightsGrid, WeightsShape};
+pub use products::{
+    AHEAD_COLUMN_LIMIT, BLOCK_LIMIT, GemvGrid, OutputDtype, TOKEN_LIMIT, TurnsGrid, WeightsGrid, WeightsShape,
+};
 pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
 pub use targets::{TARGETS, Target, target_for};

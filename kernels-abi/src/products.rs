@@ -1,8 +1,15 @@
 //! The structures that travel as arguments of the kernels for products.
 
 use crate::args::Divider;
-use crate::kernels::{Ahead, ROW_PLACES, TOKEN_PLACES, WARP, WEIGHTS_THREADS};
+use crate::kernels::{Ahead, QUAD, ROW_PLACES, TOKEN_PLACES, WARP, WEIGHTS_THREADS};
 use microscale_formats::dot::CHUNK;
+
+/// More blocks than a row may have: kernels count them in 32 bits, and a few steps past the last.
+pub const BLOCK_LIMIT: u64 = 1 << 26;
+/// More tokens than are multiplied with weights at once.
+pub const TOKEN_LIMIT: u64 = 1 << 24;
+/// More columns than weights may have for the kernels that copy ahead: they count bytes in 32 bits.
+pub const AHEAD_COLUMN_LIMIT: u64 = 1 << 24;
 
 /// How the rows of two quantized tensors are matrices and vectors to multiply with each other.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +19,7 @@ pub struct GemvGrid {
     pub rows: u64,
     /// Matrices.
     pub batches: u64,
-    /// Blocks in a row, of matrices and vectors; fewer than 2²⁶.
+    /// Blocks in a row, of matrices and vectors; fewer than [`BLOCK_LIMIT`].
     pub blocks: u64,
     /// Rows of the vectors' tensor from one matrix' vector to the next.
     pub vector_stride: u64,
@@ -28,14 +35,14 @@ pub struct WeightsShape {
     pub rows: u64,
     /// Its columns, and a token's activations.
     pub cols: u64,
-    /// Blocks in a row; fewer than 2²⁶.
+    /// Blocks in a row; fewer than [`BLOCK_LIMIT`].
     pub blocks: u64,
 }
 
 impl WeightsShape {
     /// Whether kernels can count what there is, with so many tokens, and there is something.
     const fn counts(&self, tokens: u64) -> bool {
-        self.rows > 0 && self.blocks < 1 << 26 && tokens > 0 && tokens < 1 << 24
+        self.rows > 0 && self.blocks < BLOCK_LIMIT && tokens > 0 && tokens < TOKEN_LIMIT
     }
 }
 
@@ -49,7 +56,7 @@ impl WeightsShape {
 pub struct WeightsGrid {
     /// What is multiplied.
     pub shape: WeightsShape,
-    /// Tokens, at least 1; fewer than 2²⁴.
+    /// Tokens, at least 1; fewer than [`TOKEN_LIMIT`].
     pub tokens: u64,
     /// Of the warps that share rows, each with a part of the columns: at most as many as a thread block has.
     pub split_bits: u32,
@@ -148,7 +155,7 @@ impl TurnsGrid {
         at_once: u32,
     ) -> Option<Self> {
         let teams = splits.is_power_of_two() && warps.is_power_of_two() && splits <= warps;
-        if !teams || at_once == 0 || !shape.counts(tokens) {
+        if !teams || at_once == 0 || !shape.counts(tokens) || shape.cols >= AHEAD_COLUMN_LIMIT {
             return None;
         }
         let lot = if kernel.one { 1 } else { (tokens as u32).next_power_of_two().min(TOKEN_PLACES) };
@@ -171,7 +178,8 @@ impl TurnsGrid {
             warps,
             split_bits: splits.ilog2(),
             // A chunk for each of four lanes, in each segment.
-            steps: u32::try_from(shape.cols.div_ceil((4 * CHUNK as u64) << segment_bits)).ok()?,
+            steps: u32::try_from(shape.cols.div_ceil((u64::from(QUAD) * CHUNK as u64) << segment_bits))
+                .ok()?,
         };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }

@@ -61,23 +61,13 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
     let recipes = recipes(&args)?;
-    if args.tune.is_some() && recipes.len() > 1 {
-        let why = "--tune measures the table of one format: \
-                   give --format, --convention, --scale-layout and --search no more than once";
-        return Err(Usage::new(why).into());
-    }
-    let device = device(args.device)?;
     let mut measurements = Vec::new();
-    if let Some(file) = &args.tune {
-        let op = match args.op[..] {
-            [] | [Op::Gemv] => Op::Gemv,
-            [Op::GemvWeights] => Op::GemvWeights,
-            _ => {
-                return Err(
-                    Usage::new("--tune measures the kernels of one operation: gemv or gemv-weights").into()
-                );
-            }
-        };
+    let tuned = match &args.tune {
+        Some(file) => Some((file, tuned_op(&args.op, &recipes)?)),
+        None => None,
+    };
+    let device = device(args.device)?;
+    if let Some((file, op)) = tuned {
         print(&device)?;
         let text = tune(op, &recipes[0], &device, &mut measurements)?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
@@ -95,6 +85,23 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
+}
+
+/// The operation whose kernels are measured for a table.
+fn tuned_op(ops: &[Op], recipes: &[Recipe]) -> Result<Op, Usage> {
+    match ops {
+        [] | [Op::Gemv] if recipes.len() == 1 => Ok(Op::Gemv),
+        [] | [Op::Gemv] => Err(Usage::new(
+            "--tune measures the table of one format: \
+             give --format, --convention, --scale-layout and --search no more than once",
+        )),
+        [Op::GemvWeights] if recipes == [Recipe::default()] => Ok(Op::GemvWeights),
+        [Op::GemvWeights] => Err(Usage::new(
+            "--tune measures gemv-weights in nvfp4 and in mxfp4: \
+             leave out --format, --convention, --scale-layout and --search",
+        )),
+        _ => Err(Usage::new("--tune measures the kernels of one operation: gemv or gemv-weights")),
+    }
 }
 
 /// One thing to measure.

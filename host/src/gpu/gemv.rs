@@ -33,7 +33,7 @@ impl Gpu {
     /// back, and waits for it.
     ///
     /// # Errors
-    /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].
+    /// Those of [`Self::gemv_on`].
     pub fn gemv<T: Element>(
         &self,
         matrix: &QuantizedTensor,
@@ -56,7 +56,7 @@ impl Gpu {
     /// kernel and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
-    /// Those of [`crate::gemv`], and [`crate::Error::Gpu`].
+    /// Those of [`crate::gemv`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
     pub fn gemv_on<T: Element>(
         &self,
         stream: &Arc<CudaStream>,

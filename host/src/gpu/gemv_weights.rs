@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use microscale_formats::dot::CHUNK;
+use microscale_kernels_abi::{AHEAD_COLUMN_LIMIT, WARP, WEIGHTS_THREADS};
 
 use super::gemv_choices::GemvWeightsChoices;
 use super::{DeviceTensor, Gpu, doing, launch};
@@ -63,13 +65,14 @@ impl GemvWeightsKernel {
         GemvWeightsChoices::built_in().kernel(shape.format, shape.rows, shape.cols, tokens).on(shape)
     }
 
-    /// The one that multiplies weights of a shape, when this one is asked for: those that copy ahead copy whole words of
-    /// scales, and count bytes in 32 bits.
+    /// The one that multiplies weights of a shape, when this one is asked for: those that copy ahead copy whole chunks
+    /// and words of scales, and have a limit of columns.
     pub(super) fn on(self, shape: QuantizedShape) -> Self {
-        if self.kind == Kind::Many || shape.blocks_per_row().is_multiple_of(4) && shape.cols < 1 << 24 {
+        let whole = shape.cols.is_multiple_of(CHUNK) && shape.blocks_per_row().is_multiple_of(4);
+        if self.kind == Kind::Many || whole && (shape.cols as u64) < AHEAD_COLUMN_LIMIT {
             return self;
         }
-        Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(8) }
+        Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(WEIGHTS_THREADS / WARP) }
     }
 
     /// Whether it multiplies with one token at a time where it can.
@@ -88,7 +91,7 @@ impl Gpu {
     /// result back, and waits for it.
     ///
     /// # Errors
-    /// Those of [`crate::gemv_weights`], and [`crate::Error::Gpu`].
+    /// Those of [`Self::gemv_weights_on`].
     pub fn gemv_weights<T: Activation>(
         &self,
         weights: &QuantizedTensor,
@@ -102,7 +105,10 @@ impl Gpu {
             return Ok(());
         }
         let weights = DeviceTensor::from_host(&self.stream, weights)?;
-        let activations = &activations[..tokens * weights.cols()];
+        // There are no empty buffers.
+        let nothing = [T::default()];
+        let activations =
+            if weights.cols() == 0 { &nothing } else { &activations[..tokens * weights.cols()] };
         let activations =
             self.stream.clone_htod(activations).map_err(doing("copying the activations over"))?;
         let mut there = self.stream.alloc_zeros::<T>(results).map_err(doing("allocating the output"))?;
@@ -115,14 +121,17 @@ impl Gpu {
     /// each time.
     ///
     /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the exact sum.
-    /// Which kernel does it is a table by format, size and tokens, measured on an H200; scales whose rows are not a
-    /// multiple of four bytes take a slower one. Results have the CPU's bits, more slowly, where rows are not a multiple
-    /// of 32 and where activations do not start on 16 bytes; with several tokens, for rows with MXFP4 scales that leave
-    /// the activations' dtype no room for its products; and with one, where a sum is infinite or NaN on the way, as from
-    /// bf16 activations of 2^24.
+    /// Which kernel does it is a table by format, size and tokens, measured on an H200. Weights whose rows have a number
+    /// of scales that is not a multiple of four, or 2^24 columns and more, take a slower one, which has the bound of
+    /// several tokens for one, too.
+    ///
+    /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do not start
+    /// on 16 bytes; with several tokens, for rows with MXFP4 scales that leave the activations' dtype no room for its
+    /// products, and rows that are multiplied together with them; and with one, where a sum is infinite or NaN on the
+    /// way, as from bf16 activations of 2^24. So the last bits of a row may depend on which rows are beside it.
     ///
     /// # Errors
-    /// Those of [`crate::gemv_weights`], and [`crate::Error::Gpu`].
+    /// Those of [`crate::gemv_weights`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
     pub fn gemv_weights_on<T: Activation>(
         &self,
         stream: &Arc<CudaStream>,

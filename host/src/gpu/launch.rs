@@ -13,7 +13,7 @@ use cudarc::driver::{
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, mx};
 use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, Divider, ERROR_PART, Kernel, NvPlan, NvQuantizeOptions, NvShortcut,
+    ApplyGlobal, BLOCK_LIMIT, BlockGrid, Divider, ERROR_PART, Kernel, NvPlan, NvQuantizeOptions, NvShortcut,
     QuantizeOptions, ScaleGrid,
 };
 
@@ -24,6 +24,7 @@ use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::gemv::OperandFault;
 use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme, Words};
 use crate::tensor::{QuantizedShape, Shape};
 
@@ -392,6 +393,17 @@ fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> u64 {
     grid.0.blocks * format.block() as u64
 }
 
+/// Checks the number of something that a product's kernels count.
+fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
+    let fits = (found as u64) < limit;
+    if fits { Ok(()) } else { Err(Error::Operands(OperandFault::Limit { what, found, limit })) }
+}
+
+/// Checks the columns of a product's operands.
+fn limited_columns(shape: QuantizedShape) -> Result<()> {
+    limited("columns", shape.cols, BLOCK_LIMIT * shape.format.block() as u64)
+}
+
 /// The launch that covers so many elements, or has so many thread blocks if it is not elements that they handle.
 fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
     let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
@@ -404,4 +416,21 @@ fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
         block_dim: (kernel.threads, 1, 1),
         shared_mem_bytes: kernel.shared,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_much_is_named() {
+        let shape = |format, cols| QuantizedShape::new(format, 1, cols);
+        for (format, limit) in [(Format::Nvfp4, 1 << 30), (Format::Mxfp4, 1 << 31)] {
+            assert!(limited_columns(shape(format, limit - 1)).is_ok() && limited("rows", 0, 1).is_ok());
+            let refused = limited_columns(shape(format, limit)).unwrap_err().to_string();
+            let expected =
+                format!("{limit} columns are more than a GPU multiplies at once; pass fewer than {limit}");
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ mod steps;
 use microscale_formats::weights;
 use microscale_formats::{E4m3, E8m0};
 use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, TurnsGrid, WARP, WEIGHTS_THREADS, WeightsGrid, WeightsShape,
+    ApplyGlobal, GlobalSlot, QUAD, TurnsGrid, WARP, WEIGHTS_THREADS, WeightsGrid, WeightsShape,
 };
 
 use self::activations::{Activations, WithBf16, WithF16};
@@ -31,8 +31,6 @@ use super::products::{Format as Products4, Mxfp4, Nvfp4};
 use super::{Operand, store};
 use crate::search::Ptx;
 
-/// Chunks of a row that a step has: one for each lane of four.
-const QUAD: u32 = 4;
 /// Warps in a thread block.
 const WARPS: u32 = WEIGHTS_THREADS / WARP;
 
@@ -159,7 +157,7 @@ macro_rules! entries {
         /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end in
         /// `cut`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a chunk, and
         /// activations on 16 bytes; with `one` or `lot` in their names, rows' scales are a multiple of 4 bytes and
-        /// start on one, and columns are fewer than 2^24. `out` has room for a result a token and row, aligned to its dtype.
+        /// start on one. `out` has room for a result a token and row, aligned to its dtype.
         /// `global` is a slot. All in global memory; `out` overlaps nothing, and nothing writes the others meanwhile.
         /// The launch shape and the size of shared memory are those that `microscale_kernels_abi` gives, with a
         /// [`TurnsGrid`] those that it says.

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
 use microscale_formats::{dot, nvfp4};
 use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, OutputDtype};
 
-use super::{Argument, apply_global, config, kernel_word};
+use super::{Argument, apply_global, config, kernel_word, limited_columns};
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gemv::Batch;
@@ -44,8 +44,8 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let (kernel, function) = module.kernel(&name)?;
     let rows_a_warp = kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
-    // The kernels count in 32 bits, and a few steps past the last block.
-    let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31 && blocks < 1 << 26);
+    limited_columns(matrix.shape())?;
+    let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31);
     let too_large = Error::TooLarge { rows: matrix.rows(), cols: matrix.cols(), row_stride: matrix.cols() };
     let all_groups = counts.ok_or(too_large)?;
     let grid = Argument(GemvGrid {

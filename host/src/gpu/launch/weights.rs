@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{Ahead, TurnsGrid, WARP, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::{Ahead, Kernel, TOKEN_LIMIT, TurnsGrid, WARP, WeightsGrid, WeightsShape};
 
-use super::{Argument, apply_global, config, kernel_word};
+use super::{Argument, apply_global, config, kernel_word, limited, limited_columns};
 use crate::error::{Error, Result};
 use crate::gemv::Activation;
 use crate::gpu::gemv_weights::{GemvWeightsKernel, Kind};
@@ -52,21 +52,25 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     let name = format!("{}_gemv_weights_{}_{variant}", kernel_word(weights.format()), T::DTYPE.word());
     let (launched, function) = module.kernel(&name)?;
 
+    limited("rows of activations", tokens, TOKEN_LIMIT)?;
+    limited_columns(weights.shape())?;
     let too_large = Error::TooLarge { rows, cols, row_stride: cols };
     let [rows, cols, blocks] = [rows, cols, weights.shape().blocks_per_row()].map(|count| count as u64);
     let (shape, tokens) = (WeightsShape { rows, cols, blocks }, tokens as u64);
-    let (grid, thread_blocks) = if cut || kernel.kind == Kind::Many {
+    let (grid, config) = if cut || kernel.kind == Kind::Many {
         let (tiles, splits) = if cut { (1, 1) } else { (kernel.tiles, kernel.splits) };
         let grid = WeightsGrid::new(shape, tokens, tiles, splits).ok_or(too_large)?;
-        (Grid::Weights(Argument(grid)), if cut { rows } else { grid.thread_blocks() })
+        let thread_blocks = if cut { rows } else { grid.thread_blocks() };
+        (Grid::Weights(Argument(grid)), config(launched, thread_blocks)?)
     } else {
         let warps = launched.threads / WARP;
         let ahead = Ahead { one: kernel.kind == Kind::One, tiles: kernel.tiles };
         let (warps, at_once) = ([kernel.splits.min(warps), warps], module.at_once(launched));
         let grid = TurnsGrid::new(ahead, shape, tokens, warps, at_once).ok_or(too_large)?;
-        (Grid::Turns(Argument(grid)), grid.thread_blocks())
+        let (threads, shared) = grid.threads_and_shared(ahead);
+        let config = config(&Kernel { threads, shared, ..*launched }, grid.thread_blocks())?;
+        (Grid::Turns(Argument(grid)), config)
     };
-    let config = config(launched, thread_blocks)?;
     let apply = apply_global(weights);
     let (out, _written) = out.device_ptr_mut(stream);
     let mut launch = stream.launch_builder(function);
@@ -78,8 +82,10 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     };
     launch.arg(&apply);
     // SAFETY: the arguments are the kernel's, in order. The caller checked that activations and output have the
-    // elements that the grid says; buffers of tensors start on 256 bytes, rows of whole chunks are multiples of 16,
-    // and the kernel was asked whether it takes the shape. The borrows keep the buffers from overlapping.
+    // elements that the grid says; buffers of tensors start on 256 bytes and have a slot, linear scales, and codes in
+    // rows of a multiple of 16 bytes if those are whole chunks. If they are not, or activations do not start on 16
+    // bytes, the kernel is the one that takes any. `GemvWeightsKernel::on` says whether those that copy ahead take the
+    // shape. Threads and shared memory are the grid's. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;
     Ok(())
 }

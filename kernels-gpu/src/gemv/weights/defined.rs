@@ -73,7 +73,7 @@ impl Job {
 /// A row a warp.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The contract of the kernels whose names end in `cut`.
 #[inline(always)]
 pub(super) unsafe fn cut<F: Weights, D: Activations>(job: Job, grid: WeightsGrid) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);

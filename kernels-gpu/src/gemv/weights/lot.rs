@@ -50,7 +50,7 @@ impl<D: Activations, const TILES: usize> Lot<D, TILES> {
     const KERNEL: Ahead = Ahead { one: false, tiles: TILES as u32 };
     /// Bytes that a warp keeps of a turn: sums, and behind them a flag.
     const TURN_BYTES: u32 = Self::KERNEL.turn_bytes();
-    const FLAG: u32 = TILES as u32 * SUMS as u32 * WARP * 4;
+    const FLAG: u32 = Self::KERNEL.sums_bytes();
 
     /// For a lot of so many tokens. What those come to that are not there is not stored.
     ///

@@ -1,7 +1,8 @@
 //! Up to eight tokens at once: weights are scaled before they are multiplied.
 //!
 //! Two bits times four are exact in either dtype, and powers of two are where they leave the dtype's exponents some
-//! room. Rows with MXFP4 scales outside of that ([`Activations::USUAL`]) are computed by the definition.
+//! room. Rows with MXFP4 scales outside of that ([`Activations::USUAL`]), and those that are multiplied together with
+//! them, are computed by the definition.
 //!
 //! Fewer tokens leave places free, which are given parts of the same row and of the same token, segments. What a
 //! segment of a row and another one of a token come to is ignored.
@@ -161,7 +162,7 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
 }
 
 /// # Safety
-/// The contract of the kernels below.
+/// The contract of the kernels whose names end in the tiles alone.
 #[inline(always)]
 pub(super) unsafe fn many<F: Weights, D: Activations, const TILES: usize>(job: Job, grid: WeightsGrid) {
     let (block, lot) = grid.lots.divide_32(warp::thread_block());

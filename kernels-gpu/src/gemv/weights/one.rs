@@ -17,7 +17,7 @@ use crate::gemv::Codes;
 use crate::{ptx, warp};
 
 /// Segments of a row.
-const SEGMENTS: u32 = 2;
+const SEGMENTS: u32 = 1 << Ahead { one: true, tiles: 1 }.segment_bits(0);
 /// Chunks of a row that a step has.
 const CHUNKS: u32 = QUAD * SEGMENTS;
 /// Rows that half a tile stands for.

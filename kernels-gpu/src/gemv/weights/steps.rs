@@ -1,9 +1,9 @@
 //! What the kernels that copy ahead have in common: turns, and a warp's steps in them.
 //!
-//! A thread block stays for as long as there is something to do, on a multiprocessor of its own: its warps go through
-//! their steps of the rows of one turn after the other. All that a step needs is copied to shared memory one or two
-//! steps before, to places that are used by turns: slots. Loads to registers would wait for later ones, too: the
-//! assembler has but a few numbers to wait for, and caches answer in order.
+//! A thread block stays for as long as there is something to do: its warps go through their steps of the rows of one
+//! turn after the other. All that a step needs is copied to shared memory one or two steps before, to places that are
+//! used by turns: slots. Loads to registers would wait for later ones, too: the assembler has but a few numbers to wait
+//! for, and caches answer in order.
 
 use core::marker::PhantomData;
 
