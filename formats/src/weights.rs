@@ -37,9 +37,9 @@
 //! less by 2^23 where tensor cores keep subnormal numbers. Sums that are infinite or NaN, and those of bf16
 //! activations from 2^24 on, are computed as on CPUs, so that they are never less.
 //!
-//! The order is given, too, by how many warps share a row. With several tokens, steps of 128 elements go by turns to a
+//! The order is given, too, by how many warps share a row. For several tokens, steps of 128 elements go by turns to a
 //! row's parts: each warp has segments side by side, eight over the number of tokens as a power of two. Parts are added
-//! in f64, warp by warp. With one token, chunks of 32 go by turns to the lanes, four for each of a warp's two segments;
+//! in f64, warp by warp. For one token, chunks of 32 go by turns to the lanes, four for each of a warp's two segments;
 //! lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in f64.
 
 use crate::dot::Sums;

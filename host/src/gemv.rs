@@ -118,8 +118,8 @@ pub enum OperandFault {
         /// Matrices asked for.
         batches: usize,
     },
-    /// More than a GPU multiplies at once.
-    #[error("{found} {what} are more than a GPU multiplies at once; pass fewer than {limit} each time")]
+    /// More than a GPU multiplies.
+    #[error("{found} {what} are more than a GPU multiplies; pass fewer than {limit}, or multiply on the CPU")]
     Limit {
         /// Rows of activations, or columns.
         what: &'static str,

@@ -123,7 +123,7 @@ impl WeightsGrid {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TurnsGrid {
-    /// What is multiplied.
+    /// What is multiplied: columns fewer than [`AHEAD_COLUMN_LIMIT`].
     pub shape: WeightsShape,
     /// Lots that the tokens fall to. Each has thread blocks of its own.
     pub lots: Divider,
@@ -145,8 +145,8 @@ pub struct TurnsGrid {
 
 impl TurnsGrid {
     /// For a kernel, with so many warps of a team and of a thread block, on a GPU that has so many thread blocks at
-    /// once; `None` if there is nothing to multiply, or more than a launch can count, or if warps are not powers of two
-    /// or a team has more than a thread block.
+    /// once; `None` if there is nothing to multiply, or more than a launch can count, or [`AHEAD_COLUMN_LIMIT`], or if
+    /// warps are not powers of two or a team has more than a thread block.
     pub fn new(
         kernel: Ahead,
         shape: WeightsShape,
@@ -205,4 +205,27 @@ pub enum OutputDtype {
     F16,
     /// bfloat16.
     Bf16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kernels_cannot_count_is_refused() {
+        let ahead = |cols: u64, tokens| {
+            let shape = WeightsShape { rows: 100, cols, blocks: cols / 32 };
+            TurnsGrid::new(Ahead { one: true, tiles: 1 }, shape, tokens, [2, 16], 132).is_some()
+        };
+        assert_eq!([1, 0].map(|tokens| ahead(4096, tokens)), [true, false]);
+        let [columns, tokens] = [AHEAD_COLUMN_LIMIT, TOKEN_LIMIT];
+        assert_eq!([columns - 128, columns].map(|cols| ahead(cols, 1)), [true, false]);
+        assert_eq!([tokens - 1, tokens].map(|tokens| ahead(4096, tokens)), [true, false]);
+        let by_loads = |blocks: u64, tokens| {
+            let shape = WeightsShape { rows: 100, cols: blocks * 32, blocks };
+            WeightsGrid::new(shape, tokens, 2, 8).is_some()
+        };
+        assert_eq!([BLOCK_LIMIT - 1, BLOCK_LIMIT].map(|blocks| by_loads(blocks, 1)), [true, false]);
+        assert_eq!([tokens - 1, tokens].map(|tokens| by_loads(128, tokens)), [true, false]);
+    }
 }

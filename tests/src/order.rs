@@ -77,7 +77,7 @@ impl Order {
 }
 
 /// A sum that is exact however it is added, with two bits to spare: all terms' magnitudes come to at most 2^22 times
-/// the smallest one's last bit.
+/// the lowest of their last bits.
 fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
     let last_bit = |term: f64| {
         let significand = term.to_bits() & ((1 << 52) - 1) | 1 << 52;
@@ -95,7 +95,7 @@ const CANCELLING: usize = 2 * STEP;
 /// Weights and activations that tensor cores lose nothing of, and that come to almost nothing but what the sums before
 /// lost: the last bits of every one matter. A row's weights cancel one token's sum.
 ///
-/// Each step has numbers of few bits, whose magnitudes are those of no other step. In the last two steps, one group's
+/// Each step has numbers of few bits, of a magnitude that differs from step to step. In the last two steps, one group's
 /// activations are powers of two, and its weights are the sum's digits.
 ///
 /// # Panics

@@ -9,6 +9,8 @@ use crate::oracle::{self, Exact, dot};
 pub enum Activations {
     /// Around 1.
     Common,
+    /// Around 2^10.
+    Large,
     /// Numbers of all magnitudes.
     Numbers,
     /// Of the magnitudes of the dtype's subnormal numbers, and a little above.
@@ -19,13 +21,16 @@ pub enum Activations {
 
 impl Activations {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Common, Self::Numbers, Self::Tiny, Self::Any];
+    pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
 }
 
 /// So many activations.
 pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
     let one = |random: &mut fastrand::Rng| match kind {
-        Activations::Common => T::round_f64(random.f64() + random.f64() + random.f64() - 1.5),
+        Activations::Common | Activations::Large => {
+            let unit = if kind == Activations::Large { 1024.0 } else { 1.0 };
+            T::round_f64((random.f64() + random.f64() + random.f64() - 1.5) * unit)
+        }
         Activations::Numbers if T::LARGEST > 1e5 => {
             T::round_f64((random.f64() - 0.5) * 2f64.powi(random.i32(-133..100)))
         }

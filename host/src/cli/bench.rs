@@ -19,17 +19,14 @@ pub(super) struct Args {
     /// Operations to measure [default: quantize and dequantize]
     #[arg(long, value_parser = words::<Op>())]
     op: Vec<Op>,
-    /// Formats
-    #[arg(long, value_parser = words::<Format>(), default_value = Format::default().word())]
+    #[arg(long, value_parser = words::<Format>(), help = or_default::<Format>("Formats"))]
     format: Vec<Format>,
     /// Conventions [default: each format's default]
     #[arg(long, value_parser = words::<Convention>())]
     convention: Vec<Convention>,
-    /// Layouts of the scales
-    #[arg(long, value_parser = words::<ScaleLayout>(), default_value = ScaleLayout::default().word())]
+    #[arg(long, value_parser = words::<ScaleLayout>(), help = or_default::<ScaleLayout>("Layouts of the scales"))]
     scale_layout: Vec<ScaleLayout>,
-    /// Searches for block scales
-    #[arg(long, value_parser = words::<Search>(), default_value = Search::default().word())]
+    #[arg(long, value_parser = words::<Search>(), help = or_default::<Search>("Searches for block scales"))]
     search: Vec<Search>,
     /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
     #[arg(long, value_name = "MxK[xL]")]
@@ -55,6 +52,16 @@ pub(super) struct Args {
     json: Option<PathBuf>,
 }
 
+/// The help of an option that has a default.
+fn or_default<T: Words + Default>(what: &str) -> String {
+    format!("{what} [default: {}]", T::default().word())
+}
+
+/// What is given, or the default.
+fn given_or_default<T: Clone + Default>(given: &[T]) -> Vec<T> {
+    if given.is_empty() { vec![T::default()] } else { given.to_vec() }
+}
+
 /// Runs the subcommand.
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
@@ -63,7 +70,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let recipes = recipes(&args)?;
     let mut measurements = Vec::new();
     let tuned = match &args.tune {
-        Some(file) => Some((file, tuned_op(&args.op, &recipes)?)),
+        Some(file) => Some((file, tuned_op(&args, &recipes)?)),
         None => None,
     };
     let device = device(args.device)?;
@@ -88,14 +95,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// The operation whose kernels are measured for a table.
-fn tuned_op(ops: &[Op], recipes: &[Recipe]) -> Result<Op, Usage> {
-    match ops {
+fn tuned_op(args: &Args, recipes: &[Recipe]) -> Result<Op, Usage> {
+    let Args { format, convention, scale_layout, search, .. } = args;
+    let as_it_is = format.is_empty() && convention.is_empty() && scale_layout.is_empty() && search.is_empty();
+    match args.op[..] {
         [] | [Op::Gemv] if recipes.len() == 1 => Ok(Op::Gemv),
         [] | [Op::Gemv] => Err(Usage::new(
             "--tune measures the table of one format: \
              give --format, --convention, --scale-layout and --search no more than once",
         )),
-        [Op::GemvWeights] if recipes == [Recipe::default()] => Ok(Op::GemvWeights),
+        [Op::GemvWeights] if as_it_is => Ok(Op::GemvWeights),
         [Op::GemvWeights] => Err(Usage::new(
             "--tune measures gemv-weights in nvfp4 and in mxfp4: \
              leave out --format, --convention, --scale-layout and --search",
@@ -177,12 +186,12 @@ fn tune(_: Op, _: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> crate::Resul
 /// Every recipe that is asked for.
 fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
     let mut recipes = Vec::new();
-    for &format in &args.format {
+    for format in given_or_default(&args.format) {
         let default = [Convention::default_for(format)];
         let conventions = if args.convention.is_empty() { &default[..] } else { &args.convention };
         for &convention in conventions {
-            for &scale_layout in &args.scale_layout {
-                for &search in &args.search {
+            for scale_layout in given_or_default(&args.scale_layout) {
+                for search in given_or_default(&args.search) {
                     recipes.push(Recipe { scale_layout, search, ..Recipe::of(format, convention)? });
                 }
             }

@@ -401,16 +401,20 @@ fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
 
 /// Checks the columns of a product's operands.
 fn limited_columns(shape: QuantizedShape) -> Result<()> {
-    limited("columns", shape.cols, BLOCK_LIMIT * shape.format.block() as u64)
+    limited("columns", shape.cols, (BLOCK_LIMIT - 1) * shape.format.block() as u64 + 1)
+}
+
+/// There is no launch of so many thread blocks.
+fn not_one_launch(what: impl std::fmt::Display) -> Error {
+    let message = format!("{what} are more than one launch can cover; split the matrix by rows");
+    Error::Gpu { doing: "launching a kernel", message }
 }
 
 /// The launch that covers so many elements, or has so many thread blocks if it is not elements that they handle.
 fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
     let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
-    let grid_dim = i32::try_from(thread_blocks).map_err(|_| Error::Gpu {
-        doing: "launching a kernel",
-        message: format!("{elements} elements are more than one launch can cover; split the matrix by rows"),
-    })?;
+    let grid_dim =
+        i32::try_from(thread_blocks).map_err(|_| not_one_launch(format_args!("{elements} elements")))?;
     Ok(LaunchConfig {
         grid_dim: (grid_dim as u32, 1, 1),
         block_dim: (kernel.threads, 1, 1),
@@ -424,12 +428,15 @@ mod tests {
 
     #[test]
     fn what_is_too_much_is_named() {
-        let shape = |format, cols| QuantizedShape::new(format, 1, cols);
-        for (format, limit) in [(Format::Nvfp4, 1 << 30), (Format::Mxfp4, 1 << 31)] {
-            assert!(limited_columns(shape(format, limit - 1)).is_ok() && limited("rows", 0, 1).is_ok());
-            let refused = limited_columns(shape(format, limit)).unwrap_err().to_string();
-            let expected =
-                format!("{limit} columns are more than a GPU multiplies at once; pass fewer than {limit}");
+        for format in [Format::Nvfp4, Format::Mxfp4] {
+            let shape = |cols| QuantizedShape::new(format, 1, cols);
+            // The last block that there may be, whole.
+            let most = (BLOCK_LIMIT as usize - 1) * format.block();
+            assert_eq!(shape(most).blocks_per_row() as u64, BLOCK_LIMIT - 1);
+            assert!(limited_columns(shape(most)).is_ok());
+            let refused = limited_columns(shape(most + 1)).unwrap_err().to_string();
+            let found = most + 1;
+            let expected = format!("{found} columns are more than a GPU multiplies; pass fewer than {found}");
             assert!(refused.starts_with(&expected), "{refused}");
         }
     }

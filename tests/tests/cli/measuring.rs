@@ -171,7 +171,7 @@ fn tables_are_measured_on_gpus_for_one_operation() {
         (&[&"--format", &"nvfp4"], 1, "GPU"),
         (&[&"--format", &"mxfp4", &"--format", &"nvfp4"], 2, "one format"),
         (&[&"--op", &"gemv-weights"], 1, "GPU"),
-        (&[&"--op", &"gemv-weights", &"--format", &"nvfp4"], 2, "leave out --format"),
+        (&[&"--op", &"gemv-weights", &"--format", &"mxfp4"], 2, "leave out --format"),
         (&[&"--op", &"gemv-weights", &"--search", &"full"], 2, "leave out --format"),
         (&[&"--op", &"quantize"], 2, "gemv or gemv-weights"),
         (&[&"--op", &"gemv", &"--op", &"gemv-weights"], 2, "gemv or gemv-weights"),

@@ -26,7 +26,7 @@ pub(crate) struct Case {
     pub(crate) kernel: String,
     /// Whether it is one of [`tails`], many and small.
     pub(crate) tail: bool,
-    /// Whether results depend on how tensor cores round, so that checks allow for more than one.
+    /// Whether tensor cores add, not all in the same way.
     pub(crate) by_tensor_cores: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
 }

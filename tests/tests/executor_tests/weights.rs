@@ -53,8 +53,8 @@ const TILES: [(usize, usize, usize, u32, Weights, X); 15] = [
     (33, 1024, 4, 2, Of(Scales::Any), X::Any),
     (270, 32, 8, 1, Of(Scales::Common), X::Common),
     (6, 1024, 5, 2, Cancelling, X::Common),
-    (38, 2048, 3, 1, Ordered, X::Common),
-    (21, 1568, 10, 4, Ordered, X::Common),
+    (18, 4096, 3, 1, Ordered, X::Common),
+    (17, 1568, 10, 4, Ordered, X::Common),
 ];
 
 /// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
@@ -77,7 +77,7 @@ const ONE: [(usize, usize, usize, u32, Weights, X); 19] = [
     (70, 4096, 1, 2, Ordered, X::Common),
     (37, 3712, 2, 1, Ordered, X::Common),
     (5, 4352, 1, 16, Ordered, X::Common),
-    (9, 256, 1, 1, Of(Scales::Smallest), X::Common),
+    (9, 256, 1, 1, Of(Scales::Smallest), X::Large),
 ];
 
 /// For lots of tokens, copied ahead; columns as for one.
@@ -96,9 +96,9 @@ const LOT: [(usize, usize, usize, u32, Weights, X); 17] = [
     (270, 128, 8, 1, Of(Scales::Common), X::Common),
     (6, 1024, 6, 2, Cancelling, X::Common),
     (150, 256, 8, 4, Of(Scales::Numbers), X::Common),
-    (70, 2048, 3, 1, Ordered, X::Common),
+    (18, 4096, 3, 1, Ordered, X::Common),
     (37, 2176, 8, 4, Ordered, X::Common),
-    (5, 2176, 8, 16, Ordered, X::Common),
+    (5, 4224, 8, 16, Ordered, X::Common),
 ];
 
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,

@@ -294,7 +294,7 @@ proptest! {
         (count, stride) in (1..4usize, 1..4usize),
         tokens in 1..12usize,
         any_scale in any::<bool>(),
-        (kind, seed) in (0..4usize, any::<u64>()),
+        (kind, seed) in (0..Activations::ALL.len(), any::<u64>()),
     ) {
         let format = FORMATS[usize::from(mxfp4)];
         let scales = if any_scale { Scales::Any } else { Scales::Numbers };

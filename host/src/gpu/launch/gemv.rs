@@ -6,9 +6,9 @@ use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
 use microscale_formats::{dot, nvfp4};
 use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, OutputDtype};
 
-use super::{Argument, apply_global, config, kernel_word, limited_columns};
+use super::{Argument, apply_global, config, kernel_word, limited_columns, not_one_launch};
 use crate::element::{Dtype, Element};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gemv::Batch;
 use crate::gpu::gemv::GemvKernel;
 use crate::gpu::module::Module;
@@ -46,8 +46,8 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let groups = rows.div_ceil(rows_a_warp);
     limited_columns(matrix.shape())?;
     let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31);
-    let too_large = Error::TooLarge { rows: matrix.rows(), cols: matrix.cols(), row_stride: matrix.cols() };
-    let all_groups = counts.ok_or(too_large)?;
+    let rows_in_all = format_args!("{} matrices of {rows} rows", batch.count);
+    let all_groups = counts.ok_or_else(|| not_one_launch(rows_in_all))?;
     let grid = Argument(GemvGrid {
         rows: rows as u64,
         batches: batch.count as u64,
