@@ -36,6 +36,11 @@ impl Scales {
     }
 }
 
+/// The scale 1, without a global scale.
+pub fn scale_of_one(format: Format) -> u8 {
+    if format == Format::Nvfp4 { 0x38 } else { 127 }
+}
+
 /// Any codes, and a global scale of any direction or none, by turns of the seed.
 pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u64) -> QuantizedTensor {
     let mut random = fastrand::Rng::with_seed(seed);

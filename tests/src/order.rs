@@ -3,15 +3,14 @@
 
 use microscale::{Format, QuantizedTensor};
 
-use crate::operands::{Scales, changed, tensor};
+use crate::operands::{Scales, changed, scale_of_one, tensor};
 use crate::oracle::{Exact, dot, power_of_two};
+use crate::weights::STEP;
 
 /// Columns of a chunk, which is a lane's in a step.
 const CHUNK: usize = 32;
-/// Columns of a group, whose sum comes out of a tensor core if there is one token.
+/// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a [`STEP`] does.
 const GROUP: usize = 16;
-/// Columns of a step of a segment, whose sum comes out of a tensor core otherwise.
-const STEP: usize = 128;
 
 /// The order in which a kernel adds.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +127,7 @@ pub fn cancelling<T: Exact>(
             if format == Format::Mxfp4 {
                 before.iter_mut().for_each(|scale| *scale = 120 + *scale % 8);
             }
-            cancelling.fill(if format == Format::Nvfp4 { 0x38 } else { 127 });
+            cancelling.fill(scale_of_one(format));
         }
     });
     let left = |row: usize| {

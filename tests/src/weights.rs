@@ -55,7 +55,7 @@ pub struct Bound {
 /// The code of 1.
 const ONE: u8 = 2;
 /// Columns of a step of a segment.
-const STEP: usize = 128;
+pub(crate) const STEP: usize = 128;
 /// `mma`s of a step, one after the other from zero.
 const CHAIN: f64 = 8.0;
 /// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The largest addend
@@ -82,8 +82,8 @@ impl Bound {
     /// divided between `segments` and between `splits`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16, weights are
-    /// lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of an `mma`'s sum, of which there are no more:
-    /// 2^−149 where subnormal numbers are kept, and 2^−126 where they may not be.
+    /// lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of an `mma`'s sum, of
+    /// which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where they may not be.
     pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
         let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
         let is_bf16 = T::LARGEST > 1e5;

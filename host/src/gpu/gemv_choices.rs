@@ -133,7 +133,7 @@ impl GemvWeightsChoices {
     /// The first one of `fastest`, which says the kernel for each number of tokens, given a format, rows and columns; it
     /// is not called again.
     pub fn new(
-        mut fastest: impl FnMut(Format, usize, usize) -> Result<[GemvWeightsKernel; 4]>,
+        mut fastest: impl FnMut(Format, usize, usize) -> Result<[GemvWeightsKernel; Self::TOKENS.len()]>,
     ) -> Result<Self> {
         let mut tables = Vec::new();
         for format in Self::FORMATS {

@@ -126,9 +126,9 @@ impl Gpu {
     /// several tokens for one, too.
     ///
     /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do not start
-    /// on 16 bytes; by kernels for several tokens, for rows with MXFP4 scales that leave the activations' dtype no room for its
-    /// products, and rows that are multiplied together with them; by those for one, where a sum is infinite or NaN on the
-    /// way, as from bf16 activations of 2^24. So the last bits of a row may depend on which rows are beside it.
+    /// on 16 bytes; by kernels for several tokens, for rows with MXFP4 scales that leave the activations' dtype no room
+    /// for its products, and rows that are multiplied together with them; by those for one, where a sum is infinite or
+    /// NaN on the way, as from bf16 activations of 2^24. So the last bits of a row may depend on which rows are beside it.
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
 use microscale_kernels_abi::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
-use microscale_tests::operands::{Scales, changed, tensor};
+use microscale_tests::operands::{Scales, changed, scale_of_one, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
 use microscale_tests::order::{Order, cancelling};
 use microscale_tests::weights::{
@@ -154,7 +154,7 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
                 }
                 Cancelling if block + 32 / format.block() >= blocks => {
                     codes.fill(0x22);
-                    *scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
+                    *scale = scale_of_one(format);
                 }
                 Cancelling if format == Format::Mxfp4 && block == 0 => *scale = first - 1,
                 _ => {}

@@ -40,7 +40,8 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
         return Ok(());
     }
     let (activations, _read) = activations.device_ptr(stream);
-    // The kernels read whole chunks, 16 bytes at a time.
+    // The kernels read whole chunks, 16 bytes at a time; but one takes any. Weights in device memory start on 256 bytes,
+    // so that rows of whole chunks start on 16.
     let cut = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
     let kernel = kernel.on(weights.shape());
     let variant = match (cut, kernel.kind) {
@@ -54,19 +55,19 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
 
     limited("rows of activations", tokens, TOKEN_LIMIT)?;
     limited_columns(weights.shape())?;
-    let too_many = not_one_launch(format_args!("{rows} rows times {tokens} of activations"));
+    let too_many = || not_one_launch(format_args!("{rows} rows times {tokens} of activations"));
     let [rows, cols, blocks] = [rows, cols, weights.shape().blocks_per_row()].map(|count| count as u64);
     let (shape, tokens) = (WeightsShape { rows, cols, blocks }, tokens as u64);
     let (grid, config) = if cut || kernel.kind == Kind::Many {
         let (tiles, splits) = if cut { (1, 1) } else { (kernel.tiles, kernel.splits) };
-        let grid = WeightsGrid::new(shape, tokens, tiles, splits).ok_or(too_many)?;
+        let grid = WeightsGrid::new(shape, tokens, tiles, splits).ok_or_else(too_many)?;
         let thread_blocks = if cut { rows } else { grid.thread_blocks() };
         (Grid::Weights(Argument(grid)), config(launched, thread_blocks)?)
     } else {
         let warps = launched.threads / WARP;
         let ahead = Ahead { one: kernel.kind == Kind::One, tiles: kernel.tiles };
         let (warps, at_once) = ([kernel.splits.min(warps), warps], module.at_once(launched));
-        let grid = TurnsGrid::new(ahead, shape, tokens, warps, at_once).ok_or(too_many)?;
+        let grid = TurnsGrid::new(ahead, shape, tokens, warps, at_once).ok_or_else(too_many)?;
         let (threads, shared) = grid.threads_and_shared(ahead);
         let config = config(&Kernel { threads, shared, ..*launched }, grid.thread_blocks())?;
         (Grid::Turns(Argument(grid)), config)
@@ -81,12 +82,9 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
         Grid::Weights(grid) => launch.arg(grid),
     };
     launch.arg(&apply);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that scales are linear and that activations
-    // and output have the elements that the grid says; buffers of tensors start on 256 bytes and have a slot, and codes
-    // are in rows of a multiple of 16 bytes if those are whole chunks. If they are not, or activations do not start on
-    // 16 bytes, the kernel is the one that takes any. `GemvWeightsKernel::on` says whether those that copy ahead take
-    // the shape. Threads and shared memory are the grid's, or the kernel's. The borrows keep the buffers from
-    // overlapping.
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked layout and
+    // lengths; `cut` and `GemvWeightsKernel::on` chose a kernel that takes the shape and the activations' address. The
+    // weights have a slot. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;
     Ok(())
 }
