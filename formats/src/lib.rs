@@ -6,6 +6,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
 //! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
 //! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
 //! | [`e8m0`] | the power-of-two block scale [`E8m0`] |
@@ -21,6 +22,7 @@
 //! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
 #![no_std]
 
+pub mod arithmetic;
 pub mod block;
 pub mod dot;
 pub mod e2m1;
