@@ -1,7 +1,7 @@
-//! The operations of f32 that the definition is written in, so that one text serves numbers, vectors and GPUs.
+//! The operations of f32 that the definition is written in: one text serves numbers, vectors and GPUs.
 //!
-//! [`Fused`] is what an implementation has to bring; [`Machine`] is all of it, and every [`Fused`] is one on single
-//! numbers.
+//! [`Fused`] is what an implementation for single numbers brings. It makes a [`Machine`], which is all of
+//! them; vectors implement that themselves.
 
 /// What processors do with f32 in one instruction, and `core` does not have.
 pub trait Fused {

@@ -6,10 +6,12 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`format`](mod@format) | the formats, and the facts of each in one descriptor: [`Format`] |
 //! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
 //! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
 //! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
 //! | [`e8m0`] | the power-of-two block scale [`E8m0`] |
+//! | [`scale`] | the types of block scales, their bytes and what they mean: [`ScaleType`] |
 //! | [`block`] | what all blocks have in common: amax, [`NegativeZero`], [`BlockEvents`] |
 //! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
 //! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
@@ -27,19 +29,23 @@ pub mod block;
 pub mod dot;
 pub mod e2m1;
 pub mod e8m0;
+pub mod format;
 pub mod fp8;
 pub mod hessian;
 pub mod layout;
 pub mod mx;
 pub mod nvfp4;
+pub mod scale;
 pub mod search;
 pub mod weights;
 
 pub use block::{BlockEvents, NegativeZero};
 pub use e2m1::{E2m1, E2m1x2, Ties};
 pub use e8m0::E8m0;
+pub use format::Format;
 pub use fp8::{E4m3, E5m2};
 pub use layout::ScaleLayout;
 pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;
+pub use scale::ScaleType;
 pub use search::Search;

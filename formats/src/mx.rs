@@ -30,6 +30,11 @@ pub trait Element {
     fn decode(code: u8) -> f32;
 }
 
+/// The largest value of an element.
+pub const fn largest<E: Element>() -> f32 {
+    f32::from_bits((127 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
+}
+
 impl Element for E2m1 {
     const BITS: usize = 4;
     const LARGEST_EXPONENT: u32 = 2;

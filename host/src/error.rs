@@ -1,13 +1,16 @@
 //! What can go wrong with tensors. Checkpoint files have their own errors, in [`crate::checkpoint`].
 
-use microscale_formats::GlobalScale;
-use microscale_formats::nvfp4::Direction;
+mod operands;
 
-use crate::gemv::OperandFault;
-use crate::recipe::{Convention, Format, Words};
+use microscale_formats::nvfp4::Direction;
+use microscale_formats::{Format, GlobalScale};
+
+pub use operands::OperandFault;
+
 use crate::report::{Position, Report};
-use crate::strided::Strided;
-use crate::tensor::QuantizedShape;
+use crate::scheme::Convention;
+use crate::shape::{QuantizedShape, Strided};
+use crate::words::Words;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -172,8 +172,7 @@ mod tests {
                     (values[3], values[70], values[71]) = (f32::NAN, f32::INFINITY, 0.0);
                     values[..2].copy_from_slice(&[0.0, -0.0]);
                 }
-                let convention =
-                    if format == Format::Nvfp4 { Convention::CompressedTensors } else { Convention::Ocp };
+                let convention = Convention::default_for(format);
                 let recipe =
                     Recipe { non_finite: NonFinite::Propagate, ..Recipe::of(format, convention).unwrap() };
                 let tensor = quantize(&values, shape, &recipe).unwrap().tensor;

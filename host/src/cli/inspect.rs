@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::print;
 use super::table::{bytes, count, natural_order, shape, table};
 use crate::checkpoint::{self, Checkpoint, Histogram, Inspected, Logical};
-use crate::formats::{E2m1, E4m3};
+use crate::formats::ScaleType;
 use crate::{Format, GlobalScale};
 
 /// Characters of the longest bar.
@@ -103,11 +103,11 @@ fn complaint(entry: &Inspected<'_>) -> String {
 
 /// The scale of a byte: a power of two, or NVFP4's number.
 pub(super) fn scale_text(format: Format, byte: u8) -> String {
-    match format {
+    match format.facts().scale {
         _ if !format.is_scale(byte) => "signed".into(),
         _ if format.is_nan_scale(byte) => "NaN".into(),
-        Format::Nvfp4 => E4m3::from_bits(byte).to_f32().to_string(),
-        Format::Mxfp4 | Format::Mxfp8E4m3 | Format::Mxfp8E5m2 => format!("2^{}", i32::from(byte) - 127),
+        ScaleType::E8m0 => format!("2^{}", i32::from(byte) - 127),
+        scale_type => scale_type.value(byte.into()).to_string(),
     }
 }
 
@@ -128,17 +128,17 @@ fn codes_text(histogram: &Histogram) -> String {
     let mut rows = table(&["value", ">code", ">elements", ""]);
     for code in (8..16u8).rev().chain(0..8) {
         let elements = histogram.codes[usize::from(code)];
-        let value = E2m1::from_bits(code).to_f32();
+        let value = histogram.format.facts().element.decode(code);
         rows.add_row([&format!("{value:?}"), &code.to_string(), &count(elements), &bar(elements, most)]);
     }
     rows.trim_fmt()
 }
 
-/// How many E4M3 elements lie from one power of two to the next.
+/// How many 8-bit elements lie from one power of two to the next.
 fn binades(histogram: &Histogram) -> Vec<(Vec<String>, u64)> {
     let mut lines: Vec<(Vec<String>, u64)> = Vec::new();
     for code in (0x80..=0xFFu8).rev().chain(0..=0x7F) {
-        let value = E4m3::from_bits(code).to_f32();
+        let value = histogram.format.facts().element.decode(code);
         let sign = if code >= 0x80 { "-" } else { "" };
         let exponent = value.abs().log2().floor();
         let label = match value {

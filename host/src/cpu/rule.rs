@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use microscale_formats::format::ElementType;
 use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
 use microscale_formats::search::Scales;
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, Search, mx};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, ScaleType, Search, mx};
 
 use super::groups::NvFactors;
 use super::isa::Isa;
@@ -175,7 +176,7 @@ impl Decoder {
     pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let mut decoder = Self { format, global_scale, values: None, streams: false };
-        if T::DTYPE != Dtype::F32 && matches!(format, Format::Mxfp4 | Format::Nvfp4) {
+        if T::DTYPE != Dtype::F32 && format.facts().element == ElementType::E2m1 {
             decoder.values = Some(Values::of::<T>(&decoder));
         }
         decoder
@@ -192,10 +193,9 @@ impl Decoder {
         if self.format.is_nan_scale(scale) {
             return None;
         }
-        Some(match (self.format, self.global_scale) {
-            (Format::Nvfp4, Some(global)) => global.factor(E4m3::from_bits(scale)),
-            (Format::Nvfp4, None) => E4m3::from_bits(scale).to_f32(),
-            _ => E8m0::from_bits(scale).to_f32(),
+        Some(match (self.format.facts().scale, self.global_scale) {
+            (ScaleType::E4m3, Some(global)) => global.factor(E4m3::from_bits(scale)),
+            (scale_type, _) => scale_type.value(scale.into()),
         })
     }
 

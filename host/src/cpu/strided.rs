@@ -4,12 +4,12 @@
 use rayon::prelude::*;
 
 use super::amax::of_part;
-use super::layout::scatter_row;
 use super::rule::Rule;
 use super::{Isa, TASK_BLOCKS, TILE_BYTES, TILE_COLS, TILE_ROWS, quantize_weighted_with};
 use crate::amax::Amax;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::layout::scatter_row;
 use crate::recipe::{NonFinite, Recipe, check_importance};
 use crate::report::{Position, Report};
 use crate::strided::Strided;

@@ -23,8 +23,8 @@ pub(super) use weights::gemv_weights;
 use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};
 use crate::element::Element;
+use crate::error::OperandFault;
 use crate::error::{Error, Result};
-use crate::gemv::OperandFault;
 use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme, Words};
 use crate::tensor::{QuantizedShape, Shape};
 

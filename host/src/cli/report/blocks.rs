@@ -3,10 +3,10 @@
 use super::WORST_BLOCKS;
 use super::distributions::scale;
 use super::rows::table;
+use crate::BlockError;
 use crate::checkpoint::{Outcome, Summary, TensorSummary};
 use crate::cli::markup::Markup;
 use crate::cli::table::{count, figure};
-use crate::{BlockError, Format};
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let formats = summary.formats();
@@ -36,7 +36,7 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
     header.extend(several.then_some("format"));
     header.extend([">row", ">block", ">amax", ">scale byte"]);
     // Only NVFP4's is more than what the byte stands for.
-    let under_global = formats.iter().any(|(format, _)| *format == Format::Nvfp4);
+    let under_global = formats.iter().any(|(format, _)| format.has_global_scale());
     header.extend(under_global.then_some(">stored scale"));
     header.extend([">scale", ">squared error", ">relative to energy"]);
     table(m, caption, &header, |rows| {

@@ -1,10 +1,10 @@
-//! Converting scales from one layout to the other, on the CPU.
+//! Converting scales from one layout to the other.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
 use rayon::prelude::*;
 
-use crate::tensor::QuantizedShape;
+use crate::shape::QuantizedShape;
 
 /// Linear scales in the swizzled layout, padded with zeros. `shape` is the target's.
 pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
@@ -52,7 +52,8 @@ fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
     }
 }
 
-/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a time.
+/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a
+/// time.
 fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (whole, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -72,7 +73,7 @@ fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [
 
 /// Puts a row's scales into the tiles of its 128 rows; `row` counts within these.
 #[inline]
-pub(super) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
+pub(crate) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (fours, rest) = scales.as_chunks::<TILE_COLS>();
     let (tiles, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -107,7 +108,7 @@ fn place_of(row: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::Format;
+    use microscale_formats::Format;
 
     #[test]
     fn every_scale_goes_to_its_place_and_comes_back() {

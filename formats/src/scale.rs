@@ -1,0 +1,98 @@
+//! The types of block scales: how many bytes one has, which of its values are scales, and what each stands
+//! for.
+
+use crate::{E4m3, E8m0};
+
+/// The type of a format's block scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleType {
+    /// A power of two, a byte: [`E8m0`].
+    E8m0,
+    /// E4M3 without a sign, a byte: [`E4m3`]. A byte with the sign bit set is no scale: such tensors mean
+    /// something else (IF4 uses the bit as a flag) and are refused.
+    E4m3,
+}
+
+impl ScaleType {
+    /// Bytes of a scale, the lowest first.
+    #[inline]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::E8m0 | Self::E4m3 => 1,
+        }
+    }
+
+    /// The bits of the scale that some bytes hold, as many as it has.
+    #[inline]
+    pub fn read(self, bytes: &[u8]) -> u16 {
+        match self {
+            Self::E8m0 | Self::E4m3 => bytes[0].into(),
+        }
+    }
+
+    /// The bits of the NaN that quantizing gives a block which becomes NaN.
+    #[inline]
+    pub const fn nan(self) -> u16 {
+        match self {
+            Self::E8m0 => E8m0::NAN.to_bits() as u16,
+            Self::E4m3 => E4m3::NAN.to_bits() as u16,
+        }
+    }
+
+    /// The bits of the largest scale.
+    #[inline]
+    pub const fn largest(self) -> u16 {
+        match self {
+            Self::E8m0 => E8m0::NAN.to_bits() as u16 - 1,
+            Self::E4m3 => E4m3::NAN.to_bits() as u16 - 1,
+        }
+    }
+
+    /// Whether the bits are a NaN's.
+    #[inline]
+    pub fn is_nan(self, bits: u16) -> bool {
+        match self {
+            Self::E8m0 => E8m0::from_bits(bits as u8).is_nan(),
+            Self::E4m3 => E4m3::from_bits(bits as u8).is_nan(),
+        }
+    }
+
+    /// Whether a block scale can have these bits, NaN included.
+    #[inline]
+    pub const fn is_scale(self, bits: u16) -> bool {
+        match self {
+            Self::E8m0 => true,
+            Self::E4m3 => !E4m3::from_bits(bits as u8).is_sign_negative(),
+        }
+    }
+
+    /// What the bits stand for.
+    #[inline]
+    pub fn value(self, bits: u16) -> f32 {
+        match self {
+            Self::E8m0 => E8m0::from_bits(bits as u8).to_f32(),
+            Self::E4m3 => E4m3::from_bits(bits as u8).to_f32(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_are_nan_or_numbers() {
+        for scale in [ScaleType::E8m0, ScaleType::E4m3] {
+            assert!(scale.is_nan(scale.nan()) && scale.is_scale(scale.nan()));
+            for bits in 0..=u8::MAX {
+                let bits = scale.read(&[bits]);
+                assert_eq!(scale.is_nan(bits), scale.value(bits).is_nan(), "{scale:?} {bits:#x}");
+                if scale.is_scale(bits) && !scale.is_nan(bits) {
+                    let value = scale.value(bits);
+                    assert!((0.0..=scale.value(scale.largest())).contains(&value), "{scale:?} {bits:#x}");
+                    assert!(value.is_finite());
+                }
+            }
+        }
+    }
+}
