@@ -1,4 +1,4 @@
-//! The formats, and what is a fact of each: [`Format`] and its [`Facts`].
+//! The formats, and the facts of each: [`Format`] and the descriptor [`Facts`].
 //!
 //! Code that treats formats alike asks here: how large a block is, how many bits a code has, what a scale's
 //! bytes mean, whether there is a global scale. How values become blocks is the formats' own: [`mx`],
@@ -6,10 +6,10 @@
 
 use core::fmt;
 
-use crate::mx::{self, Element};
-use crate::nvfp4;
+use crate::comparison::ComparisonFormat;
+use crate::facts::{BlockShape, ElementType, Facts, GlobalScaleUse};
 use crate::scale::ScaleType;
-use crate::{E2m1, E4m3, E5m2};
+use crate::{mx, nvfp4};
 
 /// A microscaling format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -23,91 +23,8 @@ pub enum Format {
     Mxfp8E4m3,
     /// Blocks of 32 E5M2 elements with an E8M0 scale (OCP MX v1.0).
     Mxfp8E5m2,
-}
-
-/// The facts of a format.
-#[derive(Clone, Copy, Debug)]
-pub struct Facts {
-    /// What it is called on command lines, in files and in messages.
-    pub word: &'static str,
-    /// The elements that share a block scale.
-    pub block: BlockShape,
-    /// The elements.
-    pub element: ElementType,
-    /// The block scales.
-    pub scale: ScaleType,
-    /// Where a global scale applies.
-    pub global_scale: GlobalScaleUse,
-}
-
-/// The rows and columns of a matrix that a block lies across. Today all lie along a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockShape {
-    /// Rows.
-    pub rows: usize,
-    /// Elements in each.
-    pub cols: usize,
-}
-
-impl BlockShape {
-    /// A block along a row.
-    pub const fn row_of(cols: usize) -> Self {
-        Self { rows: 1, cols }
-    }
-
-    /// Its elements.
-    pub const fn elements(self) -> usize {
-        self.rows * self.cols
-    }
-}
-
-/// Where a tensor's global scale applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GlobalScaleUse {
-    /// There is none.
-    None,
-    /// To the block scales: a value is element · block scale · global scale. A tensor may do without.
-    UnderBlockScales,
-}
-
-/// The type of a format's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ElementType {
-    /// [`E2m1`], which has kernels, vector code, searches for scales and products.
-    E2m1,
-    /// [`E4m3`].
-    E4m3,
-    /// [`E5m2`].
-    E5m2,
-}
-
-impl ElementType {
-    /// Bits of a code: 4 or 8.
-    pub const fn bits(self) -> usize {
-        match self {
-            Self::E2m1 => <E2m1 as Element>::BITS,
-            Self::E4m3 => <E4m3 as Element>::BITS,
-            Self::E5m2 => <E5m2 as Element>::BITS,
-        }
-    }
-
-    /// The largest finite value.
-    pub const fn largest(self) -> f32 {
-        match self {
-            Self::E2m1 => mx::largest::<E2m1>(),
-            Self::E4m3 => mx::largest::<E4m3>(),
-            Self::E5m2 => mx::largest::<E5m2>(),
-        }
-    }
-
-    /// The value of a code.
-    pub fn decode(self, code: u8) -> f32 {
-        match self {
-            Self::E2m1 => <E2m1 as Element>::decode(code),
-            Self::E4m3 => <E4m3 as Element>::decode(code),
-            Self::E5m2 => <E5m2 as Element>::decode(code),
-        }
-    }
+    /// One that others are compared with, on CPUs alone.
+    Comparison(ComparisonFormat),
 }
 
 const MXFP4: Facts = Facts {
@@ -142,6 +59,7 @@ impl Format {
             Self::Nvfp4 => NVFP4,
             Self::Mxfp8E4m3 => MXFP8_E4M3,
             Self::Mxfp8E5m2 => MXFP8_E5M2,
+            Self::Comparison(format) => format.facts(),
         }
     }
 

@@ -6,7 +6,9 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`format`](mod@format) | the formats, and the facts of each in one descriptor: [`Format`] |
+//! | [`format`](mod@format) | the formats, and the facts of each in one descriptor: [`Format`], [`Facts`] |
+//! | [`facts`] | the types of which a descriptor is made |
+//! | [`comparison`] | formats without kernels and files, to compare with: [`ComparisonFormat`] |
 //! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
 //! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
 //! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
@@ -26,9 +28,11 @@
 
 pub mod arithmetic;
 pub mod block;
+pub mod comparison;
 pub mod dot;
 pub mod e2m1;
 pub mod e8m0;
+pub mod facts;
 pub mod format;
 pub mod fp8;
 pub mod hessian;
@@ -40,8 +44,10 @@ pub mod search;
 pub mod weights;
 
 pub use block::{BlockEvents, NegativeZero};
+pub use comparison::ComparisonFormat;
 pub use e2m1::{E2m1, E2m1x2, Ties};
 pub use e8m0::E8m0;
+pub use facts::Facts;
 pub use format::Format;
 pub use fp8::{E4m3, E5m2};
 pub use layout::ScaleLayout;

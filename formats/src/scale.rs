@@ -30,6 +30,12 @@ impl ScaleType {
         }
     }
 
+    /// Puts a scale's bits into as many bytes as it has.
+    #[inline]
+    pub fn write(self, bits: u16, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&bits.to_le_bytes()[..self.bytes()]);
+    }
+
     /// The bits of the NaN that quantizing gives a block which becomes NaN.
     #[inline]
     pub const fn nan(self) -> u16 {

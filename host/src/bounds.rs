@@ -48,7 +48,8 @@ impl QuantizedShape {
         Shape::new(rows, cols).span()?;
         let too_large = || Error::TooLarge { rows, cols, row_stride: cols };
         let codes = rows * self.blocks_per_row() * format.block_bytes();
-        let scales = scale_layout.bytes(rows, self.blocks_per_row()).ok_or_else(too_large)?;
+        let places = scale_layout.bytes(rows, self.blocks_per_row());
+        let scales = places.and_then(|n| n.checked_mul(format.scale_bytes())).ok_or_else(too_large)?;
         Ok((codes, scales))
     }
 

@@ -8,6 +8,9 @@ use crate::shape::QuantizedShape;
 
 /// Linear scales in the swizzled layout, padded with zeros. `shape` is the target's.
 pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
+    if shape.format.scale_bytes() > 1 {
+        return moved(linear, shape, ScaleLayout::Linear, ScaleLayout::Swizzled);
+    }
     let blocks = shape.blocks_per_row();
     let bytes = ScaleLayout::Swizzled.bytes(shape.rows, blocks).unwrap_or(0);
     let mut swizzled = vec![0; bytes];
@@ -22,6 +25,9 @@ pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
 
 /// Swizzled scales in the linear layout, without padding. `shape` is the target's.
 pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
+    if shape.format.scale_bytes() > 1 {
+        return moved(swizzled, shape, ScaleLayout::Swizzled, ScaleLayout::Linear);
+    }
     let blocks = shape.blocks_per_row();
     let mut linear = vec![0; shape.rows * blocks];
     if !linear.is_empty() {
@@ -33,6 +39,17 @@ pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
         });
     }
     linear
+}
+
+/// Scales of several bytes, one by one: a place of the layout is a scale's, not a byte's.
+fn moved(scales: &[u8], shape: QuantizedShape, from: ScaleLayout, to: ScaleLayout) -> Vec<u8> {
+    let (bytes, blocks) = (shape.format.scale_bytes(), shape.blocks_per_row());
+    let mut moved = vec![0; to.bytes(shape.rows, blocks).unwrap_or(0) * bytes];
+    for (row, block) in (0..shape.rows).flat_map(|row| (0..blocks).map(move |block| (row, block))) {
+        let [from, to] = [from, to].map(|layout| layout.offset(row, block, blocks) * bytes);
+        moved[to..][..bytes].copy_from_slice(&scales[from..][..bytes]);
+    }
+    moved
 }
 
 /// Puts the scales of 128 rows, or fewer at the end, into their tiles.

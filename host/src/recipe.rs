@@ -3,6 +3,7 @@
 use microscale_formats::{ScaleLayout, Search};
 
 use crate::error::{Error, Result};
+use crate::report::Report;
 use crate::shape::{QuantizedShape, Shape};
 
 pub(crate) use crate::scheme::{Convention, Global, NonFinite, Scheme};
@@ -60,6 +61,7 @@ impl Recipe {
                 add("negative_zero", arithmetic.negative_zero.word());
             }
             Scheme::Mxfp8E4m3(rule) | Scheme::Mxfp8E5m2(rule) => add("scale_rule", rule.word()),
+            Scheme::Comparison(_) => {}
             Scheme::Nvfp4(arithmetic, global) => {
                 add("block_scale", arithmetic.block_scale.word());
                 add("quotient", arithmetic.quotient.word());
@@ -76,6 +78,14 @@ impl Recipe {
         add("scale_layout", self.scale_layout.word());
         add("non_finite", self.non_finite.word());
         facts
+    }
+
+    /// Refuses what the policy about NaN and infinities refuses, given what quantizing met.
+    pub(crate) fn accept(&self, report: Report) -> Result<Report> {
+        match report.first_non_finite {
+            Some(first) if self.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
+            _ => Ok(report),
+        }
     }
 
     /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.

@@ -3,8 +3,9 @@
 
 use std::str::FromStr;
 
-use microscale_formats::{Format, GlobalScale, NegativeZero, ScaleRule, Ties, mx, nvfp4};
+use microscale_formats::{ComparisonFormat, Format, GlobalScale, NegativeZero, ScaleRule, Ties, mx, nvfp4};
 
+use crate::element::Element;
 use crate::words::{Words, words};
 
 /// What is done about NaN and infinities. Whatever the policy, they are counted in the report.
@@ -17,6 +18,17 @@ pub enum NonFinite {
     Propagate,
     /// ±Inf becomes the largest finite value of the input's dtype, NaN becomes 0.
     Saturate,
+}
+
+impl NonFinite {
+    /// What becomes of a value of dtype `T`, before its block is quantized.
+    pub(crate) fn replaced<T: Element>(self, value: f32) -> f32 {
+        match self {
+            Self::Saturate if value.is_nan() => 0.0,
+            Self::Saturate => value.clamp(-T::MAX, T::MAX),
+            Self::Error | Self::Propagate => value,
+        }
+    }
 }
 
 /// A named convention: the choices of one library, taken together.
@@ -46,7 +58,13 @@ impl Convention {
         match format {
             Format::Mxfp4 | Format::Mxfp8E4m3 | Format::Mxfp8E5m2 => Self::Ocp,
             Format::Nvfp4 => Self::CompressedTensors,
+            Format::Comparison(format) => Self::of_comparison(format),
         }
+    }
+
+    /// The convention that the one arithmetic of a comparison format is.
+    const fn of_comparison(format: ComparisonFormat) -> Self {
+        match format {}
     }
 
     /// The MXFP4 arithmetic of the convention, if it has one: the table of MXFP4's conventions. NVFP4's is
@@ -82,6 +100,9 @@ impl Convention {
             Format::Nvfp4 => self.nvfp4().map(|arithmetic| Scheme::Nvfp4(arithmetic, Global::FromAmax)),
             Format::Mxfp8E4m3 => is_ocp.then_some(Scheme::Mxfp8E4m3(ScaleRule::Floor)),
             Format::Mxfp8E5m2 => is_ocp.then_some(Scheme::Mxfp8E5m2(ScaleRule::Floor)),
+            Format::Comparison(format) => {
+                (self == Self::of_comparison(format)).then_some(Scheme::Comparison(format))
+            }
         }
     }
 }
@@ -109,6 +130,8 @@ pub enum Scheme {
     Mxfp8E4m3(ScaleRule),
     /// MXFP8 with E5M2 elements. Ties go to even and −0 is kept, as in every implementation.
     Mxfp8E5m2(ScaleRule),
+    /// A format to compare with, which has one arithmetic.
+    Comparison(ComparisonFormat),
 }
 
 impl Scheme {
@@ -119,6 +142,7 @@ impl Scheme {
             Self::Nvfp4(..) => Format::Nvfp4,
             Self::Mxfp8E4m3(_) => Format::Mxfp8E4m3,
             Self::Mxfp8E5m2(_) => Format::Mxfp8E5m2,
+            Self::Comparison(format) => Format::Comparison(*format),
         }
     }
 

@@ -86,6 +86,12 @@ pub struct Strided {
 }
 
 impl Strided {
+    /// Rows of contiguous elements.
+    pub(crate) const fn of_rows(shape: Shape) -> Self {
+        let Shape { rows, cols, row_stride } = shape;
+        Self { outer: 1, outer_stride: 0, rows, row_stride, cols, col_stride: 1 }
+    }
+
     /// The shape of a copy without gaps, which has the same quantized form. Rows are at most `usize::MAX`.
     pub const fn shape(&self) -> Shape {
         Shape::new(self.outer.saturating_mul(self.rows), self.cols)

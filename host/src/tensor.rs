@@ -37,11 +37,14 @@ impl QuantizedTensor {
     ///
     /// # Errors
     /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::SignedScale`] if a scale of NVFP4 has its sign bit set.
+    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for one.
     pub fn from_parts(shape: QuantizedShape, codes: Vec<u8>, scales: Vec<u8>) -> Result<Self> {
         shape.check(codes.len(), scales.len())?;
-        if let Some(index) = scales.iter().position(|scale| !shape.format.is_scale(*scale)) {
-            return Err(Error::SignedScale { index, scale: scales[index] });
+        let scale_type = shape.format.facts().scale;
+        let mut each = scales.chunks_exact(scale_type.bytes()).map(|bytes| scale_type.read(bytes));
+        if let Some(index) = each.position(|scale| !scale_type.is_scale(scale)) {
+            let scale = scale_type.read(&scales[index * scale_type.bytes()..]);
+            return Err(Error::SignedScale { format: shape.format, index, scale });
         }
         Ok(Self { shape, codes, scales, global_scale: None })
     }

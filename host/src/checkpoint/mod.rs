@@ -24,7 +24,7 @@
 //! | `doctor` | what is wrong with a quantized checkpoint |
 //! | `parts` | quantizing in parts, and merging them |
 //! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
-//! | `quantize`, `dequantize`, `convert`, `compare`, `inspect`, `summary` | the operations and what they report |
+//! | `quantize`, `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `summary` | the operations and what they report |
 //! | `details` | a closer look at quantized tensors, for those who ask: distributions, worst blocks |
 //!
 //! Files are little-endian, as safetensors demands; so must the machine be.
@@ -33,6 +33,7 @@
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
 mod compare;
+mod compare_format;
 mod compressed_tensors;
 mod convention;
 mod convert;
@@ -76,6 +77,7 @@ mod workers;
 mod write;
 
 pub use compare::{Compared, Comparison, Difference, compare};
+pub use compare_format::compare_format;
 pub use convention::FileConvention;
 pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};

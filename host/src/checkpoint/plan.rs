@@ -106,7 +106,7 @@ impl<'a> Plan<'a> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
         for tensor in checkpoint.tensors() {
             let treatment = treatment_of(tensor.name)?;
-            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), treatment.storage);
+            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), Some(treatment.storage));
             let outlines = match reason {
                 None => treatment.storage.outlines(tensor.name, tensor.shape),
                 Some(_) => vec![unchanged(&tensor)],

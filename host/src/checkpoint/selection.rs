@@ -145,12 +145,12 @@ impl Selection {
         Ok(())
     }
 
-    /// Why a tensor is not quantized, given what a recipe says and how it would be stored; `None` if it is.
+    /// Why a tensor is not quantized, given what a recipe says and how it would be stored, if it would; `None` if it is.
     pub(super) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
         wish: Wish,
-        storage: &Storage,
+        storage: Option<&Storage>,
     ) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
@@ -169,7 +169,8 @@ impl Selection {
         if tensor.shape.len() < 2 {
             return Some(Reason::Dimensions(tensor.shape.len()));
         }
-        let named = tensor.name.ends_with(".weight") || storage.convention == FileConvention::GptOss;
+        let of_gpt_oss = storage.is_some_and(|storage| storage.convention == FileConvention::GptOss);
+        let named = tensor.name.ends_with(".weight") || of_gpt_oss;
         if !included && !named {
             return Some(Reason::NotAWeight);
         }
@@ -179,7 +180,7 @@ impl Selection {
         if let Wish::KeepLayer(reason) = wish {
             return Some(reason);
         }
-        storage.cannot_hold(tensor.name, tensor.shape)
+        storage.and_then(|storage| storage.cannot_hold(tensor.name, tensor.shape))
     }
 
     /// The patterns that match none of the names: likely misspelt.
@@ -215,7 +216,7 @@ mod tests {
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
-        selection.reason_to_copy(&tensor, Wish::Nothing, storage).map(|reason| reason.to_string())
+        selection.reason_to_copy(&tensor, Wish::Nothing, Some(storage)).map(|reason| reason.to_string())
     }
 
     #[test]

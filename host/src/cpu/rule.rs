@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use microscale_formats::format::ElementType;
+use microscale_formats::facts::ElementType;
 use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
 use microscale_formats::search::Scales;
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, ScaleType, Search, mx};
@@ -121,6 +121,7 @@ impl Rule {
             Scheme::Mxfp4(arithmetic) => (Kind::Mxfp4(Mx::new(arithmetic)), None),
             Scheme::Mxfp8E4m3(rule) => (Kind::Mxfp8E4m3(Mx::with_rule(rule)), None),
             Scheme::Mxfp8E5m2(rule) => (Kind::Mxfp8E5m2(Mx::with_rule(rule)), None),
+            Scheme::Comparison(_) => unreachable!("quantized by its definition, which needs no rule"),
             Scheme::Nvfp4(arithmetic, global) => {
                 let global = match global {
                     Global::FromAmax => Some(computed(&arithmetic)?),
@@ -189,13 +190,14 @@ impl Decoder {
 
     /// What the elements of a block are multiplied with; `None` for a NaN scale.
     #[inline(always)]
-    pub(crate) fn factor(&self, scale: u8) -> Option<f32> {
+    pub(crate) fn factor(&self, scale: impl Into<u16>) -> Option<f32> {
+        let scale = scale.into();
         if self.format.is_nan_scale(scale) {
             return None;
         }
         Some(match (self.format.facts().scale, self.global_scale) {
-            (ScaleType::E4m3, Some(global)) => global.factor(E4m3::from_bits(scale)),
-            (scale_type, _) => scale_type.value(scale.into()),
+            (ScaleType::E4m3, Some(global)) => global.factor(E4m3::from_bits(scale as u8)),
+            (scale_type, _) => scale_type.value(scale),
         })
     }
 
@@ -210,6 +212,9 @@ impl Decoder {
             Format::Nvfp4 => {
                 let scale = E4m3::from_bits(scale);
                 values.copy_from_slice(&nvfp4::dequantize_block(scale, self.global_scale, codes));
+            }
+            Format::Comparison(format) => {
+                (format.definition().dequantize_block)(scale.into(), codes, &mut values);
             }
         }
         values

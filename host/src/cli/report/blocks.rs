@@ -51,8 +51,8 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
                     row.cell(count(block.row as u64));
                     row.cell(count(block.block as u64));
                     row.cell(figure(block.amax.into()));
-                    row.cell(block.scale_byte);
-                    row.cell(scale(format, block.scale_byte));
+                    row.cell(block.scale_bits);
+                    row.cell(scale(format, block.scale_bits as u8));
                     if under_global {
                         row.cell(figure(block.scale.into()));
                     }
