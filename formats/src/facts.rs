@@ -2,7 +2,7 @@
 
 use crate::mx::{self, Element};
 use crate::scale::ScaleType;
-use crate::{E2m1, E4m3, E5m2};
+use crate::{E2m1, E3m0, E4m3, E5m2};
 
 /// The facts of a format.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,8 @@ pub enum ElementType {
     E4m3,
     /// [`E5m2`].
     E5m2,
+    /// [`E3m0`].
+    E3m0,
 }
 
 impl ElementType {
@@ -67,6 +69,7 @@ impl ElementType {
             Self::E2m1 => <E2m1 as Element>::BITS,
             Self::E4m3 => <E4m3 as Element>::BITS,
             Self::E5m2 => <E5m2 as Element>::BITS,
+            Self::E3m0 => <E3m0 as Element>::BITS,
         }
     }
 
@@ -76,6 +79,7 @@ impl ElementType {
             Self::E2m1 => mx::largest::<E2m1>(),
             Self::E4m3 => mx::largest::<E4m3>(),
             Self::E5m2 => mx::largest::<E5m2>(),
+            Self::E3m0 => mx::largest::<E3m0>(),
         }
     }
 
@@ -85,6 +89,7 @@ impl ElementType {
             Self::E2m1 => <E2m1 as Element>::decode(code),
             Self::E4m3 => <E4m3 as Element>::decode(code),
             Self::E5m2 => <E5m2 as Element>::decode(code),
+            Self::E3m0 => <E3m0 as Element>::decode(code),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | [`comparison`] | formats without kernels and files, to compare with: [`ComparisonFormat`] |
 //! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
 //! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
+//! | [`e3m0`] | the 4-bit powers of two [`E3m0`], to compare with |
 //! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
 //! | [`e8m0`] | the power-of-two block scale [`E8m0`] |
 //! | [`scale`] | the types of block scales, their bytes and what they mean: [`ScaleType`] |
@@ -31,6 +32,7 @@ pub mod block;
 pub mod comparison;
 pub mod dot;
 pub mod e2m1;
+pub mod e3m0;
 pub mod e8m0;
 pub mod facts;
 pub mod format;
@@ -46,6 +48,7 @@ pub mod weights;
 pub use block::{BlockEvents, NegativeZero};
 pub use comparison::ComparisonFormat;
 pub use e2m1::{E2m1, E2m1x2, Ties};
+pub use e3m0::E3m0;
 pub use e8m0::E8m0;
 pub use facts::Facts;
 pub use format::Format;

@@ -64,7 +64,9 @@ impl Convention {
 
     /// The convention that the one arithmetic of a comparison format is.
     const fn of_comparison(format: ComparisonFormat) -> Self {
-        match format {}
+        match format {
+            ComparisonFormat::Mxfp4E3m0 => Self::Ocp,
+        }
     }
 
     /// The MXFP4 arithmetic of the convention, if it has one: the table of MXFP4's conventions. NVFP4's is
