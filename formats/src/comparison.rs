@@ -4,12 +4,14 @@
 //! and no convention of checkpoints stores it. It is a variant of [`ComparisonFormat`], with its [`Facts`] and its
 //! [`Definition`] here, and a file for its element or arithmetic.
 
+use crate::bf16::Bf16;
 use crate::block::{BlockEvents, NegativeZero};
 use crate::e2m1::Ties;
 use crate::e3m0::E3m0;
 use crate::e8m0::E8m0;
 use crate::facts::{BlockShape, ElementType, Facts, GlobalScaleUse};
 use crate::mx::{self, Arithmetic, Element, ScaleRule};
+use crate::nf4;
 use crate::scale::ScaleType;
 
 /// A format without kernels and without files.
@@ -17,6 +19,8 @@ use crate::scale::ScaleType;
 pub enum ComparisonFormat {
     /// MXFP4 with E3M0 elements: blocks of 32 with an E8M0 scale, quantized as the OCP's convention does, floor.
     Mxfp4E3m0,
+    /// NF4 in blocks of 64 with a bf16 scale, quantized as bitsandbytes does. See [`nf4`].
+    Nf4,
 }
 
 /// How blocks of a format are computed. A block at the end of a row may have fewer elements; the others are zeros.
@@ -33,7 +37,7 @@ pub struct Definition {
 
 impl ComparisonFormat {
     /// Every one.
-    pub const ALL: [Self; 1] = [Self::Mxfp4E3m0];
+    pub const ALL: [Self; 2] = [Self::Mxfp4E3m0, Self::Nf4];
 
     /// The facts.
     #[inline]
@@ -46,6 +50,13 @@ impl ComparisonFormat {
                 scale: ScaleType::E8m0,
                 global_scale: GlobalScaleUse::None,
             },
+            Self::Nf4 => Facts {
+                word: "nf4",
+                block: BlockShape::row_of(nf4::BLOCK),
+                element: ElementType::Nf4,
+                scale: ScaleType::Bf16,
+                global_scale: GlobalScaleUse::None,
+            },
         }
     }
 
@@ -53,6 +64,18 @@ impl ComparisonFormat {
     pub const fn definition(self) -> Definition {
         match self {
             Self::Mxfp4E3m0 => of_mx::<E3m0>(),
+            Self::Nf4 => Definition {
+                quantize_block: |values, codes| {
+                    let mut block = [0.0; nf4::BLOCK];
+                    block[..values.len()].copy_from_slice(values);
+                    let (scale, events) = nf4::quantize_block(&block, codes);
+                    (scale.to_bits(), events)
+                },
+                dequantize_block: |scale, codes, values| {
+                    let block = nf4::dequantize_block(Bf16::from_bits(scale), codes);
+                    values.copy_from_slice(&block[..values.len()]);
+                },
+            },
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is a fact of a format: the types of which a descriptor, [`Facts`], is made.
 
 use crate::mx::{self, Element};
+use crate::nf4;
 use crate::scale::ScaleType;
 use crate::{E2m1, E3m0, E4m3, E5m2};
 
@@ -60,6 +61,8 @@ pub enum ElementType {
     E5m2,
     /// [`E3m0`].
     E3m0,
+    /// The codebook of [`nf4`].
+    Nf4,
 }
 
 impl ElementType {
@@ -70,6 +73,7 @@ impl ElementType {
             Self::E4m3 => <E4m3 as Element>::BITS,
             Self::E5m2 => <E5m2 as Element>::BITS,
             Self::E3m0 => <E3m0 as Element>::BITS,
+            Self::Nf4 => 4,
         }
     }
 
@@ -80,6 +84,7 @@ impl ElementType {
             Self::E4m3 => mx::largest::<E4m3>(),
             Self::E5m2 => mx::largest::<E5m2>(),
             Self::E3m0 => mx::largest::<E3m0>(),
+            Self::Nf4 => nf4::value(15),
         }
     }
 
@@ -90,6 +95,7 @@ impl ElementType {
             Self::E4m3 => <E4m3 as Element>::decode(code),
             Self::E5m2 => <E5m2 as Element>::decode(code),
             Self::E3m0 => <E3m0 as Element>::decode(code),
+            Self::Nf4 => nf4::value(code),
         }
     }
 }

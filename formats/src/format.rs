@@ -49,12 +49,13 @@ const MXFP8_E5M2: Facts = Facts { word: "mxfp8-e5m2", element: ElementType::E5m2
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Mxfp4,
         Self::Nvfp4,
         Self::Mxfp8E4m3,
         Self::Mxfp8E5m2,
         Self::Comparison(ComparisonFormat::Mxfp4E3m0),
+        Self::Comparison(ComparisonFormat::Nf4),
     ];
 
     /// The facts.

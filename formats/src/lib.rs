@@ -18,6 +18,8 @@
 //! | [`block`] | what all blocks have in common: amax, [`NegativeZero`], [`BlockEvents`] |
 //! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
 //! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
+//! | [`nf4`] | the codebook of NF4 and its blocks under [`Bf16`] scales, to compare with |
+//! | [`bf16`] | the block scale [`Bf16`] |
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
@@ -28,6 +30,7 @@
 #![no_std]
 
 pub mod arithmetic;
+pub mod bf16;
 pub mod block;
 pub mod comparison;
 pub mod dot;
@@ -40,11 +43,13 @@ pub mod fp8;
 pub mod hessian;
 pub mod layout;
 pub mod mx;
+pub mod nf4;
 pub mod nvfp4;
 pub mod scale;
 pub mod search;
 pub mod weights;
 
+pub use bf16::Bf16;
 pub use block::{BlockEvents, NegativeZero};
 pub use comparison::ComparisonFormat;
 pub use e2m1::{E2m1, E2m1x2, Ties};

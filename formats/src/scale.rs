@@ -1,7 +1,7 @@
 //! The types of block scales: how many bytes one has, which of its values are scales, and what each stands
 //! for.
 
-use crate::{E4m3, E8m0};
+use crate::{Bf16, E4m3, E8m0};
 
 /// The type of a format's block scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +11,8 @@ pub enum ScaleType {
     /// E4M3 without a sign, a byte: [`E4m3`]. A byte with the sign bit set is no scale: such tensors mean
     /// something else (IF4 uses the bit as a flag) and are refused.
     E4m3,
+    /// [`Bf16`] without a sign, two bytes. Infinities count as NaN.
+    Bf16,
 }
 
 impl ScaleType {
@@ -19,6 +21,7 @@ impl ScaleType {
     pub const fn bytes(self) -> usize {
         match self {
             Self::E8m0 | Self::E4m3 => 1,
+            Self::Bf16 => 2,
         }
     }
 
@@ -27,6 +30,7 @@ impl ScaleType {
     pub fn read(self, bytes: &[u8]) -> u16 {
         match self {
             Self::E8m0 | Self::E4m3 => bytes[0].into(),
+            Self::Bf16 => u16::from_le_bytes([bytes[0], bytes[1]]),
         }
     }
 
@@ -42,6 +46,7 @@ impl ScaleType {
         match self {
             Self::E8m0 => E8m0::NAN.to_bits() as u16,
             Self::E4m3 => E4m3::NAN.to_bits() as u16,
+            Self::Bf16 => Bf16::NAN.to_bits(),
         }
     }
 
@@ -51,6 +56,7 @@ impl ScaleType {
         match self {
             Self::E8m0 => E8m0::NAN.to_bits() as u16 - 1,
             Self::E4m3 => E4m3::NAN.to_bits() as u16 - 1,
+            Self::Bf16 => Bf16::MAX.to_bits(),
         }
     }
 
@@ -60,6 +66,7 @@ impl ScaleType {
         match self {
             Self::E8m0 => E8m0::from_bits(bits as u8).is_nan(),
             Self::E4m3 => E4m3::from_bits(bits as u8).is_nan(),
+            Self::Bf16 => Bf16::from_bits(bits).is_nan(),
         }
     }
 
@@ -69,6 +76,7 @@ impl ScaleType {
         match self {
             Self::E8m0 => true,
             Self::E4m3 => !E4m3::from_bits(bits as u8).is_sign_negative(),
+            Self::Bf16 => !Bf16::from_bits(bits).is_sign_negative(),
         }
     }
 
@@ -78,6 +86,7 @@ impl ScaleType {
         match self {
             Self::E8m0 => E8m0::from_bits(bits as u8).to_f32(),
             Self::E4m3 => E4m3::from_bits(bits as u8).to_f32(),
+            Self::Bf16 => Bf16::from_bits(bits).to_f32(),
         }
     }
 }
@@ -88,10 +97,12 @@ mod tests {
 
     #[test]
     fn scales_are_nan_or_numbers() {
-        for scale in [ScaleType::E8m0, ScaleType::E4m3] {
+        for scale in [ScaleType::E8m0, ScaleType::E4m3, ScaleType::Bf16] {
             assert!(scale.is_nan(scale.nan()) && scale.is_scale(scale.nan()));
-            for bits in 0..=u8::MAX {
-                let bits = scale.read(&[bits]);
+            for bits in 0..=(u16::MAX >> (16 - 8 * scale.bytes())) {
+                let mut bytes = [0; 2];
+                scale.write(bits, &mut bytes[..scale.bytes()]);
+                assert_eq!(scale.read(&bytes), bits);
                 assert_eq!(scale.is_nan(bits), scale.value(bits).is_nan(), "{scale:?} {bits:#x}");
                 if scale.is_scale(bits) && !scale.is_nan(bits) {
                     let value = scale.value(bits);

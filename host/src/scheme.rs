@@ -49,6 +49,8 @@ pub enum Convention {
     TransformerEngine,
     /// ggml (llama.cpp): floor, ties toward zero, no −0.
     Ggml,
+    /// bitsandbytes: NF4.
+    Bitsandbytes,
 }
 
 impl Convention {
@@ -66,6 +68,7 @@ impl Convention {
     const fn of_comparison(format: ComparisonFormat) -> Self {
         match format {
             ComparisonFormat::Mxfp4E3m0 => Self::Ocp,
+            ComparisonFormat::Nf4 => Self::Bitsandbytes,
         }
     }
 
@@ -77,7 +80,7 @@ impl Convention {
             Self::CompressedTensors => (ScaleRule::Even, Ties::Even, NegativeZero::DropInput),
             Self::Modelopt => (ScaleRule::Rceil, Ties::Zero, NegativeZero::Force),
             Self::Ggml => (ScaleRule::Floor, Ties::Zero, NegativeZero::Drop),
-            Self::TransformerEngine => return None,
+            Self::TransformerEngine | Self::Bitsandbytes => return None,
         };
         Some(mx::Arithmetic { scale_rule, ties, negative_zero })
     }
@@ -89,7 +92,7 @@ impl Convention {
             Self::CompressedTensors => Some(nvfp4::Arithmetic::COMPRESSED_TENSORS),
             Self::Modelopt => Some(nvfp4::Arithmetic::MODELOPT),
             Self::TransformerEngine => Some(nvfp4::Arithmetic::TRANSFORMER_ENGINE),
-            Self::Ocp | Self::Ggml => None,
+            Self::Ocp | Self::Ggml | Self::Bitsandbytes => None,
         }
     }
 
@@ -173,6 +176,7 @@ words!(Convention {
     Self::Modelopt = "modelopt",
     Self::TransformerEngine = "transformer-engine",
     Self::Ggml = "ggml",
+    Self::Bitsandbytes = "bitsandbytes",
 });
 
 impl FromStr for Convention {
