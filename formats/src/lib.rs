@@ -20,6 +20,8 @@
 //! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
 //! | [`nf4`] | the codebook of NF4 and its blocks under [`Bf16`] scales, to compare with |
 //! | [`bf16`] | the block scale [`Bf16`] |
+//! | [`plan`], [`shortcut`] | NVFP4 for one tensor as fast code wants it |
+//! | [`errors`] | what quantizing loses, and the order of its sums |
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
@@ -37,6 +39,7 @@ pub mod dot;
 pub mod e2m1;
 pub mod e3m0;
 pub mod e8m0;
+pub mod errors;
 pub mod facts;
 pub mod format;
 pub mod fp8;
@@ -45,8 +48,10 @@ pub mod layout;
 pub mod mx;
 pub mod nf4;
 pub mod nvfp4;
+pub mod plan;
 pub mod scale;
 pub mod search;
+pub mod shortcut;
 pub mod weights;
 
 pub use bf16::Bf16;

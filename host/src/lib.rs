@@ -39,6 +39,9 @@ mod gemv;
 pub mod gpu;
 mod layout;
 mod quality;
+mod loss {
+    pub(crate) use crate::quality::ErrorStats;
+}
 mod recipe;
 mod report;
 mod round_trip;

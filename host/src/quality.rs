@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use microscale_kernels_abi::{ERROR_LANES, ErrorSums};
+use microscale_formats::errors::{ERROR_LANES, ErrorSums};
 use rayon::prelude::*;
 
 use crate::cpu;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use microscale_kernels_abi::ERROR_PART;
+use microscale_formats::errors::ERROR_PART;
 use rayon::prelude::*;
 
 use crate::cpu;

@@ -1,25 +1,40 @@
-//! What the two sides of a kernel launch agree on, in one place: the PTX targets, the kernels' names and launch shapes,
-//! and the structures passed to them. Plain data, `no_std`: the kernels, the launcher in the host crate
-//! and the build tool all read it from here.
+//! What the two sides of a kernel launch agree on, in one place: the PTX targets, the kernels with their launch shapes, and the
+//! structures passed to them. Plain data, `no_std`: the kernels, the launcher in the host crate and the build tool all read it
+//! from here.
+//!
+//! A kernel family is a module: an enumeration of its kernels, their table, and the arguments that only they take. [`launch`]
+//! says what a kernel is, [`grid`] and [`memory`] hold what families share.
 #![no_std]
 
-mod args;
-mod kernels;
-mod products;
-mod shortcut;
-mod targets;
+#[cfg(test)]
+extern crate std;
 
-pub use args::{
-    ApplyGlobal, BlockGrid, Divider, ErrorSums, GlobalSlot, NO_POSITION, NV_FAR, NvPlan, NvQuantizeOptions,
-    NvStep, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, power_of_two,
-};
-pub use kernels::{
-    AHEAD_WARPS, AMAX_PIECES, Ahead, Converts, DEQUANTIZE_CHUNKS, ERROR_LANES, ERROR_PART, Kernel,
-    LADDER_THREADS, QUAD, ROW_PLACES, SEARCH_EACH, THREADS, TOKEN_PLACES, WARP, WARP_ELEMENTS,
-    WEIGHTS_THREADS, kernels,
-};
-pub use products::{
-    AHEAD_COLUMN_LIMIT, BLOCK_LIMIT, GemvGrid, OutputDtype, TOKEN_LIMIT, TurnsGrid, WeightsGrid, WeightsShape,
-};
-pub use shortcut::{NV_MANTISSAS, NvShortcut, nv_factor};
+pub mod amax;
+pub mod dequantize;
+pub mod errors;
+mod families;
+pub mod gemv;
+pub mod grid;
+pub mod ladder;
+pub mod launch;
+pub mod layout;
+pub mod memory;
+pub mod quantize;
+pub mod search;
+mod targets;
+pub mod weights;
+
+pub use amax::Amax;
+pub use dequantize::Dequantize;
+pub use errors::Errors;
+pub use families::kernels;
+pub use gemv::Gemv;
+pub use grid::{BlockGrid, Divider, ScaleGrid};
+pub use ladder::Ladder;
+pub use launch::{Converts, Dtype, Family, Kernel, KernelId};
+pub use layout::Layout;
+pub use memory::{ApplyGlobal, GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
+pub use quantize::{NvQuantizeOptions, Quantize, QuantizeOptions};
+pub use search::Search;
 pub use targets::{TARGETS, Target, target_for};
+pub use weights::Weights;

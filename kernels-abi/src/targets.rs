@@ -1,10 +1,13 @@
 //! The PTX targets: what is compiled, and which GPU gets which.
 
-/// One PTX that is built and embedded.
+/// A target that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// What rustc's `-Ctarget-cpu` and the PTX's `.target` say; the file is `microscale_<name>.ptx`.
+    /// What rustc's `-Ctarget-cpu` and the PTX's `.target` say.
     pub name: &'static str,
+    /// The target whose PTX it runs, with its own name in the `.target` line: itself, or one for which the kernels compile to the
+    /// same text. A family's file is `<family>.<ptx>.ptx`.
+    pub ptx: &'static str,
     /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old
     /// drivers.
     pub ptx_feature: &'static str,
@@ -25,6 +28,7 @@ pub struct Target {
 pub const TARGETS: [Target; 4] = [
     Target {
         name: "sm_80",
+        ptx: "sm_80",
         ptx_feature: "ptx74",
         compute_capability: (8, 0),
         family_only: false,
@@ -34,6 +38,7 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_90",
+        ptx: "sm_90",
         ptx_feature: "ptx80",
         compute_capability: (9, 0),
         family_only: false,
@@ -43,6 +48,7 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_100f",
+        ptx: "sm_100f",
         ptx_feature: "ptx88",
         compute_capability: (10, 0),
         family_only: true,
@@ -52,6 +58,7 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_120f",
+        ptx: "sm_100f",
         ptx_feature: "ptx88",
         compute_capability: (12, 0),
         family_only: true,
@@ -60,6 +67,13 @@ pub const TARGETS: [Target; 4] = [
         assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
     },
 ];
+
+impl Target {
+    /// The target whose PTX this one runs.
+    pub fn built(&self) -> &'static Self {
+        TARGETS.iter().find(|target| target.name == self.ptx).unwrap_or(&TARGETS[0])
+    }
+}
 
 /// The newest target that a GPU of this compute capability runs; none below 8.0.
 pub fn target_for(compute_capability: (u32, u32)) -> Option<&'static Target> {
@@ -82,5 +96,14 @@ mod tests {
         assert_eq!([name(10, 0), name(10, 3)], [Some("sm_100f"); 2]);
         assert_eq!(name(11, 0), Some("sm_90"), "no family PTX for 11.x: the newest portable one");
         assert_eq!([name(12, 0), name(12, 1)], [Some("sm_120f"); 2]);
+    }
+
+    #[test]
+    fn ptx_is_shared_with_a_target_that_has_its_own() {
+        for target in &TARGETS {
+            assert_eq!(target.built().name, target.ptx);
+            assert_eq!(target.built().ptx, target.ptx);
+            assert_eq!(target.built().ptx_feature, target.ptx_feature);
+        }
     }
 }

@@ -11,7 +11,8 @@ use core::hint::cold_path;
 use microscale_formats::layout::{
     TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER, swizzled_distance, swizzled_offset,
 };
-use microscale_kernels_abi::{BlockGrid, Divider, ScaleGrid, THREADS, WARP, WARP_ELEMENTS};
+use microscale_kernels_abi::launch::{THREADS, WARP, WARP_ELEMENTS};
+use microscale_kernels_abi::{BlockGrid, Divider, ScaleGrid};
 
 use crate::dtype::{Chunk, Dtype};
 use crate::format::Blocks;
@@ -329,6 +330,62 @@ pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPl
     unsafe { ptx::load_16(values.add(start as usize).add((j * WARP * 16) as usize)) }
 }
 
+/// The most chunks that a lane loads at once, those of f32.
+pub(crate) const MOST_STEPS: usize = 8;
+
+/// Loads a lane's chunks of a warp's 1024 elements, wherever rows start.
+///
+/// # Safety
+/// `values` points to the grid's matrix in global memory, aligned to its dtype; nothing writes there during the kernel. The lane and
+/// the place are the warp's.
+#[inline(always)]
+pub(crate) unsafe fn load_all<D: Dtype, F: Blocks>(
+    values: *const u8,
+    grid: &BlockGrid,
+    lane: &Lane,
+    place: &WarpPlace,
+) -> [Chunk; MOST_STEPS] {
+    let aligned = grid.rows_are_aligned(values.addr(), D::BYTES);
+    if aligned && place.contiguous {
+        let mut chunks = [[0; 4]; MOST_STEPS];
+        for j in 0..D::STEPS {
+            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix, whose rows are aligned.
+            chunks[j as usize] = unsafe { load_contiguous::<D>(values, place, j) };
+        }
+        return chunks;
+    }
+    cold_path();
+    // SAFETY: the caller's matrix is the grid's, and its rows are aligned or not.
+    unsafe {
+        if aligned {
+            load_walking::<D, F, true>(values, grid, lane, place)
+        } else {
+            load_walking::<D, F, false>(values, grid, lane, place)
+        }
+    }
+}
+
+/// [`load_all`], chunk by chunk.
+///
+/// # Safety
+/// As for [`load_all`]; with `ALIGNED`, rows start on 16 bytes.
+#[inline(always)]
+unsafe fn load_walking<D: Dtype, F: Blocks, const ALIGNED: bool>(
+    values: *const u8,
+    grid: &BlockGrid,
+    lane: &Lane,
+    place: &WarpPlace,
+) -> [Chunk; MOST_STEPS] {
+    let mut chunks = [[0; 4]; MOST_STEPS];
+    let mut walk = Walk::new(grid, lane, place, 0);
+    for j in 0..D::STEPS {
+        let place = walk.place::<D, F>(j);
+        // SAFETY: the caller's promise.
+        chunks[j as usize] = unsafe { load::<D, ALIGNED>(values, grid, &place) };
+    }
+    chunks
+}
+
 /// Loads the chunk of step `j` of a matrix that goes by tiles.
 ///
 /// # Safety
@@ -347,6 +404,24 @@ pub(crate) unsafe fn load_in_tile<D: Dtype>(
     unsafe { ptx::load_16(values.add(start as usize)) }
 }
 
+/// Loads a lane's chunks of a warp's 1024 elements, if the matrix goes by tiles.
+///
+/// # Safety
+/// As for [`load_contiguous`].
+#[inline(always)]
+pub(crate) unsafe fn load_all_in_tile<D: Dtype>(
+    values: *const u8,
+    grid: &BlockGrid,
+    place: &WarpPlace,
+) -> [Chunk; MOST_STEPS] {
+    let mut chunks = [[0; 4]; MOST_STEPS];
+    for j in 0..D::STEPS {
+        // SAFETY: the caller's promise.
+        chunks[j as usize] = unsafe { load_in_tile::<D>(values, grid, place, j) };
+    }
+    chunks
+}
+
 /// Stores the chunk of step `j` of a warp whose blocks are contiguous.
 ///
 /// # Safety
@@ -358,28 +433,28 @@ pub(crate) unsafe fn store_contiguous<D: Dtype>(values: *mut u8, place: &WarpPla
     unsafe { ptx::store_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize), *chunk) }
 }
 
-/// Loads a chunk, zeros for what the row does not have. With `VECTOR`, rows start on multiples of 16 bytes; without, a whole
+/// Loads a chunk, zeros for what the row does not have. With `ALIGNED`, rows start on multiples of 16 bytes; without, a whole
 /// chunk is cut out of the two aligned 16 bytes that it lies in.
 ///
 /// # Safety
-/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype and with `VECTOR` to
+/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype and with `ALIGNED` to
 /// 16 bytes; nothing writes there during the kernel.
 #[inline(always)]
-pub(crate) unsafe fn load<D: Dtype, const VECTOR: bool>(
+pub(crate) unsafe fn load<D: Dtype, const ALIGNED: bool>(
     values: *const u8,
     grid: &BlockGrid,
     place: &Place,
 ) -> Chunk {
     // SAFETY: the place lies in the matrix, or nothing is read.
     let start = unsafe { values.add((place.index * u64::from(D::BYTES)) as usize) };
-    if VECTOR && place.count == D::CHUNK {
+    if ALIGNED && place.count == D::CHUNK {
         // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
         return unsafe { ptx::load_16(start) };
     }
     let (first, last) = (values.addr(), values.addr() + (grid.span * u64::from(D::BYTES)) as usize);
     let skipped = start.addr() % 16;
     let aligned = start.addr() - skipped;
-    if !VECTOR && place.count == D::CHUNK && aligned >= first && aligned + 32 <= last {
+    if !ALIGNED && place.count == D::CHUNK && aligned >= first && aligned + 32 <= last {
         let aligned = start.with_addr(aligned);
         // SAFETY: both 16 bytes are aligned and within the matrix' span.
         let words = unsafe { [ptx::load_16(aligned), ptx::load_16(aligned.add(16))] };
@@ -416,7 +491,7 @@ fn cut([[a, b, c, d], [e, f, g, h]]: [Chunk; 2], skipped: u32) -> Chunk {
 /// Stores what the row has of a chunk, for rows that start on multiples of 16 bytes.
 ///
 /// # Safety
-/// As for [`load`] with `VECTOR`, for writing; each element is written by one thread.
+/// As for [`load`] with `ALIGNED`, for writing; each element is written by one thread.
 #[inline(always)]
 pub(crate) unsafe fn store<D: Dtype>(values: *mut u8, place: &Place, chunk: &Chunk) {
     // SAFETY: the place lies in the matrix, or nothing is written.

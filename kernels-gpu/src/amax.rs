@@ -1,15 +1,19 @@
-//! The largest magnitude of a matrix: one read.
+//! The largest magnitude of a matrix: one read. And what NVFP4 makes of it: a plan.
 //!
 //! A warp goes through a few pieces of 1024 elements. It looks at the counter before it raises it, so that after the first warps
 //! hardly any does.
 
 use core::hint::cold_path;
 
-use microscale_kernels_abi::{AMAX_PIECES, BlockGrid, GlobalSlot, THREADS, WARP};
+use microscale_formats::plan::NvPlan;
+use microscale_formats::shortcut::{NV_CANDIDATES, NV_MANTISSAS, nv_candidate};
+use microscale_kernels_abi::amax::AMAX_PIECES;
+use microscale_kernels_abi::launch::{THREADS, WARP};
+use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions};
 
-use crate::access::{self, Lane, Walk};
+use crate::access::{self, Lane};
 use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::format::Blocks;
+use crate::format::{Blocks, uses_shortcut};
 use crate::{ptx, warp};
 
 /// Blocks of 32: any length would do.
@@ -23,7 +27,7 @@ impl Blocks for Blocks32 {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn amax<D: Dtype, const VECTOR: bool>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
+unsafe fn amax<D: Dtype>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
     let warp = u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
     let first_piece = warp * u64::from(AMAX_PIECES);
     let mut most = 0;
@@ -33,7 +37,7 @@ unsafe fn amax<D: Dtype, const VECTOR: bool>(values: *const u8, slot: *mut Globa
         let lane = Lane::of_piece::<D, Blocks32>(first_piece + u64::from(piece));
         if lane.first_block < grid.blocks {
             // SAFETY: the same contract.
-            most = D::max_magnitudes(most, unsafe { look::<D, VECTOR>(values, &grid, &lane) });
+            most = D::max_magnitudes(most, unsafe { look::<D>(values, &grid, &lane) });
         }
         piece += 1;
     }
@@ -62,23 +66,10 @@ unsafe fn amax<D: Dtype, const VECTOR: bool>(values: *const u8, slot: *mut Globa
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn look<D: Dtype, const VECTOR: bool>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
+unsafe fn look<D: Dtype>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
     let place = lane.place::<Blocks32>(grid);
-    let mut chunks = [[0; 4]; 8];
-    if VECTOR && place.contiguous {
-        for j in 0..D::STEPS {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
-            chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, &place, j) };
-        }
-    } else {
-        cold_path();
-        let mut walk = Walk::new(grid, lane, &place, 0);
-        for j in 0..D::STEPS {
-            let place = walk.place::<D, Blocks32>(j);
-            // SAFETY: the caller's matrix is the grid's.
-            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, grid, &place) };
-        }
-    }
+    // SAFETY: the same contract; the lane and the place are the warp's.
+    let chunks = unsafe { access::load_all::<D, Blocks32>(values, grid, lane, &place) };
     let mut most = 0;
     for j in 0..D::STEPS as usize {
         let [a, b, c, d] = chunks[j];
@@ -125,28 +116,66 @@ unsafe fn look_again<D: Dtype>(
     finite
 }
 
-/// The entry points: `name<dtype, vector access>`.
+/// The entry points: `name<dtype>`.
 macro_rules! entries {
-    ($($name:ident<$dtype:ty, $vector:literal>)+) => {$(
+    ($($name:ident<$dtype:ty>)+) => {$(
         /// Raises the slot's amax to that of the matrix at `values`, and marks NaN and infinities.
         ///
         /// # Safety
         /// `grid`, made for blocks of 32, describes the matrix at `values`, which nothing writes meanwhile and which is aligned to
-        /// its dtype, and in the vector variants starts on 16 bytes, as do its rows; `slot` is only touched by atomic operations
-        /// meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// its dtype; `slot` is only touched by atomic operations meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
             // SAFETY: the same contract.
-            unsafe { amax::<$dtype, $vector>(values, slot, grid) }
+            unsafe { amax::<$dtype>(values, slot, grid) }
         }
     )+};
 }
 
 entries! {
-    amax_f32_vector<F32, true>
-    amax_f16_vector<F16, true>
-    amax_bf16_vector<Bf16, true>
-    amax_f32_element<F32, false>
-    amax_f16_element<F16, false>
-    amax_bf16_element<Bf16, false>
+    amax_f32<F32>
+    amax_f16<F16>
+    amax_bf16<Bf16>
+}
+
+/// The plans' entry points: `name<dtype>`.
+macro_rules! plan_entries {
+    ($($name:ident<$dtype:ty>)+) => {$(
+        /// Works out the plan of a tensor whose amax is in the slot.
+        ///
+        /// # Safety
+        /// `global` points to a slot in global memory that nothing else touches meanwhile.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvQuantizeOptions) {
+            // SAFETY: only this warp touches the slot; it reads the amax and writes the plan.
+            unsafe {
+                let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
+                let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
+                let arithmetic = *options.plan.quantizer.arithmetic();
+                let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
+                // `NvShortcut::new`, a mantissa a lane; the plan has none yet.
+                if const { uses_shortcut::<$dtype>() } {
+                    let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;
+                    let (mut number, mut factor) = (0, None);
+                    // A number that the compiler does not know, lest it unroll the loop.
+                    while factor.is_none() && number < ptx::opaque(NV_CANDIDATES) {
+                        factor = nv_candidate(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa, number);
+                        number += 1;
+                    }
+                    plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);
+                    plan.shortcut.factors = [0, 1, 2, 3, 4, 5, 6, 7]
+                        .map(|mantissa| warp::shuffle(factor.unwrap_or(0), mantissa));
+                }
+                if warp::lane() == 0 {
+                    (*global).plan = plan;
+                }
+            }
+        }
+    )+};
+}
+
+plan_entries! {
+    nvfp4_plan_f32<F32>
+    nvfp4_plan_f16<F16>
+    nvfp4_plan_bf16<Bf16>
 }

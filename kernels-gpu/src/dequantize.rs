@@ -2,11 +2,13 @@
 //! scales travel to the lanes that need them by shuffles.
 
 use microscale_formats::{E2m1, E4m3, E5m2};
-use microscale_kernels_abi::{ApplyGlobal, BlockGrid, DEQUANTIZE_CHUNKS, GlobalSlot, ScaleGrid, WARP};
+use microscale_kernels_abi::dequantize::DEQUANTIZE_CHUNKS;
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::{ApplyGlobal, BlockGrid, GlobalSlot, ScaleGrid};
 
 use crate::access::{self, Lane, MOST_OWNED, Scales, Walk};
 use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::format::{Decode, Mx, NvDecoder};
+use crate::format::{Decode, EVEN, Mx, NvDecoder};
 use crate::warp;
 
 /// Dequantizes a warp's blocks.
@@ -99,7 +101,7 @@ macro_rules! mx_entries {
             grid: BlockGrid,
             scale_grid: ScaleGrid,
         ) {
-            let format = Mx::<$element, 0>::decoder();
+            let format = Mx::<$element, EVEN>::decoder();
             // SAFETY: the same contract.
             unsafe { dequantize::<$dtype, _, $vector>(&format, codes, scales, values, grid, scale_grid) }
         }

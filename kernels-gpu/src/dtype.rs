@@ -2,7 +2,7 @@
 
 use microscale_formats::Ties;
 use microscale_formats::e2m1::{self, identity};
-use microscale_kernels_abi::{WARP, WARP_ELEMENTS};
+use microscale_kernels_abi::launch::{WARP, WARP_ELEMENTS};
 
 use crate::ptx;
 
@@ -114,17 +114,18 @@ pub(crate) trait Dtype {
     fn narrow(values: &[f32; 8]) -> Chunk;
 }
 
-/// The codes of a chunk for any rule of ties, in f32.
+/// The codes of a chunk for any rule of ties.
 #[inline(always)]
 pub(crate) fn encode<D: Dtype>(chunk: &Chunk, scale: u32, ties: Ties) -> u32 {
     if matches!(ties, Ties::Even) {
         return D::encode_even(chunk, scale);
     }
-    let reciprocal = reciprocal(scale);
+    // A unit in the last place above a power of two, for ties away from zero: see `magnitude_code`.
+    let reciprocal = f32::from_bits(reciprocal(scale).to_bits() + u32::from(matches!(ties, Ties::Away)));
     let mut codes = 0;
     for i in 0..D::CHUNK {
         let value = D::widen(chunk, i);
-        let code = magnitude_code(f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * reciprocal, ties);
+        let code = magnitude_code(ptx::mul_magnitude_toward_zero(value, reciprocal));
         codes |= (code | value.to_bits() >> 28 & 8) << (4 * i);
     }
     codes
@@ -219,16 +220,16 @@ pub(crate) fn reciprocal(scale: u32) -> f32 {
     f32::from_bits((254 - scale) << 23)
 }
 
-/// [`identity`] for the other ties. Rounding y with ties away from zero is ⌊y + ½⌋, and with ties toward zero ⌈y − ½⌉; both
-/// sums may be rounded themselves if they are rounded the same way, because integers are part of the finer grid.
+/// [`identity`] with ties toward zero. Rounding y so is ⌈y − ½⌉; both sums may be rounded upward themselves, because integers are
+/// part of the finer grid.
+///
+/// Ties away from zero are those toward zero of the next larger f32: a tie is then above itself, and what was below it reaches
+/// it at most. That f32 is the product with 1 + 2^−23, cut: it adds one unit in the last place or more, and less than two.
+/// Below the normal numbers it may not, and is far from any tie.
 #[inline(always)]
-fn magnitude_code(a: f32, ties: Ties) -> u32 {
+fn magnitude_code(a: f32) -> u32 {
     let line = |y: f32, offset: f32| {
-        let base = identity::BASE_F32 + offset;
-        match ties {
-            Ties::Zero => ptx::add_upward(ptx::add_upward(y, -0.5), base).to_bits(),
-            _ => ptx::add_toward_zero(ptx::add_toward_zero(y, 0.5), base).to_bits(),
-        }
+        ptx::add_upward(ptx::add_upward(y, -0.5), identity::BASE_F32 + offset).to_bits()
     };
     let most = (identity::BASE_F32 + 7.0).to_bits();
     line(a * 2.0, 0.0).min(line(a, 2.0)).min(line(a * 0.5, 4.0).min(most)) & 7

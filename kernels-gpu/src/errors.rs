@@ -3,7 +3,9 @@
 //! The order of every sum is the library's (`host/src/quality.rs`), and so are the bits: eight running sums a part of a row, and then those
 //! in order. A warp has four parts, eight lanes each.
 
-use microscale_kernels_abi::{BlockGrid, ERROR_LANES, ERROR_PART, ErrorSums, THREADS, WARP};
+use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};
+use microscale_kernels_abi::BlockGrid;
+use microscale_kernels_abi::launch::{THREADS, WARP};
 
 use crate::dtype::{Bf16, Dtype, F16, F32};
 use crate::warp;

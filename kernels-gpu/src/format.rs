@@ -6,11 +6,12 @@
 use core::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, Scaling};
+use microscale_formats::plan::{NV_FAR, NvPlan, NvStep, power_of_two};
 use microscale_formats::search::{PowersOfTwo, Scales};
 use microscale_formats::{
     BlockEvents, E2m1, E4m3, E5m2, E8m0, GlobalScale, NegativeZero, Ties, block, e2m1, mx,
 };
-use microscale_kernels_abi::{ApplyGlobal, NV_FAR, NvPlan, NvStep, QuantizeOptions, power_of_two};
+use microscale_kernels_abi::{ApplyGlobal, QuantizeOptions};
 
 use crate::dtype::{self, Chunk, Dtype};
 use crate::search::Ptx;
@@ -177,18 +178,31 @@ macro_rules! element_of_8_bits {
 element_of_8_bits!(E4m3, ptx::e4m3x2, ptx::e4m3x2_to_f16x2);
 element_of_8_bits!(E5m2, ptx::e5m2x2, ptx::e5m2x2_to_f16x2);
 
-/// An MX format with the rule of ties `TIES` (even, away, zero).
+/// Which ties an [`Mx`] has: to even, whatever the options say.
+pub(crate) const EVEN: u32 = 0;
+/// Away from zero or toward it, as the options say.
+pub(crate) const OTHER: u32 = 1;
+/// As the options say.
+pub(crate) const ANY: u32 = 2;
+
+/// An MX format with [ties](EVEN).
 pub(crate) struct Mx<E, const TIES: u32> {
     options: QuantizeOptions,
     element: PhantomData<E>,
 }
 
 impl<E, const TIES: u32> Mx<E, TIES> {
-    const TIES: Ties = match TIES {
-        0 => Ties::Even,
-        1 => Ties::Away,
-        _ => Ties::Zero,
-    };
+    #[inline(always)]
+    fn ties(&self) -> Ties {
+        const TO_EVEN: u32 = Ties::Even as u32;
+        const AWAY: u32 = Ties::Away as u32;
+        match self.options.ties {
+            _ if TIES == EVEN => Ties::Even,
+            TO_EVEN if TIES == ANY => Ties::Even,
+            AWAY => Ties::Away,
+            _ => Ties::Zero,
+        }
+    }
 
     pub(crate) fn new(options: QuantizeOptions) -> Self {
         Self { options, element: PhantomData }
@@ -229,7 +243,7 @@ impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
 
     #[inline(always)]
     fn encode<D: Dtype>(&self, chunk: &Chunk, [scale, ..]: Factor) -> u64 {
-        E::encode_chunk::<D>(chunk, scale, Self::TIES)
+        E::encode_chunk::<D>(chunk, scale, self.ties())
     }
 
     #[inline(always)]
@@ -244,27 +258,27 @@ impl<E: Element, const TIES: u32> Format for Mx<E, TIES> {
 
     #[inline(always)]
     fn shortcut_encode<D: Dtype>(&self, chunk: &Chunk, scale: u32) -> u64 {
-        E::encode_chunk::<D>(chunk, scale, Self::TIES)
+        E::encode_chunk::<D>(chunk, scale, self.ties())
     }
 
     #[inline(always)]
     fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, E8m0, BlockEvents) {
         let exponent = mx::rounded_exponent(amax_bits, self.options.mantissa_addend);
         let scale = mx::scale_from_exponent::<E>(exponent);
-        (scale.to_bits(), scale, mx::events::<E>(amax_bits, exponent, Self::TIES))
+        (scale.to_bits(), scale, mx::events::<E>(amax_bits, exponent, self.ties()))
     }
 
     #[inline(always)]
     fn define_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> (E8m0, BlockEvents) {
         let scale = E8m0::from_bits(byte);
         let scaled = f32::from_bits(amax_bits) * scale.reciprocal();
-        let flushed = amax_bits != 0 && E::encode(scaled, Self::TIES) == 0;
+        let flushed = amax_bits != 0 && E::encode(scaled, self.ties()) == 0;
         (scale, BlockEvents { clipped: mx::clips::<E>(amax_bits, scale), flushed, scale_saturated: false })
     }
 
     #[inline(always)]
     fn code(&self, value: f32, scale: E8m0) -> u8 {
-        mx::encode::<E>(value, scale.reciprocal(), Self::TIES, negative_zero(self.options.negative_zero))
+        mx::encode::<E>(value, scale.reciprocal(), self.ties(), negative_zero(self.options.negative_zero))
     }
 
     #[inline(always)]
@@ -687,7 +701,7 @@ pub(crate) trait Decode: Blocks {
     const HAS_SPECIALS: bool;
 }
 
-impl<E: Element> Decode for Mx<E, 0> {
+impl<E: Element> Decode for Mx<E, EVEN> {
     const HAS_SPECIALS: bool = E::HAS_SPECIALS;
 
     #[inline(always)]
@@ -701,10 +715,10 @@ impl<E: Element> Decode for Mx<E, 0> {
     }
 }
 
-impl<E> Mx<E, 0> {
+impl<E> Mx<E, EVEN> {
     /// To dequantize from.
     pub(crate) fn decoder() -> Self {
-        Self::new(QuantizeOptions { mantissa_addend: 0, negative_zero: 0, saturate_non_finite: 0 })
+        Self::new(QuantizeOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 })
     }
 }
 

@@ -9,7 +9,9 @@ mod products;
 mod weights;
 
 use microscale_formats::dot::{self, CHUNK, STREAMS};
-use microscale_kernels_abi::{ApplyGlobal, GemvGrid, GlobalSlot, OutputDtype, THREADS, WARP};
+use microscale_kernels_abi::gemv::GemvGrid;
+use microscale_kernels_abi::launch::{THREADS, WARP};
+use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype, GlobalSlot};
 
 use self::products::{Format, Machine, Mxfp4, Nvfp4, Products};
 use crate::dtype::{Bf16, Dtype, F16};

@@ -4,15 +4,17 @@
 
 use microscale_formats::mx::{self, BLOCK};
 use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties, block};
-use microscale_kernels_abi::{BlockGrid, LADDER_THREADS, QuantizeOptions, ScaleGrid, WARP};
+use microscale_kernels_abi::ladder::LADDER_THREADS;
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::{BlockGrid, QuantizeOptions, ScaleGrid};
 
 use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::format::{Blocks, Mx};
+use crate::format::{Blocks, EVEN, Mx};
 use crate::quantize::Target;
-use crate::{access, by_block, warp};
+use crate::{access, by_block, ptx, warp};
 
 /// What the ladder quantizes to.
-type Mxfp4 = Mx<E2m1, 0>;
+type Mxfp4 = Mx<E2m1, EVEN>;
 const BLOCK_BYTES: usize = Mxfp4::BYTES as usize;
 
 /// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as zeros.
@@ -38,14 +40,15 @@ unsafe fn thread_a_block<D: Dtype>(
         return;
     }
     let mut amax = 0;
-    for i in 0..BLOCK as u32 {
+    // As loops: unrolled, a baseline would be a large part of all PTX.
+    for i in 0..ptx::opaque(BLOCK as u32) {
         // SAFETY: the block exists.
         amax = amax.max(unsafe { access::element::<D, Mxfp4>(values, &grid, block, i) } & 0x7FFF_FFFF);
     }
     let (scale, factor) = scale(amax, &options);
     // SAFETY: one byte a block.
     unsafe { *scales.add(block as usize) = scale.to_bits() };
-    for pair in 0..BLOCK_BYTES as u32 {
+    for pair in 0..ptx::opaque(BLOCK_BYTES as u32) {
         let [low, high] = [2 * pair, 2 * pair + 1].map(|i| {
             // SAFETY: the block exists.
             let value = f32::from_bits(unsafe { access::element::<D, Mxfp4>(values, &grid, block, i) });

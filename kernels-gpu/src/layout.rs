@@ -1,7 +1,8 @@
 //! Scales from one layout to the other: a thread moves the four bytes of a row in a tile.
 
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS};
-use microscale_kernels_abi::{Divider, ScaleGrid, THREADS};
+use microscale_kernels_abi::launch::THREADS;
+use microscale_kernels_abi::{Divider, ScaleGrid};
 
 use crate::warp;
 

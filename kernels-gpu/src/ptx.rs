@@ -278,8 +278,9 @@ macro_rules! register_instructions {
 }
 
 register_instructions! {
-    /// a + b, rounded toward zero.
-    add_toward_zero(a: reg32 f32, b: reg32 f32) -> reg32 f32 = "add.rz.f32 {}, {}, {};";
+    /// |a| · b, rounded toward zero.
+    mul_magnitude_toward_zero(a: reg32 f32, b: reg32 f32) -> reg32 f32 =
+        "{{ .reg .f32 x; abs.f32 x, {1}; mul.rz.f32 {0}, x, {2}; }}";
     /// a + b, rounded up.
     add_upward(a: reg32 f32, b: reg32 f32) -> reg32 f32 = "add.rp.f32 {}, {}, {};";
     /// The larger of |a| and |b|; NaN if either is.

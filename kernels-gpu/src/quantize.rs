@@ -11,18 +11,14 @@ use core::hint::cold_path;
 
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NV_MANTISSAS, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS,
-    ReportSlot, ScaleGrid, nv_factor,
+    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
-use crate::access::{self, Lane, MOST_OWNED, Scales, Walk, WarpPlace};
+use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, WarpPlace};
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
-use crate::format::{Factor, Format, Mx, Nv, uses_shortcut};
+use crate::format::{EVEN, Factor, Format, Mx, Nv, OTHER};
 use crate::{ptx, warp};
-
-/// The most chunks that a lane handles, those of f32.
-const MOST_STEPS: usize = 8;
 
 /// Where a tensor goes to.
 #[derive(Clone, Copy)]
@@ -37,14 +33,14 @@ pub(crate) struct Target {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
+unsafe fn quantize<D: Dtype, F: Format>(
     format: impl FnOnce() -> F,
     values: *const u8,
     target: Target,
     report: *mut ReportSlot,
     grid: BlockGrid,
 ) {
-    let by_tiles = VECTOR && target.scale_grid.by_tiles != 0;
+    let by_tiles = target.scale_grid.by_tiles != 0;
     let (lane, place) = if by_tiles {
         Lane::of_tile::<D, F>(&grid, &target.scale_grid)
     } else {
@@ -58,7 +54,13 @@ unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
     let lanes = const { access::lanes::<D, F>() };
     let owned = const { access::owned::<F>() };
     // SAFETY: the same contract.
-    let mut chunks = unsafe { load::<D, F, VECTOR>(values, &grid, &lane, &place, by_tiles) };
+    let mut chunks = unsafe {
+        if by_tiles {
+            access::load_all_in_tile::<D>(values, &grid, &place)
+        } else {
+            access::load_all::<D, F>(values, &grid, &lane, &place)
+        }
+    };
 
     // After the loads are under way: it may have to be loaded too.
     let format = &format();
@@ -161,45 +163,10 @@ unsafe fn quantize<D: Dtype, F: Format, const VECTOR: bool>(
     unsafe { store_codes::<D, F>(target, &grid, &lane, &place, by_tiles, codes) };
 }
 
-/// Loads a lane's chunks.
-///
-/// # Safety
-/// The contract of the kernels below; the lane and the place are the warp's.
-#[inline(always)]
-unsafe fn load<D: Dtype, F: Format, const VECTOR: bool>(
-    values: *const u8,
-    grid: &BlockGrid,
-    lane: &Lane,
-    place: &WarpPlace,
-    by_tiles: bool,
-) -> [Chunk; MOST_STEPS] {
-    let mut chunks = [[0; 4]; MOST_STEPS];
-    if by_tiles {
-        for j in 0..D::STEPS {
-            // SAFETY: the caller's matrix goes by tiles.
-            chunks[j as usize] = unsafe { access::load_in_tile::<D>(values, grid, place, j) };
-        }
-    } else if VECTOR && place.contiguous {
-        for j in 0..D::STEPS {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix.
-            chunks[j as usize] = unsafe { access::load_contiguous::<D>(values, place, j) };
-        }
-    } else {
-        cold_path();
-        let mut walk = Walk::new(grid, lane, place, 0);
-        for j in 0..D::STEPS {
-            let place = walk.place::<D, F>(j);
-            // SAFETY: the caller's matrix is the grid's.
-            chunks[j as usize] = unsafe { access::load::<D, VECTOR>(values, grid, &place) };
-        }
-    }
-    chunks
-}
-
 /// Stores the scale bytes that a lane owns.
 ///
 /// # Safety
-/// As for [`load`].
+/// The contract of the kernels below; the lane and the place are the warp's.
 #[inline(always)]
 unsafe fn store_scales<D: Dtype, F: Format>(
     target: Target,
@@ -238,7 +205,7 @@ unsafe fn store_scales<D: Dtype, F: Format>(
 /// Stores a lane's codes.
 ///
 /// # Safety
-/// As for [`load`].
+/// The contract of the kernels below; the lane and the place are the warp's.
 #[inline(always)]
 unsafe fn store_codes<D: Dtype, F: Format>(
     target: Target,
@@ -342,14 +309,14 @@ unsafe fn count_events(events: BlockEvents, report: *mut ReportSlot) {
     }
 }
 
-/// The MX formats' entry points: `name<dtype, element, ties, vector access>`.
+/// The MX formats' entry points: `name<dtype, element, ties>`.
 macro_rules! mx_entries {
-    ($($name:ident<$dtype:ty, $element:ty, $ties:literal, $vector:literal>)+) => {$(
+    ($($name:ident<$dtype:ty, $element:ty, $ties:ident>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, and in
-        /// the vector variants starts on 16 bytes, as do its rows; `codes` (aligned to 8) has room for `grid.blocks` blocks, and
+        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, and if the
+        /// matrix goes by tiles, to 16 bytes with all its rows; `codes` (aligned to 8) has room for `grid.blocks` blocks, and
         /// `scales` for their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots. All in global memory, and
         /// none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
@@ -365,49 +332,31 @@ macro_rules! mx_entries {
             let format = || Mx::<$element, $ties>::new(options);
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
-            unsafe { quantize::<$dtype, _, $vector>(format, values, target, report, grid) }
+            unsafe { quantize::<$dtype, _>(format, values, target, report, grid) }
         }
     )+};
 }
 
 mx_entries! {
-    mxfp4_quantize_f32_even_vector<F32, E2m1, 0, true>
-    mxfp4_quantize_f16_even_vector<F16, E2m1, 0, true>
-    mxfp4_quantize_bf16_even_vector<Bf16, E2m1, 0, true>
-    mxfp4_quantize_f32_away_vector<F32, E2m1, 1, true>
-    mxfp4_quantize_f16_away_vector<F16, E2m1, 1, true>
-    mxfp4_quantize_bf16_away_vector<Bf16, E2m1, 1, true>
-    mxfp4_quantize_f32_zero_vector<F32, E2m1, 2, true>
-    mxfp4_quantize_f16_zero_vector<F16, E2m1, 2, true>
-    mxfp4_quantize_bf16_zero_vector<Bf16, E2m1, 2, true>
-    mxfp8_e4m3_quantize_f32_even_vector<F32, E4m3, 0, true>
-    mxfp8_e4m3_quantize_f16_even_vector<F16, E4m3, 0, true>
-    mxfp8_e4m3_quantize_bf16_even_vector<Bf16, E4m3, 0, true>
-    mxfp8_e5m2_quantize_f32_even_vector<F32, E5m2, 0, true>
-    mxfp8_e5m2_quantize_f16_even_vector<F16, E5m2, 0, true>
-    mxfp8_e5m2_quantize_bf16_even_vector<Bf16, E5m2, 0, true>
-    mxfp4_quantize_f32_even_element<F32, E2m1, 0, false>
-    mxfp4_quantize_f16_even_element<F16, E2m1, 0, false>
-    mxfp4_quantize_bf16_even_element<Bf16, E2m1, 0, false>
-    mxfp4_quantize_f32_away_element<F32, E2m1, 1, false>
-    mxfp4_quantize_f16_away_element<F16, E2m1, 1, false>
-    mxfp4_quantize_bf16_away_element<Bf16, E2m1, 1, false>
-    mxfp4_quantize_f32_zero_element<F32, E2m1, 2, false>
-    mxfp4_quantize_f16_zero_element<F16, E2m1, 2, false>
-    mxfp4_quantize_bf16_zero_element<Bf16, E2m1, 2, false>
-    mxfp8_e4m3_quantize_f32_even_element<F32, E4m3, 0, false>
-    mxfp8_e4m3_quantize_f16_even_element<F16, E4m3, 0, false>
-    mxfp8_e4m3_quantize_bf16_even_element<Bf16, E4m3, 0, false>
-    mxfp8_e5m2_quantize_f32_even_element<F32, E5m2, 0, false>
-    mxfp8_e5m2_quantize_f16_even_element<F16, E5m2, 0, false>
-    mxfp8_e5m2_quantize_bf16_even_element<Bf16, E5m2, 0, false>
+    mxfp4_quantize_f32_even<F32, E2m1, EVEN>
+    mxfp4_quantize_f16_even<F16, E2m1, EVEN>
+    mxfp4_quantize_bf16_even<Bf16, E2m1, EVEN>
+    mxfp4_quantize_f32_other_ties<F32, E2m1, OTHER>
+    mxfp4_quantize_f16_other_ties<F16, E2m1, OTHER>
+    mxfp4_quantize_bf16_other_ties<Bf16, E2m1, OTHER>
+    mxfp8_e4m3_quantize_f32<F32, E4m3, EVEN>
+    mxfp8_e4m3_quantize_f16<F16, E4m3, EVEN>
+    mxfp8_e4m3_quantize_bf16<Bf16, E4m3, EVEN>
+    mxfp8_e5m2_quantize_f32<F32, E5m2, EVEN>
+    mxfp8_e5m2_quantize_f16<F16, E5m2, EVEN>
+    mxfp8_e5m2_quantize_bf16<Bf16, E5m2, EVEN>
 }
 
-/// NVFP4's entry points: `name<dtype, plan from the slot, vector access>`.
+/// NVFP4's entry points: `name<dtype, plan from the slot>`.
 macro_rules! nv_entries {
-    ($($name:ident<$dtype:ty, $from_slot:literal, $vector:literal>)+) => {$(
-        /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report. The global scale is the one of the
-        /// options or, in the `planned` variants, of the plan in the slot at `global`; it is written there.
+    ($($name:ident<$dtype:ty, $from_slot:literal>)+) => {$(
+        /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report. The global scale is that
+        /// of the plan in the options or, in the `planned` variants, of the one in the slot at `global`; it is written there.
         ///
         /// # Safety
         /// As for the MX formats; `global` points to a slot in global memory, whose scale only this kernel writes and whose other
@@ -435,59 +384,16 @@ macro_rules! nv_entries {
             };
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
-            unsafe { quantize::<$dtype, _, $vector>(format, values, target, report, grid) }
+            unsafe { quantize::<$dtype, _>(format, values, target, report, grid) }
         }
     )+};
 }
 
 nv_entries! {
-    nvfp4_quantize_f32_given_vector<F32, false, true>
-    nvfp4_quantize_f16_given_vector<F16, false, true>
-    nvfp4_quantize_bf16_given_vector<Bf16, false, true>
-    nvfp4_quantize_f32_given_element<F32, false, false>
-    nvfp4_quantize_f16_given_element<F16, false, false>
-    nvfp4_quantize_bf16_given_element<Bf16, false, false>
-    nvfp4_quantize_f32_planned_vector<F32, true, true>
-    nvfp4_quantize_f16_planned_vector<F16, true, true>
-    nvfp4_quantize_bf16_planned_vector<Bf16, true, true>
-    nvfp4_quantize_f32_planned_element<F32, true, false>
-    nvfp4_quantize_f16_planned_element<F16, true, false>
-    nvfp4_quantize_bf16_planned_element<Bf16, true, false>
-}
-
-/// The plans' entry points: `name<dtype>`.
-macro_rules! plan_entries {
-    ($($name:ident<$dtype:ty>)+) => {$(
-        /// Works out the plan of a tensor whose amax is in the slot.
-        ///
-        /// # Safety
-        /// `global` points to a slot in global memory that nothing else touches meanwhile.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvQuantizeOptions) {
-            // SAFETY: only this warp touches the slot; it reads the amax and writes the plan.
-            unsafe {
-                let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
-                let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
-                let arithmetic = *options.plan.quantizer.arithmetic();
-                let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
-                // `NvShortcut::new`, a mantissa a lane; the plan has none yet.
-                if const { uses_shortcut::<$dtype>() } {
-                    let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;
-                    let factor = nv_factor(&plan.quantizer, <$dtype>::SIGNIFICAND, mantissa);
-                    plan.shortcut.complete = u32::from(warp::ballot(factor.is_some()) == u32::MAX);
-                    plan.shortcut.factors = [0, 1, 2, 3, 4, 5, 6, 7]
-                        .map(|mantissa| warp::shuffle(factor.unwrap_or(0), mantissa));
-                }
-                if warp::lane() == 0 {
-                    (*global).plan = plan;
-                }
-            }
-        }
-    )+};
-}
-
-plan_entries! {
-    nvfp4_plan_f32<F32>
-    nvfp4_plan_f16<F16>
-    nvfp4_plan_bf16<Bf16>
+    nvfp4_quantize_f32_given<F32, false>
+    nvfp4_quantize_f16_given<F16, false>
+    nvfp4_quantize_bf16_given<Bf16, false>
+    nvfp4_quantize_f32_planned<F32, true>
+    nvfp4_quantize_f16_planned<F16, true>
+    nvfp4_quantize_bf16_planned<Bf16, true>
 }

@@ -13,15 +13,16 @@ use microscale_formats::search::{
     self, CHAINED, CHAINS, Candidate, Measure, REACH, Search, add_term, last_to_try,
 };
 use microscale_formats::{BlockEvents, E2m1, NegativeZero};
+use microscale_kernels_abi::launch::{THREADS, WARP};
+use microscale_kernels_abi::search::SEARCH_EACH;
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, SEARCH_EACH,
-    ScaleGrid, THREADS, WARP,
+    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
 use crate::access::{self, Scales as ScalePlaces};
 use crate::by_block::{self, OfWarp};
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
-use crate::format::{Blocks, Mx, Nv, Plain, Searched};
+use crate::format::{ANY, Blocks, Mx, Nv, Plain, Searched};
 use crate::quantize::Target;
 use crate::{ptx, warp};
 
@@ -620,9 +621,9 @@ unsafe fn add_to_report(counts: &Counts, report: *mut ReportSlot) {
     }
 }
 
-/// The MX formats' entry points: `name<dtype, ties>`.
+/// The MX formats' entry points: `name<dtype>`.
 macro_rules! mx_entries {
-    ($($name:ident<$dtype:ty, $ties:literal>)+) => {$(
+    ($($name:ident<$dtype:ty>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report.
         ///
         /// # Safety
@@ -642,7 +643,7 @@ macro_rules! mx_entries {
             importance: *const f32,
             search: u32,
         ) {
-            let format = Mx::<E2m1, $ties>::new(options);
+            let format = Mx::<E2m1, ANY>::new(options);
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
             unsafe { quantize::<$dtype, _>(&format, values, target, report, grid, SearchOptions { importance, search }) }
@@ -651,22 +652,16 @@ macro_rules! mx_entries {
 }
 
 mx_entries! {
-    mxfp4_search_f32_even<F32, 0>
-    mxfp4_search_f16_even<F16, 0>
-    mxfp4_search_bf16_even<Bf16, 0>
-    mxfp4_search_f32_away<F32, 1>
-    mxfp4_search_f16_away<F16, 1>
-    mxfp4_search_bf16_away<Bf16, 1>
-    mxfp4_search_f32_zero<F32, 2>
-    mxfp4_search_f16_zero<F16, 2>
-    mxfp4_search_bf16_zero<Bf16, 2>
+    mxfp4_search_f32<F32>
+    mxfp4_search_f16<F16>
+    mxfp4_search_bf16<Bf16>
 }
 
 /// NVFP4's entry points: `name<dtype, plan from the slot>`.
 macro_rules! nv_entries {
     ($($name:ident<$dtype:ty, $from_slot:literal>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report. The global scale
-        /// is the one of the options or, in the `planned` variants, of the plan in the slot at `global`; it is written there.
+        /// is that of the plan in the options or, in the `planned` variants, of the one in the slot at `global`; it is written there.
         ///
         /// # Safety
         /// As for the MX formats; `global` points to a slot in global memory, whose scale only this kernel writes and whose other

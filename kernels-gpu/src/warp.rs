@@ -5,7 +5,7 @@
 use core::arch::nvptx::{_block_idx_x, _syncthreads, _thread_idx_x};
 use core::intrinsics::gpu::gpu_launch_sized_workgroup_mem;
 
-use microscale_kernels_abi::WARP;
+use microscale_kernels_abi::launch::WARP;
 
 const ALL: u32 = u32::MAX;
 

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use microscale::Words;
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::{E2m1, E4m3, Ties};
-use microscale_kernels_abi::NvShortcut;
+use microscale_formats::shortcut::NvShortcut;
 use microscale_tests::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
 use rayon::prelude::*;
 

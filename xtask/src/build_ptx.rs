@@ -1,11 +1,13 @@
-//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, or compares with what is committed there.
+//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, a file a kernel family, or compares with what is
+//! committed there.
 
 mod normalize;
 
 use crate::toolchain::Toolchain;
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{TARGETS, Target};
+use microscale_kernels_abi::{Family, TARGETS, Target, kernels};
+use normalize::Parts;
 use std::fs;
 use std::path::Path;
 
@@ -29,17 +31,35 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     fs::create_dir_all(&destination)?;
     let mut differences = Vec::new();
     for target in request.targets {
-        println!("building {}", layout::ptx_file(target.name));
-        let ptx = build(target, &toolchain, request.check)?;
-        let file = destination.join(layout::ptx_file(target.name));
-        fs::write(&file, &ptx).with_context(|| format!("cannot write {}", file.display()))?;
-        if request.check {
-            differences.extend(compare(&committed.join(layout::ptx_file(target.name)), &ptx));
+        println!("building for {}", target.name);
+        let parts = Parts::of(&build(target, &toolchain, request.check)?);
+        know_each_other(target, &parts)?;
+        for family in Family::ALL {
+            let file = layout::ptx_file(family, target);
+            let ptx = text(target, &toolchain, family, &parts);
+            if target.ptx != target.name {
+                // The file of the other target is this one's, but for its name.
+                let shared = destination.join(&file);
+                let shared = fs::read_to_string(&shared).with_context(|| {
+                    format!("cannot read {}: build {} first", shared.display(), target.ptx)
+                })?;
+                differences.extend(compare(&file, &retarget(&shared, target), &ptx));
+                continue;
+            }
+            let path = destination.join(&file);
+            fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+            if request.check {
+                let committed = fs::read_to_string(committed.join(&file)).unwrap_or_default();
+                differences.extend(compare(&file, &committed, &ptx));
+            }
         }
     }
     if !differences.is_empty() {
         let list = differences.join("\n");
-        bail!("host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`\n{list}");
+        bail!(
+            "host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`, and where targets that share PTX \
+             differ, give them their own (`ptx` in kernels-abi/src/targets.rs)\n{list}"
+        );
     }
     if request.check {
         println!("host/ptx is what kernels-gpu compiles to");
@@ -72,7 +92,31 @@ fn names() -> String {
     TARGETS.map(|target| target.name).join(", ")
 }
 
-/// Compiles the kernels for one target and returns the PTX as it is committed. To `check` is to refuse warnings, and a
+/// Every kernel has a row in a family's table, and every row a kernel.
+fn know_each_other(target: &Target, parts: &Parts) -> Result<()> {
+    let unknown = parts.kernels().find(|name| kernels().all(|kernel| kernel.name != *name));
+    if let Some(name) = unknown {
+        bail!("{name} is in no family's table (microscale-kernels-abi)");
+    }
+    let missing = kernels().find(|kernel| parts.kernels().all(|name| kernel.name != name));
+    match missing {
+        Some(kernel) => bail!("kernels-gpu has no entry {} for {}", kernel.name, target.name),
+        None => Ok(()),
+    }
+}
+
+/// A family's file, as it is committed.
+fn text(target: &Target, toolchain: &Toolchain, family: Family, parts: &Parts) -> String {
+    let module = parts.module(|name| family.kernels().iter().any(|kernel| kernel.name == name));
+    format!("{}\n{module}", header(target.built(), toolchain))
+}
+
+/// PTX with another target's name in its `.target` line.
+pub(crate) fn retarget(ptx: &str, target: &Target) -> String {
+    ptx.replacen(&format!("\n.target {}\n", target.ptx), &format!("\n.target {}\n", target.name), 1)
+}
+
+/// Compiles the kernels for one target and returns the PTX as LLVM writes it. To `check` is to refuse warnings, and a
 /// Cargo.lock that is out of date.
 fn build(target: &Target, toolchain: &Toolchain, check: bool) -> Result<String> {
     let kernels = layout::kernels()?;
@@ -88,8 +132,7 @@ fn build(target: &Target, toolchain: &Toolchain, check: bool) -> Result<String> 
     cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags(target, &layout::root()?).join("\x1f"));
     process::run(&mut cargo).with_context(|| format!("the kernels do not build for {}", target.name))?;
     let raw = build_dir.join("nvptx64-nvidia-cuda/release/microscale_kernels.ptx");
-    let raw = fs::read_to_string(&raw).with_context(|| format!("cannot read {}", raw.display()))?;
-    Ok(format!("{}\n{}", header(target, toolchain), normalize::normalize(&raw)))
+    fs::read_to_string(&raw).with_context(|| format!("cannot read {}", raw.display()))
 }
 
 /// The version that LLVM gives family-specific targets unasked, as older ones do not have them. rustc does not know its
@@ -119,21 +162,23 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
 }
 
 fn header(target: &Target, toolchain: &Toolchain) -> String {
-    let (major, minor) = target.compute_capability;
-    let devices =
-        if target.family_only { format!("{major}.x") } else { format!("{major}.{minor} and newer") };
+    let mut devices = Vec::new();
+    for target in TARGETS.iter().filter(|of| of.ptx == target.name) {
+        let (major, minor) = target.compute_capability;
+        let newer =
+            if target.family_only { format!("{major}.x") } else { format!("{major}.{minor} and newer") };
+        devices.push(format!("{} is for NVIDIA GPUs of compute capability {newer}", target.name));
+    }
     format!(
-        "// Generated by `cargo xtask build-ptx` from kernels-gpu with Rust {}. Do not edit.\n\
-         // For {}: NVIDIA GPUs of compute capability {devices}.\n",
-        toolchain.channel, target.name
+        "// Generated by `cargo xtask build-ptx` from kernels-gpu with Rust {}. Do not edit.\n// {}.\n",
+        toolchain.channel,
+        devices.join("; with another name in `.target`, ")
     )
 }
 
 /// Says how a committed file differs from what was just built, if it does.
-fn compare(committed: &Path, built: &str) -> Option<String> {
-    let name = committed.file_name().unwrap_or_default().to_string_lossy();
-    let Ok(text) = fs::read_to_string(committed) else { return Some(format!("{name}: missing")) };
-    let (line, old, new) = first_difference(&text, built)?;
+fn compare(name: &str, committed: &str, built: &str) -> Option<String> {
+    let (line, old, new) = first_difference(committed, built)?;
     Some(format!("{name}, line {line}\n  committed: {old}\n  rebuilt:   {new}"))
 }
 
@@ -168,6 +213,14 @@ mod tests {
         let error = parse(&["--target".into(), "sm_10".into()]).err().unwrap();
         assert!(error.to_string().contains("sm_120f"), "{error}");
         assert_eq!(parse(&[]).unwrap().targets.len(), TARGETS.len());
+    }
+
+    #[test]
+    fn shared_ptx_says_whose_it_is() {
+        let target = TARGETS.iter().find(|target| target.name != target.ptx).unwrap();
+        let shared = format!(".version 8.8\n.target {}\n.address_size 64\n", target.ptx);
+        let expected = format!(".version 8.8\n.target {}\n.address_size 64\n", target.name);
+        assert_eq!(retarget(&shared, target), expected);
     }
 
     #[test]

@@ -13,9 +13,10 @@ mod rules;
 mod sass;
 mod table;
 
+use crate::build_ptx::retarget;
 use crate::layout;
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{TARGETS, Target};
+use microscale_kernels_abi::{Family, TARGETS, Target};
 use module::Module;
 use std::fmt;
 use std::path::PathBuf;
@@ -34,10 +35,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A target with its PTX.
+/// A family's PTX for a target.
 struct Ptx {
     target: &'static Target,
+    family: Family,
     file: PathBuf,
+    /// The file's, with the target's name.
+    text: String,
     module: Module,
 }
 
@@ -100,25 +104,27 @@ fn parse(arguments: &[String]) -> Result<Request> {
 
 fn read() -> Result<Vec<Ptx>> {
     let folder = layout::ptx()?;
-    let read = |target: &'static Target| {
-        let file = folder.join(layout::ptx_file(target.name));
+    let read = |(target, family): (&'static Target, Family)| {
+        let file = folder.join(layout::ptx_file(family, target));
         let text = std::fs::read_to_string(&file);
         let text = text
             .with_context(|| format!("cannot read {}; `cargo xtask build-ptx` writes it", file.display()))?;
+        let text = retarget(&text, target);
         let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
-        Ok(Ptx { target, file, module })
+        Ok(Ptx { target, family, file, text, module })
     };
-    TARGETS.iter().map(read).collect()
+    TARGETS.iter().flat_map(|target| Family::ALL.map(|family| (target, family))).map(read).collect()
 }
 
-/// Files beside the PTX that no target owns: left over from a target that was renamed or given up.
+/// Files beside the PTX that nothing owns: left over from a target or a family that was renamed or given up.
 fn strays(ptx: &[Ptx]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for entry in std::fs::read_dir(layout::ptx()?)? {
         let file = entry?.path();
         let is_ptx = file.extension().is_some_and(|extension| extension == "ptx");
         if is_ptx && ptx.iter().all(|ptx| ptx.file != file) {
-            let message = "no target has this name (microscale-kernels-abi lists them)".to_owned();
+            let message =
+                "no family and target have this name (microscale-kernels-abi lists them)".to_owned();
             findings.push(Finding { place: file.display().to_string(), message });
         }
     }

@@ -1,6 +1,7 @@
 //! Where things lie in the repository.
 
 use anyhow::{Context, Result};
+use microscale_kernels_abi::{Family, Target};
 use std::path::PathBuf;
 
 /// The repository's root. Asked of cargo at run time, so that a shared target folder cannot name another checkout.
@@ -21,7 +22,7 @@ pub(crate) fn ptx() -> Result<PathBuf> {
     Ok(root()?.join("host").join("ptx"))
 }
 
-/// The file name of a target's PTX.
-pub(crate) fn ptx_file(target: &str) -> String {
-    format!("microscale_{target}.ptx")
+/// The file name of a family's PTX.
+pub(crate) fn ptx_file(family: Family, target: &Target) -> String {
+    format!("{}.{}.ptx", family.word(), target.ptx)
 }

@@ -7,8 +7,8 @@ mod words;
 use std::marker::PhantomData;
 
 use microscale_formats::nvfp4::{self, ScaleSteps, Scaling};
+use microscale_formats::plan::{NV_FAR, NvPlan, power_of_two};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, mx};
-use microscale_kernels_abi::{NV_FAR, NvPlan, power_of_two};
 
 use super::policy::{self, Tally};
 use super::prefetch::ask_for;

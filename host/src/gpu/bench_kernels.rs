@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr};
 use microscale_formats::ScaleLayout;
+use microscale_kernels_abi::Ladder;
 
-use super::{DeviceTensor, Gpu, launch};
+use super::arguments::kernel_dtype;
+use super::handle::Gpu;
+use super::launch;
+use super::tensor::DeviceTensor;
 use crate::element::Element;
 use crate::error::Result;
 use crate::recipe::{Recipe, Words};
@@ -42,7 +46,12 @@ impl Gpu {
         shape.check("the input", values.len())?;
         let linear = Recipe { scale_layout: ScaleLayout::Linear, ..*recipe };
         out.shape().require(QuantizedShape::of(&linear, shape))?;
-        launch::quantize_baseline(&self.module, stream, baseline.word(), values, shape, recipe, out)
+        let dtype = kernel_dtype(T::DTYPE);
+        let kernel = match baseline {
+            Baseline::ThreadABlock => Ladder::ThreadABlock(dtype),
+            Baseline::WarpABlock => Ladder::WarpABlock(dtype),
+        };
+        launch::quantize_baseline(&self.kernels, stream, kernel, values, shape, recipe, out)
     }
 
     /// Enqueues a kernel that does nothing: what a launch costs.
@@ -50,6 +59,6 @@ impl Gpu {
     /// # Errors
     /// [`crate::Error::Gpu`].
     pub fn empty_on(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        launch::empty(&self.module, stream)
+        launch::empty(&self.kernels, stream)
     }
 }

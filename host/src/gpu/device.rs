@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use microscale_kernels_abi::target_for;
 
-use super::doing;
+use super::driver::doing;
 use crate::error::{Error, Result};
 
 /// What a GPU is.

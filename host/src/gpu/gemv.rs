@@ -4,29 +4,17 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut};
 
+use super::driver::doing;
 use super::gemv_choices::GemvChoices;
-use super::{DeviceTensor, Gpu, doing, launch};
+use super::gemv_kernel::GemvKernel;
+use super::handle::Gpu;
+use super::launch;
+use super::tensor::DeviceTensor;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
-use crate::recipe::Words;
-use crate::tensor::{QuantizedTensor, Shape};
-
-/// A kernel for products of quantized operands. All give the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GemvKernel {
-    /// A warp takes a row.
-    Rows1,
-    /// A warp takes two rows.
-    Rows2,
-    /// A warp takes four rows.
-    Rows4,
-}
-
-impl Words for GemvKernel {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("rows1", Self::Rows1), ("rows2", Self::Rows2), ("rows4", Self::Rows4)];
-}
+use crate::shape::Shape;
+use crate::tensor::QuantizedTensor;
 
 impl Gpu {
     /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result
@@ -83,6 +71,6 @@ impl Gpu {
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
         let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
-        launch::gemv(&self.module, stream, kernel, matrix, vectors, batch, rows, out)
+        launch::gemv(&self.kernels, stream, kernel, matrix, vectors, batch, rows, out)
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::sync::OnceLock;
 
-use super::gemv::GemvKernel;
-use super::gemv_weights::GemvWeightsKernel;
+use super::gemv_kernel::GemvKernel;
+use super::gemv_weights_kernel::GemvWeightsKernel;
 use crate::error::Result;
 use crate::recipe::{Format, Words};
 

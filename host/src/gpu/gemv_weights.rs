@@ -3,86 +3,22 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
-use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{AHEAD_COLUMN_LIMIT, WARP, WEIGHTS_THREADS};
 
+use super::driver::doing;
 use super::gemv_choices::GemvWeightsChoices;
-use super::{DeviceTensor, Gpu, doing, launch};
+use super::gemv_weights_kernel::GemvWeightsKernel;
+use super::handle::Gpu;
+use super::launch;
+use super::tensor::DeviceTensor;
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
-use crate::recipe::Words;
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
-
-/// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GemvWeightsKernel {
-    pub(super) kind: Kind,
-    /// Tiles of 16 places of rows that a warp has. With fewer than eight tokens, several places are parts of one row.
-    pub(super) tiles: u32,
-    /// Warps that share rows, each with a part of the columns.
-    pub(super) splits: u32,
-}
-
-/// What a kernel is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// One token at a time, copied ahead.
-    One,
-    /// Up to eight tokens at a time, copied ahead.
-    Lot,
-    /// The same by loads: takes rows of any whole chunks.
-    Many,
-}
-
-/// Kernels by word: kind, tiles and splits.
-macro_rules! kernels {
-    ($($word:literal $kind:ident { $($tiles:literal: $($splits:literal)+;)+ })+) => {
-        &[$($($((
-            concat!($word, "-", $tiles, "x", $splits),
-            Self { kind: Kind::$kind, tiles: $tiles, splits: $splits },
-        ),)+)+)+]
-    };
-}
-
-impl Words for GemvWeightsKernel {
-    const WORDS: &'static [(&'static str, Self)] = kernels! {
-        "one" One { 1: 1 2 4 8 16; 2: 1 2 4 8 16; 4: 1 2 4 8 16; }
-        "lot" Lot { 1: 1 2 4 8 16; 2: 1 2 4 8 16; }
-        "many" Many { 1: 1 2 4 8; 2: 1 2 4 8; }
-    };
-}
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::QuantizedTensor;
 
 impl GemvWeightsKernel {
-    pub(super) const OTHERWISE: Self = Self { kind: Kind::Many, tiles: 1, splits: 8 };
-
-    /// Every one.
-    pub fn all() -> impl Iterator<Item = Self> {
-        Self::WORDS.iter().map(|(_, kernel)| *kernel)
-    }
-
     /// The one for weights of a shape and so many tokens.
     pub fn choose(shape: QuantizedShape, tokens: usize) -> Self {
         GemvWeightsChoices::built_in().kernel(shape.format, shape.rows, shape.cols, tokens).on(shape)
-    }
-
-    /// The one that multiplies weights of a shape, when this one is asked for: those that copy ahead copy whole chunks
-    /// and words of scales, and have a limit of columns.
-    pub(super) fn on(self, shape: QuantizedShape) -> Self {
-        let whole = shape.cols.is_multiple_of(CHUNK) && shape.blocks_per_row().is_multiple_of(4);
-        if self.kind == Kind::Many || whole && (shape.cols as u64) < AHEAD_COLUMN_LIMIT {
-            return self;
-        }
-        Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(WEIGHTS_THREADS / WARP) }
-    }
-
-    /// Whether it multiplies with one token at a time where it can.
-    pub fn is_for_one_token(self) -> bool {
-        self.kind == Kind::One
-    }
-
-    /// Whether weights of a shape are multiplied with one token at a time.
-    pub fn takes_one_token(self, shape: QuantizedShape) -> bool {
-        self.on(shape).kind == Kind::One
     }
 }
 
@@ -158,6 +94,6 @@ impl Gpu {
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
         check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-        launch::gemv_weights(&self.module, stream, kernel, weights, activations, tokens, out)
+        launch::gemv_weights(&self.kernels, stream, kernel, weights, activations, tokens, out)
     }
 }

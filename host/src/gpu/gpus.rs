@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::Gpu;
 use super::device::count;
+use super::handle::Gpu;
 use crate::error::{Error, Result};
 
 /// One GPU or several, ready to work.

@@ -5,11 +5,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use microscale_kernels_abi::ErrorSums;
+use microscale_formats::errors::ErrorSums;
 
+use super::driver::doing;
+use super::handle::Gpu;
+use super::launch;
 use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
-use super::{Gpu, doing, launch};
 use crate::amax::Amax;
 use crate::device::{Origin, Part};
 use crate::element::Element;
@@ -109,7 +111,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         // SAFETY: as above.
         let sums = unsafe { stream.alloc::<u64>(shape.rows * parts * words) };
         let mut sums = sums.map_err(doing("allocating sums"))?;
-        launch::errors(&gpu.module, stream, input, *shape, &back, &mut sums)?;
+        launch::errors(&gpu.kernels, stream, input, *shape, &back, &mut sums)?;
         let sums = stream.clone_dtoh(&sums).map_err(doing("copying sums back"))?;
         stream.synchronize().map_err(doing("copying sums back"))?;
         let sums = sums.as_chunks().0.iter().map(|words| sums_of(*words));

@@ -14,7 +14,7 @@ use cudarc::driver::{
 };
 use rayon::prelude::*;
 
-use super::doing;
+use super::driver::doing;
 use crate::device::Origin;
 use crate::error::{Error, Result};
 

@@ -6,7 +6,7 @@ use microscale_formats::nvfp4::{Direction, GlobalScale};
 use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::sync::Arc;
 
-use super::doing;
+use super::driver::doing;
 use super::staging::Staging;
 use crate::amax::Amax;
 use crate::error::{Error, Result};

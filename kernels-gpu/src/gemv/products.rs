@@ -164,7 +164,7 @@ impl Nvfp4 {
             [bytes, bytes >> 8].map(|byte| {
                 let code = byte & 0x7F;
                 let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
-                f32::from_bits(bits) * microscale_kernels_abi::power_of_two(120)
+                f32::from_bits(bits) * microscale_formats::plan::power_of_two(120)
             })
         }
     }

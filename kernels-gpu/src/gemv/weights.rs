@@ -18,9 +18,9 @@ mod steps;
 
 use microscale_formats::weights;
 use microscale_formats::{E4m3, E8m0};
-use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, QUAD, TurnsGrid, WARP, WEIGHTS_THREADS, WeightsGrid, WeightsShape,
-};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{QUAD, TurnsGrid, WEIGHTS_THREADS, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
 use self::activations::{Activations, WithBf16, WithF16};
 use self::defined::cut;

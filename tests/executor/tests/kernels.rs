@@ -8,10 +8,8 @@ use microscale::formats::nvfp4::{Arithmetic, Direction};
 use microscale::formats::{E2m1, GlobalScale};
 use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, dequantize, quantize};
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
-use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvPlan, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS,
-    ReportSlot, ScaleGrid, kernels,
-};
+use microscale_formats::plan::NvPlan;
+use microscale_kernels_abi::{ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
 
 const TARGETS: [&str; 4] = ["sm_80", "sm_90", "sm_100f", "sm_120f"];
 

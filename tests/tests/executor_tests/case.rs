@@ -5,9 +5,8 @@ use std::mem::offset_of;
 use microscale::{Element, Format, GlobalScale, Position, QuantizedTensor, Report, Shape};
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
-use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, Kernel, NvPlan, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels,
-};
+use microscale_formats::plan::NvPlan;
+use microscale_kernels_abi::{ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
 
 /// A target's PTX.
 pub(crate) fn ptx(target: &str) -> String {

@@ -7,7 +7,8 @@ use microscale::{
     quantize,
 };
 use microscale_formats::mx;
-use microscale_kernels_abi::{Divider, ERROR_LANES, ERROR_PART, ErrorSums, GlobalSlot, ScaleGrid};
+use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};
+use microscale_kernels_abi::{Divider, GlobalSlot, ScaleGrid};
 
 use super::case::{Prepared, argument};
 use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};

@@ -6,9 +6,9 @@ use microscale::{
 };
 use microscale_executor::Argument;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, mx};
-use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvPlan, NvQuantizeOptions, NvShortcut, QuantizeOptions, ScaleGrid,
-};
+use microscale_formats::plan::NvPlan;
+use microscale_formats::shortcut::NvShortcut;
+use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, ScaleGrid};
 
 use super::case::{Prepared, argument, nv_options};
 use super::operations::amax_kernel;

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use half::{bf16, f16};
 use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
-use microscale_kernels_abi::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::weights::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
 use microscale_tests::operands::{Scales, changed, scale_of_one, tensor};
 use microscale_tests::oracle::{self, Exact, dot};
 use microscale_tests::order::{Order, cancelling};

@@ -6,41 +6,84 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Memory that a launch gives to a thread block: one place, which LLVM gives a name for each kernel that asks for it.
 const DYNAMIC: &str = ".extern .shared ";
 
-/// Drops comments, blank lines and debug lines, numbers labels within their function, names private data by position, dynamic
-/// shared memory once for all, and sorts the entries.
-pub(super) fn normalize(raw: &str) -> String {
-    let lines: Vec<String> =
-        raw.lines().map(clean).filter(|line| !line.is_empty() && !is_debug(line)).collect();
-    let names = private_data(&lines);
-    let mut declared = BTreeSet::new();
-    let mut head = String::new();
-    let mut entries: BTreeMap<String, String> = BTreeMap::new();
-    let mut current: Option<String> = None;
-    for line in &lines {
-        let line = rename(line, &names);
-        if line.starts_with(DYNAMIC) && !declared.insert(line.clone()) {
-            continue;
-        }
-        if let Some(name) = entry_name(&line) {
-            current = Some(name);
-        }
-        let text = match &current {
-            Some(name) => entries.entry(name.clone()).or_default(),
-            None => &mut head,
-        };
-        text.push_str(&line);
-        text.push('\n');
-        if line == "}" {
-            current = None;
-        }
-    }
-    entries.values().fold(head, |text, entry| format!("{text}\n{entry}"))
+/// A module taken apart.
+pub(super) struct Parts {
+    /// What every file starts with: version, target, address size.
+    head: Vec<String>,
+    /// Declarations of data, in order.
+    data: Vec<String>,
+    /// Kernels by name, sorted.
+    entries: BTreeMap<String, Vec<String>>,
 }
 
-/// A line without its comment, its trailing blanks, and the function's number in its labels: `$L__BB7_2` → `$L_2`. Labels
-/// are local to a function in PTX, and the number would change whenever a kernel is added.
+impl Parts {
+    /// Drops comments, blank lines and debug lines, numbers labels within their function, and shortens what is long.
+    pub(super) fn of(raw: &str) -> Self {
+        let mut parts = Self { head: Vec::new(), data: Vec::new(), entries: BTreeMap::new() };
+        let mut current: Option<String> = None;
+        for line in raw.lines().map(clean).filter(|line| !line.is_empty() && !is_debug(line)) {
+            current = entry_name(&line).or(current);
+            let ends = line == "}";
+            match &current {
+                Some(name) => {
+                    let line = line.replace(&format!("{name}_param_"), "p");
+                    parts.entries.entry(name.clone()).or_default().push(line);
+                }
+                None if declared(&line).is_some() => parts.data.push(line),
+                None => parts.head.push(line),
+            }
+            if ends {
+                current = None;
+            }
+        }
+        parts
+    }
+
+    /// The names of the kernels.
+    pub(super) fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// A module of some kernels, sorted, with the data that they use: private data named by position, dynamic shared memory once
+    /// for all.
+    pub(super) fn module(&self, has: impl Fn(&str) -> bool) -> String {
+        let entries: Vec<_> =
+            self.entries.iter().filter(|(name, _)| has(name)).map(|(_, lines)| lines).collect();
+        let used: BTreeSet<&str> =
+            entries.iter().copied().flatten().flat_map(|line| identifiers(line)).collect();
+        let mut names = BTreeMap::new();
+        let mut data = Vec::new();
+        for line in &self.data {
+            let Some(name) = declared(line).filter(|name| used.contains(name)) else { continue };
+            let dynamic = line.starts_with(DYNAMIC);
+            let position = names.values().filter(|name| *name != "shared").count();
+            let new = if dynamic { "shared".to_owned() } else { format!("data_{position}") };
+            names.insert(name, new);
+            let line = rename(line, &names);
+            if !dynamic || !data.contains(&line) {
+                data.push(line);
+            }
+        }
+        let mut text = String::new();
+        for line in self.head.iter().chain(&data) {
+            text += line;
+            text.push('\n');
+        }
+        for entry in entries {
+            text.push('\n');
+            for line in entry {
+                text += &rename(line, &names);
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+/// A line without its comment, its indentation, trailing blanks and tabs after blanks, and without the function's number in its labels:
+/// `$L__BB7_2` → `$L_2`. Labels are local to a function in PTX, and the number would change whenever a kernel is added.
 fn clean(line: &str) -> String {
-    let line = line.split("//").next().unwrap_or_default().trim_end();
+    let line = line.split("//").next().unwrap_or_default().trim().replace(" \t", " ");
     let mut pieces = line.split("$L__BB");
     let mut cleaned = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -59,27 +102,19 @@ fn entry_name(line: &str) -> Option<String> {
     Some(rest.split(['(', ' ']).next().unwrap_or(rest).to_owned())
 }
 
-/// New names for module-level data, whose own names hold hashes of paths and compilers.
-fn private_data(lines: &[String]) -> BTreeMap<String, String> {
-    let declares = |line: &&String| {
-        [".global ", ".const ", ".shared ", DYNAMIC].iter().any(|space| line.starts_with(space))
-    };
-    let mut names = BTreeMap::new();
-    let mut position = 0;
-    for line in lines.iter().filter(declares) {
-        let declared = line.split(['=', '[', ';']).next().unwrap_or_default();
-        if let Some(name) = declared.split_whitespace().last() {
-            let new =
-                if line.starts_with(DYNAMIC) { "shared".to_owned() } else { format!("data_{position}") };
-            position += usize::from(!line.starts_with(DYNAMIC));
-            names.insert(name.to_owned(), new);
-        }
-    }
-    names
+/// The name of the data that a line outside of kernels declares. Names hold hashes of paths and compilers.
+fn declared(line: &str) -> Option<&str> {
+    let declares = [".global ", ".const ", ".shared ", DYNAMIC].iter().any(|space| line.starts_with(space));
+    line.split(['=', '[', ';']).next().filter(|_| declares)?.split_whitespace().last()
+}
+
+/// The identifiers of a line.
+fn identifiers(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c| !is_identifier(c)).filter(|word| !word.is_empty())
 }
 
 /// Replaces whole identifiers.
-fn rename(line: &str, names: &BTreeMap<String, String>) -> String {
+fn rename(line: &str, names: &BTreeMap<&str, String>) -> String {
     let mut renamed = String::with_capacity(line.len());
     let mut rest = line;
     while !rest.is_empty() {
@@ -111,25 +146,34 @@ mod tests {
     #[test]
     fn nothing_of_the_place_remains() {
         let expected = ".version 8.0\n.target sm_90\n.address_size 64\n.global .align 4 .b8 data_0[4] = {1, 2, 3, 4};\n\n\
-            .visible .entry a()\n{\n\tret;\n}\n\n\
-            .visible .entry b(\n\t.param .u64 b_param_0\n)\n{\n\
-            $L_2:\n\tmov.b64 %rd1, data_0;\n\t@%p1 bra \t$L_2;\n\tret;\n}\n";
-        assert_eq!(normalize(RAW), expected);
+            .visible .entry a()\n{\nret;\n}\n\n\
+            .visible .entry b(\n.param .u64 p0\n)\n{\n\
+            $L_2:\nmov.b64 %rd1, data_0;\n@%p1 bra $L_2;\nret;\n}\n";
+        assert_eq!(Parts::of(RAW).module(|_| true), expected);
+    }
+
+    #[test]
+    fn a_module_has_its_kernels_and_their_data() {
+        let parts = Parts::of(RAW);
+        assert_eq!(parts.kernels().collect::<Vec<_>>(), ["a", "b"]);
+        let expected = ".version 8.0\n.target sm_90\n.address_size 64\n\n.visible .entry a()\n{\nret;\n}\n";
+        assert_eq!(parts.module(|name| name == "a"), expected);
+        assert!(parts.module(|name| name == "b").contains("data_0[4]"));
     }
 
     #[test]
     fn shared_memory_is_declared_once() {
         let raw = ".extern .shared .align 4 .b8 anon_1[];\n.extern .shared .align 4 .b8 anon_2[];\n\
             .global .align 4 .b8 table[4] = {1, 2, 3, 4};\n\
-            .visible .entry a()\n{\n\tmov.b64 %rd1, anon_2;\n\tmov.b64 %rd2, table;\n}\n";
+            .visible .entry a()\n{\n\tmov.b64 %rd1, anon_2;\n\tmov.b64 %rd3, anon_1;\n\tmov.b64 %rd2, table;\n}\n";
         let expected = ".extern .shared .align 4 .b8 shared[];\n.global .align 4 .b8 data_0[4] = {1, 2, 3, 4};\n\n\
-            .visible .entry a()\n{\n\tmov.b64 %rd1, shared;\n\tmov.b64 %rd2, data_0;\n}\n";
-        assert_eq!(normalize(raw), expected);
+            .visible .entry a()\n{\nmov.b64 %rd1, shared;\nmov.b64 %rd3, shared;\nmov.b64 %rd2, data_0;\n}\n";
+        assert_eq!(Parts::of(raw).module(|_| true), expected);
     }
 
     #[test]
     fn only_whole_names_are_replaced() {
-        let names = BTreeMap::from([("t".to_owned(), "data_0".to_owned())]);
+        let names = BTreeMap::from([("t", "data_0".to_owned())]);
         assert_eq!(rename("ld.global.b32 %r1, [t+4]; // st", &names), "ld.global.b32 %r1, [data_0+4]; // st");
         assert_eq!(rename("%t t_1 $t", &names), "%t t_1 $t");
     }

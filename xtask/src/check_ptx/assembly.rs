@@ -25,7 +25,7 @@ pub(super) struct Assembled {
     pub(super) main_path: Option<MainPath>,
 }
 
-/// A module assembled for one GPU, or why it was not.
+/// A target's modules assembled for one GPU, or why one was not.
 pub(super) struct Assembly {
     pub(super) target: &'static Target,
     /// `sm_103a`
@@ -44,31 +44,46 @@ pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx]) -> Result<Vec<Ass
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some((ptx, gpu)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((ptx, gpu)) = jobs.get(job) else { break };
                     let result = assemble(assembler, ptx, gpu, &folder);
-                    let assembly = Assembly { target: ptx.target, gpu, result };
-                    done.lock().expect("no worker panics").push(assembly);
+                    done.lock().expect("no worker panics").push((job, result));
                 }
             });
         }
     });
-    let mut done = done.into_inner().expect("no worker panics");
-    let order =
-        |a: &Assembly| jobs.iter().position(|(ptx, gpu)| (ptx.target.name, *gpu) == (a.target.name, a.gpu));
-    done.sort_by_key(order);
-    Ok(done)
+    let mut done: Vec<(usize, Result<Vec<Assembled>>)> = done.into_inner().expect("no worker panics");
+    done.sort_by_key(|(job, _)| *job);
+    let mut assemblies: Vec<Assembly> = Vec::new();
+    for (job, result) in done {
+        let (ptx, gpu) = jobs[job];
+        let of_gpu = |of: &&mut Assembly| (of.target.name, of.gpu) == (ptx.target.name, gpu);
+        match assemblies.iter_mut().find(of_gpu) {
+            Some(assembly) => match (&mut assembly.result, result) {
+                (Ok(all), Ok(more)) => all.extend(more),
+                (all, Err(error)) if all.is_ok() => *all = Err(error),
+                _ => {}
+            },
+            None => assemblies.push(Assembly { target: ptx.target, gpu, result }),
+        }
+    }
+    Ok(assemblies)
 }
 
 fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Result<Vec<Assembled>> {
-    let cubin = folder.join(format!("{}_on_{gpu}.cubin", ptx.target.name));
+    let name = format!("{}.{}", ptx.family.word(), ptx.target.name);
+    let (file, cubin) =
+        (folder.join(format!("{name}_on_{gpu}.ptx")), folder.join(format!("{name}_on_{gpu}.cubin")));
+    std::fs::write(&file, &ptx.text).with_context(|| format!("cannot write {}", file.display()))?;
     let mut ptxas = Command::new(&assembler.ptxas);
-    ptxas.args(["--verbose", "--gpu-name", gpu, "--output-file"]).arg(&cubin).arg(&ptx.file);
+    ptxas.args(["--verbose", "--gpu-name", gpu, "--output-file"]).arg(&cubin).arg(&file);
     let output = process::capture(&mut ptxas)?;
     let said = format!("{}{}", process::text(output.stdout)?, process::text(output.stderr)?);
     if !output.status.success() {
         // It repeats itself; the first lines say it all.
         let errors: Vec<&str> = said.lines().filter(|line| !line.contains(" info ")).take(5).collect();
-        bail!("does not assemble: {}", errors.join("\n  "));
+        bail!("{name} does not assemble: {}", errors.join("\n  "));
     }
     let mut resources = resources::parse(&said);
     let listing = process::read(Command::new(&assembler.nvdisasm).arg("-c").arg(&cubin))?;
@@ -77,7 +92,7 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
         let name = entry.name.clone();
         let resources = resources.remove(&name).with_context(|| format!("ptxas says nothing of {name}"))?;
         let code = code.remove(&name).with_context(|| format!("nvdisasm does not show {name}"))?;
-        let kernel = kernels().iter().find(|kernel| kernel.name == name);
+        let kernel = kernels().find(|kernel| kernel.name == name);
         Ok(Assembled { kernel, name, resources, main_path: main_path(&code), code })
     };
     ptx.module.entries.iter().map(kernel).collect()
@@ -93,7 +108,7 @@ pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
         }
     }
     let finding = |((target, message), gpus): ((&str, String), Vec<&str>)| Finding {
-        place: format!("{} on {}", layout::ptx_file(target), gpus.join(", ")),
+        place: format!("{target} on {}", gpus.join(", ")),
         message,
     };
     gpus.into_iter().map(finding).collect()
@@ -139,7 +154,7 @@ mod tests {
 
     fn assembled(name: &str, resources: Resources, code: &str) -> Assembly {
         let target = TARGETS.iter().find(|target| target.hardware_fp4).unwrap();
-        let kernel = kernels().iter().find(|kernel| kernel.name == name);
+        let kernel = kernels().find(|kernel| kernel.name == name);
         let code = listing(code);
         let kernel = Assembled { kernel, name: name.to_owned(), resources, main_path: None, code };
         Assembly { target, gpu: "sm_000", result: Ok(vec![kernel]) }
@@ -171,12 +186,12 @@ mod tests {
         let on = |gpu| Assembly { gpu, ..assembled("k", used, "EXIT") };
         let found = check(&[on("sm_000"), on("sm_001")]);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].place.ends_with(".ptx on sm_000, sm_001"), "{found:?}");
+        assert!(found[0].place.ends_with(" on sm_000, sm_001"), "{found:?}");
     }
 
     #[test]
     fn a_lost_conversion_is_found() {
-        let name = kernels().iter().find(|kernel| kernel.converts == Converts::E2m1).unwrap().name;
+        let name = kernels().find(|kernel| kernel.converts == Converts::E2m1).unwrap().name;
         let kept = "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R0, R5, RZ\nEXIT";
         assert_eq!(messages(assembled(name, Resources::default(), kept)), [""; 0]);
         let lost = "F2FP.BF16.F32.PACK_AB R0, R0, R5\nEXIT";
@@ -192,6 +207,6 @@ mod tests {
             result: Err(anyhow::anyhow!("does not assemble: x")),
         };
         let found = check(&[failed]);
-        assert_eq!(found[0].to_string(), "microscale_sm_80.ptx on sm_000: does not assemble: x");
+        assert_eq!(found[0].to_string(), "sm_80 on sm_000: does not assemble: x");
     }
 }

@@ -182,8 +182,14 @@ mod tests {
 
     #[test]
     fn occupancy_is_the_calculators() {
-        let kernel =
-            |threads| Kernel { name: "k", threads, elements: 1, shared: 0, converts: Converts::Nothing };
+        let kernel = |threads| Kernel {
+            name: "k",
+            dtype: None,
+            threads,
+            elements: 1,
+            shared: 0,
+            converts: Converts::Nothing,
+        };
         for (threads, registers, most, expected) in [
             (128, 32, 64, 1.0),
             (128, 48, 64, 0.625),
@@ -202,8 +208,14 @@ mod tests {
 
     #[test]
     fn the_scarcest_resource_is_named() {
-        const KERNEL: Kernel =
-            Kernel { name: "amax_bf16", threads: 32, elements: 32, shared: 0, converts: Converts::Nothing };
+        const KERNEL: Kernel = Kernel {
+            name: "amax_bf16",
+            dtype: None,
+            threads: 32,
+            elements: 32,
+            shared: 0,
+            converts: Converts::Nothing,
+        };
         let of = |lines: &str| {
             let code = listing(lines);
             let main_path = main_path(&code);

@@ -77,7 +77,7 @@ mod tests {
     fn each_requirement_concerns_some_kernel_of_some_target() {
         for requirement in &REQUIREMENTS {
             assert!(TARGETS.iter().any(requirement.target), "{}", requirement.ptx);
-            assert!(kernels().iter().any(requirement.kernel), "{}", requirement.ptx);
+            assert!(kernels().any(requirement.kernel), "{}", requirement.ptx);
         }
     }
 

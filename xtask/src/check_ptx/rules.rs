@@ -3,14 +3,14 @@
 use super::module::{Entry, Module, Statement};
 use super::requirements::requirements;
 use super::{Finding, Ptx};
-use microscale_kernels_abi::{Kernel, Target, kernels};
+use microscale_kernels_abi::{Kernel, Target};
 use std::collections::BTreeMap;
 
 /// Checks every file.
 pub(super) fn check(ptx: &[Ptx]) -> Vec<Finding> {
     let findings = ptx.iter().map(|ptx| {
         let file = ptx.file.file_name().unwrap_or_default().to_string_lossy();
-        check_module(&file, &ptx.module, ptx.target, kernels())
+        check_module(&file, &ptx.module, ptx.target, ptx.family.kernels())
     });
     findings.flatten().collect()
 }
@@ -40,7 +40,7 @@ fn header(module: &Module, target: &Target) -> impl Iterator<Item = String> {
     absent.into_iter().map(|directive| format!("`{directive}` is missing"))
 }
 
-/// Every target has the same kernels: those of the launcher's table, or a launch would fail on some GPUs only.
+/// Every target has the same kernels: those of the family's table, or a launch would fail on some GPUs only.
 fn entry_set(module: &Module, kernels: &[Kernel]) -> impl Iterator<Item = String> {
     let has = |name: &str| module.entries.iter().any(|entry| entry.name == name);
     let known = |name: &str| kernels.iter().any(|kernel| kernel.name == name);
@@ -48,7 +48,7 @@ fn entry_set(module: &Module, kernels: &[Kernel]) -> impl Iterator<Item = String
     let unknown = module.entries.iter().map(|e| e.name.as_str()).filter(|name| !known(name));
     let mut messages: Vec<String> = absent.map(|name| format!("the kernel {name} is missing")).collect();
     messages
-        .extend(unknown.map(|name| format!("{name} is not in the kernels' table (microscale-kernels-abi)")));
+        .extend(unknown.map(|name| format!("{name} is not in the family's table (microscale-kernels-abi)")));
     messages.into_iter()
 }
 
@@ -102,8 +102,14 @@ mod tests {
     use super::*;
     use microscale_kernels_abi::{Converts, TARGETS};
 
-    const KERNEL: Kernel =
-        Kernel { name: "f4_quantize_k", threads: 32, elements: 32, shared: 0, converts: Converts::E2m1 };
+    const KERNEL: Kernel = Kernel {
+        name: "f4_quantize_k",
+        dtype: None,
+        threads: 32,
+        elements: 32,
+        shared: 0,
+        converts: Converts::E2m1,
+    };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
     /// What is found in a module of one kernel for sm_120f.

@@ -3,28 +3,44 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
+use microscale_formats::Format;
 use microscale_formats::{dot, nvfp4};
-use microscale_kernels_abi::{ApplyGlobal, Divider, GemvGrid, OutputDtype};
+use microscale_kernels_abi::gemv::GemvGrid;
+use microscale_kernels_abi::{ApplyGlobal, Divider, Dtype, Gemv};
 
-use super::{Argument, apply_global, config, kernel_word, limited_columns, not_one_launch};
-use crate::element::{Dtype, Element};
-use crate::error::Result;
+use crate::element::Element;
+use crate::error::{Error, Result};
 use crate::gemv::Batch;
-use crate::gpu::gemv::GemvKernel;
-use crate::gpu::module::Module;
-use crate::gpu::{DeviceTensor, doing};
-use crate::recipe::{Format, Words};
+use crate::gpu::arguments::{Argument, apply_global, config, kernel_dtype, limited_columns, not_one_launch};
+use crate::gpu::driver::doing;
+use crate::gpu::gemv_kernel::GemvKernel;
+use crate::gpu::kernels::Kernels;
+use crate::gpu::tensor::DeviceTensor;
+
+/// The kernel for a format. `cut` is of rows that are not whole chunks, which MXFP4's are.
+fn kind(format: Format, kernel: GemvKernel, cut: bool) -> Result<Gemv> {
+    Ok(match (format, kernel) {
+        (Format::Nvfp4, _) if cut => Gemv::Nvfp4Cut,
+        (Format::Nvfp4, GemvKernel::Rows1) => Gemv::Nvfp4Rows1,
+        (Format::Nvfp4, GemvKernel::Rows2) => Gemv::Nvfp4Rows2,
+        (Format::Nvfp4, GemvKernel::Rows4) => Gemv::Nvfp4Rows4,
+        (Format::Mxfp4, GemvKernel::Rows1) => Gemv::Mxfp4Rows1,
+        (Format::Mxfp4, GemvKernel::Rows2) => Gemv::Mxfp4Rows2,
+        (Format::Mxfp4, GemvKernel::Rows4) => Gemv::Mxfp4Rows4,
+        _ => return Err(Error::NoKernel { format }),
+    })
+}
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<GemvGrid> {}
 // SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
-unsafe impl DeviceRepr for Argument<OutputDtype> {}
+unsafe impl DeviceRepr for Argument<Dtype> {}
 
 /// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and
 /// that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "those of `Gpu::gemv_on`, and what was worked out of them")]
 pub(in crate::gpu) fn gemv<T: Element>(
-    module: &Module,
+    kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemvKernel,
     matrix: &DeviceTensor,
@@ -39,10 +55,8 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
     let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let word = if cut { "cut" } else { kernel.word() };
-    let name = format!("{}_gemv_{word}", kernel_word(matrix.format())?);
-    let (kernel, function) = module.kernel(&name)?;
-    let rows_a_warp = kernel.elements_per_warp() as usize;
+    let ready = kernels.ready(kind(matrix.format(), kernel, cut)?.id())?;
+    let rows_a_warp = ready.kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     limited_columns(matrix.shape())?;
     let counts = groups.checked_mul(batch.count).filter(|groups| *groups < 1 << 31);
@@ -55,21 +69,17 @@ pub(in crate::gpu) fn gemv<T: Element>(
         vector_stride: batch.vector_stride as u64,
         groups: Divider::new(groups as u64),
     });
-    let dtype = Argument(match T::DTYPE {
-        Dtype::F32 => OutputDtype::F32,
-        Dtype::F16 => OutputDtype::F16,
-        Dtype::Bf16 => OutputDtype::Bf16,
-    });
+    let dtype = Argument(kernel_dtype(T::DTYPE));
     let [apply, vector_apply]: [Argument<ApplyGlobal>; 2] = [matrix, vectors].map(apply_global);
     let (out, _written) = out.device_ptr_mut(stream);
-    let mut launch = stream.launch_builder(function);
+    let mut launch = stream.launch_builder(&ready.function);
     launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
     launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
     // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and
     // blocks that the grid says, with linear scales, and that `out` has a result for each row; buffers start on 256
     // bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from overlapping.
-    unsafe { launch.launch(config(kernel, (all_groups * rows_a_warp) as u64)?) }
+    unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())
 }

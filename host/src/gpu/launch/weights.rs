@@ -3,16 +3,44 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
+use microscale_formats::Format;
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{Ahead, Kernel, TOKEN_LIMIT, TurnsGrid, WARP, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{
+    Ahead, TOKEN_LIMIT, TurnsGrid, WeightsFormat, WeightsGrid, WeightsShape,
+};
+use microscale_kernels_abi::{Kernel, KernelId, Weights};
 
-use super::{Argument, apply_global, config, kernel_word, limited, limited_columns, not_one_launch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gemv::Activation;
-use crate::gpu::gemv_weights::{GemvWeightsKernel, Kind};
-use crate::gpu::module::Module;
-use crate::gpu::{DeviceTensor, doing};
-use crate::recipe::Words;
+use crate::gpu::arguments::{
+    Argument, apply_global, config, kernel_dtype, limited, limited_columns, not_one_launch,
+};
+use crate::gpu::driver::doing;
+use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
+use crate::gpu::kernels::Kernels;
+use crate::gpu::tensor::DeviceTensor;
+
+/// The kernel for a format and activations of a dtype. `cut` is of rows that are not whole chunks.
+fn id<T: Activation>(format: Format, kernel: GemvWeightsKernel, cut: bool) -> Result<KernelId> {
+    let kind = match (kernel.kind, kernel.tiles) {
+        _ if cut => Weights::Cut,
+        (Kind::One, 1) => Weights::One1,
+        (Kind::One, 2) => Weights::One2,
+        (Kind::One, _) => Weights::One4,
+        (Kind::Lot, 1) => Weights::Lot1,
+        (Kind::Lot, _) => Weights::Lot2,
+        (Kind::Many, 1) => Weights::Many1,
+        (Kind::Many, _) => Weights::Many2,
+    };
+    let weights = match format {
+        Format::Nvfp4 => Some(WeightsFormat::Nvfp4),
+        Format::Mxfp4 => Some(WeightsFormat::Mxfp4),
+        _ => None,
+    };
+    let id = weights.and_then(|weights| kind.of(weights, kernel_dtype(T::DTYPE)));
+    id.ok_or(Error::NoKernel { format })
+}
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<WeightsGrid> {}
@@ -27,7 +55,7 @@ enum Grid {
 
 /// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has room.
 pub(in crate::gpu) fn gemv_weights<T: Activation>(
-    module: &Module,
+    kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemvWeightsKernel,
     weights: &DeviceTensor,
@@ -44,14 +72,8 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     // so that rows of whole chunks start on 16.
     let cut = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
     let kernel = kernel.on(weights.shape());
-    let variant = match (cut, kernel.kind) {
-        (true, _) => "cut".to_owned(),
-        (_, Kind::One) => format!("one_tiles{}", kernel.tiles),
-        (_, Kind::Lot) => format!("lot_tiles{}", kernel.tiles),
-        (_, Kind::Many) => format!("tiles{}", kernel.tiles),
-    };
-    let name = format!("{}_gemv_weights_{}_{variant}", kernel_word(weights.format())?, T::DTYPE.word());
-    let (launched, function) = module.kernel(&name)?;
+    let ready = kernels.ready(id::<T>(weights.format(), kernel, cut)?)?;
+    let launched = &ready.kernel;
 
     limited("rows of activations", tokens, TOKEN_LIMIT)?;
     limited_columns(weights.shape())?;
@@ -66,7 +88,7 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     } else {
         let warps = launched.threads / WARP;
         let ahead = Ahead { one: kernel.kind == Kind::One, tiles: kernel.tiles };
-        let (warps, at_once) = ([kernel.splits.min(warps), warps], module.at_once(launched));
+        let (warps, at_once) = ([kernel.splits.min(warps), warps], ready.at_once);
         let grid = TurnsGrid::new(ahead, shape, tokens, warps, at_once).ok_or_else(too_many)?;
         let (threads, shared) = grid.threads_and_shared(ahead);
         let config = config(&Kernel { threads, shared, ..*launched }, grid.thread_blocks())?;
@@ -74,7 +96,7 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     };
     let apply = apply_global(weights);
     let (out, _written) = out.device_ptr_mut(stream);
-    let mut launch = stream.launch_builder(function);
+    let mut launch = stream.launch_builder(&ready.function);
     launch.arg(weights.codes()).arg(weights.scales()).arg(weights.global_slot());
     launch.arg(&activations).arg(&out);
     match &grid {

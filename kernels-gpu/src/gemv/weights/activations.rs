@@ -1,6 +1,7 @@
 //! How weights and activations of a dtype meet in the tensor cores.
 
-use microscale_kernels_abi::{OutputDtype, power_of_two};
+use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::Dtype as OutputDtype;
 
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::gemv::products::Nvfp4;

@@ -2,8 +2,10 @@
 //! chunks.
 
 use microscale_formats::dot::{CHUNK, STREAMS};
+use microscale_formats::plan::power_of_two;
 use microscale_formats::weights::GROUP;
-use microscale_kernels_abi::{WARP, WeightsGrid, power_of_two};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::WeightsGrid;
 
 use super::{Activations, Job, WARPS, Weights};
 use crate::dtype::Dtype;

@@ -3,7 +3,9 @@
 use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{Ahead, ROW_PLACES, TurnsGrid, WARP, power_of_two};
+use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{Ahead, ROW_PLACES, TurnsGrid};
 
 use super::activations::SUMS;
 use super::many::{is_usual, scaled_products};

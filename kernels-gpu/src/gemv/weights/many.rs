@@ -11,7 +11,9 @@
 
 use microscale_formats::E8m0;
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{WARP, WEIGHTS_THREADS, WeightsGrid, power_of_two};
+use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
 
 use super::activations::SUMS;
 use super::{Activations, Job, QUAD, WARPS, Weights, parts};

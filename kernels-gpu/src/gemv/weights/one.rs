@@ -8,7 +8,9 @@
 use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{Ahead, ROW_PLACES, TurnsGrid, WARP, power_of_two};
+use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{Ahead, ROW_PLACES, TurnsGrid};
 
 use super::activations::SUMS;
 use super::steps::{ACTIVATION_BYTES, Lane, Product, Steps, Turns, kept, unknown, warp_number};

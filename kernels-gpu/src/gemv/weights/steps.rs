@@ -8,7 +8,8 @@
 use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::{Ahead, ROW_PLACES, TurnsGrid, WARP};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::weights::{Ahead, ROW_PLACES, TurnsGrid};
 
 use super::{Job, QUAD, Weights};
 use crate::gemv::{CHUNK_BYTES, Codes};

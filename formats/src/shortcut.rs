@@ -12,8 +12,8 @@
 //!
 //! Scaling goes by powers of two as block scales do, so the eight mantissas of E4M3 stand for all its normal numbers.
 
-use microscale_formats::E4m3;
-use microscale_formats::nvfp4::{Quantizer, Scaling};
+use crate::E4m3;
+use crate::nvfp4::{Quantizer, Scaling};
 
 /// Mantissas of block scales.
 pub const NV_MANTISSAS: usize = 8;
@@ -46,29 +46,30 @@ impl NvShortcut {
     }
 }
 
-/// The factor for a mantissa of block scales: the first of six around the reciprocal that decides as the definition
-/// does.
-#[inline(always)]
+/// Candidates for the factor of a mantissa.
+pub const NV_CANDIDATES: u32 = 6;
+
+/// The factor for a mantissa of block scales: the first candidate that decides as the definition does.
 pub fn nv_factor(quantizer: &Quantizer, significand: u32, mantissa: u8) -> Option<u32> {
+    (0..NV_CANDIDATES).find_map(|number| nv_candidate(quantizer, significand, mantissa, number))
+}
+
+/// The candidate of a number below [`NV_CANDIDATES`], around the reciprocal, if it decides as the definition does.
+#[inline(always)]
+pub fn nv_candidate(quantizer: &Quantizer, significand: u32, mantissa: u8, number: u32) -> Option<u32> {
     let scaling = quantizer.scaling(E4m3::from_bits(E4m3::ONE.to_bits() + mantissa));
     let reciprocal = match scaling {
         Scaling::Multiply(factor) => factor,
         Scaling::Divide(divisor) => 1.0 / divisor,
     };
     let even = reciprocal.to_bits() & !1;
-    // No array to go through, which would lie in a kernel's local memory.
-    for choice in 0..6 {
-        let neighbour = match choice / 2 {
-            0 => even,
-            1 => even + 2,
-            _ => even - 2,
-        };
-        let candidate = neighbour | u32::from(choice % 2 == 0);
-        if agrees(scaling, reciprocal, candidate, significand) {
-            return Some(candidate);
-        }
-    }
-    None
+    let neighbour = match number / 2 {
+        0 => even,
+        1 => even + 2,
+        _ => even - 2,
+    };
+    let candidate = neighbour | u32::from(number.is_multiple_of(2));
+    agrees(scaling, reciprocal, candidate, significand).then_some(candidate)
 }
 
 /// Whether a factor decides as the definition does for all values: those that it scales to within some units of a

@@ -1,30 +1,166 @@
-//! The structures that travel as arguments of the kernels for products.
+//! Weights in four bits times activations in 16.
 
-use crate::args::Divider;
-use crate::kernels::{Ahead, QUAD, ROW_PLACES, TOKEN_PLACES, WARP, WEIGHTS_THREADS};
 use microscale_formats::dot::CHUNK;
 
-/// More blocks than a row may have: kernels count them in 32 bits, and a few steps past the last.
-pub const BLOCK_LIMIT: u64 = 1 << 26;
+use crate::gemv::BLOCK_LIMIT;
+use crate::grid::Divider;
+use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, WARP, kernel};
+
+/// Places of rows in a tile of weights: what one instruction of tensor cores multiplies.
+pub const ROW_PLACES: u32 = 16;
+/// Places of tokens that it is multiplied with.
+pub const TOKEN_PLACES: u32 = 8;
+/// Lanes that share a place: each has a chunk of a step.
+pub const QUAD: u32 = 4;
+/// Threads in a thread block of the kernels without copies ahead.
+pub const WEIGHTS_THREADS: u32 = 256;
 /// More tokens than are multiplied with weights at once.
 pub const TOKEN_LIMIT: u64 = 1 << 24;
 /// More columns than weights may have for the kernels that copy ahead: they count bytes in 32 bits.
 pub const AHEAD_COLUMN_LIMIT: u64 = 1 << 24;
 
-/// How the rows of two quantized tensors are matrices and vectors to multiply with each other.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct GemvGrid {
-    /// Rows of a matrix, at least 1.
-    pub rows: u64,
-    /// Matrices.
-    pub batches: u64,
-    /// Blocks in a row, of matrices and vectors; fewer than [`BLOCK_LIMIT`].
-    pub blocks: u64,
-    /// Rows of the vectors' tensor from one matrix' vector to the next.
-    pub vector_stride: u64,
-    /// Warps that a matrix' rows fall to: with those of all matrices, fewer than 2³¹.
-    pub groups: Divider,
+/// The format of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightsFormat {
+    /// NVFP4.
+    Nvfp4,
+    /// MXFP4.
+    Mxfp4,
+}
+
+/// The kernels by how they multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// One token, copied ahead, a tile a warp.
+    One1,
+    /// The same, two tiles.
+    One2,
+    /// The same, four tiles.
+    One4,
+    /// A lot of up to eight tokens, copied ahead, a tile a warp.
+    Lot1,
+    /// The same, two tiles.
+    Lot2,
+    /// A lot of up to eight tokens by loads, a tile a warp.
+    Many1,
+    /// The same, two tiles.
+    Many2,
+    /// Rows that are not whole chunks, by the definition.
+    Cut,
+}
+
+impl Weights {
+    /// The kernel for a format and the activations' dtype, f16 or bf16; none for f32.
+    pub const fn of(self, format: WeightsFormat, dtype: Dtype) -> Option<KernelId> {
+        let dtype = match dtype {
+            Dtype::F32 => return None,
+            Dtype::F16 => 0,
+            Dtype::Bf16 => 1,
+        };
+        Some(KernelId::new(Family::Weights, self as usize * 4 + format as usize * 2 + dtype))
+    }
+}
+
+/// The table: of each row, kernels for NVFP4 and MXFP4 with f16 and bf16 each, of which those with f16 convert.
+macro_rules! table {
+    ($($variant:literal $launch:expr, $converts:ident;)+) => {
+        &[$(
+            kernel(concat!("nvfp4_gemv_weights_f16_", $variant), Some(Dtype::F16), $launch, Converts::$converts),
+            kernel(concat!("nvfp4_gemv_weights_bf16_", $variant), Some(Dtype::Bf16), $launch, Converts::Nothing),
+            kernel(concat!("mxfp4_gemv_weights_f16_", $variant), Some(Dtype::F16), $launch, Converts::$converts),
+            kernel(concat!("mxfp4_gemv_weights_bf16_", $variant), Some(Dtype::Bf16), $launch, Converts::Nothing),
+        )+]
+    };
+}
+
+pub(crate) const KERNELS: &[Kernel] = table! {
+    "one_tiles1" ahead(true, 1), E2m1;
+    "one_tiles2" ahead(true, 2), E2m1;
+    "one_tiles4" ahead(true, 4), E2m1;
+    "lot_tiles1" ahead(false, 1), E2m1;
+    "lot_tiles2" ahead(false, 2), E2m1;
+    "tiles1" by_loads(1), E2m1;
+    "tiles2" by_loads(2), E2m1;
+    "cut" (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP, 0), Nothing;
+};
+
+/// Kernels without copies ahead, of so many tiles a warp: their grid says how many thread blocks there are.
+const fn by_loads(tiles: u32) -> Launch {
+    (WEIGHTS_THREADS, 0, weights_shared_bytes(tiles))
+}
+
+/// Kernels that copy ahead, with as many warps as a thread block may have.
+const fn ahead(one: bool, tiles: u32) -> Launch {
+    (AHEAD_WARPS * WARP, 0, AHEAD_WARPS * Ahead { one, tiles }.warp_bytes())
+}
+
+/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp has so many
+/// tiles: their sums, and a flag for each warp.
+const fn weights_shared_bytes(tiles: u32) -> u32 {
+    WEIGHTS_THREADS / WARP * (tiles * ROW_PLACES * TOKEN_PLACES + 1) * 4
+}
+
+/// Warps of a thread block of the kernels that copy ahead, at most: what keeps an H200's multiprocessor busy.
+pub const AHEAD_WARPS: u32 = 16;
+
+/// A kernel for weights that copies what it needs next to shared memory, and how it uses that. Thread blocks stay for as
+/// long as there are rows; the rows of which they have some warps multiply at once are a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// Whether it is for one token, or for a lot of up to eight.
+    pub one: bool,
+    /// Tiles of a warp.
+    pub tiles: u32,
+}
+
+impl Ahead {
+    /// The exponent of the segments of rows and tokens, given that of the tokens of a lot.
+    #[inline(always)]
+    pub const fn segment_bits(self, lot_bits: u32) -> u32 {
+        if self.one { 1 } else { TOKEN_PLACES.ilog2() - lot_bits }
+    }
+
+    /// Steps of a warp that are in shared memory at once, or on their way to it: three, or two of many bytes, so that
+    /// there is room for all warps.
+    pub const fn slots(self) -> u32 {
+        if self.tiles > if self.one { 2 } else { 1 } { 2 } else { 3 }
+    }
+
+    /// Bytes of a step's activations: of one token, eight chunks of 64 and zeros; of a lot, a chunk for each lane.
+    pub const fn activation_bytes(self) -> u32 {
+        64 * if self.one { 9 } else { WARP }
+    }
+
+    /// Bytes of a step: codes of two rows a lane and tile, a word of scales, and activations.
+    pub const fn slot_bytes(self) -> u32 {
+        self.tiles * WARP * (2 * 16 + 4) + self.activation_bytes()
+    }
+
+    /// Bytes of all steps of a warp.
+    pub const fn slots_bytes(self) -> u32 {
+        self.slots() * self.slot_bytes()
+    }
+
+    /// Turns of a warp, at most.
+    pub const fn turns(self) -> u32 {
+        if self.one { 8 } else { 4 }
+    }
+
+    /// Bytes of the sums that a warp keeps of a turn: one token's of each row, or a lot's, as tensor cores have them.
+    pub const fn sums_bytes(self) -> u32 {
+        let sums = if self.one { ROW_PLACES >> self.segment_bits(0) } else { ROW_PLACES * TOKEN_PLACES };
+        self.tiles * sums * 4
+    }
+
+    /// Bytes that a warp keeps of a turn: sums, and of a lot a flag behind them, on 16 bytes.
+    pub const fn turn_bytes(self) -> u32 {
+        self.sums_bytes() + if self.one { 0 } else { 16 }
+    }
+
+    /// Bytes of a warp.
+    pub const fn warp_bytes(self) -> u32 {
+        self.slots_bytes() + self.turns() * self.turn_bytes()
+    }
 }
 
 /// Weights, a quantized matrix, to multiply with tokens' activations, which are not quantized.
@@ -195,18 +331,6 @@ impl TurnsGrid {
     }
 }
 
-/// What results are rounded to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum OutputDtype {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,5 +351,29 @@ mod tests {
         };
         assert_eq!([BLOCK_LIMIT - 1, BLOCK_LIMIT].map(|blocks| by_loads(blocks, 1)), [true, false]);
         assert_eq!([tokens - 1, tokens].map(|tokens| by_loads(128, tokens)), [true, false]);
+    }
+
+    #[test]
+    fn launches_fit_into_any_gpu() {
+        let ahead = |one: bool, tiles| (if one { "one" } else { "lot" }, Ahead { one, tiles });
+        let ahead = [ahead(true, 1), ahead(true, 2), ahead(true, 4), ahead(false, 1), ahead(false, 2)];
+        // KiB of shared memory that a thread block may have: before one asks, on compute capability 8.6, 8.0 and 9.0.
+        let warps = [(48, [8, 4, 4, 4, 2]), (99, [16, 8, 8, 8, 4]), (163, [16, 16, 8, 8, 8]), (227, [16; 5])];
+        for (kib, warps) in warps {
+            for kernel in KERNELS {
+                let within = kernel.within(kib << 10);
+                assert!(within.shared <= kib << 10, "{} with {kib} KiB", kernel.name);
+                assert!(within == *kernel || kernel.elements == 0 && within.threads >= WARP);
+                for ((kind, ahead), warps) in ahead.into_iter().zip(warps) {
+                    let [kind, tiles] = [kind, ["tiles1", "tiles2", "tiles4"][ahead.tiles.ilog2() as usize]];
+                    if kernel.name.contains(kind) && kernel.name.ends_with(tiles) {
+                        assert_eq!(
+                            (within.threads, within.shared),
+                            (warps * WARP, warps * ahead.warp_bytes())
+                        );
+                    }
+                }
+            }
+        }
     }
 }

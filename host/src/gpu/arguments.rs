@@ -1,0 +1,125 @@
+//! What launches share: arguments of kernels from checked shapes, and the launch's own shape.
+
+use cudarc::driver::{DeviceRepr, LaunchConfig};
+use microscale_formats::nvfp4::Direction;
+use microscale_formats::{Format, ScaleLayout};
+use microscale_kernels_abi::gemv::BLOCK_LIMIT;
+use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid};
+
+use super::tensor::DeviceTensor;
+use crate::element::Dtype;
+use crate::error::{Error, Result};
+use crate::error::OperandFault;
+use crate::shape::{QuantizedShape, Shape};
+
+/// A structure of `microscale_kernels_abi`, passed by value.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(super) struct Argument<T>(pub(super) T);
+
+// SAFETY: a `repr(C)` structure of numbers, without pointers.
+unsafe impl DeviceRepr for Argument<BlockGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<ScaleGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<Divider> {}
+// SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
+unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
+
+/// A dtype as kernels know it.
+pub(super) const fn kernel_dtype(dtype: Dtype) -> microscale_kernels_abi::Dtype {
+    match dtype {
+        Dtype::F32 => microscale_kernels_abi::Dtype::F32,
+        Dtype::F16 => microscale_kernels_abi::Dtype::F16,
+        Dtype::Bf16 => microscale_kernels_abi::Dtype::Bf16,
+    }
+}
+
+/// What a kernel does with a tensor's global scale.
+pub(super) fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
+    Argument(match tensor.direction() {
+        Some(Direction::Divisor) => ApplyGlobal::Divisor,
+        Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
+        None => ApplyGlobal::Absent,
+    })
+}
+
+/// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row, which
+/// spares the kernel its divisions.
+pub(super) fn grid(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
+    let Shape { rows, cols, row_stride } = shape;
+    let flat = row_stride == cols && cols.is_multiple_of(block);
+    let (r, c, s) = if flat { (1, rows * cols, rows * cols) } else { (rows, cols, row_stride) };
+    let grid = BlockGrid::new(r as u64, c as u64, s as u64, block as u64);
+    grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
+}
+
+/// The same, row by row.
+pub(super) fn by_rows(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
+    let Shape { rows, cols, row_stride } = shape;
+    let grid = BlockGrid::new(rows as u64, cols as u64, row_stride as u64, block as u64);
+    grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
+}
+
+/// Where the scale bytes of a tensor that is not empty lie.
+pub(super) fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
+    let blocks = shape.blocks_per_row() as u64;
+    Argument(match shape.scale_layout {
+        ScaleLayout::Linear => ScaleGrid::linear(blocks),
+        ScaleLayout::Swizzled => ScaleGrid::swizzled(blocks),
+    })
+}
+
+/// The elements of a grid's blocks, padding included.
+pub(super) fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> u64 {
+    grid.0.blocks * format.block() as u64
+}
+
+/// Checks the number of something that a product's kernels count.
+pub(super) fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
+    let fits = (found as u64) < limit;
+    if fits { Ok(()) } else { Err(Error::Operands(OperandFault::Limit { what, found, limit })) }
+}
+
+/// Checks the columns of a product's operands.
+pub(super) fn limited_columns(shape: QuantizedShape) -> Result<()> {
+    limited("columns", shape.cols, (BLOCK_LIMIT - 1) * shape.format.block() as u64 + 1)
+}
+
+/// There is no launch of so many thread blocks.
+pub(super) fn not_one_launch(what: impl std::fmt::Display) -> Error {
+    let message = format!("{what} are more than one launch can cover; split the matrix by rows");
+    Error::Gpu { doing: "launching a kernel", message }
+}
+
+/// The launch that covers so many elements, or has so many thread blocks if it is not elements that they handle.
+pub(super) fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
+    let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
+    let grid_dim =
+        i32::try_from(thread_blocks).map_err(|_| not_one_launch(format_args!("{elements} elements")))?;
+    Ok(LaunchConfig {
+        grid_dim: (grid_dim as u32, 1, 1),
+        block_dim: (kernel.threads, 1, 1),
+        shared_mem_bytes: kernel.shared,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_much_is_named() {
+        for format in [Format::Nvfp4, Format::Mxfp4] {
+            let shape = |cols| QuantizedShape::new(format, 1, cols);
+            // The last block that there may be, whole.
+            let most = (BLOCK_LIMIT as usize - 1) * format.block();
+            assert_eq!(shape(most).blocks_per_row() as u64, BLOCK_LIMIT - 1);
+            assert!(limited_columns(shape(most)).is_ok());
+            let refused = limited_columns(shape(most + 1)).unwrap_err().to_string();
+            let found = most + 1;
+            let expected = format!("{found} columns are more than a GPU multiplies; pass fewer than {found}");
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What all code that calls the driver needs.
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+
+use crate::error::{Error, Result};
+
+/// Turns a driver's error into ours, saying what was being done.
+pub(super) fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| Error::Gpu { doing, message: format!("{error:?}") }
+}
+
+/// While it lives, this thread may do what a capture of one of its streams would forbid, such as loading a module: none of it
+/// is captured.
+pub(super) struct Relaxed {
+    before: CUstreamCaptureMode,
+}
+
+impl Relaxed {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { before: exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)? })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // It was the mode before. If the driver refuses that, it refuses the next call, which is not dropped.
+        let _ = exchange(self.before);
+    }
+}
+
+/// Sets this thread's capture mode and returns the one before.
+fn exchange(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
+    // SAFETY: the driver is loaded, for there is a context, and writes the mode before to where it reads the new one.
+    let done = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    done.result().map_err(doing("setting what a capture forbids"))?;
+    Ok(mode)
+}

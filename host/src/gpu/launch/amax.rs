@@ -1,0 +1,59 @@
+//! Launching the search for amax, and what makes a plan of it.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, PushKernelArg};
+use microscale_formats::mx;
+use microscale_kernels_abi::Amax;
+
+use super::quantize::{Options, Quantizer};
+use crate::element::Element;
+use crate::error::Result;
+use crate::gpu::arguments::{config, grid, kernel_dtype};
+use crate::gpu::driver::doing;
+use crate::gpu::kernels::Kernels;
+use crate::recipe::Recipe;
+use crate::shape::Shape;
+
+/// The blocks that the kernels count in.
+const AMAX_BLOCK: usize = mx::BLOCK;
+
+/// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in
+/// too. The caller has checked that `values` holds `shape`.
+pub(in crate::gpu) fn amax<T: Element>(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    values: &impl DevicePtr<T>,
+    shape: Shape,
+    slot: &mut CudaSlice<u32>,
+) -> Result<()> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let (values, _read) = values.device_ptr(stream);
+    let ready = kernels.ready(Amax::Amax.of(kernel_dtype(T::DTYPE)))?;
+    let grid = grid(shape, AMAX_BLOCK)?;
+    let mut launch = stream.launch_builder(&ready.function);
+    launch.arg(&values).arg(slot).arg(&grid);
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
+    // caller checked; the slot is whole.
+    unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
+        .map_err(doing("launching an amax kernel"))?;
+    Ok(())
+}
+
+/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot.
+pub(in crate::gpu) fn plan<T: Element>(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    recipe: &Recipe,
+    slot: &mut CudaSlice<u32>,
+) -> Result<()> {
+    let Options::Nv(options) = Quantizer::of::<T>(recipe)?.options else { return Ok(()) };
+    let ready = kernels.ready(Amax::Nvfp4Plan.of(kernel_dtype(T::DTYPE)))?;
+    let mut launch = stream.launch_builder(&ready.function);
+    launch.arg(slot).arg(&options);
+    // SAFETY: the arguments are the kernel's, in order; the slot is whole.
+    unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Launching dequantizers.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtrMut, PushKernelArg};
+use microscale_formats::Format;
+use microscale_kernels_abi::Dequantize;
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::gpu::arguments::{apply_global, blocks_in_elements, config, grid, kernel_dtype, scale_grid};
+use crate::gpu::driver::doing;
+use crate::gpu::kernels::Kernels;
+use crate::gpu::tensor::DeviceTensor;
+use crate::shape::Shape;
+
+/// The kernel for a format, by whether every row starts on 16 bytes.
+fn kind(format: Format, aligned: bool) -> Result<Dequantize> {
+    Ok(match (format, aligned) {
+        (Format::Mxfp4, true) => Dequantize::Mxfp4Vector,
+        (Format::Mxfp4, false) => Dequantize::Mxfp4Element,
+        (Format::Nvfp4, true) => Dequantize::Nvfp4Vector,
+        (Format::Nvfp4, false) => Dequantize::Nvfp4Element,
+        (Format::Mxfp8E4m3, true) => Dequantize::Mxfp8E4m3Vector,
+        (Format::Mxfp8E4m3, false) => Dequantize::Mxfp8E4m3Element,
+        (Format::Mxfp8E5m2, true) => Dequantize::Mxfp8E5m2Vector,
+        (Format::Mxfp8E5m2, false) => Dequantize::Mxfp8E5m2Element,
+        (Format::Comparison(_), _) => return Err(Error::NoKernel { format }),
+    })
+}
+
+/// Enqueues dequantization. The caller has checked that `out` holds `shape`.
+pub(in crate::gpu) fn dequantize<T: Element>(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    tensor: &DeviceTensor,
+    out: &mut impl DevicePtrMut<T>,
+    shape: Shape,
+) -> Result<()> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let (out, _written) = out.device_ptr_mut(stream);
+    let grid = grid(shape, tensor.format().block())?;
+    let aligned = grid.0.rows_are_aligned(out as usize, T::DTYPE.bytes() as u32);
+    let ready = kernels.ready(kind(tensor.format(), aligned)?.of(kernel_dtype(T::DTYPE)))?;
+    let scale_grid = scale_grid(tensor.shape());
+    let apply = apply_global(tensor);
+    let mut launch = stream.launch_builder(&ready.function);
+    launch.arg(tensor.codes()).arg(tensor.scales());
+    if tensor.format() == Format::Nvfp4 {
+        launch.arg(tensor.global_slot());
+    }
+    launch.arg(&out).arg(&grid).arg(&scale_grid);
+    if tensor.format() == Format::Nvfp4 {
+        launch.arg(&apply);
+    }
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `out`, whose length the caller
+    // checked; codes and scales hold its blocks because `tensor` has the shape; the kernel for aligned rows is chosen only where
+    // rows start on 16 bytes. The borrows keep the buffers from overlapping.
+    unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, tensor.format()))?) }
+        .map_err(doing("launching a dequantize kernel"))?;
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Launching conversions of scale layouts.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, PushKernelArg};
+use microscale_formats::ScaleLayout;
+use microscale_kernels_abi::{Divider, Layout, ScaleGrid};
+
+use crate::error::Result;
+use crate::gpu::arguments::{Argument, config};
+use crate::gpu::driver::doing;
+use crate::gpu::kernels::Kernels;
+use crate::shape::QuantizedShape;
+
+/// Enqueues the conversion of scales to the other layout. `swizzled` is the shape of the side that is swizzled.
+pub(in crate::gpu) fn convert_scales(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    source: &CudaSlice<u8>,
+    target: &mut CudaSlice<u8>,
+    to: ScaleLayout,
+    shape: QuantizedShape,
+) -> Result<()> {
+    if shape.rows == 0 || shape.cols == 0 {
+        return Ok(());
+    }
+    let (_, bytes) = shape.with_scale_layout(ScaleLayout::Swizzled).bytes()?;
+    let kernel = match to {
+        ScaleLayout::Swizzled => Layout::ToSwizzled,
+        ScaleLayout::Linear => Layout::ToLinear,
+    };
+    let ready = kernels.ready(kernel.id())?;
+    let rows = shape.rows as u64;
+    let grid = ScaleGrid::swizzled(shape.blocks_per_row() as u64);
+    let tiles = Argument(Divider::new(grid.tiles_per_row));
+    let grid = Argument(grid);
+    let mut launch = stream.launch_builder(&ready.function);
+    launch.arg(source).arg(target).arg(&rows).arg(&grid).arg(&tiles);
+    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their layouts, and
+    // there is a thread for each four bytes of the swizzled side.
+    unsafe { launch.launch(config(&ready.kernel, bytes as u64)?) }
+        .map_err(doing("launching a layout kernel"))?;
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Operations on host memory: they copy it over, work, copy the result back, and wait for it.
+
+use microscale_formats::ScaleLayout;
+
+use super::driver::doing;
+use super::handle::Gpu;
+use super::loaded::LoadedOnGpu;
+use super::tensor::DeviceTensor;
+use crate::amax::Amax;
+use crate::element::Element;
+use crate::error::Result;
+use crate::loss::ErrorStats;
+use crate::recipe::Recipe;
+use crate::shape::Shape;
+use crate::tensor::{Quantized, QuantizedTensor};
+
+impl Gpu {
+    /// Quantizes host memory: copies it over, quantizes, copies the result back, and waits for it.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize`], and [`Error::Gpu`].
+    pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
+        self.quantize_weighted(values, shape, recipe, None)
+    }
+
+    /// [`Self::quantize`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`] does.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize_weighted`], and [`Error::Gpu`].
+    pub fn quantize_weighted<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        recipe: &Recipe,
+        importance: Option<&[f32]>,
+    ) -> Result<Quantized> {
+        shape.check("the input", values.len())?;
+        let loaded = LoadedOnGpu::new(self, values, shape, None)?;
+        let quantized = loaded.quantize(recipe, importance)?;
+        Ok(Quantized { tensor: quantized.to_host()?, report: quantized.report })
+    }
+
+    /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn dequantize<T: Element>(&self, tensor: &QuantizedTensor) -> Result<Vec<T>> {
+        let elements = tensor.rows() * tensor.cols();
+        if elements == 0 {
+            return Ok(Vec::new());
+        }
+        let tensor = DeviceTensor::from_host(&self.stream, tensor)?;
+        let mut out = self.stream.alloc_zeros::<T>(elements).map_err(doing("allocating the output"))?;
+        self.dequantize_on(&self.stream, &tensor, &mut out, tensor.cols())?;
+        self.stream.clone_dtoh(&out).map_err(doing("copying the output back"))
+    }
+
+    /// The largest magnitude of host memory, as [`crate::amax`] gives it.
+    ///
+    /// # Errors
+    /// Those of [`crate::amax`], and [`Error::Gpu`].
+    pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
+        shape.check("the input", values.len())?;
+        LoadedOnGpu::new(self, values, shape, None)?.amax()
+    }
+
+    /// What a matrix in host memory has lost, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the bit.
+    ///
+    /// # Errors
+    /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
+    pub fn errors<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        tensor: &QuantizedTensor,
+    ) -> Result<ErrorStats> {
+        shape.check("the input", values.len())?;
+        let loaded = LoadedOnGpu::new(self, values, shape, None)?;
+        loaded.errors(&DeviceTensor::from_host(&self.stream, tensor)?)
+    }
+
+    /// The same tensor with its scales in another layout, as [`QuantizedTensor::convert_layout`] gives it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn convert_layout(&self, tensor: &QuantizedTensor, layout: ScaleLayout) -> Result<QuantizedTensor> {
+        let source = DeviceTensor::from_host(&self.stream, tensor)?;
+        let mut target = DeviceTensor::zeros(&self.stream, tensor.shape().with_scale_layout(layout))?;
+        self.convert_layout_on(&self.stream, &source, &mut target)?;
+        target.to_host(&self.stream)
+    }
+}

@@ -1,0 +1,212 @@
+//! What a kernel is, and what its family's table says of it.
+
+/// Lanes in a warp.
+pub const WARP: u32 = 32;
+/// Threads in a thread block of most kernels.
+pub const THREADS: u32 = 128;
+/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of one such
+/// block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
+pub const WARP_ELEMENTS: u32 = 32 * WARP;
+
+/// A dtype of unquantized values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// The conversion that a kernel is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Converts {
+    /// None in hardware.
+    Nothing,
+    /// To or from E2M1.
+    E2m1,
+    /// To or from E4M3.
+    E4m3,
+    /// To or from E5M2.
+    E5m2,
+}
+
+/// A kernel that every PTX contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The entry point.
+    pub name: &'static str,
+    /// Of unquantized values, if there are any that are not f32 whatever is asked for, nor told at run time.
+    pub dtype: Option<Dtype>,
+    /// Threads in a thread block; of the kernels that copy ahead, the most.
+    pub threads: u32,
+    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where the grid
+    /// says how many thread blocks there are, and for the empty kernel.
+    pub elements: u32,
+    /// Bytes of shared memory that a launch gives to so many threads.
+    pub shared: u32,
+    /// Must use the hardware's instruction for it where the target has one.
+    pub converts: Converts,
+}
+
+impl Kernel {
+    /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those that may need
+    /// more share it between their warps, and take as many as there is room for, a power of two.
+    pub const fn within(mut self, shared: u32) -> Self {
+        while self.shared > shared && self.threads > WARP {
+            self.threads /= 2;
+            self.shared /= 2;
+        }
+        self
+    }
+
+    /// Elements that a thread handles, as a fraction (numerator, denominator).
+    pub const fn elements_per_thread(&self) -> (u32, u32) {
+        (self.elements, self.threads)
+    }
+
+    /// Elements that a warp handles; rows in the products.
+    pub const fn elements_per_warp(&self) -> u32 {
+        self.elements / (self.threads / WARP)
+    }
+}
+
+/// How a kind of kernel is launched: threads in a thread block, elements for each, and bytes of shared memory.
+pub(crate) type Launch = (u32, u32, u32);
+
+/// A row of a family's table.
+pub(crate) const fn kernel(
+    name: &'static str,
+    dtype: Option<Dtype>,
+    launch: Launch,
+    converts: Converts,
+) -> Kernel {
+    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts }
+}
+
+/// Kernels of one operation. They share arguments, a launcher and a PTX file for each target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// [`crate::quantize`].
+    Quantize,
+    /// [`crate::dequantize`].
+    Dequantize,
+    /// [`crate::search`].
+    Search,
+    /// [`crate::amax`].
+    Amax,
+    /// [`crate::errors`].
+    Errors,
+    /// [`crate::layout`].
+    Layout,
+    /// [`crate::gemv`].
+    Gemv,
+    /// [`crate::weights`].
+    Weights,
+    /// [`crate::ladder`].
+    Ladder,
+}
+
+impl Family {
+    /// Every family, in the order of the variants.
+    pub const ALL: [Self; 9] = [
+        Self::Quantize,
+        Self::Dequantize,
+        Self::Search,
+        Self::Amax,
+        Self::Errors,
+        Self::Layout,
+        Self::Gemv,
+        Self::Weights,
+        Self::Ladder,
+    ];
+
+    /// The word in the names of its PTX files.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Quantize => "quantize",
+            Self::Dequantize => "dequantize",
+            Self::Search => "search",
+            Self::Amax => "amax",
+            Self::Errors => "errors",
+            Self::Layout => "layout",
+            Self::Gemv => "gemv",
+            Self::Weights => "weights",
+            Self::Ladder => "ladder",
+        }
+    }
+}
+
+/// Names one kernel. Only the enumerations of the families make one, so there is a kernel for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelId {
+    family: Family,
+    index: usize,
+}
+
+impl KernelId {
+    pub(crate) const fn new(family: Family, index: usize) -> Self {
+        Self { family, index }
+    }
+
+    /// The family.
+    pub const fn family(self) -> Family {
+        self.family
+    }
+
+    /// The number in the family's table.
+    pub const fn index(self) -> usize {
+        self.index
+    }
+}
+
+/// Declares the kinds of kernels of a family with its table. Of a row `Kind prefix suffix [launches] converts`, there is a kernel
+/// for f32, f16 and bf16 each, called `<prefix>_<dtype><suffix>`; of a row `Kind name launch converts`, one.
+macro_rules! kinds {
+    ($(#[$doc:meta])* $name:ident by dtype {
+        $($(#[$of_kind:meta])* $kind:ident $prefix:literal $suffix:literal [$f32:expr, $f16:expr] $converts:ident;)+
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$of_kind])* $kind,)+
+        }
+
+        impl $name {
+            /// The kernel for a dtype.
+            pub const fn of(self, dtype: $crate::launch::Dtype) -> $crate::launch::KernelId {
+                $crate::launch::KernelId::new($crate::launch::Family::$name, self as usize * 3 + dtype as usize)
+            }
+        }
+
+        pub(crate) const KERNELS: &[$crate::launch::Kernel] = &[
+            $(
+                kernel(concat!($prefix, "_f32", $suffix), Some($crate::launch::Dtype::F32), $f32, Converts::$converts),
+                kernel(concat!($prefix, "_f16", $suffix), Some($crate::launch::Dtype::F16), $f16, Converts::$converts),
+                kernel(concat!($prefix, "_bf16", $suffix), Some($crate::launch::Dtype::Bf16), $f16, Converts::$converts),
+            )+
+        ];
+    };
+    ($(#[$doc:meta])* $name:ident {
+        $($(#[$of_kind:meta])* $kind:ident $kernel:literal $launch:ident $converts:ident;)+
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$of_kind])* $kind,)+
+        }
+
+        impl $name {
+            /// The kernel.
+            pub const fn id(self) -> $crate::launch::KernelId {
+                $crate::launch::KernelId::new($crate::launch::Family::$name, self as usize)
+            }
+        }
+
+        pub(crate) const KERNELS: &[$crate::launch::Kernel] =
+            &[$(kernel($kernel, None, $launch, Converts::$converts),)+];
+    };
+}
+pub(crate) use kinds;
