@@ -15,8 +15,8 @@ use microscale::{NonFinite, Recipe, Scheme, Shape, quantize};
 use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
 
 /// For compute capability 9.0 and newer; `cargo xtask build-ptx` writes it.
-const PTX: &str = include_str!("../../host/ptx/microscale_sm_90.ptx");
-const KERNEL: &str = "mxfp4_quantize_bf16_even_vector";
+const PTX: &str = include_str!("../../host/ptx/quantize.sm_90.ptx");
+const KERNEL: &str = "mxfp4_quantize_bf16_even";
 const BLOCK: usize = 32;
 
 /// A structure of `microscale_kernels_abi`, passed by value.
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         negative_zero: arithmetic.negative_zero as u32,
         saturate_non_finite: 0,
     });
-    let kernel = kernels().iter().find(|kernel| kernel.name == KERNEL).ok_or("no such kernel")?;
+    let kernel = kernels().find(|kernel| kernel.name == KERNEL).ok_or("no such kernel")?;
     let thread_blocks = ((rows * cols) as u32).div_ceil(kernel.elements);
 
     // SAFETY: the arguments are the kernel's, in order; `grid` describes the matrix at `input`, which starts on 16 bytes as

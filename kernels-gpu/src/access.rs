@@ -149,7 +149,7 @@ impl Lane {
         if grid.row_blocks.divisor == grid.blocks {
             return WarpPlace {
                 whole,
-                contiguous: whole && last * block <= grid.cols,
+                contiguous: whole && last * block <= grid.aligned_cols,
                 index: self.first_block * block,
                 row: 0,
                 block_in_row: self.first_block,
@@ -159,7 +159,7 @@ impl Lane {
         let last_col = (block_in_row + warp_blocks::<F>()) * block;
         WarpPlace {
             whole,
-            contiguous: whole && last_col <= grid.cols,
+            contiguous: whole && last_col <= grid.aligned_cols,
             index: row * grid.row_stride + block_in_row * block,
             row,
             block_in_row,
@@ -215,7 +215,8 @@ impl Scales {
 pub(crate) struct WarpPlace {
     /// All blocks exist.
     pub(crate) whole: bool,
-    /// They are also whole and in one row, so that their elements lie behind each other; or the matrix goes by tiles.
+    /// They are also whole and in one row, so that their elements lie behind each other, and every row starts on 16 bytes; or the
+    /// matrix goes by tiles.
     pub(crate) contiguous: bool,
     /// The first one's first element's index from the matrix' start.
     index: u64,
@@ -345,8 +346,7 @@ pub(crate) unsafe fn load_all<D: Dtype, F: Blocks>(
     lane: &Lane,
     place: &WarpPlace,
 ) -> [Chunk; MOST_STEPS] {
-    let aligned = grid.rows_are_aligned(values.addr(), D::BYTES);
-    if aligned && place.contiguous {
+    if place.contiguous {
         let mut chunks = [[0; 4]; MOST_STEPS];
         for j in 0..D::STEPS {
             // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix, whose rows are aligned.
@@ -357,7 +357,7 @@ pub(crate) unsafe fn load_all<D: Dtype, F: Blocks>(
     cold_path();
     // SAFETY: the caller's matrix is the grid's, and its rows are aligned or not.
     unsafe {
-        if aligned {
+        if grid.rows_are_aligned() {
             load_walking::<D, F, true>(values, grid, lane, place)
         } else {
             load_walking::<D, F, false>(values, grid, lane, place)

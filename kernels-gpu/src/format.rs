@@ -561,6 +561,12 @@ pub(crate) trait Searched: Format + Scales {
     /// events that are not given. All lanes of the warp take part.
     fn usual_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 
+    /// Whether [`Searched::encode_usually`] is right: one question for all of a lane's chunks.
+    fn encodes_usually(&self) -> bool;
+
+    /// [`Format::encode`] by the most usual options.
+    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64;
+
     /// The same with all events but the scale's saturation, without the shortcut; in range as of [`Format::scale`].
     fn scale_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 }
@@ -592,6 +598,16 @@ impl<const TIES: u32> Searched for Mx<E2m1, TIES> {
         let events = BlockEvents { clipped: mx::clips::<E2m1>(amax_bits, scale), ..BlockEvents::default() };
         let in_range = f32::from_bits(amax_bits) > 0.5 * scale.to_f32();
         Scaled { byte, factor: [u32::from(byte), 0, 0], events, in_range }
+    }
+
+    #[inline(always)]
+    fn encodes_usually(&self) -> bool {
+        matches!(self.ties(), Ties::Even)
+    }
+
+    #[inline(always)]
+    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, [scale, ..]: Factor) -> u64 {
+        E2m1::encode_chunk::<D>(chunk, scale, Ties::Even)
     }
 
     #[inline(always)]
@@ -647,6 +663,16 @@ impl Searched for Nv {
         // A little above where values become 0.
         let in_range = scaled < USUAL && scaled > e2m1::MIDPOINTS[0] + 0.01;
         Scaled { byte, factor, events: BlockEvents::default(), in_range }
+    }
+
+    #[inline(always)]
+    fn encodes_usually(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
+        self.encode::<D>(chunk, factor)
     }
 
     #[inline(always)]

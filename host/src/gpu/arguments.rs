@@ -7,7 +7,7 @@ use microscale_kernels_abi::gemv::BLOCK_LIMIT;
 use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid};
 
 use super::tensor::DeviceTensor;
-use crate::element::Dtype;
+use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::error::OperandFault;
 use crate::shape::{QuantizedShape, Shape};
@@ -25,6 +25,13 @@ unsafe impl DeviceRepr for Argument<ScaleGrid> {}
 unsafe impl DeviceRepr for Argument<Divider> {}
 // SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
 unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
+
+impl Argument<BlockGrid> {
+    /// The grid of the matrix at an address.
+    pub(super) fn at<T: Element>(self, address: u64) -> Self {
+        Self(self.0.at(address, T::DTYPE.bytes()))
+    }
+}
 
 /// A dtype as kernels know it.
 pub(super) const fn kernel_dtype(dtype: Dtype) -> microscale_kernels_abi::Dtype {

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let module = Module::parse(&text)?;
         println!("{target}: module read in {:.1?}", start.elapsed());
         for dtype in ["bf16", "f32"] {
-            let name = format!("mxfp4_quantize_{dtype}_even_vector");
+            let name = format!("mxfp4_quantize_{dtype}_even");
             let start = Instant::now();
             let kernel = module.kernel(&name)?;
             println!("  {name}: lowered in {:.1?}", start.elapsed());

@@ -53,7 +53,7 @@ struct Trial<'a> {
 
 impl Trial<'_> {
     fn run(&mut self, name: &str, arguments: &[Argument]) -> Statistics {
-        let Kernel { threads, elements, .. } = kernels().iter().find(|kernel| kernel.name == name).unwrap();
+        let Kernel { threads, elements, .. } = kernels().find(|kernel| kernel.name == name).unwrap();
         let padded = self.elements.next_multiple_of(32) as u32;
         let launch = Launch { blocks: padded.div_ceil(*elements), threads: *threads, ..self.launch.clone() };
         let kernel = self.module.kernel(name).unwrap();
@@ -125,7 +125,7 @@ fn mxfp4_of_bf16_and_back() {
                     scale_grid.clone(),
                 ];
                 let arguments = [&arguments[..], &[argument(&options)]].concat();
-                let statistics = trial.run("mxfp4_quantize_bf16_even_vector", &arguments);
+                let statistics = trial.run("mxfp4_quantize_bf16_even", &arguments);
                 assert!(statistics.lane_instructions > 0);
                 assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
                 assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
@@ -166,7 +166,7 @@ fn nvfp4_of_f32_and_back() {
                 let options = NvQuantizeOptions { plan, saturate_non_finite: 0 };
                 let arguments = [values, codes, scales, slot, report].map(Argument::from);
                 let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
-                trial.run("nvfp4_quantize_f32_given_vector", &[&arguments[..], &rest].concat());
+                trial.run("nvfp4_quantize_f32_given", &[&arguments[..], &rest].concat());
                 assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
                 assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
 

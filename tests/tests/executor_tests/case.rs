@@ -6,17 +6,17 @@ use microscale::{Element, Format, GlobalScale, Position, QuantizedTensor, Report
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
 use microscale_formats::plan::NvPlan;
-use microscale_kernels_abi::{ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, kernels};
+use microscale_kernels_abi::{ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, Target, kernels};
 
-/// A target's PTX.
-pub(crate) fn ptx(target: &str) -> String {
-    let path = microscale_tests::data_dir().join(format!("host/ptx/microscale_{target}.ptx"));
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+/// A target's PTX: the modules of all families as one.
+pub(crate) fn ptx(target: &Target) -> String {
+    let folder = microscale_tests::data_dir().join("host/ptx");
+    microscale_tests::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A kernel's description.
 pub(crate) fn kernel(name: &str) -> &'static Kernel {
-    kernels().iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
+    kernels().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
 }
 
 /// A kernel with its arguments, and the elements that the launch covers; thread blocks, if the kernel has no number of

@@ -174,15 +174,16 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
     let mut push = |kernel: String, shape: Shape, make: Box<dyn Fn() -> Prepared + Send + Sync>| {
         cases.push(Case { tail: true, ..Case::new(format!("{kernel} {shape:?}, a tail"), kernel, make) });
     };
-    // Each kernel once.
+    // Each kernel once, by each access.
     let mut quantizers = BTreeMap::new();
     for recipe in recipes() {
         for &access in Access::of(&recipe) {
-            quantizers.entry(quantizer::<T>(&recipe, access)).or_insert((recipe, access));
+            let kernel = quantizer::<T>(&recipe, access);
+            quantizers.entry((kernel, access.word())).or_insert((recipe, access));
         }
     }
     for (shape, values) in tails::<T>() {
-        for (kernel, &(recipe, access)) in &quantizers {
+        for ((kernel, _), &(recipe, access)) in &quantizers {
             let values = values.clone();
             let make = move || quantizing(Input { values: &values, shape, weights: None }, &recipe, access);
             push(kernel.clone(), shape, Box::new(make));
@@ -199,7 +200,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             }
             let values = values.clone();
             let make = move || amax(&values, shape, access);
-            push(amax_kernel::<T>(access), shape, Box::new(make));
+            push(amax_kernel::<T>(), shape, Box::new(make));
         }
         for variant in ["thread_a_block", "warp_a_block"] {
             let values = values.clone();
@@ -253,7 +254,7 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
             for non_finite in [false, true] {
                 let make =
                     move || amax(&patterns::<T>(shape.span().unwrap(), non_finite, i as u64), shape, access);
-                let kernel = amax_kernel::<T>(access);
+                let kernel = amax_kernel::<T>();
                 cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
             }
         }

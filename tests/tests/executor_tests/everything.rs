@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use half::bf16;
 use microscale::Format;
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
-use microscale_kernels_abi::{TARGETS, kernels};
+use microscale_kernels_abi::{TARGETS, Target, kernels};
 use microscale_tests::operands::Scales;
 use microscale_tests::weights::Activations;
 use rayon::prelude::*;
@@ -19,8 +19,8 @@ use super::weights::{Kind, Launched, Product, Weights};
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
     static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
     MODULES.get_or_init(|| {
-        let read = |name| Module::parse(&ptx(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        TARGETS.iter().map(|target| (target.name, read(target.name))).collect()
+        let read = |target: &Target| Module::parse(&ptx(target)).unwrap_or_else(|error| panic!("{}: {error}", target.name));
+        TARGETS.iter().map(|target| (target.name, read(target))).collect()
     })
 }
 

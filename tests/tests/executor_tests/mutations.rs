@@ -224,7 +224,7 @@ fn changes_to_kernels_are_noticed() {
             (kernel.name, tried)
         };
         let results: Vec<_> =
-            kernels().par_iter().filter(|kernel| kernel.name != "empty").map(of_kernel).collect();
+            kernels().par_bridge().filter(|kernel| kernel.name != "empty").map(of_kernel).collect();
         let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         let mut unnoticed = Vec::new();
         for (name, tried) in &results {

@@ -5,7 +5,7 @@ use microscale::{
     amax, quantize, quantize_weighted,
 };
 use microscale_executor::Argument;
-use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, mx};
+use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, Ties, mx};
 use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
 use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, ScaleGrid};
@@ -23,7 +23,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// The two that all operations but the search have.
+    /// The two that all operations but the search have: they choose the kernel, or the way in it, by how rows are aligned.
     pub(crate) const BOTH: [Self; 2] = [Self::Vector, Self::Element];
 
     /// Those that quantizers of a recipe have.
@@ -73,7 +73,9 @@ pub(crate) fn mx_options(recipe: &Recipe) -> (QuantizeOptions, &'static str) {
     let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
     let of = |arithmetic: mx::Arithmetic, mantissa_addend| {
         let negative_zero = arithmetic.negative_zero as u32;
-        (QuantizeOptions { mantissa_addend, negative_zero, saturate_non_finite }, arithmetic.ties.word())
+        let ties = arithmetic.ties as u32;
+        let variant = if arithmetic.ties == Ties::Even { "_even" } else { "_other_ties" };
+        (QuantizeOptions { mantissa_addend, ties, negative_zero, saturate_non_finite }, variant)
     };
     let with = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
     match recipe.scheme {
@@ -122,6 +124,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
         scale_grid.by_tiles = 1;
         by_blocks = by_rows;
     }
+    by_blocks = by_blocks.with_aligned_rows(access == Access::Vector);
     let elements = by_blocks.blocks * format.block() as u64;
     let mut arguments = vec![given.clone(), codes.into(), scales.into()];
     let (options, variant) = match recipe.scheme {
@@ -138,16 +141,13 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
             let options = nv_options(&NvQuantizeOptions { plan, saturate_non_finite });
             let dtype = T::DTYPE.word();
             if global == Global::FromAmax {
-                // The search has no vector variant, so that it takes all matrices; the amax has.
-                let vector = access != Access::Element && fits::<T>(shape, Access::Vector);
-                let amax_access = if vector { Access::Vector } else { Access::Element };
-                let amax_grid = grid(shape, mx::BLOCK, true);
+                let amax_grid = grid(shape, mx::BLOCK, true).with_aligned_rows(access == Access::Vector);
                 let covered = amax_grid.blocks * mx::BLOCK as u64;
                 let amax_arguments = vec![given, slot.into(), argument(&amax_grid)];
-                case.step(amax_kernel::<T>(amax_access), covered, amax_arguments);
+                case.step(amax_kernel::<T>(), covered, amax_arguments);
                 case.step(format!("nvfp4_plan_{dtype}"), 1, vec![slot.into(), options.clone()]);
             }
-            let variant = if global == Global::FromAmax { "planned" } else { "given" };
+            let variant = if global == Global::FromAmax { "_planned" } else { "_given" };
             let stored = expected.tensor.global_scale().map_or(1.0, |scale| scale.value());
             case.expect_scale(slot, stored);
             (options, variant)
@@ -158,9 +158,14 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
         }
     };
     arguments.extend([report, argument(&by_blocks), argument(&scale_grid), options]);
-    let mut name = format!("{}_quantize_{}_{variant}_{}", word(format), T::DTYPE.word(), access.word());
+    // MXFP8's ties go to even, and the search's are the options'.
+    let variant = match (format, access) {
+        (Format::Mxfp4, Access::Search) | (Format::Mxfp8E4m3 | Format::Mxfp8E5m2, _) => "",
+        _ => variant,
+    };
+    let mut name = format!("{}_quantize_{}{variant}", word(format), T::DTYPE.word());
     if access == Access::Search {
-        name = format!("{}_search_{}_{variant}", word(format), T::DTYPE.word());
+        name = format!("{}_search_{}{variant}", word(format), T::DTYPE.word());
         let importance = weights.map(|weights| {
             Argument::from(case.memory.allocate_from("importance", bytemuck::cast_slice(weights)))
         });

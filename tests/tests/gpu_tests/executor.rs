@@ -353,7 +353,7 @@ pub(crate) fn computes_what_it_does(gpu: &Gpu) {
         let text = ptx(target);
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
-        for kernel in kernels().iter().filter(|kernel| kernel.name != "empty") {
+        for kernel in kernels().filter(|kernel| kernel.name != "empty") {
             let (tails, own): (Vec<_>, Vec<_>) =
                 all.iter().filter(|case| case.kernel == kernel.name).partition(|case| case.tail);
             if own.is_empty() {

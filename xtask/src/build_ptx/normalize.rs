@@ -21,9 +21,14 @@ impl Parts {
     pub(super) fn of(raw: &str) -> Self {
         let mut parts = Self { head: Vec::new(), data: Vec::new(), entries: BTreeMap::new() };
         let mut current: Option<String> = None;
-        for line in raw.lines().map(clean).filter(|line| !line.is_empty() && !is_debug(line)) {
+        for raw in raw.lines() {
+            let line = clean(raw);
+            if line.is_empty() || is_debug(&line) {
+                continue;
+            }
             current = entry_name(&line).or(current);
-            let ends = line == "}";
+            // Not one of a scope within the kernel, which is indented.
+            let ends = raw.starts_with('}');
             match &current {
                 Some(name) => {
                     let line = line.replace(&format!("{name}_param_"), "p");

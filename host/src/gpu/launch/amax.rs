@@ -32,7 +32,7 @@ pub(in crate::gpu) fn amax<T: Element>(
     }
     let (values, _read) = values.device_ptr(stream);
     let ready = kernels.ready(Amax::Amax.of(kernel_dtype(T::DTYPE)))?;
-    let grid = grid(shape, AMAX_BLOCK)?;
+    let grid = grid(shape, AMAX_BLOCK)?.at::<T>(values);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(slot).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the

@@ -142,12 +142,11 @@ fn quantize_grids<T: Element>(
     let Shape { rows, cols, .. } = shape;
     let mut scale_grid = scale_grid(out);
     if out.scale_layout == ScaleLayout::Swizzled {
-        let by_rows = by_rows(shape, out.format.block())?;
-        let aligned = by_rows.0.rows_are_aligned(values as usize, T::DTYPE.bytes() as u32);
-        if aligned && ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks) {
+        let by_rows = by_rows(shape, out.format.block())?.at::<T>(values);
+        if by_rows.0.rows_are_aligned() && ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks) {
             scale_grid.0.by_tiles = 1;
             return Ok((by_rows, scale_grid));
         }
     }
-    Ok((grid(shape, out.format.block())?, scale_grid))
+    Ok((grid(shape, out.format.block())?.at::<T>(values), scale_grid))
 }
