@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 
 use microscale::{Device, ErrorStats};
 
+use crate::conventions::packed::{Logical, logical};
 use crate::error::{Error, Result};
-use crate::packed::{Logical, logical};
-use crate::read::Checkpoint;
-use crate::rewrite::{OnProgress, Progress};
-use crate::values::Values;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::values::Values;
+use crate::write::progress::{OnProgress, Progress};
 
 /// How two checkpoints differ.
 #[derive(Clone, Debug, Default)]

@@ -7,17 +7,24 @@ use std::time::Instant;
 use microscale::{Device, ErrorStats, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
 
-use crate::convention::{FileConvention, Group, Storage, StoredGlobal};
-use crate::description::Description;
+use crate::conventions::group::Group;
+use crate::conventions::ignored::ignored;
+use crate::conventions::packed::{Logical, Packed, logical};
+use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::error::{Error, Result};
-use crate::gguf::FileType;
-use crate::ignored::ignored;
-use crate::others::Skipped;
-use crate::packed::{Logical, Packed, logical};
-use crate::read::{Checkpoint, Tensor, elements};
-use crate::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
-use crate::summary::Sums;
-use crate::write::{Outline, Sink};
+use crate::file_convention::FileConvention;
+use crate::gguf::metadata::FileType;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::{Tensor, elements};
+use crate::sums::Sums;
+use crate::write::others::Skipped;
+use crate::write::outline::Outline;
+use crate::write::outline::unchanged;
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
 
 /// What happened to a checkpoint that was converted.
 #[derive(Clone, Debug)]
@@ -61,7 +68,7 @@ pub struct Rounding {
 /// order, with its config.
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after, and each
-/// whose values are not the same to the bit is told of. As in [`quantize`](super::quantize()), a few tensors are in
+/// whose values are not the same to the bit is told of. As in [`quantize`](crate::quantize()), a few tensors are in
 /// memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors

@@ -6,17 +6,22 @@ use std::time::Instant;
 
 use microscale::{Device, Dtype, Element};
 
-use crate::description::Description;
+use crate::conventions::packed::{Logical, Packed, logical};
 use crate::error::{Error, Result};
-use crate::gguf::FileType;
-use crate::others::Skipped;
-use crate::packed::{Logical, Packed, logical};
-use crate::read::{Checkpoint, Tensor};
-use crate::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
-use crate::summary::Sums;
-use crate::values::file_dtype;
-use crate::workers::Busy;
-use crate::write::{Outline, Sink};
+use crate::gguf::metadata::FileType;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::read::values::file_dtype;
+use crate::sums::Sums;
+use crate::write::busy::Busy;
+use crate::write::others::Skipped;
+use crate::write::outline::Outline;
+use crate::write::outline::unchanged;
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
 
 /// What happened to a checkpoint that was dequantized.
 #[derive(Clone, Debug)]
@@ -41,7 +46,7 @@ pub struct Dequantized {
 
 /// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the model knows.
 ///
-/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](super::quantize), a few
+/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors

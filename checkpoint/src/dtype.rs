@@ -1,10 +1,12 @@
 //! What the elements of a stored tensor are, in whichever container.
 
+pub(crate) mod ggml;
+
 use std::fmt;
 
 use safetensors::Dtype as Plain;
 
-use crate::gguf::GgmlType;
+use crate::dtype::ggml::GgmlType;
 
 /// The dtype of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use microscale::{Format, ScaleLayout, Search, Words};
 
-use crate::{FileConvention, FileDtype, glob};
+use crate::dtype::FileDtype;
+use crate::file_convention::FileConvention;
+use crate::names::glob;
 
 /// The result of the library's checkpoint operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -249,12 +251,14 @@ pub enum Error {
     },
 
     /// A format that a convention of files lacks.
-    #[error("{}, the convention of files, has no {format}; {}", .convention.word(), with_format(*.convention, *.format))]
+    #[error("{}, the convention of files, has no {format}; {instead}", .convention.word())]
     NotStored {
         /// The convention.
         convention: FileConvention,
         /// The format.
         format: Format,
+        /// What can be chosen instead.
+        instead: String,
     },
 
     /// Scales in another order than checkpoint files have.
@@ -498,13 +502,14 @@ pub enum Error {
 
     /// A preset that there is not.
     #[error(
-        "no recipe that comes with the program is called {name:?}; there are {}. A file ends with .toml or is named with its \
-         directory, such as ./{name}",
-        all_presets()
+        "no recipe that comes with the program is called {name:?}; there are {presets}. A file ends with .toml or is named with \
+         its directory, such as ./{name}"
     )]
     NoPreset {
         /// What it was called.
         name: String,
+        /// Those that there are.
+        presets: String,
     },
 
     /// Layers that engines make one of, with recipes that differ in more than one layer can have.
@@ -558,23 +563,6 @@ impl Error {
 /// The words of a type, in a list.
 fn all_words<T: Words>() -> String {
     T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
-}
-
-/// The names of the presets, in a list.
-fn all_presets() -> String {
-    super::presets().iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
-}
-
-/// What can be chosen where a convention lacks a format.
-fn with_format(convention: FileConvention, format: Format) -> String {
-    let formats: Vec<_> = convention.formats().map(Words::word).collect();
-    let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
-    let others: Vec<_> = others.map(|(word, _)| *word).collect();
-    let others = match others.as_slice() {
-        [] => "and no other has it (the library quantizes single tensors to it)".into(),
-        others => format!("or a convention that has it: {}", others.join(", ")),
-    };
-    format!("choose among its formats ({}), {others}", formats.join(", "))
 }
 
 /// The first few of many paths.

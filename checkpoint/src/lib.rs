@@ -4,28 +4,21 @@
 //! [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time; [`compare`] and
 //! [`inspect`] only read.
 //!
-//! | file | what it knows |
+//! From the bottom up, each importing only what stands above it in this table:
+//!
+//! | room | what it knows |
 //! |---|---|
-//! | `read`, `header`, `index`, `json`, `values` | input: which files, which tensors, typed views |
-//! | `dtype` | what elements are in a file, in either container |
-//! | `selection` | which tensors are quantized, and why the others are not |
-//! | `glob` | patterns of tensor names |
-//! | `recipes`, `settings`, `treatment` | recipe files and presets; settings key by key; how one tensor is quantized |
-//! | `layers` | layers by the names of tensors: which are the first and the last |
-//! | `fused`, `global_scale` | NVFP4's global scales: which layers share one, and which number it is |
-//! | `importance` | weights by column for the search of block scales |
-//! | `convention` | conventions of files: what a quantized tensor becomes |
-//! | `compressed_tensors`, `modelopt`, `gpt_oss` | one each: names, dtypes, config |
-//! | `description` | what config.json and its like say |
-//! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
+//! | `names` | what the names of tensors tell |
+//! | `dtype`, `file_convention`, `reason`, `sums` | words: dtypes in files, conventions of files, why tensors are copied, sums |
+//! | `error` | what can go wrong |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
-//! | `matrix` | a tensor as the matrix that is quantized |
-//! | `packed` | quantized tensors in files: what belongs together, and in which format |
-//! | `doctor` | what is wrong with a quantized checkpoint |
-//! | `parts` | quantizing in parts, and merging them |
-//! | `rewrite`, `write`, `output`, `others` | output: tensor by tensor, complete or not at all |
-//! | `quantize`, `dequantize`, `convert`, `compare`, `inspect`, `summary` | the operations and what they report |
-//! | `details` | a closer look at quantized tensors, for those who ask: distributions, worst blocks |
+//! | `read` | input: which files, which tensors, typed views |
+//! | `write` | output: tensor by tensor, complete or not at all |
+//! | `conventions` | conventions of files: what a quantized tensor becomes, and what is quantized in a file |
+//! | `histogram` | how scales and codes are distributed |
+//! | `plan` | what is to become of each tensor: recipes, selection, global scales, importance |
+//! | `quantize`, `parts` | carrying out a plan: as a whole, or in parts |
+//! | `dequantize`, `convert`, `compare`, `inspect`, `doctor` | the other operations |
 //!
 //! Files are little-endian, as safetensors demands; so must the machine be.
 
@@ -33,71 +26,55 @@
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
 mod compare;
-mod compressed_tensors;
-mod convention;
+mod conventions;
 mod convert;
 mod dequantize;
-mod description;
-mod details;
 mod doctor;
 mod dtype;
 mod error;
-mod fused;
+mod file_convention;
 mod gguf;
-mod glob;
-mod global_scale;
-mod gpt_oss;
-mod header;
-mod ignored;
-mod importance;
-mod index;
+mod histogram;
 mod inspect;
-mod json;
-mod layers;
-mod matrix;
-mod modelopt;
-mod others;
-mod output;
-mod packed;
+mod names;
 mod parts;
 mod plan;
 mod quantize;
 mod read;
-mod recipes;
-mod rewrite;
-mod selection;
-mod settings;
-mod source;
-mod summary;
-mod targets;
-mod treatment;
-mod values;
-mod workers;
+mod reason;
+mod sums;
 mod write;
 
 pub use compare::{Compared, Comparison, Difference, compare};
-pub use convention::FileConvention;
+pub use conventions::packed::{Logical, Packed, logical};
 pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};
-pub use details::Details;
-pub use doctor::{Defect, Diagnosis, Finding, diagnose};
+pub use doctor::finding::{Defect, Finding};
+pub use doctor::{Diagnosis, diagnose};
 pub use dtype::FileDtype;
+pub use dtype::ggml::GgmlType;
 pub use error::{Error, Result};
-pub use gguf::GgmlType;
-pub use global_scale::GlobalScales;
-pub use importance::Importance;
-pub use inspect::{Histogram, Inspected, inspect};
-pub use layers::layer_part;
-pub use others::Skipped;
-pub use packed::{Logical, Packed, logical};
+pub use file_convention::FileConvention;
+pub use histogram::Histogram;
+pub use inspect::{Inspected, inspect};
+pub use names::kept::{Kept, kept};
+pub use names::layers::layer_part;
 pub use parts::{Merged, Part, PartDone, merge, quantize_part};
+pub use plan::global_scales::GlobalScales;
+pub use plan::importance::Importance;
+pub use plan::recipes::Recipes;
+pub use plan::recipes::presets::{Preset, presets};
+pub use plan::selection::Selection;
+pub use plan::settings::{GlobalSetting, Settings};
+pub use plan::used_recipe::{Facts, UsedRecipe};
 pub use plan::{Plan, Planned};
+pub use quantize::details::Details;
 pub use quantize::quantize;
-pub use read::{Checkpoint, Tensor};
-pub use recipes::{Preset, Recipes, presets};
-pub use rewrite::{OnProgress, Progress};
-pub use selection::{Kept, Reason, Selection, kept};
-pub use settings::{GlobalSetting, Settings};
-pub use summary::{Outcome, Plain, Summary, Sums, TensorSummary, Totals};
-pub use treatment::{Facts, UsedRecipe};
-pub use values::{Values, file_dtype, float_dtype};
+pub use quantize::summary::{Outcome, Plain, Summary, TensorSummary, Totals};
+pub use read::checkpoint::Checkpoint;
+pub use read::tensor::Tensor;
+pub use read::values::{Values, file_dtype, float_dtype};
+pub use reason::Reason;
+pub use sums::Sums;
+pub use write::others::Skipped;
+pub use write::progress::{OnProgress, Progress};

@@ -16,17 +16,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::description::Description;
 use crate::error::{Error, Result};
-use crate::json;
-use crate::others::Skipped;
-use crate::output::{Output, destination};
 use crate::plan::Plan;
 use crate::quantize::Quantizer;
-use crate::read::{Checkpoint, Shard};
-use crate::rewrite::{Meter, OnProgress, Renamed, Rewrite, write_rest};
-use crate::summary::Summary;
-use crate::workers::{Job, write_shards};
+use crate::quantize::summary::Summary;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::json;
+use crate::read::shard::Shard;
+use crate::write::others::Skipped;
+use crate::write::output::{Output, destination};
+use crate::write::progress::{Meter, OnProgress};
+use crate::write::rewrite::write_rest;
+use crate::write::work::{Renamed, Rewrite};
+use crate::write::workers::{Job, write_shards};
 
 /// One of several parts of a checkpoint: `2/8` is the second of eight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,11 +101,11 @@ struct Note {
 /// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
 ///
 /// All parts of all runs must be given the same input and options. The bytes are those that
-/// [`quantize`](super::quantize()) makes. Shards go to parts by their sizes, the largest first and each to the part
+/// [`quantize`](crate::quantize()) makes. Shards go to parts by their sizes, the largest first and each to the part
 /// with the least so far; a part may get none.
 ///
 /// # Errors
-/// Those of [`quantize`](super::quantize()).
+/// Those of [`quantize`](crate::quantize()).
 pub fn quantize_part(
     plan: &Plan<'_>,
     part: Part,
@@ -163,7 +166,7 @@ pub fn quantize_part(
     Ok(PartDone { summary, made: jobs.len(), kept, of: checkpoint.shards.len(), directory })
 }
 
-/// Puts the parts together: `out` is then what [`quantize`](super::quantize()) would have made, and `OUT.parts` is gone.
+/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and `OUT.parts` is gone.
 ///
 /// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input and the output.
 ///

@@ -1,28 +1,41 @@
 //! What is to become of each tensor of a checkpoint that is quantized, decided before anything is written.
 
+pub(crate) mod fusions;
+pub(crate) mod global_scales;
+pub(crate) mod importance;
+pub(crate) mod recipes;
+pub(crate) mod selection;
+pub(crate) mod settings;
+pub(crate) mod treatment;
+pub(crate) mod used_recipe;
+
 use std::collections::{HashMap, HashSet};
 
 use microscale::{Format, Global, Recipe, Scheme, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::convention::{FileConvention, Group};
-use crate::description::Description;
+use crate::conventions::group::Group;
+use crate::conventions::ignored::ignored;
 use crate::error::{Error, Result};
-use crate::fused;
-use crate::gguf::FileType;
-use crate::global_scale::GlobalScales;
-use crate::ignored::ignored;
-use crate::importance::Importance;
-use crate::layers::Layers;
-use crate::read::{Checkpoint, Tensor};
-use crate::recipes::Recipes;
-use crate::rewrite::unchanged;
-use crate::selection::{Reason, Selection, Wish};
-use crate::settings::check_search_global;
-use crate::summary::{Sums, recipes_to_json};
-use crate::treatment::{Facts, Treatment, Treatments, UsedRecipe, by_format, common};
-use crate::write::Outline;
+use crate::file_convention::FileConvention;
+use crate::gguf::metadata::FileType;
+use crate::names::layers::Layers;
+use crate::plan::global_scales::GlobalScales;
+use crate::plan::importance::Importance;
+use crate::plan::recipes::Recipes;
+use crate::plan::selection::{Selection, Wish};
+use crate::plan::settings::check_search_global;
+use crate::plan::treatment::{Treatment, Treatments};
+use crate::plan::used_recipe::recipes_to_json;
+use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common};
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::reason::Reason;
+use crate::sums::Sums;
+use crate::write::outline::Outline;
+use crate::write::outline::unchanged;
 
 /// What is to become of each tensor of a checkpoint.
 pub struct Plan<'a> {
@@ -137,7 +150,7 @@ impl<'a> Plan<'a> {
             tensors,
         };
         plan.check_names()?;
-        fused::check(plan.to_quantize().map(|tensor| (tensor, plan.of(tensor.name))))?;
+        fusions::check(plan.to_quantize().map(|tensor| (tensor, plan.of(tensor.name))))?;
         Ok(plan)
     }
 
@@ -210,7 +223,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets each tensor's [`Details`](super::Details) be collected once it is quantized, with at most this many of its
+    /// Lets each tensor's [`Details`](crate::Details) be collected once it is quantized, with at most this many of its
     /// worst blocks of either kind.
     pub fn collect_details(&mut self, worst_blocks: usize) {
         self.worst_blocks = Some(worst_blocks);

@@ -1,5 +1,11 @@
 //! Quantizing a checkpoint: carrying out a [`Plan`].
 
+pub(crate) mod chooser;
+pub(crate) mod details;
+pub(crate) mod matrix;
+pub(crate) mod source;
+pub(crate) mod summary;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -7,23 +13,27 @@ use std::time::Instant;
 use microscale::device::{Device, Part, QuantizedThere};
 use microscale::{QuantizedTensor, Recipe, Search, check_search};
 
-use crate::description::Description;
-use crate::details::Details;
 use crate::error::{Error, Result};
-use crate::fused::Fused;
-use crate::gguf::FileType;
-use crate::global_scale::{Chooser, Sources};
-use crate::matrix::{self, Matrix};
-use crate::others::Skipped;
+use crate::gguf::metadata::FileType;
+use crate::names::fused::Fused;
 use crate::plan::Plan;
-use crate::read::Tensor;
-use crate::rewrite::{OnProgress, Rewrite, rewrite, unchanged};
-use crate::selection::Reason;
-use crate::source::Stored;
-use crate::summary::{Outcome, Plain, Summary, TensorSummary};
-use crate::values::with_values;
-use crate::workers::Busy;
-use crate::write::{Outline, Sink};
+use crate::quantize::chooser::{Chooser, Sources};
+use crate::quantize::details::Details;
+use crate::quantize::matrix::Matrix;
+use crate::quantize::source::Stored;
+use crate::quantize::summary::{Outcome, Plain, Summary, TensorSummary};
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::read::values::with_values;
+use crate::reason::Reason;
+use crate::write::busy::Busy;
+use crate::write::others::Skipped;
+use crate::write::outline::Outline;
+use crate::write::outline::unchanged;
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
 ///

@@ -2,11 +2,11 @@
 
 use microscale::Device;
 
-use super::{Defect, Finding};
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
 use crate::error::Result;
-use crate::packed::Packed;
-use crate::read::Tensor;
-use crate::values::Values;
+use crate::read::tensor::Tensor;
+use crate::read::values::Values;
 
 /// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less than
 /// this is no rounding.

@@ -4,8 +4,8 @@ use microscale::Format;
 use microscale::formats::{E4m3, E8m0};
 use rayon::prelude::*;
 
-use super::{Defect, Finding};
-use crate::packed::Packed;
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;

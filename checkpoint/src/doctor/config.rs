@@ -5,14 +5,16 @@ use microscale::Words;
 use regex::bytes::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
-use super::{Defect, Finding};
-use crate::compressed_tensors::format_word;
-use crate::convention::{FileConvention, WEIGHT, module};
-use crate::description::{Description, QUANTIZATION};
-use crate::glob;
-use crate::ignored::ignored_module;
-use crate::packed::Packed;
-use crate::read::{Checkpoint, Tensor};
+use super::finding::{Defect, Finding};
+use crate::conventions::compressed_tensors::format_word;
+use crate::conventions::ignored::ignored_module;
+use crate::conventions::packed::Packed;
+use crate::file_convention::FileConvention;
+use crate::names::glob;
+use crate::names::weight::{WEIGHT, module};
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::{Description, QUANTIZATION};
+use crate::read::tensor::Tensor;
 
 /// Layers whose inputs are as wide as the model, by the ends of their names, and those whose outputs are.
 const FROM_HIDDEN: [&str; 5] = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
@@ -42,7 +44,7 @@ pub(super) fn look(
         }
         (Some((method, _)), Some(_)) => {
             let quantization = config.json.get(QUANTIZATION).and_then(Value::as_object);
-            for packed in packed.iter().filter(|packed| !fits(&method, packed.convention())) {
+            for packed in packed.iter().filter(|packed| !packed.convention().is_method(&method)) {
                 let stored = packed.convention().word();
                 found(
                     Some(packed.name),
@@ -75,16 +77,6 @@ fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], found: &mut impl FnMut
                         holds; for weights alone it must say W4A16_NVFP4";
             found(Some(packed.name), what.into());
         }
-    }
-}
-
-/// Whether a config's method is that of a convention.
-fn fits(method: &str, convention: FileConvention) -> bool {
-    match convention {
-        FileConvention::CompressedTensors => method == "compressed-tensors",
-        FileConvention::Modelopt => method.starts_with("modelopt"),
-        FileConvention::GptOss => method == "mxfp4",
-        FileConvention::Gguf => false,
     }
 }
 

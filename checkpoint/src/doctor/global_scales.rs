@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use microscale::Words;
 use microscale::formats::{E4m3, e2m1, nvfp4};
 
-use super::{Defect, Finding};
-use crate::fused::{Fused, fused};
-use crate::packed::Packed;
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
+use crate::names::fused::{Fused, fused};
 
 /// Looks at all quantized tensors.
 pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {

@@ -1,9 +1,9 @@
 //! Dtypes and shapes that can be understood, but are not what loaders expect.
 
-use super::{Defect, Finding};
-use crate::FileConvention;
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
 use crate::dtype::FileDtype;
-use crate::packed::Packed;
+use crate::file_convention::FileConvention;
 
 /// Looks at a tensor's parts.
 pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {

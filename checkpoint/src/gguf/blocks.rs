@@ -16,7 +16,7 @@ use microscale::Format;
 use rayon::prelude::*;
 
 #[cfg(test)]
-use super::types::GgmlType;
+use crate::dtype::ggml::GgmlType;
 
 /// Blocks that a thread takes at once: some 64 KiB.
 const TOGETHER: usize = 2048;

@@ -1,6 +1,6 @@
 //! A place in a file's bytes that moves forward and never beyond the end.
 
-use super::Parsed;
+use super::format::Parsed;
 
 /// The longest string that is read: metadata hold vocabularies as arrays, so that a string is a template or a licence.
 const MAX_STRING: u64 = 64 << 20;

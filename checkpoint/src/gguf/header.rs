@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::cursor::Cursor;
-use super::types::GgmlType;
+use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
 use super::value::{Entry, Value, ValueType};
-use super::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, MAX_NAME, Parsed};
+use crate::dtype::ggml::GgmlType;
+use crate::dtype::ggml::MAX_DIMS;
 use crate::error::{Error, Result};
 
 /// The largest alignment that is read. ggml has no limit, and files have 32, or a page.

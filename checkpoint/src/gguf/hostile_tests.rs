@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::draft::{Draft, array, entry, string, tensor};
 use super::header::read;
-use crate::Error;
+use crate::error::Error;
 
 const F32: u32 = 0;
 const Q4_0: u32 = 2;

@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
+#[cfg(test)]
+use super::format::{ARCHITECTURE, DEFAULT_ALIGNMENT};
+use super::format::{FILE_TYPE, QUANTIZATION_VERSION};
 use super::header::Header;
 use super::value::ValueType;
-#[cfg(test)]
-use super::{ARCHITECTURE, DEFAULT_ALIGNMENT};
-use super::{FILE_TYPE, QUANTIZATION_VERSION};
 
 /// What most of a model's weights are, by llama.cpp's numbers, which are not those of the tensor types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +30,15 @@ const VERSION_OF_QUANTIZED: u32 = 2;
 /// Metadata to be written, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Metadata<'a> {
-    pub(super) alignment: u64,
-    pub(super) entries: Vec<Entry<'a>>,
+    pub(crate) alignment: u64,
+    pub(crate) entries: Vec<Entry<'a>>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     key: &'a str,
     /// Key, type and value as in a file.
-    pub(super) raw: Cow<'a, [u8]>,
+    pub(crate) raw: Cow<'a, [u8]>,
 }
 
 impl<'a> Metadata<'a> {

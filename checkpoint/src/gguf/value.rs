@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Parsed;
 use super::cursor::Cursor;
+use super::format::Parsed;
 
 /// The most elements of an array, which is ggml's limit.
 const MAX_ARRAY: u64 = 1 << 30;
