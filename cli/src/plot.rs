@@ -1,39 +1,22 @@
 //! Drawing SQNR by tensor: a bar each, or for many tensors dots by layer and kind.
 
-mod axis;
+pub(crate) mod axis;
 mod bars;
 mod dots;
-
-pub(crate) use axis::Axis;
+pub(crate) mod frame;
+pub(crate) mod point;
 
 use crate::markup::{Markup, Px};
-use crate::names::Place;
+use crate::plot::frame::{WIDTH, framed};
+use crate::plot::point::Point;
 
 /// Colours for light and dark, which plots and pages share.
 pub(crate) const THEME: &str = include_str!("plot/theme.css");
 /// How the parts of a plot look.
 pub(crate) const STYLE: &str = include_str!("plot/plot.css");
 
-/// Plots are as wide as this, in CSS pixels if nobody scales them.
-pub(crate) const WIDTH: f64 = 960.0;
-/// Room that characters of names take: fixed-width fonts differ little.
-const CHAR: f64 = 7.0;
 /// More tensors than these are drawn as dots.
 const MOST_BARS: usize = 80;
-
-/// A tensor and its SQNR in dB.
-pub(crate) struct Point<'a> {
-    name: &'a str,
-    sqnr_db: f64,
-    place: Place,
-}
-
-impl<'a> Point<'a> {
-    /// `None` if there is no place for it on an axis: without any error, or with nothing but errors.
-    pub(crate) fn new(name: &'a str, sqnr_db: f64) -> Option<Self> {
-        sqnr_db.is_finite().then(|| Self { name, sqnr_db, place: Place::of(name) })
-    }
-}
 
 /// A plot as a file of its own.
 pub(crate) struct Plot<'a> {
@@ -100,47 +83,4 @@ pub(crate) fn dots_by_layer(m: &mut Markup, points: &[Point<'_>], total: f64) {
     let height = dots::draw(&mut plot, points, total, 4.0);
     let what = "each quantized tensor's SQNR by layer; the table has the same numbers";
     framed(m, "SQNR by layer", what, height, &[], |m| m.verbatim(&plot.into_text()));
-}
-
-/// The `svg` element around a drawing, with its name for those who do not see it.
-pub(crate) fn framed(
-    m: &mut Markup,
-    title: &str,
-    description: &str,
-    height: f64,
-    size: super::markup::Attributes<'_>,
-    content: impl FnOnce(&mut Markup),
-) {
-    let view = format!("0 0 {} {}", Px(WIDTH), Px(height));
-    let label = format!("{title}: {description}");
-    let frame: [(&str, &dyn std::fmt::Display); 5] = [
-        ("xmlns", &"http://www.w3.org/2000/svg"),
-        ("class", &"plot"),
-        ("viewBox", &view),
-        ("role", &"img"),
-        ("aria-label", &label),
-    ];
-    m.element("svg", &[&frame[..], size].concat(), content);
-}
-
-/// A line of an axis or a grid.
-pub(crate) fn line(m: &mut Markup, class: &str, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) {
-    let (from, to) = ([Px(x1), Px(y1)], [Px(x2), Px(y2)]);
-    m.empty("line", &[("class", &class), ("x1", &from[0]), ("y1", &from[1]), ("x2", &to[0]), ("y2", &to[1])]);
-}
-
-/// Text that starts, ends or has its middle at a point.
-pub(crate) fn label(
-    m: &mut Markup,
-    class: &str,
-    anchor: &str,
-    [x, y]: [f64; 2],
-    text: impl std::fmt::Display,
-) {
-    m.leaf("text", &[("class", &class), ("x", &Px(x)), ("y", &Px(y)), ("text-anchor", &anchor)], text);
-}
-
-/// `17.90 dB`, with a minus sign that is one.
-fn decibels(sqnr_db: f64) -> String {
-    super::table::decibels(sqnr_db).replace('-', "−")
 }

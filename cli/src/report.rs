@@ -3,35 +3,25 @@
 mod blocks;
 mod copied;
 mod distributions;
+mod figures;
 mod rows;
+pub(crate) mod run;
 mod tensors;
 mod totals;
 
 use std::path::Path;
-use std::time::SystemTime;
 
 use microscale::Words;
-use microscale_checkpoint::{Outcome, Summary};
+use microscale_checkpoint::Outcome;
 
 use crate::markup::Markup;
 use crate::plot;
-use crate::table::{bytes, count, decibels, figure, seconds};
-
-/// Blocks in each table of the worst, and so all that need to be kept of a tensor.
-pub(crate) const WORST_BLOCKS: usize = 20;
+use crate::report::figures::{date, share};
+use crate::report::run::Run;
+use crate::text::table::{bytes, count, decibels, figure, seconds};
 
 /// How the page looks, besides the plots.
 const STYLE: &str = include_str!("report/page.css");
-
-/// What the report is about.
-pub(crate) struct Run<'a> {
-    /// With details.
-    pub(crate) summary: &'a Summary,
-    /// As they were given.
-    pub(crate) input: &'a Path,
-    pub(crate) out: &'a Path,
-    pub(crate) started: SystemTime,
-}
 
 impl Run<'_> {
     /// The page. It is well-formed XML as well.
@@ -136,25 +126,4 @@ fn tile(m: &mut Markup, what: &str, figure: &str, more: &str) {
 fn model_name(path: &Path) -> String {
     let full = path.canonicalize().unwrap_or_else(|_| path.into());
     full.file_name().map_or_else(|| full.display().to_string(), |name| name.to_string_lossy().into_owned())
-}
-
-/// `2026-11-21 18:30:05 UTC`.
-fn date(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC")
-}
-
-/// `12.3 % of something`.
-fn share(part: u64, all: u64, of: &str) -> String {
-    let percent = if all == 0 { 0.0 } else { 100.0 * part as f64 / all as f64 };
-    format!("{} % {of}", percent_text(percent))
-}
-
-/// Three digits or so; what is there at all is not nothing.
-fn percent_text(percent: f64) -> String {
-    match percent {
-        0.0 => "0".into(),
-        _ if percent < 0.01 => "< 0.01".into(),
-        _ if percent < 1.0 => format!("{percent:.2}"),
-        _ => format!("{percent:.1}"),
-    }
 }

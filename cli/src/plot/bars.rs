@@ -1,8 +1,10 @@
 //! A bar for each tensor, under its layer's name.
 
-use super::{Axis, CHAR, Point, WIDTH, decibels, label, line};
+use super::axis::Axis;
+use super::frame::{CHAR, WIDTH, decibels, label, line};
+use super::point::Point;
 use crate::markup::{Markup, Px};
-use crate::names::shortened;
+use crate::text::names::shortened;
 
 /// Height of a tensor's row, and of a layer's name.
 const ROW: f64 = 17.0;

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Axis, CHAR, Point, WIDTH, decibels, label, line};
+use super::axis::Axis;
+use super::frame::{CHAR, WIDTH, decibels, label, line};
+use super::point::Point;
 use crate::markup::{Markup, Px};
-use crate::names::{short_kinds, shortened};
-use crate::table::{count, natural_order};
+use crate::text::names::{short_kinds, shortened};
+use crate::text::table::{count, natural_order};
 
 /// Shapes around the origin.
 const SHAPES: [&str; 7] = [

@@ -3,11 +3,11 @@
 use microscale::{BlockError, Format};
 use microscale_checkpoint::{Outcome, Summary, TensorSummary};
 
-use super::WORST_BLOCKS;
 use super::distributions::scale;
 use super::rows::table;
+use super::run::WORST_BLOCKS;
 use crate::markup::Markup;
-use crate::table::{count, figure};
+use crate::text::table::{count, figure};
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let formats = summary.formats();

@@ -7,7 +7,7 @@ use microscale_checkpoint::{Outcome, Summary, TensorSummary};
 
 use super::rows::table;
 use crate::markup::Markup;
-use crate::table::{bytes, count, natural_order, shape};
+use crate::text::table::{bytes, count, natural_order, shape};
 
 /// The tensors that were copied, by reason, the commonest first.
 pub(super) fn write(m: &mut Markup, summary: &Summary) {

@@ -4,12 +4,13 @@ use microscale::formats::{E2m1, E4m3, E5m2};
 use microscale::{Format, Words};
 use microscale_checkpoint::Histogram;
 
-use super::percent_text;
+use super::figures::percent_text;
 use super::rows::table;
-use crate::inspect::scale_text;
 use crate::markup::{Markup, Px};
-use crate::plot::{Axis, WIDTH, framed, label, line};
-use crate::table::count;
+use crate::plot::axis::Axis;
+use crate::plot::frame::{WIDTH, framed, label, line};
+use crate::text::scale::scale_text;
+use crate::text::table::count;
 
 const LEFT: f64 = 48.0;
 const RIGHT: f64 = WIDTH - 8.0;

@@ -5,8 +5,10 @@ use microscale_checkpoint::{Outcome, Plain, Summary, TensorSummary};
 
 use super::rows::{Row, table};
 use crate::markup::{Markup, Px};
-use crate::plot::{Axis, Point, dots_by_layer, has_layers};
-use crate::table::{bytes, count, decibels, figure, natural_order, shape};
+use crate::plot::axis::Axis;
+use crate::plot::point::Point;
+use crate::plot::{dots_by_layer, has_layers};
+use crate::text::table::{bytes, count, decibels, figure, natural_order, shape};
 
 /// Fewer tensors are seen at a glance in the table.
 const FEWEST_DOTS: usize = 16;

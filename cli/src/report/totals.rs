@@ -3,10 +3,11 @@
 use microscale::{ErrorStats, Words};
 use microscale_checkpoint::{Summary, Totals};
 
+use super::figures::{date, share};
 use super::rows::table;
-use super::{Run, date, share};
+use super::run::Run;
 use crate::markup::Markup;
-use crate::table::{bytes, count, decibels, figure, rate, seconds};
+use crate::text::table::{bytes, count, decibels, figure, rate, seconds};
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let totals = summary.totals();

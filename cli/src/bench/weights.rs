@@ -1,31 +1,32 @@
 //! Measuring products of quantized weights and activations of 16 bits.
 
-use super::{Size, Times, cpu, gemv, random};
+use microscale::cpu::{Isa, gemv_weights, gemv_weights_with};
 #[cfg(feature = "cuda")]
 use microscale::formats::weights::tensor_core_gamma;
-#[cfg(feature = "cuda")]
-use std::num::NonZeroUsize;
-
-use microscale::cpu::{Isa, gemv_weights, gemv_weights_with};
 use microscale::{Activation, Device, QuantizedTensor, Recipe, Result, Shape};
 
+use super::cpu;
 #[cfg(feature = "cuda")]
 use super::gpu::Effort;
+use super::job::random;
+use super::measurement::Times;
+use super::product::{matrix, matrix_bytes, verify};
+use super::size::Size;
 
 /// What to multiply.
-struct Product<T> {
-    weights: QuantizedTensor,
+pub(super) struct Product<T> {
+    pub(super) weights: QuantizedTensor,
     activations: Vec<T>,
     tokens: usize,
 }
 
 impl<T: Activation> Product<T> {
-    fn new(recipe: &Recipe, size: Size) -> Result<Self> {
+    pub(super) fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let tokens = size.tokens.map_or(1, usize::from);
         // Activations and results must be countable.
         Shape::new(tokens, size.cols).span()?;
         Shape::new(tokens, size.rows).span()?;
-        let weights = gemv::matrix(recipe, size)?;
+        let weights = matrix(recipe, size)?;
         Ok(Self { weights, activations: random(tokens * size.cols, 2), tokens })
     }
 
@@ -50,7 +51,7 @@ pub(super) fn measure<T: Activation>(recipe: &Recipe, size: Size, device: &Devic
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => on_gpu(&product, gpus.first())?,
     };
-    Ok((gemv::matrix_bytes(&product.weights) as u64, times))
+    Ok((matrix_bytes(&product.weights) as u64, times))
 }
 
 fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
@@ -58,7 +59,7 @@ fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
     let times = cpu::measure_product(&product.weights, |weights| {
         gemv_weights(weights, &product.activations, product.tokens, &mut out)
     })?;
-    gemv::verify("gemv-weights", &out, &product.expected()?)?;
+    verify("gemv-weights", &out, &product.expected()?)?;
     Ok(times)
 }
 
@@ -67,14 +68,14 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &microscale::gpu::Gpu) -> Re
     let tokens = product.tokens;
     let kernel = microscale::gpu::GemvWeightsKernel::choose(product.weights.shape(), tokens);
     let operation = by_kernels(product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
-    let copy = super::gpu::copy_time(gpu.stream(), gemv::matrix_bytes(&product.weights) as u64)?;
+    let copy = super::gpu::copy_time(gpu.stream(), matrix_bytes(&product.weights) as u64)?;
     Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
 /// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far from the
 /// CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
-fn by_kernels<T: Activation>(
+pub(super) fn by_kernels<T: Activation>(
     product: &Product<T>,
     gpu: &microscale::gpu::Gpu,
     products: &[super::gpu::ByKernel],
@@ -103,7 +104,7 @@ fn by_kernels<T: Activation>(
     };
     super::gpu::measure_weights(
         gpu,
-        gemv::matrix_bytes(weights) as u64,
+        matrix_bytes(weights) as u64,
         (weights, activations, expected.len()),
         (products, effort),
         |found| {
@@ -111,53 +112,4 @@ fn by_kernels<T: Activation>(
             if all { Ok(()) } else { Err(microscale::Error::Wrong("gemv-weights on the GPU")) }
         },
     )
-}
-
-/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with activations in bf16:
-/// the tables as a file. Of each size and number of tokens the fastest kernel's measurement is told.
-///
-/// # Errors
-/// Those of [`super::measure`], at the first measurement that fails.
-#[cfg(feature = "cuda")]
-pub(crate) fn tune(device: &Device, mut measured: impl FnMut(super::Measurement)) -> Result<String> {
-    use microscale::gpu::{GemvWeightsChoices, GemvWeightsKernel};
-
-    let Device::Gpus(gpus) = device else {
-        return Err(microscale::Error::NoGpu("kernels are chosen for GPUs only".into()));
-    };
-    let all = GemvWeightsChoices::TOKENS;
-    let products = all.iter().flat_map(|&tokens| {
-        let kernels =
-            GemvWeightsKernel::all().filter(move |kernel| kernel.is_for_one_token() == (tokens == 1));
-        kernels.map(move |kernel| (tokens, kernel))
-    });
-    let products: Vec<_> = products.collect();
-    let choices = GemvWeightsChoices::new(|format, rows, cols| {
-        let recipe = &Recipe::of(format, microscale::Convention::default_for(format))?;
-        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
-        let product = Product::<half::bf16>::new(recipe, size)?;
-        let times = by_kernels(&product, gpus.first(), &products, Effort::LESS)?;
-        Ok(all.map(|tokens| {
-            let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);
-            let fastest = of_these.min_by(|(_, a), (_, b)| a.total_cmp(b));
-            // There is a kernel for any number of tokens.
-            let chosen = (GemvWeightsKernel::choose(product.weights.shape(), tokens), f64::INFINITY);
-            let (kernel, median_seconds) =
-                fastest.map_or(chosen, |((_, kernel), seconds)| (*kernel, *seconds));
-            measured(super::Measurement {
-                op: super::Op::GemvWeights,
-                recipe: *recipe,
-                dtype: microscale::Dtype::Bf16,
-                size: Size { tokens: NonZeroUsize::new(tokens), ..size },
-                device: device.to_string(),
-                threads: 0,
-                bytes: gemv::matrix_bytes(&product.weights) as u64,
-                median_seconds,
-                read_seconds: None,
-                copy_seconds: None,
-            });
-            kernel
-        }))
-    })?;
-    Ok(choices.text(&format!("{device}, bf16")))
 }

@@ -6,8 +6,10 @@ use microscale::cpu::{self, Isa};
 use microscale::{Element, QuantizedShape, QuantizedTensor, Result};
 use rayon::prelude::*;
 
-use super::gemv::matrix_bytes;
-use super::{Job, Op, Times, median, random, require_equal, sets};
+use super::job::{Job, random, require_equal, sets};
+use super::measurement::{Times, median};
+use super::op::Op;
+use super::product::matrix_bytes;
 
 /// Each is repeated this long, and at least [`FEWEST`] times.
 const TIME: Duration = Duration::from_millis(1500);

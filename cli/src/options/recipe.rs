@@ -7,8 +7,8 @@ use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 
-use crate::table::count;
-use crate::words::words;
+use crate::options::words::words;
+use crate::text::table::count;
 
 #[derive(clap::Args)]
 pub(crate) struct RecipeArgs {

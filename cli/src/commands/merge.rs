@@ -7,9 +7,9 @@ use microscale_checkpoint::{self as checkpoint, Checkpoint};
 use serde_json::json;
 
 use crate::pending::Pending;
-use crate::print;
 use crate::progress::Bar;
-use crate::table::{bytes, count, seconds, skipped_text};
+use crate::streams::print;
+use crate::text::table::{bytes, count, seconds, skipped_text};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

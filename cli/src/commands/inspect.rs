@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::formats::{E2m1, E4m3};
-use microscale::{Format, GlobalScale};
+use microscale::GlobalScale;
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Histogram, Inspected, Logical};
 
-use crate::print;
-use crate::table::{bytes, count, natural_order, shape, table};
+use crate::streams::print;
+use crate::text::scale::scale_text;
+use crate::text::table::{bytes, count, natural_order, shape, table};
 
 /// Characters of the longest bar.
 const BAR: usize = 40;
@@ -99,16 +100,6 @@ fn complaint(entry: &Inspected<'_>) -> String {
              not know\n"
         )
     })
-}
-
-/// The scale of a byte: a power of two, or NVFP4's number.
-pub(crate) fn scale_text(format: Format, byte: u8) -> String {
-    match format {
-        _ if !format.is_scale(byte) => "signed".into(),
-        _ if format.is_nan_scale(byte) => "NaN".into(),
-        Format::Nvfp4 => E4m3::from_bits(byte).to_f32().to_string(),
-        Format::Mxfp4 | Format::Mxfp8E4m3 | Format::Mxfp8E5m2 => format!("2^{}", i32::from(byte) - 127),
-    }
 }
 
 fn scales_text(histogram: &Histogram) -> String {

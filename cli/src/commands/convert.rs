@@ -6,10 +6,11 @@ use anyhow::Result;
 use microscale::{DeviceChoice, GlobalScale, Words};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, FileConvention, Rounding};
 
+use crate::options::device::device;
+use crate::options::words::words;
 use crate::progress::Bar;
-use crate::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
-use crate::words::words;
-use crate::{device, print};
+use crate::streams::print;
+use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -1,13 +1,13 @@
-//! Measuring matrix–vector products.
+//! What products of quantized operands multiply.
 
 use microscale::cpu::{self, Isa};
 use microscale::{
-    Batch, Device, Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape,
+    Batch, Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape,
 };
 use rayon::prelude::*;
 
-use super::cpu::measure_product;
-use super::{Op, Size, Times, require_equal};
+use super::job::require_equal;
+use super::size::Size;
 
 /// What to multiply.
 pub(super) struct Product {
@@ -19,7 +19,7 @@ pub(super) struct Product {
 }
 
 impl Product {
-    fn new(recipe: &Recipe, size: Size) -> Result<Self> {
+    pub(super) fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let batch = Batch::of(size.batches);
         let matrix = matrix(recipe, size)?;
         let vectors = random(QuantizedShape::of(recipe, Shape::new(size.batches, size.cols)), 2)?;
@@ -77,57 +77,4 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     } else {
         Ok(tensor)
     }
-}
-
-/// The bytes of the matrices, and times.
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs have several kernels"))]
-pub(super) fn measure<T: Element>(
-    op: Op,
-    recipe: &Recipe,
-    size: Size,
-    device: &Device,
-) -> Result<(u64, Times)> {
-    let product = Product::new(recipe, size)?;
-    let times = match device {
-        Device::Cpu => on_cpu::<T>(&product)?,
-        #[cfg(feature = "cuda")]
-        Device::Gpus(gpus) => super::gpu::measure_product::<T>(op, &product, gpus.first())?,
-    };
-    Ok((product.bytes, times))
-}
-
-fn on_cpu<T: Element>(product: &Product) -> Result<Times> {
-    let mut out = product.results::<T>();
-    let times = measure_product(&product.matrix, |matrix| {
-        cpu::gemv(matrix, &product.vectors, product.batch, &mut out)
-    })?;
-    verify("gemv", &out, &product.expected()?)?;
-    Ok(times)
-}
-
-/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
-///
-/// # Errors
-/// Those of [`super::measure`], at the first measurement that fails.
-#[cfg(feature = "cuda")]
-pub(crate) fn tune(
-    recipe: &Recipe,
-    device: &Device,
-    mut measured: impl FnMut(super::Measurement),
-) -> Result<String> {
-    use microscale::gpu::{GemvChoices, GemvKernel};
-
-    let choices = GemvChoices::new(|rows, cols| {
-        let size = Size { rows, cols, batches: 1, tokens: None };
-        let mut fastest = (f64::INFINITY, None);
-        for op in Op::GEMV_KERNELS {
-            let measurement = super::measure(op, recipe, microscale::Dtype::F16, size, device)?;
-            if measurement.median_seconds < fastest.0 {
-                fastest = (measurement.median_seconds, op.gemv_kernel());
-            }
-            measured(measurement);
-        }
-        Ok(fastest.1.unwrap_or(GemvKernel::Rows4))
-    })?;
-    Ok(choices.text(&format!("{device}, {}", recipe.format())))
 }

@@ -7,8 +7,10 @@ use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DriverError};
 use microscale::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu};
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
-use super::gemv::{Product, verify};
-use super::{Job, Op, Times, median, random, require_equal, sets};
+use super::job::{Job, random, require_equal, sets};
+use super::measurement::{Times, median};
+use super::op::Op;
+use super::product::{Product, verify};
 
 /// How long something is measured.
 #[derive(Clone, Copy)]

@@ -6,12 +6,14 @@ use anyhow::Result;
 use microscale::{DeviceChoice, ErrorStats};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison, Difference};
 
-use crate::names::shortened;
+use crate::options::device::device;
 use crate::pending::Pending;
-use crate::plot::{Plot, Point};
+use crate::plot::Plot;
+use crate::plot::point::Point;
 use crate::progress::Bar;
-use crate::table::{count, decibels, figure, natural_order, table};
-use crate::{device, print};
+use crate::streams::print;
+use crate::text::names::shortened;
+use crate::text::table::{count, decibels, figure, natural_order, table};
 
 /// Characters of a path in a plot; of longer ones the middle is left out.
 const LONGEST: usize = 110;

@@ -7,9 +7,11 @@ use anyhow::Result;
 use microscale::{DeviceChoice, Words};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Diagnosis, Finding};
 
+use crate::failures::Found;
+use crate::options::device::device;
 use crate::progress::Bar;
-use crate::table::{count, natural_order};
-use crate::{Found, device, print};
+use crate::streams::print;
+use crate::text::table::{count, natural_order};
 
 /// Findings of one kind that are listed one by one.
 const LISTED: usize = 8;

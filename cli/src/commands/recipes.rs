@@ -3,8 +3,9 @@
 use anyhow::Result;
 use microscale_checkpoint::{Preset, presets};
 
-use crate::table::table;
-use crate::{Usage, print};
+use crate::failures::Usage;
+use crate::streams::print;
+use crate::text::table::table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

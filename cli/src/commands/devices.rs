@@ -4,9 +4,9 @@ use anyhow::Result;
 use microscale::Words;
 use microscale::cpu::Isa;
 
-use crate::print;
+use crate::streams::print;
 #[cfg(feature = "cuda")]
-use crate::table::{bytes, table};
+use crate::text::table::{bytes, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {}

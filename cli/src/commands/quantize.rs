@@ -11,15 +11,17 @@ use microscale_checkpoint::{
     Sums, Totals,
 };
 
+use crate::failures::Usage;
+use crate::options::device::device;
+use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
+use crate::options::words::{pattern, words};
 use crate::pending::Pending;
 use crate::progress::Bar;
-use crate::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::report::{self, Run};
-use crate::table::{
+use crate::report::run::{Run, WORST_BLOCKS};
+use crate::streams::{print, warn};
+use crate::text::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
-use crate::words::{pattern, words};
-use crate::{Usage, device, print, warn};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -82,7 +84,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         plan.check_searches().map_err(of_options)?;
     }
     if args.report.is_some() {
-        plan.collect_details(report::WORST_BLOCKS);
+        plan.collect_details(WORST_BLOCKS);
     }
     if args.report.is_some() && args.report == args.json {
         return Err(Usage::new("--report and --json name the same file").into());
