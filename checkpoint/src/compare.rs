@@ -48,7 +48,8 @@ pub enum Difference {
     },
 }
 
-/// Compares the tensors of `second` with those of the same names in `first`. Quantized ones are dequantized to F32.
+/// Compares the tensors of `second` with those of the same names in `first`. Quantized ones are dequantized
+/// to F32.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::Packed`], [`Error::Tensor`], [`Error::Interrupted`].

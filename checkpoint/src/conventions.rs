@@ -1,9 +1,9 @@
 //! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
 //!
-//! A convention is a file with its [`Convention`](convention::Convention), and a row of the [table](table): writing, reading,
-//! converting and the doctor go by that. This is about files and not about arithmetic: codes and scales of any
-//! [`microscale::Convention`] are stored so, to the byte. Only a global scale may change, by a rounding:
-//! [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
+//! A convention is a file with its [`Convention`](convention::Convention), and a row of the [table](table):
+//! writing, reading, converting and the doctor go by that. This is about files and not about arithmetic:
+//! codes and scales of any [`microscale::Convention`] are stored so, to the byte. Only a global scale may
+//! change, by a rounding: [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
 //!
 //! | file | what it knows |
 //! |---|---|

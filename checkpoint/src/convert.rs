@@ -67,13 +67,13 @@ pub struct Rounding {
 /// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its
 /// order, with its config.
 ///
-/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after, and each
-/// whose values are not the same to the bit is told of. As in [`quantize`](crate::quantize()), a few tensors are in
-/// memory at a time and a failure leaves nothing behind.
+/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
+/// and each whose values are not the same to the bit is told of. As in [`quantize`](crate::quantize()), a few
+/// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::NothingPacked`]; [`Error::NotStored`] and [`Error::NotConverted`] for what the convention cannot hold
-/// without quantizing again; [`Error::NameTaken`], [`Error::Packed`], and everything about writing.
+/// [`Error::NothingPacked`]; [`Error::NotStored`] and [`Error::NotConverted`] for what the convention cannot
+/// hold without quantizing again; [`Error::NameTaken`], [`Error::Packed`], and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
     to: FileConvention,

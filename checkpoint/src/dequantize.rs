@@ -44,10 +44,12 @@ pub struct Dequantized {
     pub seconds: f64,
 }
 
-/// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the model knows.
+/// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the
+/// model knows.
 ///
-/// Without a dtype it is the one that the config.json names, or else BF16. As in [`quantize`](crate::quantize()), a few
-/// tensors are in memory at a time and a failure leaves nothing behind.
+/// Without a dtype it is the one that the config.json names, or else BF16. As in
+/// [`quantize`](crate::quantize()), a few tensors are in memory at a time and a failure leaves nothing
+/// behind.
 ///
 /// # Errors
 /// [`Error::NothingPacked`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about

@@ -42,8 +42,9 @@ pub struct Diagnosis {
 
 /// Looks at every tensor of a checkpoint, at what its layers have in common, and at its config.
 ///
-/// Given the checkpoint that was quantized, also compares values with its tensors of the same names. Wrong files are
-/// findings where a tensor is to blame; a checkpoint that cannot be opened at all is an error of [`Checkpoint::open`].
+/// Given the checkpoint that was quantized, also compares values with its tensors of the same names. Wrong
+/// files are findings where a tensor is to blame; a checkpoint that cannot be opened at all is an error of
+/// [`Checkpoint::open`].
 ///
 /// # Errors
 /// [`Error::Interrupted`], and what keeps `against` from being read.

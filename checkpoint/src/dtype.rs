@@ -97,7 +97,8 @@ impl fmt::Display for FileDtype {
 mod tests {
     use super::*;
 
-    /// ggml's name of a type whose elements are single is that of safetensors in small letters, and its size the same.
+    /// ggml's name of a type whose elements are single is that of safetensors in small letters, and its size
+    /// the same.
     #[test]
     fn plain_types_are_the_same_in_both_containers() {
         let mut plain = 0;

@@ -1,4 +1,5 @@
-//! What can go wrong with checkpoint files. Every variant names the file, the tensor where there is one, and what to change.
+//! What can go wrong with checkpoint files. Every variant names the file, the tensor where there is one, and
+//! what to change.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! GGUF, the container of ggml and llama.cpp: one file with metadata, tensors, and blocks that hold their scales.
+//! GGUF, the container of ggml and llama.cpp: one file with metadata, tensors, and blocks that hold their
+//! scales.
 //!
 //! | file | what it knows |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | `metadata` | the metadata of a file to be written: as it was |
 //! | `blocks` | MXFP4 and NVFP4 between our codes and scales and ggml's blocks |
 //!
-//! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth its
-//! danger: strings and alignments beyond any use.
+//! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth
+//! its danger: strings and alignments beyond any use.
 
 pub(crate) mod blocks;
 mod cursor;

@@ -16,7 +16,8 @@ pub struct Inspected<'a> {
     pub unreadable: Option<Error>,
 }
 
-/// Looks at every tensor of a checkpoint. What is packed in a way that cannot be read is listed as it is stored.
+/// Looks at every tensor of a checkpoint. What is packed in a way that cannot be read is listed as it is
+/// stored.
 pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
     let mut inspected = Vec::new();
     for stored in checkpoint.tensors() {

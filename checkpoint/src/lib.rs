@@ -1,8 +1,9 @@
-//! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized, compared.
+//! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized,
+//! compared.
 //!
-//! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are quantized;
-//! [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time; [`compare`] and
-//! [`inspect`] only read.
+//! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are
+//! quantized; [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time;
+//! [`compare`] and [`inspect`] only read.
 //!
 //! From the bottom up, each importing only what stands above it in this table:
 //!

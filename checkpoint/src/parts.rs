@@ -1,9 +1,10 @@
-//! Quantizing a checkpoint in parts, by processes or machines that know nothing of each other, and merging what they made.
+//! Quantizing a checkpoint in parts, by processes or machines that know nothing of each other, and merging
+//! what they made.
 //!
-//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones, each with a note:
-//! what it was made from and how, its checksum, and what became of its tensors. A shard gets its name when it is
-//! complete, and its note after that, so that a part that was killed is made by running it again: it keeps shards whose
-//! notes fit. Merging takes a shard only if its note does.
+//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones, each
+//! with a note: what it was made from and how, its checksum, and what became of its tensors. A shard gets its
+//! name when it is complete, and its note after that, so that a part that was killed is made by running it
+//! again: it keeps shards whose notes fit. Merging takes a shard only if its note does.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -101,8 +102,8 @@ struct Note {
 /// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
 ///
 /// All parts of all runs must be given the same input and options. The bytes are those that
-/// [`quantize`](crate::quantize()) makes. Shards go to parts by their sizes, the largest first and each to the part
-/// with the least so far; a part may get none.
+/// [`quantize`](crate::quantize()) makes. Shards go to parts by their sizes, the largest first and each to
+/// the part with the least so far; a part may get none.
 ///
 /// # Errors
 /// Those of [`quantize`](crate::quantize()).
@@ -166,9 +167,11 @@ pub fn quantize_part(
     Ok(PartDone { summary, made: jobs.len(), kept, of: checkpoint.shards.len(), directory })
 }
 
-/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and `OUT.parts` is gone.
+/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and
+/// `OUT.parts` is gone.
 ///
-/// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input and the output.
+/// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input
+/// and the output.
 ///
 /// # Errors
 /// [`Error::PartsMissing`], [`Error::PartsDiffer`], and everything about writing.
@@ -191,7 +194,8 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
             });
         }
         let to = output.place(&shard.name)?;
-        // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a link too.
+        // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a
+        // link too.
         if from.is_symlink() || fs::hard_link(&from, &to).is_err() {
             fs::copy(&from, &to).map_err(Error::io("write", &to))?;
             File::open(&to).and_then(|file| file.sync_all()).map_err(Error::io("write", &to))?;
@@ -263,7 +267,8 @@ fn parts_of(sizes: &[u64], parts: usize) -> Vec<usize> {
     parts_of
 }
 
-/// Of everything that decides the output's bytes, but for the input's data, for which its files' sizes and times stand.
+/// Of everything that decides the output's bytes, but for the input's data, for which its files' sizes and
+/// times stand.
 fn fingerprint(plan: &Plan<'_>) -> String {
     let mut hash = Xxh3::new();
     let mut add = |text: &str| {
@@ -285,8 +290,8 @@ fn fingerprint(plan: &Plan<'_>) -> String {
 /// A file's length and checksum.
 fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
     let file = File::open(path)?;
-    // SAFETY: the map is private and read-only and only read as bytes. Nobody else changes a finished shard: it was
-    // renamed into its place, and whoever makes it again makes another file.
+    // SAFETY: the map is private and read-only and only read as bytes. Nobody else changes a finished shard:
+    // it was renamed into its place, and whoever makes it again makes another file.
     let map = unsafe { Mmap::map(&file) }?;
     Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
 }

@@ -68,8 +68,8 @@ pub struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Quantizes all tensors of a selection by one recipe. Files are written by a convention of theirs, whatever the
-    /// recipe's arithmetic.
+    /// Quantizes all tensors of a selection by one recipe. Files are written by a convention of theirs,
+    /// whatever the recipe's arithmetic.
     ///
     /// # Errors
     /// [`Error::AlreadyQuantized`], [`Error::NameTaken`], and those of [`FileConvention::check`].
@@ -85,12 +85,12 @@ impl<'a> Plan<'a> {
         Self::decide(checkpoint, selection, convention, nothing, |_| Ok(treatment))
     }
 
-    /// Quantizes tensors as [`Recipes`] say, which may have several. Files are written by one convention of theirs,
-    /// whatever that of the recipes.
+    /// Quantizes tensors as [`Recipes`] say, which may have several. Files are written by one convention of
+    /// theirs, whatever that of the recipes.
     ///
     /// # Errors
-    /// Those of [`Self::new`]; [`Error::RecipeFile`] and [`Error::Settings`] for settings that do not go together, or
-    /// not with the convention; [`Error::FusedDiffer`].
+    /// Those of [`Self::new`]; [`Error::RecipeFile`] and [`Error::Settings`] for settings that do not go
+    /// together, or not with the convention; [`Error::FusedDiffer`].
     pub fn by_recipes(
         checkpoint: &'a Checkpoint,
         recipes: &Recipes,
@@ -154,11 +154,12 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Takes the global scales from a file instead of computing them. Formats that have none use none of the file, and
-    /// recipes that give one keep it.
+    /// Takes the global scales from a file instead of computing them. Formats that have none use none of the
+    /// file, and recipes that give one keep it.
     ///
-    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or X, like its tensor (the direction
-    /// of the recipe's convention), and is one F32. One of the other direction is inverted, which rounds it.
+    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or X, like its tensor (the
+    /// direction of the recipe's convention), and is one F32. One of the other direction is inverted, which
+    /// rounds it.
     ///
     /// # Errors
     /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`], [`Error::Tensor`];
@@ -175,13 +176,13 @@ impl<'a> Plan<'a> {
         Ok(self.global_scales.insert(found))
     }
 
-    /// Takes weights by column from a file, for the search of block scales. A vector is called `X.importance`,
-    /// `X_importance` or X, like its tensor, and has a float for each of its columns. Tensors without one are
-    /// searched unweighted.
+    /// Takes weights by column from a file, for the search of block scales. A vector is called
+    /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns. Tensors
+    /// without one are searched unweighted.
     ///
     /// # Errors
-    /// [`Error::ImportanceUnused`] if no recipe has a search, [`Error::ImportanceTwice`], [`Error::ImportanceShape`],
-    /// [`Error::ImportanceNumber`].
+    /// [`Error::ImportanceUnused`] if no recipe has a search, [`Error::ImportanceTwice`],
+    /// [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
     pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
         if self.treatments.iter().all(|treatment| treatment.recipe.search == Search::None) {
             return Err(Error::ImportanceUnused);
@@ -192,8 +193,9 @@ impl<'a> Plan<'a> {
         Ok(self.importance.insert(found))
     }
 
-    /// Lets NVFP4's global scales be searched too, as [`search_global`](microscale::search_global) does: for each tensor, or
-    /// all that share one, the best of a few. Of several recipes this is about those that can.
+    /// Lets NVFP4's global scales be searched too, as [`search_global`](microscale::search_global) does: for
+    /// each tensor, or all that share one, the best of a few. Of several recipes this is about those that
+    /// can.
     ///
     /// # Errors
     /// [`Error::NoGlobalSearch`] unless they follow from amax and a recipe has a search.
@@ -210,8 +212,8 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets [`check_search`](microscale::check_search()) look at each tensor once its scales are chosen, if its
-    /// recipe has a full search.
+    /// Lets [`check_search`](microscale::check_search()) look at each tensor once its scales are chosen, if
+    /// its recipe has a full search.
     ///
     /// # Errors
     /// [`Error::NothingToCheck`] unless a recipe has a full search.
@@ -223,8 +225,8 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets each tensor's [`Details`](crate::Details) be collected once it is quantized, with at most this many of its
-    /// worst blocks of either kind.
+    /// Lets each tensor's [`Details`](crate::Details) be collected once it is quantized, with at most this
+    /// many of its worst blocks of either kind.
     pub fn collect_details(&mut self, worst_blocks: usize) {
         self.worst_blocks = Some(worst_blocks);
     }

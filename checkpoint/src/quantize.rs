@@ -37,12 +37,13 @@ use crate::write::writer::Sink;
 
 /// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
 ///
-/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed at the
-/// end, so that a failure or an interruption leaves nothing behind. The same bytes come from every device, or several.
+/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed
+/// at the end, so that a failure or an interruption leaves nothing behind. The same bytes come from every
+/// device, or several.
 ///
 /// # Errors
-/// [`Error::NothingToQuantize`], [`Error::Tensor`] (among them non-finite values, if the recipe refuses them), and
-/// everything about writing.
+/// [`Error::NothingToQuantize`], [`Error::Tensor`] (among them non-finite values, if the recipe refuses
+/// them), and everything about writing.
 pub fn quantize(
     plan: &Plan<'_>,
     out: &Path,
@@ -169,7 +170,8 @@ impl<'a> Quantizer<'a> {
         Ok(bytes)
     }
 
-    /// The same of what is where the device works, without another copy of it: codes and scales are tensors of their own.
+    /// The same of what is where the device works, without another copy of it: codes and scales are tensors
+    /// of their own.
     fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &QuantizedThere, sink: &Sink<'_>) -> Result<u64> {
         let storage = self.plan.of(tensor.name).storage;
         let outlines = self.outlines(tensor);

@@ -1,8 +1,9 @@
-//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which hardly write, against
-//! reading them too.
+//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which
+//! hardly write, against reading them too.
 //!
-//! Input is random, never zeros. Buffers are used in rotation until they are past every cache ([`ROTATION_BYTES`](job::ROTATION_BYTES)). After
-//! the timing the output is compared with what the CPU's reference gives. A figure is the median of many.
+//! Input is random, never zeros. Buffers are used in rotation until they are past every cache
+//! ([`ROTATION_BYTES`](job::ROTATION_BYTES)). After the timing the output is compared with what the CPU's
+//! reference gives. A figure is the median of many.
 
 mod cpu;
 mod gemv;
@@ -27,8 +28,8 @@ use crate::bench::size::Size;
 /// Measures an operation.
 ///
 /// # Errors
-/// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is none;
-/// [`Error::Wrong`] if the output differs from the reference's.
+/// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is
+/// none; [`Error::Wrong`] if the output differs from the reference's.
 pub(crate) fn measure(
     op: Op,
     recipe: &Recipe,

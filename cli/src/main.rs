@@ -1,7 +1,7 @@
 //! The command-line program: one file a subcommand, each a thin layer over the libraries.
 //!
-//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. Results go to stdout, progress, warnings
-//! and errors to stderr.
+//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. Results go to stdout,
+//! progress, warnings and errors to stderr.
 
 mod bench;
 mod commands;

@@ -33,7 +33,8 @@ impl Markup {
         self.element(name, attributes, |m| m.text(text));
     }
 
-    /// An element that never has content, as those of SVG's shapes and HTML's `meta`. HTML takes no other for empty.
+    /// An element that never has content, as those of SVG's shapes and HTML's `meta`. HTML takes no other for
+    /// empty.
     pub(crate) fn empty(&mut self, name: &str, attributes: Attributes<'_>) {
         self.open(name, attributes);
         self.text += "/>";
@@ -87,8 +88,8 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Characters that XML forbids, that would change the order of what stands around them, or that nobody would see. They
-/// are shown by their numbers, as in Rust: `\u{7f}`.
+/// Characters that XML forbids, that would change the order of what stands around them, or that nobody would
+/// see. They are shown by their numbers, as in Rust: `\u{7f}`.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}')

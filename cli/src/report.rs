@@ -1,4 +1,5 @@
-//! The report about a checkpoint that was quantized: one HTML page that needs nothing else, neither scripts nor a network.
+//! The report about a checkpoint that was quantized: one HTML page that needs nothing else, neither scripts
+//! nor a network.
 
 mod blocks;
 mod copied;

@@ -15,7 +15,8 @@ pub(crate) fn warn(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough is none.
+/// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough
+/// is none.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to stdout")]
 struct Stdout(#[source] io::Error);

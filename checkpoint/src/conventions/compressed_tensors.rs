@@ -1,4 +1,5 @@
-//! The compressed-tensors convention of files (0.20.0), which vLLM and transformers load: names, dtypes and config.
+//! The compressed-tensors convention of files (0.20.0), which vLLM and transformers load: names, dtypes and
+//! config.
 //!
 //! A tensor X (`fc.weight`, say) of sizes [N, K] becomes, where K is a multiple of the block:
 //!
@@ -8,9 +9,9 @@
 //! | nvfp4 | `X_packed` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_global_scale` F32 \[1\], a divisor |
 //! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | `X_scale` U8 [N, K/32] | |
 //!
-//! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A layer
-//! whose inputs are quantized to NVFP4 too has their global scale beside its weight, `input_global_scale`
-//! F32 \[1\], a divisor.
+//! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A
+//! layer whose inputs are quantized to NVFP4 too has their global scale beside its weight,
+//! `input_global_scale` F32 \[1\], a divisor.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
@@ -107,8 +108,8 @@ pub(crate) fn format_word(format: Format) -> &'static str {
 /// Writes the config.
 ///
 /// Where there is one format its group is that of all linear layers. Where there are several each group has
-/// [`targets`], the largest one too: vLLM looks for a layer's class before it looks for the parts of a fused one, so
-/// that "Linear" would take those from the others.
+/// [`targets`], the largest one too: vLLM looks for a layer's class before it looks for the parts of a fused
+/// one, so that "Linear" would take those from the others.
 fn describe(groups: &[Group], ignore: &[String], description: &mut Description) {
     let format = match groups {
         [only] => words_of(only.storage.format).0,

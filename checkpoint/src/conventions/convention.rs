@@ -12,8 +12,8 @@ pub(crate) struct Convention {
     pub(crate) name: FileConvention,
     /// How it stores each format that it has.
     pub(crate) stored: &'static [Storage],
-    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which linear
-    /// layers are not quantized. There is one group at least.
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
+    /// linear layers are not quantized. There is one group at least.
     pub(crate) describe: fn(&[Group], &[String], &mut Description),
     /// Whether a config that names this method is of the convention.
     pub(crate) is_method: fn(&str) -> bool,

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `….experts.gate_up_proj`, `….experts.down_proj` | `X_blocks` U8 [E, N, K/32, 16] | `X_scales` U8 [E, N, K/32] |
 //!
-//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold its
-//! transpose. All other weights stay as they are, for loaders look for no others.
+//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold
+//! its transpose. All other weights stay as they are, for loaders look for no others.
 
 use microscale::Format;
 use serde_json::json;
@@ -42,7 +42,8 @@ const STORED: &[Storage] = &[Storage {
 /// The parameters that hold all experts of a layer, by the ends of their names.
 const EXPERTS: &[&str] = &[".experts.gate_up_proj", ".experts.down_proj"];
 
-/// Writes the config. Loaders convert experts alone; the list of what they leave out is written for those who read it.
+/// Writes the config. Loaders convert experts alone; the list of what they leave out is written for those who
+/// read it.
 fn describe(_: &[Group], ignore: &[String], description: &mut Description) {
     let quantization = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ignore });
     description.set(quantization);

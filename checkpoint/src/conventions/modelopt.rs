@@ -4,8 +4,8 @@
 //! |---|---|---|---|
 //! | nvfp4 | `X` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_scale_2` F32 [], a multiplier |
 //!
-//! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a multiplier.
-//! The config stands twice: in config.json, and in a file of ModelOpt's own with other words.
+//! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a
+//! multiplier. The config stands twice: in config.json, and in a file of ModelOpt's own with other words.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
@@ -66,7 +66,8 @@ fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
     Some(format!("{what}, as {} says; this is not understood, so quantize the original again", stored.name))
 }
 
-/// Why codes that no table has cannot be read: all experts of a layer in one tensor, packed along the axis before the last.
+/// Why codes that no table has cannot be read: all experts of a layer in one tensor, packed along the axis
+/// before the last.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
     let scales = checkpoint.tensor(&format!("{}_weight_scale", codes.name))?;
     (codes.dtype == FileDtype::U8 && scales.dtype == FileDtype::F8_E4M3).then(|| {

@@ -1,7 +1,7 @@
 //! Reading quantized tensors: which stored tensors belong together, and what they are.
 //!
-//! Names, dtypes and shapes tell, by the tables of the [conventions](FileConvention), and not the config.json,
-//! which a single file lacks.
+//! Names, dtypes and shapes tell, by the tables of the [conventions](FileConvention), and not the
+//! config.json, which a single file lacks.
 
 use std::borrow::Cow;
 
@@ -81,7 +81,8 @@ impl<'a> Packed<'a> {
     /// Reads codes and scales: the matrix that is stored, whose rows the blocks run along.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign bit set.
+    /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign
+    /// bit set.
     pub fn read(&self) -> Result<QuantizedTensor> {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
@@ -145,8 +146,8 @@ impl<'a> Packed<'a> {
 /// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
 ///
 /// # Errors
-/// [`Error::Packed`] for codes without scales, for shapes that do not fit, and for other formats; [`Error::Tensor`] for a
-/// number that cannot be a global scale.
+/// [`Error::Packed`] for codes without scales, for shapes that do not fit, and for other formats;
+/// [`Error::Tensor`] for a number that cannot be a global scale.
 pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
 }

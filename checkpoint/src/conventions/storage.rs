@@ -25,7 +25,8 @@ pub(crate) struct Storage {
     pub(crate) scales_suffix: &'static str,
     pub(crate) scales: FileDtype,
     pub(crate) global_scale: Option<StoredGlobal>,
-    /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the layer's `.weight`.
+    /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the
+    /// layer's `.weight`.
     pub(crate) input_scale: Option<StoredGlobal>,
     /// Blocks that hold codes and scales together, which are one tensor then.
     pub(crate) blocks: Option<Blocks>,
@@ -56,7 +57,8 @@ pub(crate) enum Numbers {
     Scalar,
     /// Once, with one dimension.
     One,
-    /// Once for each expert of a layer whose tensor has three dimensions, and once for others; with one dimension.
+    /// Once for each expert of a layer whose tensor has three dimensions, and once for others; with one
+    /// dimension.
     EachExpert,
 }
 
@@ -166,7 +168,8 @@ impl Storage {
         shape
     }
 
-    /// The sizes of the model's parameter, given its codes' and scales'; `None` if those do not fit each other.
+    /// The sizes of the model's parameter, given its codes' and scales'; `None` if those do not fit each
+    /// other.
     pub(crate) fn model_shape(&self, codes: &[usize], scales: Option<&[usize]>) -> Option<Vec<usize>> {
         let Some(scales) = scales else { return Some(self.stored_shape(codes).into_owned()) };
         let mut stored = scales.to_vec();
@@ -218,9 +221,9 @@ impl Storage {
 
     /// What a file holds for a global scale, in the convention's direction.
     ///
-    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the file may
-    /// differ from the original's in the last place. A tensor without a global scale gets 1, because loaders want one,
-    /// and that changes nothing.
+    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the
+    /// file may differ from the original's in the last place. A tensor without a global scale gets 1, because
+    /// loaders want one, and that changes nothing.
     pub(crate) fn stored_global_scale(&self, global_scale: Option<GlobalScale>) -> Option<GlobalScale> {
         let direction = self.global_scale.as_ref()?.direction;
         Some(global_scale.unwrap_or(GlobalScale::of(direction, 1.0)).toward(direction))

@@ -31,8 +31,8 @@ impl FileConvention {
         self.rules().into_iter().flat_map(|rules| rules.stored).map(|stored| stored.format)
     }
 
-    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which linear
-    /// layers are not quantized.
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
+    /// linear layers are not quantized.
     pub(crate) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
         if let Some(rules) = self.rules().filter(|_| !groups.is_empty()) {
             (rules.describe)(groups, ignore, description);
@@ -47,7 +47,8 @@ impl FileConvention {
     /// Makes sure that files can hold what a recipe gives.
     ///
     /// # Errors
-    /// [`Error::NotStored`] for a format that the convention lacks, [`Error::ScaleLayout`] for scales that are not linear.
+    /// [`Error::NotStored`] for a format that the convention lacks, [`Error::ScaleLayout`] for scales that
+    /// are not linear.
     pub fn check(self, recipe: &Recipe) -> Result<()> {
         Storage::of(self, recipe).map(|_| ())
     }

@@ -1,8 +1,8 @@
 //! What a config with several formats calls the layers of each.
 //!
-//! Layers are called by their names. Experts are not: vLLM asks for a layer's experts by names that the file need not
-//! have, and transformers finds them by a regular expression with "experts" in it. So they have one that says
-//! which layers' they are.
+//! Layers are called by their names. Experts are not: vLLM asks for a layer's experts by names that the file
+//! need not have, and transformers finds them by a regular expression with "experts" in it. So they have one
+//! that says which layers' they are.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,8 +29,8 @@ pub(crate) fn targets(groups: &[Group]) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Of an expert's layer: the expressions for the experts of all layers, and of its own; without what stands before the
-/// layers, which engines may call otherwise.
+/// Of an expert's layer: the expressions for the experts of all layers, and of its own; without what stands
+/// before the layers, which engines may call otherwise.
 fn patterns(layer: &str) -> Vec<String> {
     let Some((parent, expert)) = layer.split_once(EXPERTS) else { return Vec::new() };
     if expert.split('.').next().is_none_or(|number| number.parse::<u64>().is_err()) {

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 
-/// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less than
-/// this is no rounding.
+/// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less
+/// than this is no rounding.
 const LEAST: f64 = 10.0;
 
 /// How many dB better another order of nibbles must be to be the right one.

@@ -10,8 +10,9 @@ use crate::conventions::packed::Packed;
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
 
-/// The share of blocks that may be saturated: whose scale is the largest there is while a quarter of the elements are
-/// cut to ±6, of which plain rounding of weights makes a tenth; or in which nothing else is left.
+/// The share of blocks that may be saturated: whose scale is the largest there is while a quarter of the
+/// elements are cut to ±6, of which plain rounding of weights makes a tenth; or in which nothing else is
+/// left.
 const SATURATED: f64 = 0.01;
 
 /// What is counted, and the first place of each.

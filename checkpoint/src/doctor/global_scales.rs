@@ -29,9 +29,9 @@ pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
 
 /// Whether a global scale is likely inverted, in words.
 ///
-/// The right one brings the largest block scale to some 448, so that the tensor's amax a follows from both. From its
-/// inverse another follows, some 2688² / a. One of the two is above 2688 and the other below, and no model
-/// has weights above 2688.
+/// The right one brings the largest block scale to some 448, so that the tensor's amax a follows from both.
+/// From its inverse another follows, some 2688² / a. One of the two is above 2688 and the other below, and no
+/// model has weights above 2688.
 fn inverted(packed: &Packed<'_>) -> Option<String> {
     let (_, scale) = packed.global_scale?;
     let (_, scales) = packed.parts();

@@ -1,7 +1,7 @@
 //! ggml's tensor types: what they are called, and how large their blocks are.
 //!
-//! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files never
-//! hold: it says 40 bytes, of the time when the scale and the sum were f32; they are f16.
+//! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files
+//! never hold: it says 40 bytes, of the time when the scale and the sum were f32; they are f16.
 
 use std::fmt;
 
@@ -21,7 +21,8 @@ pub(crate) struct Block {
     pub(crate) bytes: u64,
 }
 
-/// Number, name as ggml prints it, elements and bytes of a block. Missing numbers are those that ggml took back.
+/// Number, name as ggml prints it, elements and bytes of a block. Missing numbers are those that ggml took
+/// back.
 const KNOWN: &[(u32, &str, u64, u64)] = &[
     (0, "f32", 1, 4),
     (1, "f16", 1, 2),

@@ -5,11 +5,11 @@
 //! | MXFP4 | 32 | 1 E8M0, 16: byte j has elements j and 16 + j |
 //! | NVFP4 | 64 | 4 E4M3, 4 times 8: byte j of group g has elements 16 g + j and 16 g + 8 + j |
 //!
-//! Here as everywhere byte i of the codes has elements 2 i, in the low nibble, and 2 i + 1. So the first half of a
-//! scale's codes are low nibbles in ggml's order, the second half are high ones.
+//! Here as everywhere byte i of the codes has elements 2 i, in the low nibble, and 2 i + 1. So the first half
+//! of a scale's codes are low nibbles in ggml's order, the second half are high ones.
 //!
-//! ggml knows no scale that is not a number, and no sign of a scale. It takes byte 255 of MXFP4 for 2^128, and of
-//! NVFP4's it takes 0x7F for 0; a sign bit is ignored by its CPU code and honoured by its CUDA code.
+//! ggml knows no scale that is not a number, and no sign of a scale. It takes byte 255 of MXFP4 for 2^128,
+//! and of NVFP4's it takes 0x7F for 0; a sign bit is ignored by its CPU code and honoured by its CUDA code.
 
 #[cfg(test)]
 use microscale::Format;
@@ -180,9 +180,9 @@ fn store<const WORDS: usize>(words: [u64; WORDS], bytes: &mut [u8]) {
     }
 }
 
-/// Sixteen codes 0 1 2 … 15 become 0 8 1 9 … 15, in three steps. Each exchanges the two middle quarters of every part
-/// of a word, so that each half of the part has codes of both halves of the word in the order wanted: first in the
-/// word, then in its halves, then in its quarters, whose quarters are single codes.
+/// Sixteen codes 0 1 2 … 15 become 0 8 1 9 … 15, in three steps. Each exchanges the two middle quarters of
+/// every part of a word, so that each half of the part has codes of both halves of the word in the order
+/// wanted: first in the word, then in its halves, then in its quarters, whose quarters are single codes.
 #[inline(always)]
 fn halves_apart(word: u64) -> u64 {
     let word = exchanged::<16>(word, 0x0000_0000_FFFF_0000);

@@ -2,7 +2,8 @@
 
 use super::format::Parsed;
 
-/// The longest string that is read: metadata hold vocabularies as arrays, so that a string is a template or a licence.
+/// The longest string that is read: metadata hold vocabularies as arrays, so that a string is a template or a
+/// licence.
 const MAX_STRING: u64 = 64 << 20;
 
 /// The longest name, which is the format's limit for keys of the metadata.
@@ -69,7 +70,8 @@ impl<'a> Cursor<'a> {
         self.take(length)
     }
 
-    /// A string that names something: UTF-8, not empty, and without the zero at which C programs would cut it off.
+    /// A string that names something: UTF-8, not empty, and without the zero at which C programs would cut it
+    /// off.
     pub(super) fn label(&mut self) -> Parsed<&'a str> {
         let bytes = self.string()?;
         // Errors repeat names.

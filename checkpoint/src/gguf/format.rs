@@ -19,5 +19,6 @@ pub(crate) const ARCHITECTURE: &str = "general.architecture";
 pub(crate) const FILE_TYPE: &str = "general.file_type";
 pub(crate) const QUANTIZATION_VERSION: &str = "general.quantization_version";
 
-/// What parsing gives: the error is a sentence about what is wrong, to which others add the file, and the tensor or key.
+/// What parsing gives: the error is a sentence about what is wrong, to which others add the file, and the
+/// tensor or key.
 pub(crate) type Parsed<T> = Result<T, String>;

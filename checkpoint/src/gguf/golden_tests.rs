@@ -99,8 +99,8 @@ fn tensors_have_the_names_shapes_types_and_values_that_gguf_py_reads() {
     }
 }
 
-/// The values of a tensor in one of our formats, by our own dequantization, as bytes. Of ggml's and ours one alone
-/// differs: code 8, the negative zero, is the integer 0 there, and so a positive one.
+/// The values of a tensor in one of our formats, by our own dequantization, as bytes. Of ggml's and ours one
+/// alone differs: code 8, the negative zero, is the integer 0 there, and so a positive one.
 fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
     let blocks = Blocks::of(tensor.kind)?;
     let (codes, scales) = blocks.unpack(bytes);

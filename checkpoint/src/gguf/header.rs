@@ -52,8 +52,9 @@ impl Header {
 
 /// The header of a file's bytes.
 ///
-/// Every tensor's range lies inside the file, and follows the one before it without overlap and with no more than
-/// padding between them. Memory and time are at most in proportion to the header's bytes that are really there.
+/// Every tensor's range lies inside the file, and follows the one before it without overlap and with no more
+/// than padding between them. Memory and time are at most in proportion to the header's bytes that are really
+/// there.
 ///
 /// # Errors
 /// [`Error::Gguf`], [`Error::GgufTensor`].
@@ -200,8 +201,8 @@ fn shape(cursor: &mut Cursor<'_>) -> Parsed<Vec<usize>> {
     Ok(shape)
 }
 
-/// Gives each tensor its range. ggml demands that they follow each other in the header's order, each padded to the
-/// alignment; what else could be accepted, nothing else would load.
+/// Gives each tensor its range. ggml demands that they follow each other in the header's order, each padded
+/// to the alignment; what else could be accepted, nothing else would load.
 fn placed(
     described: Vec<Described>,
     alignment: u64,

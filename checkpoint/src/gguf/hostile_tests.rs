@@ -1,4 +1,5 @@
-//! Files that lie: an error that names file and key or tensor, never a panic, and no memory for what is only claimed.
+//! Files that lie: an error that names file and key or tensor, never a panic, and no memory for what is only
+//! claimed.
 
 use std::path::Path;
 

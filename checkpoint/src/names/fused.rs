@@ -1,11 +1,11 @@
 //! Which layers serving engines fuse into one when they load a model.
 //!
-//! A fused layer is one matrix with one global scale, so its parts must have been quantized under the same: an engine that
-//! finds different ones takes one of them and is wrong about the rest. Both vLLM and SGLang fuse the layers listed here
-//! (`packed_modules_mapping` and `stacked_params_mapping` in their models).
+//! A fused layer is one matrix with one global scale, so its parts must have been quantized under the same:
+//! an engine that finds different ones takes one of them and is wrong about the rest. Both vLLM and SGLang
+//! fuse the layers listed here (`packed_modules_mapping` and `stacked_params_mapping` in their models).
 
-/// The parts of each fused layer, by the last component of their names: **the table of fusions**. The parts of a row are
-/// fused where they have the same parent, one attention module, MLP or expert.
+/// The parts of each fused layer, by the last component of their names: **the table of fusions**. The parts
+/// of a row are fused where they have the same parent, one attention module, MLP or expert.
 const FUSED: &[&[&str]] = &[
     // Attention.
     &["q_proj", "k_proj", "v_proj"],
@@ -37,8 +37,8 @@ impl Fused {
     }
 }
 
-/// The fused layer that a weight becomes a part of, by the weight's name. Weights with the same answer share their global
-/// scale.
+/// The fused layer that a weight becomes a part of, by the weight's name. Weights with the same answer share
+/// their global scale.
 pub(crate) fn fused(weight: &str) -> Option<Fused> {
     let layer = weight.strip_suffix(".weight")?;
     let (parent, part) = layer.rsplit_once('.').unwrap_or(("", layer));

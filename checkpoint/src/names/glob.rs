@@ -2,8 +2,8 @@
 
 use globset::{Glob, GlobMatcher};
 
-/// The most bytes of a pattern. To compile one takes far more memory than it has characters, and globset panics
-/// where that is too much.
+/// The most bytes of a pattern. To compile one takes far more memory than it has characters, and globset
+/// panics where that is too much.
 pub(crate) const MOST: usize = 1024;
 
 /// Compiles a pattern, or says why it is none.

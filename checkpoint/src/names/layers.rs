@@ -7,7 +7,8 @@ pub fn layer_part(parts: &[&str]) -> Option<usize> {
     parts.iter().position(|part| part.parse::<u64>().is_ok())
 }
 
-/// The numbers of a model's layers. Those of one stack (`model.layers`, `visual.blocks`) are counted by themselves.
+/// The numbers of a model's layers. Those of one stack (`model.layers`, `visual.blocks`) are counted by
+/// themselves.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
     stacks: HashMap<String, BTreeSet<u64>>,

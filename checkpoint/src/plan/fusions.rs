@@ -9,9 +9,9 @@ use crate::plan::treatment::Treatment;
 use crate::plan::used_recipe::Facts;
 use crate::read::tensor::Tensor;
 
-/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and where it
-/// has a global scale the same arithmetic and the same way to that scale. Experts of one layer, which are one tensor to
-/// engines, must have one format.
+/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and
+/// where it has a global scale the same arithmetic and the same way to that scale. Experts of one layer,
+/// which are one tensor to engines, must have one format.
 ///
 /// # Errors
 /// [`Error::FusedDiffer`].

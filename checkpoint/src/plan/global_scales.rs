@@ -25,7 +25,8 @@ pub struct GlobalScales {
     pub path: PathBuf,
     /// Tensors of the file that are for no tensor that is quantized.
     pub unused: Vec<String>,
-    /// Tensors whose global scale was of the other direction than the convention's. Its inverse is taken, rounded to f32.
+    /// Tensors whose global scale was of the other direction than the convention's. Its inverse is taken,
+    /// rounded to f32.
     pub inverted: Vec<String>,
     /// Tensors that serving engines fuse with others and that have another global scale than those.
     pub unequal: Vec<String>,
@@ -33,12 +34,12 @@ pub struct GlobalScales {
 }
 
 impl GlobalScales {
-    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a divisor,
-    /// `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
+    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a
+    /// divisor, `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
     ///
     /// # Errors
-    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and [`Error::Tensor`]
-    /// for a number that cannot be a global scale.
+    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and
+    /// [`Error::Tensor`] for a number that cannot be a global scale.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
         tensors: impl Iterator<Item = (&'a str, Direction)>,

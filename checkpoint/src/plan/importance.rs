@@ -56,7 +56,8 @@ impl Importance {
     }
 }
 
-/// The stored vector of a tensor. A file of importance may be part of a checkpoint, so that the suffixes come first.
+/// The stored vector of a tensor. A file of importance may be part of a checkpoint, so that the suffixes come
+/// first.
 fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
     match SUFFIXES.map(|suffix| file.tensor(&format!("{name}{suffix}"))) {
         [Some(first), Some(second)] => {

@@ -1,9 +1,9 @@
 //! Which tensors of a checkpoint are quantized, and how: by settings for all, patterns, and rules for some.
 //! docs/recipes.md says it for users.
 //!
-//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]), patterns
-//! to include, the first and last layers that are kept, the rules in their order, patterns to exclude. Of two rules
-//! that say something about the same key the later one is right.
+//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]),
+//! patterns to include, the first and last layers that are kept, the rules in their order, patterns to
+//! exclude. Of two rules that say something about the same key the later one is right.
 
 mod file;
 pub(crate) mod presets;
@@ -65,7 +65,8 @@ impl Recipes {
     /// Makes sure that the settings for all tensors go together.
     ///
     /// # Errors
-    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do not.
+    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do
+    /// not.
     pub fn check_settings(&self) -> Result<()> {
         self.recipe(self.settings, &[]).map(|_| ())
     }
@@ -73,12 +74,14 @@ impl Recipes {
     /// Makes sure that the settings for all tensors go together, and with a convention of files.
     ///
     /// # Errors
-    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do not.
+    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do
+    /// not.
     pub fn check(&self, convention: FileConvention) -> Result<()> {
         self.treatment(self.settings, &[], convention).map(|_| ())
     }
 
-    /// What looks like a mistake: patterns that match no tensor of a checkpoint, and layers to keep where none has a number.
+    /// What looks like a mistake: patterns that match no tensor of a checkpoint, and layers to keep where
+    /// none has a number.
     pub fn unmatched(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
         let mut unmatched: Vec<_> = self
@@ -107,7 +110,8 @@ impl Recipes {
         unmatched
     }
 
-    /// The rules that change nothing, because all tensors that they match are copied anyway, given what is quantized.
+    /// The rules that change nothing, because all tensors that they match are copied anyway, given what is
+    /// quantized.
     pub(crate) fn idle(&self, quantized: &[&str], copied: &[&str]) -> Vec<String> {
         let source = self.source.as_deref().unwrap_or_default();
         let rules = self.rules.iter().filter(|rule| rule.keep != Some(true));
@@ -172,7 +176,8 @@ impl Recipes {
         })
     }
 
-    /// Where a key got its value: in the last rule that gives it, or at the top. `None` if that is the command line.
+    /// Where a key got its value: in the last rule that gives it, or at the top. `None` if that is the
+    /// command line.
     fn place_of(&self, key: &str, rules: &[&Rule]) -> Option<String> {
         let line = rules.iter().rev().find_map(|rule| rule.lines.get(key)).or_else(|| self.lines.get(key))?;
         Some(format!("{}:{line}", self.source.as_deref()?))

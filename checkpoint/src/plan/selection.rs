@@ -12,9 +12,10 @@ use crate::reason::Reason;
 
 /// Which tensors to quantize.
 ///
-/// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not norms,
-/// embeddings, output heads or routers. Patterns to include add any float tensor of two dimensions or more, whatever its
-/// name; patterns to exclude have the last word. In a pattern `*` stands for any characters, dots included.
+/// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not
+/// norms, embeddings, output heads or routers. Patterns to include add any float tensor of two dimensions or
+/// more, whatever its name; patterns to exclude have the last word. In a pattern `*` stands for any
+/// characters, dots included.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     include: Vec<GlobMatcher>,

@@ -14,7 +14,8 @@ pub struct Settings {
     pub format: Option<Format>,
     /// The library whose arithmetic is followed; by default the format's [`Convention::default_for`].
     pub convention: Option<Convention>,
-    /// How block scales follow from the largest magnitude, instead of the convention's way. Of MXFP4 and MXFP8.
+    /// How block scales follow from the largest magnitude, instead of the convention's way. Of MXFP4 and
+    /// MXFP8.
     pub scale_rule: Option<ScaleRule>,
     /// Where values halfway between two codes go, instead of the convention's way. Of MXFP4.
     pub ties: Option<Ties>,
@@ -94,7 +95,8 @@ impl Settings {
 
     /// These settings, and those for what these leave open.
     ///
-    /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over for another.
+    /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
+    /// for another.
     pub fn or(self, those: Self) -> Self {
         let format = self.format.or(those.format);
         let same = format.unwrap_or_default() == those.format.unwrap_or_default();

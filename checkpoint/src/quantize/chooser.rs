@@ -24,7 +24,8 @@ pub(crate) struct Chooser<'a> {
     layers: HashMap<Fused, Layer<'a>>,
 }
 
-/// The parts of a fused layer. Their global scale is found when the first of them is to be quantized, and kept.
+/// The parts of a fused layer. Their global scale is found when the first of them is to be quantized, and
+/// kept.
 #[derive(Default)]
 struct Layer<'a> {
     parts: Vec<Tensor<'a>>,
@@ -72,8 +73,9 @@ impl<'a> Chooser<'a> {
         fused(tensor.name).filter(|layer| from_amax && !given && self.layers.contains_key(layer))
     }
 
-    /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it shares, that
-    /// is computed now, unless it is known already: of what is on the device there, and of other parts one at a time.
+    /// The recipe for one tensor, and the plain one. Where it takes its global scale from an amax that it
+    /// shares, that is computed now, unless it is known already: of what is on the device there, and of other
+    /// parts one at a time.
     ///
     /// # Errors
     /// [`Error::Tensor`], naming the tensor that is to blame: another than the one that is asked for, maybe.
@@ -110,8 +112,8 @@ impl<'a> Chooser<'a> {
         Ok(given(Global::Given(found.plain), Global::Given(found.best)))
     }
 
-    /// The global scale of tensors that share one: the convention's, or if that is wanted the best of a few. Tensors
-    /// that share one have one arithmetic, which the plan makes sure of.
+    /// The global scale of tensors that share one: the convention's, or if that is wanted the best of a few.
+    /// Tensors that share one have one arithmetic, which the plan makes sure of.
     fn find(
         &self,
         parts: &[Tensor<'_>],

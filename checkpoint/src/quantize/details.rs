@@ -1,5 +1,5 @@
-//! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes another
-//! pass over the values.
+//! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes
+//! another pass over the values.
 
 use microscale::{QuantizedTensor, WorstBlocks};
 

@@ -74,9 +74,9 @@ pub enum Outcome {
         errors: ErrorStats,
         /// NVFP4's global scale in the convention's direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
-        /// Time from when the values were where the device works until there were codes and scales, others being worked
-        /// at meanwhile. Of tensors that share a global scale, the first one's includes the search for the amax, and
-        /// for the global scale, of all.
+        /// Time from when the values were where the device works until there were codes and scales, others
+        /// being worked at meanwhile. Of tensors that share a global scale, the first one's includes the
+        /// search for the amax, and for the global scale, of all.
         seconds: f64,
         /// What plain scales would have been like; `None` unless scales were searched.
         plain: Option<Plain>,
@@ -238,8 +238,8 @@ impl TensorSummary {
 }
 
 impl Summary {
-    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing unless
-    /// details were collected.
+    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing
+    /// unless details were collected.
     pub fn histograms(&self) -> Vec<Histogram> {
         let mut sums: Vec<Histogram> = Vec::new();
         for (_, Details { histogram, .. }) in self.details() {

@@ -1,4 +1,5 @@
-//! Reading: a `.safetensors` or `.gguf` file, or a directory in Hugging Face layout, as a list of mapped tensors.
+//! Reading: a `.safetensors` or `.gguf` file, or a directory in Hugging Face layout, as a list of mapped
+//! tensors.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self};
@@ -32,8 +33,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
     ///
-    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else `model.safetensors`, or
-    /// else all its `.safetensors` files.
+    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
+    /// `model.safetensors`, or else all its `.safetensors` files.
     ///
     /// # Errors
     /// Everything that is wrong with headers and index, naming file and tensor.
@@ -94,7 +95,8 @@ impl Checkpoint {
         self.shards[shard].tensor(place)
     }
 
-    /// The convention that its quantized tensors are written by if nothing else is asked for: that of its container.
+    /// The convention that its quantized tensors are written by if nothing else is asked for: that of its
+    /// container.
     pub fn own_convention(&self) -> FileConvention {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
         if gguf { FileConvention::Gguf } else { FileConvention::default() }

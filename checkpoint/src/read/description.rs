@@ -1,4 +1,5 @@
-//! What the JSON files of a checkpoint's directory say about its weights: config.json, and ModelOpt's own file.
+//! What the JSON files of a checkpoint's directory say about its weights: config.json, and ModelOpt's own
+//! file.
 
 use std::path::PathBuf;
 
@@ -57,8 +58,8 @@ impl Description {
         checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
     }
 
-    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of keys and
-    /// values is. Words that both conventions have are understood.
+    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of
+    /// keys and values is. Words that both conventions have are understood.
     fn cache(&self) -> Option<&Value> {
         let quantization = self.config.as_ref().and_then(|config| config.get(QUANTIZATION));
         let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
@@ -67,7 +68,8 @@ impl Description {
         cache.filter(|cache| !cache.is_null())
     }
 
-    /// Notes whether the cache of keys and values is FP8, and returns what it is if that is neither FP8 nor unquantized.
+    /// Notes whether the cache of keys and values is FP8, and returns what it is if that is neither FP8 nor
+    /// unquantized.
     pub(crate) fn take_cache(&mut self) -> Option<String> {
         let cache = self.cache()?;
         let number = |key| cache.get(key).and_then(Value::as_u64);

@@ -1,5 +1,5 @@
-//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its offsets and
-//! sizes are validated here and by the `safetensors` crate.
+//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its
+//! offsets and sizes are validated here and by the `safetensors` crate.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -21,7 +21,8 @@ pub(crate) const METADATA: &str = "__metadata__";
 
 /// The header of a file's bytes, and where the tensors' data starts.
 ///
-/// Every tensor's offsets lie inside the file, follow each other without gap or overlap, and fit its dtype and shape.
+/// Every tensor's offsets lie inside the file, follow each other without gap or overlap, and fit its dtype
+/// and shape.
 ///
 /// # Errors
 /// [`Error::Header`], [`Error::HeaderTensor`].
@@ -49,7 +50,8 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
         );
         return Err(wrong(why));
     }
-    // All that it looks at was looked at: its verdict stands beside ours, in case one of the two overlooks something.
+    // All that it looks at was looked at: its verdict stands beside ours, in case one of the two overlooks
+    // something.
     let metadata = Metadata::new(metadata, tensors).map_err(|error| wrong(error.to_string()))?;
     Ok((metadata, data))
 }
@@ -119,7 +121,8 @@ impl<'de> Visitor<'de> for &mut Described {
     }
 }
 
-/// Where the last tensor ends, or the first that is described wrongly, and how. They come in the order of their offsets.
+/// Where the last tensor ends, or the first that is described wrongly, and how. They come in the order of
+/// their offsets.
 fn checked(tensors: &[(String, TensorInfo)], data: usize) -> Result<usize, (&str, String)> {
     let mut expected = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in tensors {

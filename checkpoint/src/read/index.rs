@@ -1,4 +1,5 @@
-//! The index of a checkpoint in several files: `model.safetensors.index.json`, which says where each tensor is.
+//! The index of a checkpoint in several files: `model.safetensors.index.json`, which says where each tensor
+//! is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};

@@ -50,10 +50,11 @@ impl Shard {
             return Err(Error::Header { file: path, why: "it is not a regular file".into() });
         }
         let file = File::open(&path).map_err(Error::io("open", &path))?;
-        // SAFETY: the map is private and read-only, and the bytes are only ever read as integers and floats, for which
-        // every bit pattern is valid. What remains is that nobody changes the file while it is mapped. We never do:
-        // output goes to new files, never over the input. That other programs leave the file alone is asked of the
-        // user, as by every reader that maps; one that truncates it ends the process with SIGBUS.
+        // SAFETY: the map is private and read-only, and the bytes are only ever read as integers and floats,
+        // for which every bit pattern is valid. What remains is that nobody changes the file while it is
+        // mapped. We never do: output goes to new files, never over the input. That other programs leave the
+        // file alone is asked of the user, as by every reader that maps; one that truncates it ends the
+        // process with SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
         // No safetensors file starts so: its header would have a gigabyte.
@@ -78,8 +79,9 @@ impl Shard {
         self.map.len() as u64
     }
 
-    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a checkpoint
-    /// counts as this program's memory by and by. The system may keep them for whoever reads them next.
+    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a
+    /// checkpoint counts as this program's memory by and by. The system may keep them for whoever reads them
+    /// next.
     pub(crate) fn forget(&self, data: &[u8]) {
         #[cfg(unix)]
         {
@@ -87,9 +89,9 @@ impl Shard {
             if start > self.map.len() || data.len() > self.map.len() - start {
                 return;
             }
-            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever reads them
-            // again has them from the file, the same bytes. That it stays unchanged is asked of the user,
-            // as for the map itself.
+            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever
+            // reads them again has them from the file, the same bytes. That it stays unchanged is asked of
+            // the user, as for the map itself.
             let forgotten = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
             };

@@ -20,7 +20,8 @@ pub struct Tensor<'a> {
     pub file: &'a Path,
 }
 
-/// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all others be any.
+/// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
+/// others be any.
 pub(crate) fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64))
 }

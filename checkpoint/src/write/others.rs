@@ -22,8 +22,8 @@ pub struct Skipped {
 
 /// The other files, relative to the checkpoint, sorted; and what should not be copied.
 ///
-/// Symbolic links to files are read through, as in Hugging Face's cache. Links to directories are not followed: they may
-/// lead out of the checkpoint or back into it.
+/// Symbolic links to files are read through, as in Hugging Face's cache. Links to directories are not
+/// followed: they may lead out of the checkpoint or back into it.
 pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
     let root = &checkpoint.path;
     let configs = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();

@@ -42,7 +42,8 @@ impl Output {
         Ok(Self { parent: parent.into(), temporary, single, out })
     }
 
-    /// Where to write a file of the checkpoint, given its path relative to the checkpoint. Its directory is created.
+    /// Where to write a file of the checkpoint, given its path relative to the checkpoint. Its directory is
+    /// created.
     pub(crate) fn place(&self, name: &Path) -> Result<PathBuf> {
         let path = self.temporary.path().join(self.single.as_deref().unwrap_or(name));
         if let Some(directory) = path.parent() {

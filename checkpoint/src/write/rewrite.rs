@@ -1,4 +1,5 @@
-//! Rewriting a checkpoint tensor by tensor: what quantizing, dequantizing and converting share. `workers` has who does it.
+//! Rewriting a checkpoint tensor by tensor: what quantizing, dequantizing and converting share. `workers` has
+//! who does it.
 
 use std::path::Path;
 
@@ -18,8 +19,8 @@ use crate::write::work::Renamed;
 use crate::write::work::Rewrite;
 use crate::write::workers::{Job, write_shards};
 
-/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their order, and
-/// what was left behind.
+/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their
+/// order, and what was left behind.
 pub(crate) fn rewrite<R: Rewrite>(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -29,7 +30,8 @@ pub(crate) fn rewrite<R: Rewrite>(
 ) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
     let output = Output::create(checkpoint, out)?;
     let mut meter = Meter::new(checkpoint.tensors(), progress);
-    // A shard may hold scales alone, which are written with their codes, in other shards: no index names it any more.
+    // A shard may hold scales alone, which are written with their codes, in other shards: no index names it
+    // any more.
     let is_left = |shard: &&Shard| {
         checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
     };

@@ -20,8 +20,8 @@ pub(crate) trait Rewrite: Sync {
     /// The tensors that take one's place. None, if they are written together with another.
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
 
-    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices have memory
-    /// of their own, the parts in a shard then are written together.
+    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices
+    /// have memory of their own, the parts in a shard then are written together.
     fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {
         None
     }

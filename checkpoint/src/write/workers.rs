@@ -1,8 +1,9 @@
 //! Who rewrites the tensors of shards: several workers, each with a device of its own, or a part of one.
 //!
-//! A worker takes a tensor, works out what becomes of it, and writes that. So reading, computing and writing go on at
-//! once, and as few tensors are in memory as there are workers. They keep to different shards where they can, because a
-//! file is written by one thread at a time; and to as few as that needs, so that shards are finished one after the other.
+//! A worker takes a tensor, works out what becomes of it, and writes that. So reading, computing and writing
+//! go on at once, and as few tensors are in memory as there are workers. They keep to different shards where
+//! they can, because a file is written by one thread at a time; and to as few as that needs, so that shards
+//! are finished one after the other.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -76,8 +77,8 @@ enum Told<D> {
     Failed(usize, Error),
 }
 
-/// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of the shards.
-/// `complete` is told of each shard once it is on the disk, whichever comes first.
+/// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of
+/// the shards. `complete` is told of each shard once it is on the disk, whichever comes first.
 ///
 /// # Errors
 /// Of those that workers met, the one in the first shard; [`Error::Interrupted`]; what `complete` says.

@@ -1,5 +1,5 @@
-//! Writing a file: the header first, then each tensor at its place, in whatever order they come. Safetensors headers
-//! are written here, GGUF's in `gguf`.
+//! Writing a file: the header first, then each tensor at its place, in whatever order they come. Safetensors
+//! headers are written here, GGUF's in `gguf`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -35,7 +35,8 @@ pub(crate) struct Place {
 }
 
 impl Writer {
-    /// Creates a file that begins with a header. If a length is given, what is not written reads as zeros up to there.
+    /// Creates a file that begins with a header. If a length is given, what is not written reads as zeros up
+    /// to there.
     pub(crate) fn create(path: &Path, header: &[u8], places: Places, length: Option<u64>) -> Result<Self> {
         let write = || {
             let mut file = File::create_new(path)?;
@@ -48,8 +49,8 @@ impl Writer {
 
     /// Creates a safetensors file.
     ///
-    /// Tensors are laid out as the safetensors library does it, the widest dtype first and then by name, so that each is
-    /// aligned to its dtype.
+    /// Tensors are laid out as the safetensors library does it, the widest dtype first and then by name, so
+    /// that each is aligned to its dtype.
     pub(crate) fn safetensors(
         path: &Path,
         metadata: Option<&HashMap<String, String>>,

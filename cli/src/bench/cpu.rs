@@ -68,8 +68,8 @@ fn in_turns<const N: usize>(mut work: [Work<'_>; N]) -> Result<[f64; N]> {
     Ok(times.map(|mut times| median(times.split_off(1))))
 }
 
-/// The median times of a product of a matrix that no cache holds: copies of it are in rotation. What is read and copied beside
-/// it is these matrices too.
+/// The median times of a product of a matrix that no cache holds: copies of it are in rotation. What is read
+/// and copied beside it is these matrices too.
 pub(super) fn measure_product(
     matrix: &QuantizedTensor,
     mut multiply: impl FnMut(&QuantizedTensor) -> Result<()>,
@@ -87,8 +87,8 @@ pub(super) fn measure_product(
     Ok(Times { operation, read: Some(read), copy: Some(copy) })
 }
 
-/// Reads codes and scales by all threads, at four places of a task in turn: with one place, processors read less far ahead.
-/// Adding up takes less than half of the time. It cannot fail, as [`copy`].
+/// Reads codes and scales by all threads, at four places of a task in turn: with one place, processors read
+/// less far ahead. Adding up takes less than half of the time. It cannot fail, as [`copy`].
 fn read(matrix: &QuantizedTensor) -> Result<()> {
     let [codes, scales] = [matrix.codes(), matrix.scales()].map(|bytes| bytes.par_chunks(256 << 10));
     codes.chain(scales).for_each(|part| {

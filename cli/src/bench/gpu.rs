@@ -30,7 +30,8 @@ impl Effort {
 
 /// The most launches in a graph, and those in one of empty kernels.
 const MOST_LAUNCHES: usize = 256;
-/// The most that one call copies: an H200 copies 580 MiB in one call at two thirds of the speed of smaller calls.
+/// The most that one call copies: an H200 copies 580 MiB in one call at two thirds of the speed of smaller
+/// calls.
 const COPY_BYTES: usize = 256 << 20;
 /// Replays that are not timed.
 const WARM_UP: usize = 3;
@@ -44,7 +45,8 @@ struct Set<T: Element> {
 
 /// The median times of the operation and of the copy.
 pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
-    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not allow them.
+    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
+    // allow them.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     if job.op == Op::Empty {
@@ -63,8 +65,8 @@ pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
     )
 }
 
-/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in rotation of which
-/// the first and the last are checked after the timing.
+/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in
+/// rotation of which the first and the last are checked after the timing.
 fn in_rotation<S>(
     stream: &Arc<CudaStream>,
     bytes: u64,
@@ -161,8 +163,8 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
 /// Weights times activations, for so many tokens, by a kernel.
 pub(super) type ByKernel = (usize, GemvWeightsKernel);
 
-/// The median times of products of weights and activations, of which there are those of as many tokens as results have
-/// room for; `check` is given the first tokens' results.
+/// The median times of products of weights and activations, of which there are those of as many tokens as
+/// results have room for; `check` is given the first tokens' results.
 pub(super) fn measure_weights<T: Activation>(
     gpu: &Gpu,
     bytes: u64,

@@ -14,7 +14,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The recipe for these values: unless its computation is part of the operation, the global scale is given.
+    /// The recipe for these values: unless its computation is part of the operation, the global scale is
+    /// given.
     pub(super) fn recipe<T: Element>(&self, values: &[T]) -> Result<Recipe> {
         let Scheme::Nvfp4(arithmetic, Global::FromAmax) = self.recipe.scheme else { return Ok(self.recipe) };
         if self.op == Op::AmaxQuantize {
@@ -26,8 +27,8 @@ impl Job {
     }
 }
 
-/// Buffers are rotated until the bytes between two uses of one exceed this: several times any cache, an H200's second
-/// level (60 MB) or a server CPU's third (up to 480 MB) included.
+/// Buffers are rotated until the bytes between two uses of one exceed this: several times any cache, an
+/// H200's second level (60 MB) or a server CPU's third (up to 480 MB) included.
 pub(crate) const ROTATION_BYTES: u64 = 1 << 30;
 
 /// Sets of buffers to rotate among.

@@ -20,7 +20,8 @@ pub(crate) struct Measurement {
     pub device: String,
     /// CPU threads; 0 on a GPU.
     pub threads: usize,
-    /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices' codes and scales.
+    /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices'
+    /// codes and scales.
     pub bytes: u64,
     /// The median time of one operation.
     pub median_seconds: f64,

@@ -11,7 +11,8 @@ use super::size::Size;
 pub(crate) enum Op {
     /// Unquantized values to codes and scales; NVFP4's global scale is given.
     Quantize,
-    /// Unquantized values to codes and scales, after the pass that NVFP4's global scale is computed from: two reads.
+    /// Unquantized values to codes and scales, after the pass that NVFP4's global scale is computed from: two
+    /// reads.
     AmaxQuantize,
     /// The largest magnitude: one read.
     Amax,
@@ -19,7 +20,8 @@ pub(crate) enum Op {
     Dequantize,
     /// Quantized matrices times quantized vectors; the dtype is the result's.
     Gemv,
-    /// Quantized weights times activations that are not quantized; the dtype is that of activations and results.
+    /// Quantized weights times activations that are not quantized; the dtype is that of activations and
+    /// results.
     GemvWeights,
     /// The same by a kernel whose warps take one row (GPU only).
     GemvRows1,

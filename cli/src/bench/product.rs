@@ -55,8 +55,8 @@ pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
     random(QuantizedShape::of(recipe, size.all_rows()), 1)
 }
 
-/// Every code, both signs, and scales over a wide range: in MXFP4 from 2^−20 to ½, as those of weights are, under which results in f16
-/// are finite, or all would look alike.
+/// Every code, both signs, and scales over a wide range: in MXFP4 from 2^−20 to ½, as those of weights are,
+/// under which results in f16 are finite, or all would look alike.
 fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     let (codes, scales) = shape.bytes()?;
     let mut bytes = [vec![0; codes], vec![0; scales]];

@@ -13,7 +13,8 @@ use super::product::matrix_bytes;
 use super::size::Size;
 use super::weights::{Product, by_kernels};
 
-/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table as a file.
+/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
+/// as a file.
 ///
 /// # Errors
 /// Those of [`super::measure`], at the first measurement that fails.
@@ -37,8 +38,9 @@ pub(crate) fn gemv(
     Ok(choices.text(&format!("{device}, {}", recipe.format())))
 }
 
-/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with activations in bf16:
-/// the tables as a file. Of each size and number of tokens the fastest kernel's measurement is told.
+/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with
+/// activations in bf16: the tables as a file. Of each size and number of tokens the fastest kernel's
+/// measurement is told.
 ///
 /// # Errors
 /// Those of [`super::measure`], at the first measurement that fails.

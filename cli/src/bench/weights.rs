@@ -72,8 +72,8 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &microscale::gpu::Gpu) -> Re
     Ok(Times { operation, read: None, copy: Some(copy) })
 }
 
-/// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far from the
-/// CPU's as both may be from the exact ones.
+/// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far
+/// from the CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
 pub(super) fn by_kernels<T: Activation>(
     product: &Product<T>,

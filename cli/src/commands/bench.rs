@@ -35,7 +35,8 @@ pub(crate) struct Args {
     scale_layout: Vec<ScaleLayout>,
     #[arg(long, value_parser = words::<Search>(), help = or_default::<Search>("Searches for block scales"))]
     search: Vec<Search>,
-    /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a CPU]
+    /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a
+    /// CPU]
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
     /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
@@ -50,8 +51,8 @@ pub(crate) struct Args {
     /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
     #[arg(long)]
     ladder: bool,
-    /// Measure which kernel for products, of the operation gemv or gemv-weights, is the fastest by rows and columns, and
-    /// write the table to a file (GPU only); for gemv-weights of both formats and by tokens
+    /// Measure which kernel for products, of the operation gemv or gemv-weights, is the fastest by rows and
+    /// columns, and write the table to a file (GPU only); for gemv-weights of both formats and by tokens
     #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "ladder"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::formats::{E2m1, E4m3};
 use microscale::GlobalScale;
+use microscale::formats::{E2m1, E4m3};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Histogram, Inspected, Logical};
 
 use crate::streams::print;
@@ -110,7 +110,8 @@ fn scales_text(histogram: &Histogram) -> String {
     distribution(&["scale", ">byte", ">blocks", ""], lines.collect())
 }
 
-/// Codes from the most negative to the most positive: each, or of the many 8-bit ones all between two powers of two.
+/// Codes from the most negative to the most positive: each, or of the many 8-bit ones all between two powers
+/// of two.
 fn codes_text(histogram: &Histogram) -> String {
     if histogram.format.bits() == 8 {
         return distribution(&["value", ">elements", ""], binades(histogram));
@@ -146,7 +147,8 @@ fn binades(histogram: &Histogram) -> Vec<(Vec<String>, u64)> {
     lines
 }
 
-/// A table of how often things occur. Runs of things that do not occur are left out, those at either end without a word.
+/// A table of how often things occur. Runs of things that do not occur are left out, those at either end
+/// without a word.
 fn distribution(header: &[&str], lines: Vec<(Vec<String>, u64)>) -> String {
     let mut rows = table(header);
     let most = lines.iter().map(|(_, n)| *n).max().unwrap_or(0);

@@ -32,7 +32,8 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF file gguf]
+    /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF
+    /// file gguf]
     #[arg(long, value_parser = words::<FileConvention>())]
     out_convention: Option<FileConvention>,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
@@ -44,8 +45,9 @@ pub(crate) struct Args {
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same input and
-    /// options each. Shards that are there already are kept. Then `microscale merge INPUT --out OUT`
+    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same
+    /// input and options each. Shards that are there already are kept. Then `microscale merge INPUT --out
+    /// OUT`
     #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
     part: Option<Part>,
     /// Show what would be done to each tensor, and write nothing

@@ -4,7 +4,8 @@ use microscale::{Device, DeviceChoice, Error};
 
 use crate::streams::warn;
 
-/// Makes a device ready. That there is no GPU is no news, but one that fails is, even where the CPU can do the work.
+/// Makes a device ready. That there is no GPU is no news, but one that fails is, even where the CPU can do
+/// the work.
 pub(crate) fn device(choice: DeviceChoice) -> anyhow::Result<Device> {
     if choice != DeviceChoice::Auto {
         return Ok(Device::choose(choice)?);

@@ -12,8 +12,8 @@ use crate::text::table::count;
 
 #[derive(clap::Args)]
 pub(crate) struct RecipeArgs {
-    /// A recipe file (*.toml, or a path), or one that comes with the program: `microscale recipes` lists them. Other
-    /// options go before what it says for all tensors
+    /// A recipe file (*.toml, or a path), or one that comes with the program: `microscale recipes` lists
+    /// them. Other options go before what it says for all tensors
     #[arg(long, value_name = "FILE|NAME")]
     recipe: Option<String>,
     /// The format [default: mxfp4]
@@ -30,17 +30,18 @@ pub(crate) struct RecipeArgs {
     ties: Option<Ties>,
     #[arg(long, value_name = "VALUE|FILE|none", help = global_scale_help())]
     global_scale: Option<GlobalScaleArg>,
-    /// Choose block scales by the squared error that they make, instead of by the largest magnitude: the better of two
-    /// (four-six), the best near the usual one (window), or the best of all (full) (mxfp4, nvfp4) [default: none]
+    /// Choose block scales by the squared error that they make, instead of by the largest magnitude: the
+    /// better of two (four-six), the best near the usual one (window), or the best of all (full) (mxfp4,
+    /// nvfp4) [default: none]
     #[arg(long, value_parser = words::<Search>())]
     search: Option<Search>,
-    /// Weight errors by column in the search: a .safetensors file with a vector of floats for each tensor X, called
-    /// X.importance, X_importance or X, one number for each column of X (such as the mean square of the activations
-    /// that it meets). Tensors without one are searched unweighted
+    /// Weight errors by column in the search: a .safetensors file with a vector of floats for each tensor X,
+    /// called X.importance, X_importance or X, one number for each column of X (such as the mean square of
+    /// the activations that it meets). Tensors without one are searched unweighted
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
-    /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared error, not
-    /// weighted (nvfp4, with --search)
+    /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared
+    /// error, not weighted (nvfp4, with --search)
     #[arg(long)]
     search_global: bool,
     /// Compare each scale that was chosen with all that can be stored, slowly, and stop if one errs less

@@ -163,7 +163,8 @@ fn links(m: &mut Markup, i: usize, kind: &Kind<'_>, at: impl Fn(Option<u64>, f64
     }
 }
 
-/// A tensor's dot; of several of a kind in a layer (experts, say) that of the median, on a line from the least to the most.
+/// A tensor's dot; of several of a kind in a layer (experts, say) that of the median, on a line from the
+/// least to the most.
 fn mark(
     m: &mut Markup,
     i: usize,

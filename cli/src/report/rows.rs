@@ -21,8 +21,8 @@ pub(super) struct Row<'m> {
     at: usize,
 }
 
-/// A table with a caption and a header. Columns whose names start with `>` are aligned to the right, without the `>`.
-/// `body` writes `tbody` elements.
+/// A table with a caption and a header. Columns whose names start with `>` are aligned to the right, without
+/// the `>`. `body` writes `tbody` elements.
 pub(super) fn table(m: &mut Markup, caption: &str, header: &[&str], body: impl FnOnce(&mut Rows<'_>)) {
     // Wide tables are scrolled on narrow screens, which must be possible with a keyboard too.
     m.element(

@@ -12,7 +12,8 @@ use crate::text::table::{bytes, count, decibels, figure, natural_order, shape};
 
 /// Fewer tensors are seen at a glance in the table.
 const FEWEST_DOTS: usize = 16;
-/// How far below the median a tensor lies that is marked, in dB: at the least, and in median deviations from it.
+/// How far below the median a tensor lies that is marked, in dB: at the least, and in median deviations from
+/// it.
 const LEAST_DISTANCE: f64 = 1.0;
 const DEVIATIONS: f64 = 4.0;
 

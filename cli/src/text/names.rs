@@ -33,8 +33,8 @@ impl Place {
     }
 }
 
-/// The shortest ends of kinds' names that tell them apart: `q_proj` for `model.layers.self_attn.q_proj`, unless
-/// another ends so too.
+/// The shortest ends of kinds' names that tell them apart: `q_proj` for `model.layers.self_attn.q_proj`,
+/// unless another ends so too.
 pub(crate) fn short_kinds<'a>(kinds: &[&'a str]) -> Vec<&'a str> {
     let mut uses: HashMap<&str, usize> = HashMap::new();
     for kind in kinds {

@@ -45,7 +45,7 @@ impl Recipes {
     }
 
     /// What a word names: a file, if it ends with `.toml` or has a separator of directories in it, and else
-    /// one of the [`presets`].
+    /// one of the [`presets`](crate::presets).
     ///
     /// # Errors
     /// [`Error::NoPreset`], and those of [`Self::open`].
