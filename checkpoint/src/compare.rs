@@ -52,7 +52,8 @@ pub enum Difference {
 /// to F32.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::Packed`], [`Error::Tensor`], [`Error::Interrupted`].
+/// [`Error::ShapeMismatch`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
+/// [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,
     second: &Checkpoint,

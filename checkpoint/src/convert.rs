@@ -11,6 +11,8 @@ use crate::conventions::group::Group;
 use crate::conventions::ignored::ignored;
 use crate::conventions::packed::{Logical, Packed, logical};
 use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::error::convention::ConventionError;
+use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
@@ -72,8 +74,11 @@ pub struct Rounding {
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
-/// [`Error::NothingPacked`]; [`Error::NotStored`] and [`Error::NotConverted`] for what the convention cannot
-/// hold without quantizing again; [`Error::NameTaken`], [`Error::Packed`], and everything about writing.
+/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
+/// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
+/// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
+/// hold without quantizing again; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
     to: FileConvention,
@@ -131,13 +136,16 @@ impl<'a> Converter<'a> {
                 let storage = Storage::of_format(to, tensor.format)?;
                 if storage.transposed != tensor.storage.transposed {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::NotConverted { file, tensor, to });
+                    return Err(Error::Convention(ConventionError::NotConverted { file, tensor, to }));
                 }
                 packed.insert(tensor.codes.name, (&**tensor, storage));
             }
         }
         if packed.is_empty() {
-            return Err(Error::NothingPacked { doing: "convert", path: checkpoint.path.clone() });
+            return Err(Error::Convention(ConventionError::NothingPacked {
+                doing: "convert",
+                path: checkpoint.path.clone(),
+            }));
         }
         let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
         let scales = scales.map(|scales| scales.name).collect();
@@ -153,7 +161,7 @@ impl<'a> Converter<'a> {
             for Outline { name, .. } in self.outlines(&tensor) {
                 if !taken.insert(name.clone()) {
                     let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                    return Err(Error::NameTaken { file, tensor, name });
+                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
                 }
             }
         }

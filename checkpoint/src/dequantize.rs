@@ -7,6 +7,8 @@ use std::time::Instant;
 use microscale::{Device, Dtype, Element};
 
 use crate::conventions::packed::{Logical, Packed, logical};
+use crate::error::convention::ConventionError;
+use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::read::checkpoint::Checkpoint;
@@ -52,7 +54,9 @@ pub struct Dequantized {
 /// behind.
 ///
 /// # Errors
-/// [`Error::NothingPacked`], [`Error::Packed`], [`Error::NameTaken`], [`Error::Tensor`], and everything about
+/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked),
+/// [`ConventionError::Packed`](crate::ConventionError::Packed),
+/// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything about
 /// writing.
 pub fn dequantize(
     checkpoint: &Checkpoint,
@@ -70,13 +74,20 @@ pub fn dequantize(
                 checkpoint.tensor(tensor.name).filter(|taken| taken.name != tensor.codes.name)
             {
                 let (codes, name) = (tensor.codes, taken.name.into());
-                return Err(Error::NameTaken { file: codes.file.into(), tensor: codes.name.into(), name });
+                return Err(Error::Output(OutputError::NameTaken {
+                    file: codes.file.into(),
+                    tensor: codes.name.into(),
+                    name,
+                }));
             }
             packed.insert(tensor.codes.name, &**tensor);
         }
     }
     if packed.is_empty() {
-        return Err(Error::NothingPacked { doing: "dequantize", path: checkpoint.path.clone() });
+        return Err(Error::Convention(ConventionError::NothingPacked {
+            doing: "dequantize",
+            path: checkpoint.path.clone(),
+        }));
     }
     let scales =
         packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();

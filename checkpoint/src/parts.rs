@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use crate::error::parts::PartsError;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::quantize::Quantizer;
@@ -174,7 +175,8 @@ pub fn quantize_part(
 /// and the output.
 ///
 /// # Errors
-/// [`Error::PartsMissing`], [`Error::PartsDiffer`], and everything about writing.
+/// [`PartsError::Missing`](crate::PartsError::Missing), [`PartsError::Differ`](crate::PartsError::Differ),
+/// and everything about writing.
 pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>) -> Result<Merged> {
     let start = Instant::now();
     let directory = directory_of(&destination(checkpoint, out)?);
@@ -187,11 +189,11 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
         meter.before(&shard.name.to_string_lossy())?;
         let from = directory.join(&shard.name);
         if !note.fits(&from) {
-            return Err(Error::PartsMissing {
+            return Err(Error::Parts(PartsError::Missing {
                 directory,
                 shards: vec![shard.name.clone()],
                 of: checkpoint.shards.len(),
-            });
+            }));
         }
         let to = output.place(&shard.name)?;
         // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a
@@ -222,7 +224,7 @@ fn notes(checkpoint: &Checkpoint, directory: &Path) -> Result<Vec<Note>> {
         names.zip(&found).filter(|(_, note)| note.is_none()).map(|(name, _)| name.clone()).collect();
     if !missing.is_empty() {
         let (directory, of) = (directory.into(), checkpoint.shards.len());
-        return Err(Error::PartsMissing { directory, shards: missing, of });
+        return Err(Error::Parts(PartsError::Missing { directory, shards: missing, of }));
     }
     let notes: Vec<_> = found.into_iter().flatten().collect();
     let other = notes.iter().position(|note| note.fingerprint != notes[0].fingerprint);
@@ -230,7 +232,7 @@ fn notes(checkpoint: &Checkpoint, directory: &Path) -> Result<Vec<Note>> {
         None => Ok(notes),
         Some(other) => {
             let [first, second] = [0, other].map(|shard| checkpoint.shards[shard].name.clone());
-            Err(Error::PartsDiffer { directory: directory.into(), first, second })
+            Err(Error::Parts(PartsError::Differ { directory: directory.into(), first, second }))
         }
     }
 }

@@ -17,6 +17,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::conventions::group::Group;
 use crate::conventions::ignored::ignored;
+use crate::error::given::GivenError;
+use crate::error::output::OutputError;
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
@@ -72,7 +75,8 @@ impl<'a> Plan<'a> {
     /// whatever the recipe's arithmetic.
     ///
     /// # Errors
-    /// [`Error::AlreadyQuantized`], [`Error::NameTaken`], and those of [`FileConvention::check`].
+    /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized),
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), and those of [`FileConvention::check`].
     pub fn new(
         checkpoint: &'a Checkpoint,
         selection: &Selection,
@@ -89,8 +93,9 @@ impl<'a> Plan<'a> {
     /// theirs, whatever that of the recipes.
     ///
     /// # Errors
-    /// Those of [`Self::new`]; [`Error::RecipeFile`] and [`Error::Settings`] for settings that do not go
-    /// together, or not with the convention; [`Error::FusedDiffer`].
+    /// Those of [`Self::new`]; [`RecipeError::File`](crate::RecipeError::File) and
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) for settings that do not go together, or not
+    /// with the convention; [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).
     pub fn by_recipes(
         checkpoint: &'a Checkpoint,
         recipes: &Recipes,
@@ -113,7 +118,7 @@ impl<'a> Plan<'a> {
         treatment_of: impl Fn(&str) -> Result<Treatment>,
     ) -> Result<Self> {
         if let Some((method, config)) = Description::method(checkpoint) {
-            return Err(Error::AlreadyQuantized { config, method });
+            return Err(Error::Plan(PlanError::AlreadyQuantized { config, method }));
         }
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
         for tensor in checkpoint.tensors() {
@@ -162,8 +167,10 @@ impl<'a> Plan<'a> {
     /// rounds it.
     ///
     /// # Errors
-    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`], [`Error::Tensor`];
-    /// [`Error::NoGlobalSearch`] if they are to be searched.
+    /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
+    /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
+    /// [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`];
+    /// [`PlanError::NoGlobalSearch`](crate::PlanError::NoGlobalSearch) if they are to be searched.
     pub fn take_global_scales(&mut self, file: &Checkpoint) -> Result<&GlobalScales> {
         for treatment in self.treatments.iter().filter(|treatment| treatment.search_global) {
             check_search_global(&treatment.recipe, true)?;
@@ -181,11 +188,13 @@ impl<'a> Plan<'a> {
     /// without one are searched unweighted.
     ///
     /// # Errors
-    /// [`Error::ImportanceUnused`] if no recipe has a search, [`Error::ImportanceTwice`],
-    /// [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
+    /// [`GivenError::ImportanceUnused`](crate::GivenError::ImportanceUnused) if no recipe has a search,
+    /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
+    /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
+    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber).
     pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
         if self.treatments.iter().all(|treatment| treatment.recipe.search == Search::None) {
-            return Err(Error::ImportanceUnused);
+            return Err(Error::Given(GivenError::ImportanceUnused));
         }
         let treated = self.to_quantize().map(|tensor| (tensor, self.of(tensor.name)));
         let searched = treated.filter(|(_, treatment)| treatment.recipe.search != Search::None);
@@ -198,7 +207,8 @@ impl<'a> Plan<'a> {
     /// can.
     ///
     /// # Errors
-    /// [`Error::NoGlobalSearch`] unless they follow from amax and a recipe has a search.
+    /// [`PlanError::NoGlobalSearch`](crate::PlanError::NoGlobalSearch) unless they follow from amax and a
+    /// recipe has a search.
     pub fn search_global_scales(&mut self) -> Result<()> {
         let in_file = self.global_scales.is_some();
         let can = |treatment: &Treatment| check_search_global(&treatment.recipe, in_file);
@@ -216,10 +226,10 @@ impl<'a> Plan<'a> {
     /// its recipe has a full search.
     ///
     /// # Errors
-    /// [`Error::NothingToCheck`] unless a recipe has a full search.
+    /// [`PlanError::NothingToCheck`](crate::PlanError::NothingToCheck) unless a recipe has a full search.
     pub fn check_searches(&mut self) -> Result<()> {
         if self.treatments.iter().all(|treatment| treatment.recipe.search != Search::Full) {
-            return Err(Error::NothingToCheck { search: self.treatments[0].recipe.search });
+            return Err(Error::Plan(PlanError::NothingToCheck { search: self.treatments[0].recipe.search }));
         }
         self.check_search = true;
         Ok(())
@@ -374,7 +384,7 @@ impl<'a> Plan<'a> {
             for Outline { name, .. } in self.of(tensor.name).storage.outlines(tensor.name, tensor.shape) {
                 if name != tensor.name && !taken.insert(name.clone()) {
                     let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                    return Err(Error::NameTaken { file, tensor, name });
+                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
                 }
             }
         }

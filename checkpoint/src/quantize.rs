@@ -13,6 +13,7 @@ use std::time::Instant;
 use microscale::device::{Device, Part, QuantizedThere};
 use microscale::{QuantizedTensor, Recipe, Search, check_search};
 
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::names::fused::Fused;
@@ -42,8 +43,8 @@ use crate::write::writer::Sink;
 /// device, or several.
 ///
 /// # Errors
-/// [`Error::NothingToQuantize`], [`Error::Tensor`] (among them non-finite values, if the recipe refuses
-/// them), and everything about writing.
+/// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`] (among them
+/// non-finite values, if the recipe refuses them), and everything about writing.
 pub fn quantize(
     plan: &Plan<'_>,
     out: &Path,
@@ -73,10 +74,10 @@ pub(crate) struct Done {
 
 impl<'a> Quantizer<'a> {
     /// # Errors
-    /// [`Error::NothingToQuantize`].
+    /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize).
     pub(crate) fn new(plan: &'a Plan<'a>) -> Result<Self> {
         if plan.quantized() == 0 {
-            return Err(Error::NothingToQuantize { path: plan.checkpoint().path.clone() });
+            return Err(Error::Plan(PlanError::NothingToQuantize { path: plan.checkpoint().path.clone() }));
         }
         Ok(Self { plan, chooser: Chooser::new(plan) })
     }

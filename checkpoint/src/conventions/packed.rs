@@ -11,6 +11,7 @@ use microscale::{Device, Element, Format, GlobalScale, QuantizedShape, Quantized
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::conventions::table::{CONVENTIONS, stored};
 use crate::dtype::FileDtype;
+use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
@@ -146,8 +147,8 @@ impl<'a> Packed<'a> {
 /// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
 ///
 /// # Errors
-/// [`Error::Packed`] for codes without scales, for shapes that do not fit, and for other formats;
-/// [`Error::Tensor`] for a number that cannot be a global scale.
+/// [`ConventionError::Packed`](crate::ConventionError::Packed) for codes without scales, for shapes that do
+/// not fit, and for other formats; [`Error::Tensor`] for a number that cannot be a global scale.
 pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
 }
@@ -219,7 +220,7 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
 }
 
 fn unreadable(codes: &Tensor<'_>, why: String) -> Error {
-    Error::Packed { file: codes.file.into(), tensor: codes.name.into(), why }
+    Error::Convention(ConventionError::Packed { file: codes.file.into(), tensor: codes.name.into(), why })
 }
 
 fn missing_part(codes: &Tensor<'_>, what: String) -> Error {
@@ -279,13 +280,19 @@ fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
 /// The global scale that a tensor holds.
 ///
 /// # Errors
-/// [`Error::Packed`] unless it is one F32, [`Error::Tensor`] if the number cannot be a global scale.
+/// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, [`Error::Tensor`] if the
+/// number cannot be a global scale.
 pub(crate) fn global_scale(tensor: &Tensor<'_>, direction: Direction) -> Result<GlobalScale> {
     let value = (tensor.dtype == FileDtype::F32).then(|| tensor.data.try_into().ok()).flatten();
-    let value = value.map(f32::from_le_bytes).ok_or_else(|| Error::Packed {
-        file: tensor.file.into(),
-        tensor: tensor.name.into(),
-        why: format!("a global scale is one F32, and this is {} of shape {:?}", tensor.dtype, tensor.shape),
+    let value = value.map(f32::from_le_bytes).ok_or_else(|| {
+        Error::Convention(ConventionError::Packed {
+            file: tensor.file.into(),
+            tensor: tensor.name.into(),
+            why: format!(
+                "a global scale is one F32, and this is {} of shape {:?}",
+                tensor.dtype, tensor.shape
+            ),
+        })
     })?;
     let given = GlobalScale::of(direction, value);
     if given.in_range() {

@@ -6,6 +6,7 @@ use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedTensor};
 
 use crate::dtype::FileDtype;
+use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
@@ -193,12 +194,18 @@ impl Storage {
     /// Makes sure that files can hold a tensor's block scales.
     ///
     /// # Errors
-    /// [`Error::Unheld`].
+    /// [`ConventionError::Unheld`](crate::ConventionError::Unheld).
     pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8]) -> Result<()> {
         let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
         let Some(block) = unheld else { return Ok(()) };
         let (file, byte, convention) = (tensor.file.into(), scales[block], self.convention);
-        Err(Error::Unheld { file, tensor: tensor.name.into(), block, byte, convention })
+        Err(Error::Convention(ConventionError::Unheld {
+            file,
+            tensor: tensor.name.into(),
+            block,
+            byte,
+            convention,
+        }))
     }
 
     /// The bytes of the tensors that [`Self::outlines`] announces, in its order.

@@ -7,6 +7,7 @@ use crate::conventions::convention::Convention;
 use crate::conventions::group::Group;
 use crate::conventions::storage::Storage;
 use crate::conventions::{compressed_tensors, gguf, gpt_oss, modelopt};
+use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::description::Description;
@@ -47,8 +48,9 @@ impl FileConvention {
     /// Makes sure that files can hold what a recipe gives.
     ///
     /// # Errors
-    /// [`Error::NotStored`] for a format that the convention lacks, [`Error::ScaleLayout`] for scales that
-    /// are not linear.
+    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) for a format that the convention
+    /// lacks, [`ConventionError::ScaleLayout`](crate::ConventionError::ScaleLayout) for scales that are not
+    /// linear.
     pub fn check(self, recipe: &Recipe) -> Result<()> {
         Storage::of(self, recipe).map(|_| ())
     }
@@ -61,7 +63,7 @@ impl Storage {
     /// Those of [`FileConvention::check`].
     pub(crate) fn of(convention: FileConvention, recipe: &Recipe) -> Result<&'static Self> {
         if recipe.scale_layout != ScaleLayout::Linear {
-            return Err(Error::ScaleLayout { layout: recipe.scale_layout });
+            return Err(Error::Convention(ConventionError::ScaleLayout { layout: recipe.scale_layout }));
         }
         Self::of_format(convention, recipe.format())
     }
@@ -69,10 +71,16 @@ impl Storage {
     /// How a format is stored.
     ///
     /// # Errors
-    /// [`Error::NotStored`].
+    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
     pub(crate) fn of_format(convention: FileConvention, format: Format) -> Result<&'static Self> {
         let found = stored().find(|stored| (stored.convention, stored.format) == (convention, format));
-        found.ok_or_else(|| Error::NotStored { convention, format, instead: instead_of(convention, format) })
+        found.ok_or_else(|| {
+            Error::Convention(ConventionError::NotStored {
+                convention,
+                format,
+                instead: instead_of(convention, format),
+            })
+        })
     }
 }
 
@@ -188,11 +196,17 @@ mod tests {
         let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
         for convention in FileConvention::WORDS.iter().map(|(_, convention)| *convention) {
             let refused = convention.check(&e5m2).unwrap_err();
-            assert!(matches!(refused, Error::NotStored { format: Format::Mxfp8E5m2, .. }), "{refused}");
+            assert!(
+                matches!(
+                    refused,
+                    Error::Convention(ConventionError::NotStored { format: Format::Mxfp8E5m2, .. })
+                ),
+                "{refused}"
+            );
         }
         let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
         let refused = FileConvention::CompressedTensors.check(&swizzled);
-        assert!(matches!(refused, Err(Error::ScaleLayout { .. })));
+        assert!(matches!(refused, Err(Error::Convention(ConventionError::ScaleLayout { .. }))));
         let refused = FileConvention::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
         assert!(
             refused.contains("its formats (nvfp4)") && refused.contains("compressed-tensors, gpt-oss"),

@@ -13,6 +13,7 @@ use super::value::{Value, ValueType};
 use crate::compare::{Difference, compare};
 use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
+use crate::error::convention::ConventionError;
 use crate::file_convention::FileConvention;
 use crate::inspect::inspect;
 use crate::plan::Plan;
@@ -181,7 +182,9 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     }
     let refused =
         Plan::new(&checkpoint, &Selection::default(), Recipe::default(), FileConvention::default()).err();
-    assert!(matches!(refused, Some(Error::OtherContainer { path: file, .. }) if file == path));
+    assert!(
+        matches!(refused, Some(Error::Convention(ConventionError::OtherContainer { path: file, .. })) if file == path)
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
 use super::value::{Entry, Value, ValueType};
 use crate::dtype::ggml::GgmlType;
 use crate::dtype::ggml::MAX_DIMS;
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 
 /// The largest alignment that is read. ggml has no limit, and files have 32, or a page.
@@ -57,11 +58,11 @@ impl Header {
 /// there.
 ///
 /// # Errors
-/// [`Error::Gguf`], [`Error::GgufTensor`].
+/// [`FileError::Gguf`](crate::FileError::Gguf), [`FileError::GgufTensor`](crate::FileError::GgufTensor).
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Header> {
     parse(bytes).map_err(|fault| match fault {
-        Fault::File(why) => Error::Gguf { file: file.into(), why },
-        Fault::Tensor(tensor, why) => Error::GgufTensor { file: file.into(), tensor, why },
+        Fault::File(why) => Error::File(FileError::Gguf { file: file.into(), why }),
+        Fault::Tensor(tensor, why) => Error::File(FileError::GgufTensor { file: file.into(), tensor, why }),
     })
 }
 

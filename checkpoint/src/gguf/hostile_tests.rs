@@ -6,6 +6,7 @@ use std::path::Path;
 use super::draft::{Draft, array, entry, string, tensor};
 use super::header::read;
 use crate::error::Error;
+use crate::error::file::FileError;
 
 const F32: u32 = 0;
 const Q4_0: u32 = 2;
@@ -55,7 +56,7 @@ fn refused_entry(entry: Vec<u8>, parts: &[&str]) {
 #[track_caller]
 fn refused_tensor(tensor: Vec<u8>, data: usize, parts: &[&str]) {
     let draft = Draft { tensors: vec![tensor], data: vec![0; data], ..Draft::default() };
-    assert!(matches!(refusal(&draft.bytes()), Error::GgufTensor { .. }));
+    assert!(matches!(refusal(&draft.bytes()), Error::File(FileError::GgufTensor { .. })));
     refused(&draft, parts);
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;
 use crate::names::weight::EXPERTS;
@@ -14,7 +15,7 @@ use crate::read::tensor::Tensor;
 /// which are one tensor to engines, must have one format.
 ///
 /// # Errors
-/// [`Error::FusedDiffer`].
+/// [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).
 pub(crate) fn check<'a>(treated: impl Iterator<Item = (Tensor<'a>, &'a Treatment)>) -> Result<()> {
     let (mut layers, mut experts) = (HashMap::new(), HashMap::new());
     for (tensor, treatment) in treated {
@@ -59,11 +60,11 @@ fn differ(
                 .join(", ")
         }
     };
-    Error::FusedDiffer {
+    Error::Plan(PlanError::FusedDiffer {
         file: second.file.into(),
         first: first.name.into(),
         second: second.name.into(),
         recipes: Box::new([said(&first_facts, &second_facts), said(&second_facts, &first_facts)]),
         pattern,
-    }
+    })
 }

@@ -10,6 +10,7 @@ use crate::conventions::compressed_tensors;
 use crate::conventions::modelopt;
 use crate::conventions::packed::global_scale;
 use crate::conventions::storage::StoredGlobal;
+use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;
 use crate::read::checkpoint::Checkpoint;
@@ -38,7 +39,9 @@ impl GlobalScales {
     /// divisor, `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
     ///
     /// # Errors
-    /// [`Error::NoGlobalScale`], [`Error::GlobalScaleTwice`], [`Error::Packed`] unless it is one F32, and
+    /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
+    /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
+    /// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, and
     /// [`Error::Tensor`] for a number that cannot be a global scale.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
@@ -88,14 +91,19 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Resu
     match (first, second) {
         (Some((first, _)), Some((second, _))) => {
             let [first, second] = [first, second].map(|found| found.name.into());
-            Err(Error::GlobalScaleTwice { file: path(), tensor: name.into(), first, second })
+            Err(Error::Given(GivenError::GlobalScaleTwice {
+                file: path(),
+                tensor: name.into(),
+                first,
+                second,
+            }))
         }
         // A quantized checkpoint may hold codes under the plain name, so that the suffixes come first.
         (Some(found), None) | (None, Some(found)) => Ok(found),
         (None, None) => file
             .tensor(name)
             .map(|found| (found, direction))
-            .ok_or_else(|| Error::NoGlobalScale { file: path(), tensor: name.into() }),
+            .ok_or_else(|| Error::Given(GivenError::NoGlobalScale { file: path(), tensor: name.into() })),
     }
 }
 

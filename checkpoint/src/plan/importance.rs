@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use microscale::Element;
 
 use crate::conventions::storage::Storage;
+use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
@@ -31,7 +32,9 @@ impl Importance {
     /// floats as X has columns.
     ///
     /// # Errors
-    /// [`Error::ImportanceTwice`], [`Error::ImportanceShape`], [`Error::ImportanceNumber`].
+    /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
+    /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
+    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber).
     pub(crate) fn find<'a>(
         file: &Checkpoint,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
@@ -62,7 +65,12 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>>
     match SUFFIXES.map(|suffix| file.tensor(&format!("{name}{suffix}"))) {
         [Some(first), Some(second)] => {
             let [first, second] = [first, second].map(|found| found.name.into());
-            Err(Error::ImportanceTwice { file: file.path.clone(), tensor: name.into(), first, second })
+            Err(Error::Given(GivenError::ImportanceTwice {
+                file: file.path.clone(),
+                tensor: name.into(),
+                first,
+                second,
+            }))
         }
         [first, second] => Ok(first.or(second).or_else(|| file.tensor(name))),
     }
@@ -75,7 +83,14 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
     let values = stored.values().filter(|_| stored.shape == [columns]);
     let Some(values) = values else {
         let (dtype, shape) = (stored.dtype, stored.shape.to_vec());
-        return Err(Error::ImportanceShape { file, name, tensor: tensor.name.into(), columns, dtype, shape });
+        return Err(Error::Given(GivenError::ImportanceShape {
+            file,
+            name,
+            tensor: tensor.name.into(),
+            columns,
+            dtype,
+            shape,
+        }));
     };
     let weights: Vec<f32> =
         with_values!(&values, slice => slice.iter().map(|weight| Element::to_f32(*weight)).collect());
@@ -83,7 +98,7 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
         None => Ok(weights),
         Some(column) => {
             let (tensor, weight) = (tensor.name.into(), weights[column]);
-            Err(Error::ImportanceNumber { file, name, tensor, column, weight })
+            Err(Error::Given(GivenError::ImportanceNumber { file, name, tensor, column, weight }))
         }
     }
 }

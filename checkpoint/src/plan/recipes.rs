@@ -11,6 +11,7 @@ mod rule;
 
 use microscale::Recipe;
 
+use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::names::layers::Layers;
@@ -57,7 +58,7 @@ impl Recipes {
     /// Adds patterns to those of tensors to include and to exclude.
     ///
     /// # Errors
-    /// [`Error::Glob`].
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
     pub fn select(&mut self, include: &[String], exclude: &[String]) -> Result<()> {
         self.selection.add(include, exclude)
     }
@@ -65,8 +66,8 @@ impl Recipes {
     /// Makes sure that the settings for all tensors go together.
     ///
     /// # Errors
-    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do
-    /// not.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
+    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
     pub fn check_settings(&self) -> Result<()> {
         self.recipe(self.settings, &[]).map(|_| ())
     }
@@ -74,8 +75,8 @@ impl Recipes {
     /// Makes sure that the settings for all tensors go together, and with a convention of files.
     ///
     /// # Errors
-    /// [`Error::Settings`] if those of the command line do not, [`Error::RecipeFile`] if those of a file do
-    /// not.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
+    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
     pub fn check(&self, convention: FileConvention) -> Result<()> {
         self.treatment(self.settings, &[], convention).map(|_| ())
     }
@@ -162,8 +163,8 @@ impl Recipes {
         let (recipe, search_global) = self.recipe(settings, rules)?;
         Treatment::new(recipe, search_global, convention).map_err(|error| {
             match self.place_of("format", rules) {
-                Some(place) => Error::RecipeFile { place, why: format!("format: {error}") },
-                None => Error::Settings { why: error.to_string() },
+                Some(place) => Error::Recipe(RecipeError::File { place, why: format!("format: {error}") }),
+                None => Error::Recipe(RecipeError::Settings { why: error.to_string() }),
             }
         })
     }
@@ -171,8 +172,8 @@ impl Recipes {
     /// The recipe that settings make, given the rules that they come from.
     fn recipe(&self, settings: Settings, rules: &[&Rule]) -> Result<(Recipe, bool)> {
         settings.recipe().map_err(|misfit| match self.place_of(misfit.key, rules) {
-            Some(place) => Error::RecipeFile { place, why: misfit.of_key() },
-            None => Error::Settings { why: misfit.of_option() },
+            Some(place) => Error::Recipe(RecipeError::File { place, why: misfit.of_key() }),
+            None => Error::Recipe(RecipeError::Settings { why: misfit.of_option() }),
         })
     }
 

@@ -3,6 +3,7 @@
 use globset::GlobMatcher;
 
 use crate::conventions::storage::Storage;
+use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::names::glob::matcher;
 use crate::names::kept::kept;
@@ -40,7 +41,7 @@ impl Selection {
     /// The default, with patterns to include and to exclude.
     ///
     /// # Errors
-    /// [`Error::Glob`].
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
     pub fn new(include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<Self> {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
@@ -53,7 +54,7 @@ impl Selection {
     /// Adds patterns.
     ///
     /// # Errors
-    /// [`Error::Glob`].
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
     pub fn add(&mut self, include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<()> {
         self.include.extend(matchers(include)?);
         self.exclude.extend(matchers(exclude)?);
@@ -106,7 +107,7 @@ impl Selection {
 }
 
 fn matchers(patterns: &[impl AsRef<str>]) -> Result<Vec<GlobMatcher>> {
-    let refused = |pattern: &str, why| Error::Glob { pattern: pattern.into(), why };
+    let refused = |pattern: &str, why| Error::Recipe(RecipeError::Glob { pattern: pattern.into(), why });
     let patterns = patterns.iter().map(AsRef::as_ref);
     patterns.map(|pattern| matcher(pattern).map_err(|why| refused(pattern, why))).collect()
 }
@@ -157,6 +158,6 @@ mod tests {
         assert_eq!(of("fc.bias", &[32]).as_deref(), Some("1-D"));
         assert_eq!(of("layers.1.fc.weight", &[8, 32]).as_deref(), Some("excluded by \"*.1.*\""));
         assert_eq!(selection.unmatched(&["table", "a.1.b"]), ["lm_head.*", "*.bias"]);
-        assert!(matches!(Selection::new(&["[a"], &[""; 0]), Err(Error::Glob { .. })));
+        assert!(matches!(Selection::new(&["[a"], &[""; 0]), Err(Error::Recipe(RecipeError::Glob { .. }))));
     }
 }

@@ -6,6 +6,7 @@ use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search, Words};
 
 use crate::error::Error;
+use crate::error::plan::PlanError;
 
 /// Settings of a recipe. What is left open has its default, or what is said elsewhere: [`Settings::or`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -205,7 +206,7 @@ pub(crate) fn check_search_global(recipe: &Recipe, in_file: bool) -> Result<(), 
         Scheme::Nvfp4(..) => "it is given (--global-scale)".into(),
         _ => format!("the format is {}", recipe.format().word()),
     };
-    Err(Error::NoGlobalSearch { why })
+    Err(Error::Plan(PlanError::NoGlobalSearch { why }))
 }
 
 #[cfg(test)]

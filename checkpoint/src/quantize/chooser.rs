@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::{Device, Dtype, ErrorStats, Global, GlobalScale, Recipe, Scheme, Search, search_global};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
 use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
@@ -144,7 +144,7 @@ impl<'a> Chooser<'a> {
                     Ok(source.store(storage, &recipe, weights)?.errors)
                 })?;
             }
-            Ok(errors)
+            Ok::<_, Error>(errors)
         })?;
         Ok(Found { plain, best })
     }

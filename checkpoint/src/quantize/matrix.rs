@@ -3,6 +3,7 @@
 use microscale::{Position, Shape};
 
 use crate::conventions::storage::Storage;
+use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
@@ -17,10 +18,12 @@ impl<'a> Matrix<'a> {
     /// Of a tensor that was selected to be quantized, which only tensors of these dtypes are. A view of the
     /// mapped file unless what is stored is the parameter's transpose.
     pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage) -> Result<Self> {
-        let values = tensor.values().ok_or_else(|| Error::Packed {
-            file: tensor.file.into(),
-            tensor: tensor.name.into(),
-            why: format!("{} cannot be quantized", tensor.dtype),
+        let values = tensor.values().ok_or_else(|| {
+            Error::Convention(ConventionError::Packed {
+                file: tensor.file.into(),
+                tensor: tensor.name.into(),
+                why: format!("{} cannot be quantized", tensor.dtype),
+            })
         })?;
         let stored = storage.stored_shape(tensor.shape);
         let (rows, cols) = Tensor { shape: &stored, ..*tensor }.matrix();

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use microscale::device::Origin;
 
+use crate::error::convention::ConventionError;
+use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::config::CONFIG_FILE;
@@ -105,13 +107,13 @@ impl Checkpoint {
     /// Makes sure that output by a convention is of the input's container.
     ///
     /// # Errors
-    /// [`Error::OtherContainer`].
+    /// [`ConventionError::OtherContainer`](crate::ConventionError::OtherContainer).
     pub(crate) fn check_container(&self, convention: FileConvention) -> Result<()> {
         let own = self.own_convention();
         if (own == FileConvention::Gguf) == (convention == FileConvention::Gguf) {
             return Ok(());
         }
-        Err(Error::OtherContainer { path: self.path.clone(), convention, own })
+        Err(Error::Convention(ConventionError::OtherContainer { path: self.path.clone(), convention, own }))
     }
 
     /// Index and shards must list the same tensors in the same files.
@@ -124,13 +126,22 @@ impl Checkpoint {
                 let assigned = assigned.get(name.as_str());
                 if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
                     let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
-                    return Err(Error::NotInIndex { index: file(), tensor, shard: path(), assigned });
+                    return Err(Error::Directory(DirectoryError::NotInIndex {
+                        index: file(),
+                        tensor,
+                        shard: path(),
+                        assigned,
+                    }));
                 }
             }
             let here = assigned.iter().filter(|(_, name)| Path::new(name) == shard.name);
             let in_shard: HashSet<&str> = shard.stored.iter().map(|stored| &*stored.name).collect();
             if let Some(missing) = here.map(|(name, _)| *name).filter(|name| !in_shard.contains(name)).min() {
-                return Err(Error::NotInShard { index: file(), tensor: missing.into(), shard: path() });
+                return Err(Error::Directory(DirectoryError::NotInShard {
+                    index: file(),
+                    tensor: missing.into(),
+                    shard: path(),
+                }));
             }
         }
         Ok(())
@@ -144,7 +155,11 @@ fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
         for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {
             if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
                 let (first, second) = (shards[first].path.clone(), shard.path.clone());
-                return Err(Error::Duplicate { tensor: name.clone(), first, second });
+                return Err(Error::Directory(DirectoryError::Duplicate {
+                    tensor: name.clone(),
+                    first,
+                    second,
+                }));
             }
         }
     }
@@ -174,11 +189,14 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
         let missing = shards.iter().find(|(shard, _)| !directory.join(shard).exists());
         if let Some((shard, tensor)) = missing {
             let (index, tensor, shard) = (index.file.clone(), tensor.to_string(), directory.join(shard));
-            return Err(Error::MissingShard { index, tensor, shard });
+            return Err(Error::Directory(DirectoryError::MissingShard { index, tensor, shard }));
         }
         // Loaders that look for the single file first would load that, unquantized, beside our output.
         if files.contains(&single) && !shards.iter().any(|(shard, _)| *shard == "model.safetensors") {
-            return Err(Error::Ambiguous { first: index.file.clone(), second: single });
+            return Err(Error::Directory(DirectoryError::Ambiguous {
+                first: index.file.clone(),
+                second: single,
+            }));
         }
         return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
     }
@@ -186,7 +204,7 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
         files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
     let weights: Vec<_> = weights.filter(|file| !files.contains(&single) || **file == single).collect();
     if weights.is_empty() {
-        return Err(Error::NoWeights { path: directory.into() });
+        return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));
     }
     Ok(weights.into_iter().filter_map(|file| file.file_name()).map(PathBuf::from).collect())
 }

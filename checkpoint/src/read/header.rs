@@ -8,6 +8,7 @@ use std::path::Path;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 
 /// Bytes before the header: its length.
@@ -25,22 +26,27 @@ pub(crate) const METADATA: &str = "__metadata__";
 /// and shape.
 ///
 /// # Errors
-/// [`Error::Header`], [`Error::HeaderTensor`].
+/// [`FileError::Header`](crate::FileError::Header),
+/// [`FileError::HeaderTensor`](crate::FileError::HeaderTensor).
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
-    let wrong = |why| Error::Header { file: file.into(), why };
+    let wrong = |why| Error::File(FileError::Header { file: file.into(), why });
     let json = json(bytes).map_err(wrong)?;
     let data = LENGTH + json.len();
     let mut described = Described::default();
     described.read(json).map_err(|(tensor, why)| match tensor {
         None => wrong(why),
-        Some(tensor) => Error::HeaderTensor { file: file.into(), tensor, why },
+        Some(tensor) => Error::File(FileError::HeaderTensor { file: file.into(), tensor, why }),
     })?;
     let Described { metadata, mut tensors, .. } = described;
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     let end = match checked(&tensors, bytes.len() - data) {
         Ok(end) => end,
         Err((tensor, why)) => {
-            return Err(Error::HeaderTensor { file: file.into(), tensor: tensor.into(), why });
+            return Err(Error::File(FileError::HeaderTensor {
+                file: file.into(),
+                tensor: tensor.into(),
+                why,
+            }));
         }
     };
     if data + end != bytes.len() {

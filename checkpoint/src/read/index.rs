@@ -6,6 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::error::directory::DirectoryError;
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 
 /// What Hugging Face's libraries call the index.
@@ -23,7 +25,8 @@ impl Index {
     /// The index among a directory's files, if there is one.
     ///
     /// # Errors
-    /// [`Error::Ambiguous`] if there are several and none has the usual name; those of reading it.
+    /// [`DirectoryError::Ambiguous`](crate::DirectoryError::Ambiguous) if there are several and none has the
+    /// usual name; those of reading it.
     pub(crate) fn find(files: &[PathBuf]) -> Result<Option<Self>> {
         let is_index =
             |file: &&PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(SUFFIX));
@@ -31,9 +34,10 @@ impl Index {
         let mut found = files.iter().filter(is_index);
         match (usual, found.next(), found.next()) {
             (Some(file), ..) | (None, Some(file), None) => Self::read(file).map(Some),
-            (None, Some(first), Some(second)) => {
-                Err(Error::Ambiguous { first: first.clone(), second: second.clone() })
-            }
+            (None, Some(first), Some(second)) => Err(Error::Directory(DirectoryError::Ambiguous {
+                first: first.clone(),
+                second: second.clone(),
+            })),
             (None, None, _) => Ok(None),
         }
     }
@@ -43,13 +47,13 @@ impl Index {
         let entries = index.json.get("weight_map").and_then(Value::as_object);
         if !entries.is_some_and(|entries| entries.values().all(Value::is_string)) {
             let why = "\"weight_map\" must be an object that names a file for each tensor; correct the index";
-            return Err(Error::JsonContent { file: file.into(), why });
+            return Err(Error::File(FileError::JsonContent { file: file.into(), why }));
         }
         for (tensor, shard) in index.entries() {
             let inside = |part| matches!(part, Component::Normal(_));
             if shard.is_empty() || shard.contains('\0') || !Path::new(shard).components().all(inside) {
                 let (index, tensor, shard) = (file.into(), tensor.into(), shard.into());
-                return Err(Error::ShardPath { index, tensor, shard });
+                return Err(Error::Directory(DirectoryError::ShardPath { index, tensor, shard }));
             }
         }
         Ok(index)
@@ -119,7 +123,7 @@ mod tests {
         files.iter().for_each(|file| std::fs::write(file, r#"{"weight_map": {}}"#).unwrap());
         assert_eq!(Index::find(&files).unwrap().unwrap().file, files[0]);
         assert_eq!(Index::find(&files[2..]).unwrap().unwrap().file, files[2]);
-        assert!(matches!(Index::find(&files[1..]), Err(Error::Ambiguous { .. })));
+        assert!(matches!(Index::find(&files[1..]), Err(Error::Directory(DirectoryError::Ambiguous { .. }))));
         assert!(Index::find(&[]).unwrap().is_none());
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 
 /// The most bytes of a file that is read: as many as a safetensors header may have. The largest indexes have
@@ -14,19 +15,20 @@ const MOST: u64 = 100_000_000;
 /// Reads a file that must hold one JSON object.
 pub(crate) fn read_object(file: &Path) -> Result<Map<String, Value>> {
     let text = read(file)?;
-    let json = serde_json::from_slice(&text).map_err(|source| Error::Json { file: file.into(), source })?;
+    let json = serde_json::from_slice(&text)
+        .map_err(|source| Error::File(FileError::Json { file: file.into(), source }))?;
     match json {
         Value::Object(object) => Ok(object),
-        _ => Err(Error::JsonContent {
+        _ => Err(Error::File(FileError::JsonContent {
             file: file.into(),
             why: "the file must hold one JSON object; correct it",
-        }),
+        })),
     }
 }
 
 /// The bytes of a file that holds JSON, or should.
 pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
-    let refused = |why| Err(Error::JsonContent { file: file.into(), why });
+    let refused = |why| Err(Error::File(FileError::JsonContent { file: file.into(), why }));
     let metadata = fs::metadata(file).map_err(Error::io("read", file))?;
     // Opening a pipe would wait for its writer, and a device may have no end.
     if !metadata.is_file() {

@@ -9,6 +9,7 @@ use memmap2::Mmap;
 use safetensors::tensor::Metadata;
 
 use crate::dtype::FileDtype;
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::MAGIC;
 use crate::gguf::header::{Header, TensorInfo, read as read_gguf};
@@ -47,7 +48,10 @@ impl Shard {
         // Opening a pipe would wait for its writer.
         let regular = fs::metadata(&path).map_err(Error::io("open", &path))?.is_file();
         if !regular {
-            return Err(Error::Header { file: path, why: "it is not a regular file".into() });
+            return Err(Error::File(FileError::Header {
+                file: path,
+                why: "it is not a regular file".into(),
+            }));
         }
         let file = File::open(&path).map_err(Error::io("open", &path))?;
         // SAFETY: the map is private and read-only, and the bytes are only ever read as integers and floats,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::{FileType, Metadata};
 use crate::read::shard::{Container, Shard};
@@ -35,7 +36,8 @@ fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<
         metadata.set_file_type(file_type);
     }
     let outlines = outlines.into_iter().map(|Outline { name, dtype, shape }| {
-        let refused = |why| Error::NotInGguf { file: path.into(), tensor: name.clone(), why };
+        let refused =
+            |why| Error::File(FileError::NotInGguf { file: path.into(), tensor: name.clone(), why });
         let kind = dtype.ggml().ok_or_else(|| refused(format!("it has no type for {dtype}")))?;
         Ok(gguf::Outline { name, shape, kind })
     });

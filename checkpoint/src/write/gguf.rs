@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::dtype::ggml::GgmlType;
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{MAGIC, MAX_NAME, Parsed, VERSION};
 use crate::gguf::metadata::Metadata;
@@ -22,13 +23,14 @@ pub(crate) struct Outline {
 /// Tensors are laid out in the order given, each padded with zeros to the alignment, the last one too.
 ///
 /// # Errors
-/// [`Error::NotInGguf`] for a tensor that GGUF cannot hold, [`Error::Io`].
+/// [`FileError::NotInGguf`](crate::FileError::NotInGguf) for a tensor that GGUF cannot hold, [`Error::Io`].
 pub(crate) fn create(path: &Path, metadata: &Metadata<'_>, tensors: &[Outline]) -> Result<Writer> {
     let alignment = metadata.alignment;
     let mut header = preamble(metadata, tensors.len());
     let (mut places, mut end) = (Places::new(), 0u64);
     for tensor in tensors {
-        let refused = |why| Error::NotInGguf { file: path.into(), tensor: tensor.name.clone(), why };
+        let refused =
+            |why| Error::File(FileError::NotInGguf { file: path.into(), tensor: tensor.name.clone(), why });
         let bytes = describe(&mut header, tensor, end).map_err(refused)?;
         if places.insert(tensor.name.clone(), Place { start: end, bytes }).is_some() {
             return Err(refused("there is another tensor of that name".into()));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 
@@ -26,7 +27,7 @@ impl Output {
     pub(crate) fn create(input: &Checkpoint, out: &Path) -> Result<Self> {
         let out = destination(input, out)?;
         let (Some(parent), Some(name)) = (out.parent(), out.file_name()) else {
-            return Err(Error::OutputExists { path: out });
+            return Err(Error::Output(OutputError::Exists { path: out }));
         };
         let mut prefix = std::ffi::OsString::from(".");
         prefix.push(name);
@@ -62,7 +63,7 @@ impl Output {
         if self.out.is_dir() {
             fs::remove_dir(&self.out).map_err(Error::io("replace", &self.out))?;
         } else if self.out.symlink_metadata().is_ok() {
-            return Err(Error::OutputExists { path: self.out });
+            return Err(Error::Output(OutputError::Exists { path: self.out }));
         }
         sync_directory(self.temporary.path());
         fs::rename(&from, &self.out).map_err(Error::io("rename the finished output to", &self.out))?;
@@ -83,7 +84,7 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<PathBuf> {
     let out = resolve(out)?;
     let real_input = input.path.canonicalize().map_err(Error::io("open", &input.path))?;
     if out.starts_with(&real_input) || real_input.starts_with(&out) {
-        return Err(Error::Overlap { input: real_input, output: out });
+        return Err(Error::Output(OutputError::Overlap { input: real_input, output: out }));
     }
     refuse_existing(input, &out)?;
     Ok(out)
@@ -101,12 +102,12 @@ fn sync_directory(directory: &Path) {
 fn resolve(out: &Path) -> Result<PathBuf> {
     if out.symlink_metadata().is_ok() {
         // A symbolic link to nothing cannot be resolved, but it is there.
-        return out.canonicalize().map_err(|_| Error::OutputExists { path: out.into() });
+        return out.canonicalize().map_err(|_| Error::Output(OutputError::Exists { path: out.into() }));
     }
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = out.file_name().ok_or_else(|| Error::OutputExists { path: out.into() })?;
+    let name = out.file_name().ok_or_else(|| Error::Output(OutputError::Exists { path: out.into() }))?;
     if !parent.is_dir() {
-        return Err(Error::OutputParent { path: out.into(), parent: parent.into() });
+        return Err(Error::Output(OutputError::Parent { path: out.into(), parent: parent.into() }));
     }
     Ok(parent.canonicalize().map_err(Error::io("open", parent))?.join(name))
 }
@@ -116,11 +117,15 @@ fn refuse_existing(input: &Checkpoint, out: &Path) -> Result<()> {
         return Ok(());
     }
     if !out.is_dir() {
-        return Err(Error::OutputExists { path: out.into() });
+        return Err(Error::Output(OutputError::Exists { path: out.into() }));
     }
     if !input.directory {
-        return Err(Error::OutputKind { path: out.into() });
+        return Err(Error::Output(OutputError::Kind { path: out.into() }));
     }
     let mut entries = fs::read_dir(out).map_err(Error::io("list", out))?;
-    if entries.next().is_some() { Err(Error::OutputExists { path: out.into() }) } else { Ok(()) }
+    if entries.next().is_some() {
+        Err(Error::Output(OutputError::Exists { path: out.into() }))
+    } else {
+        Ok(())
+    }
 }

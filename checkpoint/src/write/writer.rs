@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value};
 
+use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::read::header::METADATA;
 use crate::read::tensor::Tensor;
@@ -60,7 +61,7 @@ impl Writer {
             Some(dtype) => Ok((dtype, tensor)),
             None => {
                 let Outline { name: tensor, dtype, .. } = tensor;
-                Err(Error::NotInSafetensors { file: path.into(), tensor, dtype })
+                Err(Error::File(FileError::NotInSafetensors { file: path.into(), tensor, dtype }))
             }
         });
         let mut tensors = plain.collect::<Result<Vec<_>>>()?;

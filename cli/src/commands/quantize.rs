@@ -22,6 +22,9 @@ use crate::streams::{print, warn};
 use crate::text::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
+use microscale_checkpoint::GivenError;
+use microscale_checkpoint::PlanError;
+use microscale_checkpoint::RecipeError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -123,11 +126,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// What is wrong with the options is a wrong command line.
 fn of_options(error: Error) -> anyhow::Error {
     match error {
-        Error::Settings { .. }
-        | Error::NoGlobalSearch { .. }
-        | Error::NothingToCheck { .. }
-        | Error::ImportanceUnused
-        | Error::NoPreset { .. } => Usage::new(error).into(),
+        Error::Recipe(RecipeError::Settings { .. })
+        | Error::Plan(PlanError::NoGlobalSearch { .. })
+        | Error::Plan(PlanError::NothingToCheck { .. })
+        | Error::Given(GivenError::ImportanceUnused)
+        | Error::Recipe(RecipeError::NoPreset { .. }) => Usage::new(error).into(),
         error => error.into(),
     }
 }

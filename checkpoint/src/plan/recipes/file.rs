@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::Recipes;
 use super::rule::{Lines, Rule};
+use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::names::glob;
@@ -30,7 +31,7 @@ impl Recipes {
     /// Reads a recipe file.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::RecipeFile`].
+    /// [`Error::Io`], [`RecipeError::File`](crate::RecipeError::File).
     pub fn open(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
         Self::parse(&text, &path.display().to_string())
@@ -39,7 +40,8 @@ impl Recipes {
     /// Reads the text of a recipe file, which errors call `source`.
     ///
     /// # Errors
-    /// [`Error::RecipeFile`], which says where, what and what else could stand there.
+    /// [`RecipeError::File`](crate::RecipeError::File), which says where, what and what else could stand
+    /// there.
     pub fn parse(text: &str, source: &str) -> Result<Self> {
         parse(text, source)
     }
@@ -48,7 +50,7 @@ impl Recipes {
     /// one of the [`presets`](crate::presets).
     ///
     /// # Errors
-    /// [`Error::NoPreset`], and those of [`Self::open`].
+    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset), and those of [`Self::open`].
     pub fn named(word: &str) -> Result<Self> {
         if word.ends_with(".toml") || word.contains(std::path::is_separator) {
             return Self::open(Path::new(word));
@@ -106,7 +108,7 @@ impl<'a> File<'a> {
     }
 
     fn error(&self, at: Range<usize>, why: String) -> Error {
-        Error::RecipeFile { place: format!("{}:{}", self.source, self.line(at.start)), why }
+        Error::Recipe(RecipeError::File { place: format!("{}:{}", self.source, self.line(at.start)), why })
     }
 
     /// A table that has no other keys than these.
@@ -256,7 +258,7 @@ mod tests {
 
     fn refused(text: &str) -> String {
         let error = parse(text, "r.toml").unwrap_err();
-        assert!(matches!(error, Error::RecipeFile { .. }), "{error}");
+        assert!(matches!(error, Error::Recipe(RecipeError::File { .. })), "{error}");
         let error = error.to_string();
         assert!(!error.contains('\n'), "{error}");
         error

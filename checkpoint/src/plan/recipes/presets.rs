@@ -1,5 +1,6 @@
 //! Recipes that come with the library: the files of checkpoint/recipes.
 
+use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 
 /// A recipe that comes with the library.
@@ -29,11 +30,11 @@ impl Preset {
     /// The preset of this name.
     ///
     /// # Errors
-    /// [`Error::NoPreset`].
+    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset).
     pub fn called(name: &str) -> Result<&'static Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name);
         let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
-        found.ok_or_else(|| Error::NoPreset { name: name.into(), presets: names() })
+        found.ok_or_else(|| Error::Recipe(RecipeError::NoPreset { name: name.into(), presets: names() }))
     }
 
     /// What it is for: the comment that its file begins with, as far as the first full stop.
