@@ -19,7 +19,7 @@
 //! | `histogram` | how scales and codes are distributed |
 //! | `plan` | what is to become of each tensor: recipes, selection, global scales, importance |
 //! | `quantize`, `parts` | carrying out a plan: as a whole, or in parts |
-//! | `dequantize`, `convert`, `compare`, `inspect`, `doctor` | the other operations |
+//! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
 //!
 //! Files are little-endian, as safetensors demands; so must the machine be.
 
@@ -27,6 +27,7 @@
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
 mod compare;
+mod compare_format;
 mod conventions;
 mod convert;
 mod dequantize;
@@ -47,6 +48,7 @@ mod sums;
 mod write;
 
 pub use compare::{Compared, Comparison, Difference, compare};
+pub use compare_format::compare_format;
 pub use conventions::packed::{Logical, Packed, logical};
 pub use convert::{Converted, Rounding, convert};
 pub use dequantize::{Dequantized, dequantize};

@@ -11,7 +11,7 @@ pub(crate) mod used_recipe;
 
 use std::collections::{HashMap, HashSet};
 
-use microscale::{Format, Global, Recipe, Scheme, Search, Words};
+use microscale::{Format, Recipe, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -22,6 +22,7 @@ use crate::error::output::OutputError;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
@@ -123,7 +124,7 @@ impl<'a> Plan<'a> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
         for tensor in checkpoint.tensors() {
             let treatment = treatment_of(tensor.name)?;
-            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), treatment.storage);
+            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), Some(treatment.storage));
             let outlines = match reason {
                 None => treatment.storage.outlines(tensor.name, tensor.shape),
                 Some(_) => vec![unchanged(&tensor)],
@@ -175,9 +176,9 @@ impl<'a> Plan<'a> {
         for treatment in self.treatments.iter().filter(|treatment| treatment.search_global) {
             check_search_global(&treatment.recipe, true)?;
         }
-        let names = self.to_quantize().filter_map(|tensor| match self.of(tensor.name).recipe.scheme {
-            Scheme::Nvfp4(arithmetic, Global::FromAmax) => Some((tensor.name, arithmetic.direction)),
-            _ => None,
+        let names = self.to_quantize().filter_map(|tensor| {
+            let arithmetic = self.of(tensor.name).recipe.scheme.global_from_amax()?;
+            Some((tensor.name, arithmetic.direction))
         });
         let found = GlobalScales::find(file, names)?;
         Ok(self.global_scales.insert(found))
@@ -275,7 +276,7 @@ impl<'a> Plan<'a> {
     fn facts_of(&self, treatment: &Treatment) -> Facts {
         let mut facts = treatment.facts();
         facts.push(("files", self.convention.word().into()));
-        let from_amax = matches!(treatment.recipe.scheme, Scheme::Nvfp4(_, Global::FromAmax));
+        let from_amax = treatment.recipe.scheme.global_from_amax().is_some();
         if let Some(scales) = self.global_scales.as_ref().filter(|_| from_amax) {
             for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
                 *fact = format!("from {}", scales.path.display());
@@ -407,9 +408,7 @@ impl<'a> Plan<'a> {
 
     /// What most weights become, by ggml's word.
     pub(crate) fn file_type(&self) -> FileType {
-        match self.groups().first().map(|group| group.storage.format) {
-            Some(Format::Nvfp4) => FileType::Nvfp4,
-            _ => FileType::Mxfp4,
-        }
+        let blocks = self.groups().first().and_then(|group| group.storage.blocks);
+        blocks.unwrap_or(Blocks::Mxfp4).file_type()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! One sign bit, two exponent bits (bias 1), one mantissa bit; no infinities and no NaN.
 
-use crate::search::Machine;
+use crate::arithmetic::Machine;
 
 /// The magnitudes of codes 0 to 7. Bit 3 of a code is the sign.
 pub const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];

@@ -1,6 +1,6 @@
-//! Where a block's scale byte lies: [`ScaleLayout`].
+//! Where a block's scale lies: [`ScaleLayout`]. Sizes are for scales of one byte; of others a place has as many bytes.
 
-/// The order of scale bytes in memory.
+/// The order of scales in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleLayout {
     /// Row by row, without gaps: `[rows, blocks_per_row]`.
@@ -23,7 +23,7 @@ pub const TILE_ROWS_TOGETHER: usize = 4;
 pub const TILE_ROWS_APART: usize = TILE_ROWS / TILE_ROWS_TOGETHER;
 
 impl ScaleLayout {
-    /// Bytes that the scales of a matrix take up, padding included; `None` if that overflows.
+    /// Places for the scales of a matrix, padding included, and so bytes if a scale is one; `None` if that overflows.
     pub const fn bytes(self, rows: usize, blocks_per_row: usize) -> Option<usize> {
         match self {
             Self::Linear => rows.checked_mul(blocks_per_row),
@@ -36,7 +36,7 @@ impl ScaleLayout {
         }
     }
 
-    /// Where the scale of block `block` of row `row` lies.
+    /// The place of the scale of block `block` of row `row`.
     #[inline(always)]
     pub const fn offset(self, row: usize, block: usize, blocks_per_row: usize) -> usize {
         match self {

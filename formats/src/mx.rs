@@ -3,6 +3,7 @@
 
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
+use crate::e3m0::E3m0;
 use crate::e8m0::E8m0;
 use crate::fp8::{E4m3, E5m2};
 
@@ -28,6 +29,11 @@ pub trait Element {
 
     /// The value of a code.
     fn decode(code: u8) -> f32;
+}
+
+/// The largest value of an element.
+pub const fn largest<E: Element>() -> f32 {
+    f32::from_bits((127 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
 
 impl Element for E2m1 {
@@ -69,6 +75,23 @@ impl Element for E5m2 {
     const LARGEST_EXPONENT: u32 = 15;
     const LARGEST_MANTISSA: u32 = 0x60_0000;
     const MANTISSA_BITS: u32 = 2;
+
+    #[inline(always)]
+    fn encode(value: f32, _: Ties) -> u8 {
+        Self::from_f32(value).to_bits()
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        Self::from_bits(code).to_f32()
+    }
+}
+
+impl Element for E3m0 {
+    const BITS: usize = 4;
+    const LARGEST_EXPONENT: u32 = 4;
+    const LARGEST_MANTISSA: u32 = 0;
+    const MANTISSA_BITS: u32 = 0;
 
     #[inline(always)]
     fn encode(value: f32, _: Ties) -> u8 {

@@ -5,10 +5,10 @@
 //! tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
 //! ([`Arithmetic::TORCHAO`] and so on). All steps are single f32 operations, rounded to nearest.
 
+use crate::arithmetic::{Fused, Machine};
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
 use crate::fp8::E4m3;
-use crate::search::{Fused, Machine};
 
 /// Elements that share a block scale.
 pub const BLOCK: usize = 16;

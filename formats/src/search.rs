@@ -35,8 +35,9 @@ mod candidate;
 use core::ops::RangeInclusive;
 
 pub use block::Block;
-pub use candidate::{CHAINED, CHAINS, Candidate, Fused, Machine, NEAR, add_term, limited, sum_of_chains};
+pub use candidate::{CHAINED, CHAINS, Candidate, NEAR, add_term, limited, sum_of_chains};
 
+use crate::arithmetic::Fused;
 use crate::{E4m3, E8m0, GlobalScale};
 
 /// How a block's scale is chosen.

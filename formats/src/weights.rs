@@ -42,8 +42,8 @@
 //! in f64, warp by warp. For one token, chunks of 32 go by turns to the lanes, four for each of a warp's two segments;
 //! lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in f64.
 
+use crate::arithmetic::Fused;
 use crate::dot::Sums;
-use crate::search::Fused;
 use crate::{E2m1x2, E4m3, E8m0};
 
 /// Elements of a group: what block scales have in common.

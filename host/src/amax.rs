@@ -4,7 +4,7 @@ use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Arithmetic;
 
 use crate::element::Element;
-use crate::recipe::NonFinite;
+use crate::scheme::NonFinite;
 
 /// The largest magnitude of a tensor's finite elements, and whether there are others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

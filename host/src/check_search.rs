@@ -77,12 +77,7 @@ impl Check<'_> {
     ) -> Result<u64> {
         let mut wide = [0.0; N];
         for (wide, value) in wide.iter_mut().zip(values) {
-            let value = value.to_f32();
-            *wide = match self.non_finite {
-                NonFinite::Saturate if value.is_nan() => 0.0,
-                NonFinite::Saturate => value.clamp(-T::MAX, T::MAX),
-                NonFinite::Error | NonFinite::Propagate => value,
-            };
+            *wide = self.non_finite.replaced::<T>(value.to_f32());
         }
         if block::is_non_finite(block::amax_bits(&wide)) {
             return Ok(0);

@@ -1,13 +1,16 @@
 //! What can go wrong with tensors. Checkpoint files have errors of their own, in the crate `microscale-checkpoint`.
 
-use microscale_formats::GlobalScale;
-use microscale_formats::nvfp4::Direction;
+mod operands;
 
-use crate::gemv::OperandFault;
-use crate::recipe::{Convention, Format, Words};
+use microscale_formats::nvfp4::Direction;
+use microscale_formats::{Format, GlobalScale};
+
+pub use operands::OperandFault;
+
 use crate::report::{Position, Report};
-use crate::strided::Strided;
-use crate::tensor::QuantizedShape;
+use crate::scheme::Convention;
+use crate::shape::{QuantizedShape, Strided};
+use crate::words::Words;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -264,16 +267,25 @@ pub enum Error {
         format: Format,
     },
 
-    /// An NVFP4 scale byte with its sign bit set.
+    /// A scale with its sign bit set, of a format whose scales have no sign.
     #[error(
-        "scale byte {index} is {scale:#04x}: its sign bit is set, which NVFP4 does not know; \
+        "scale {index} is {scale:#04x}: its sign bit is set, which {format} does not know; \
          the tensor is in another format (IF4 uses the bit as a flag) or damaged"
     )]
     SignedScale {
-        /// The byte's index.
+        /// The format.
+        format: Format,
+        /// Which scale.
         index: usize,
-        /// The byte.
-        scale: u8,
+        /// Its bits.
+        scale: u16,
+    },
+
+    /// A format that GPUs do not compute.
+    #[error("{format} is a format to compare with, which no GPU computes; use the CPU (`--device cpu`)")]
+    NoKernel {
+        /// The format.
+        format: Format,
     },
 
     /// The input holds NaN or infinities and the policy is to refuse them.

@@ -25,6 +25,7 @@
 //! Checkpoints, files of many tensors, are read and written by the crate `microscale-checkpoint`.
 
 mod amax;
+mod bounds;
 mod check_search;
 pub mod cpu;
 pub mod device;
@@ -33,13 +34,17 @@ mod error;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+mod layout;
 mod quality;
 mod recipe;
 mod report;
 mod round_trip;
+mod scheme;
 pub mod search_global;
+mod shape;
 mod strided;
 mod tensor;
+mod words;
 mod worst_blocks;
 
 pub use amax::Amax;
@@ -50,15 +55,17 @@ pub use cpu::{
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
-pub use error::{Error, HessianFault, Result};
-pub use gemv::{Activation, Batch, OperandFault};
+pub use error::{Error, HessianFault, OperandFault, Result};
+pub use gemv::{Activation, Batch};
 pub use microscale_formats as formats;
-pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
+pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search};
 pub use quality::ErrorStats;
-pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
+pub use recipe::Recipe;
 pub use report::{Position, Report};
-pub use strided::Strided;
-pub use tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+pub use scheme::{Convention, Global, NonFinite, Scheme};
+pub use shape::{QuantizedShape, Shape, Strided};
+pub use tensor::{Quantized, QuantizedTensor};
+pub use words::Words;
 pub use worst_blocks::{BlockError, WorstBlocks};
 
 // The README's example is compiled and run like the others.

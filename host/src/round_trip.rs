@@ -47,9 +47,9 @@ impl<'a, T: Element> RoundTrip<'a, T> {
     pub(crate) fn rows(&self) -> impl IndexedParallelIterator<Item = Row<'_, T>> {
         // An empty matrix has neither codes nor scales; the rest only keeps the lengths of its chunks from being 0.
         let (format, row_blocks) = (self.tensor.format(), self.tensor.blocks_per_row().max(1));
-        let row_bytes = row_blocks * format.block_bytes();
+        let (row_bytes, row_scales) = (row_blocks * format.block_bytes(), row_blocks * format.scale_bytes());
         let values = self.values.par_chunks(self.shape.row_stride.max(1));
-        let coded = self.tensor.codes().par_chunks(row_bytes).zip(self.scales.par_chunks(row_blocks));
+        let coded = self.tensor.codes().par_chunks(row_bytes).zip(self.scales.par_chunks(row_scales));
         values.zip(coded).map(move |(values, (codes, scales))| {
             let values = &values[..self.shape.cols];
             Row { values, codes, scales, format, decoder: &self.decoder }
@@ -61,17 +61,18 @@ impl<'a, T: Element> RoundTrip<'a, T> {
     }
 
     /// What the elements of a block are multiplied with; `None` for a NaN scale.
-    pub(crate) fn factor(&self, scale: u8) -> Option<f32> {
+    pub(crate) fn factor(&self, scale: u16) -> Option<f32> {
         self.decoder.factor(scale)
     }
 }
 
 impl<T: Element> Row<'_, T> {
     /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of them, and the
-    /// blocks' scale bytes.
+    /// blocks' scales as they are stored.
     pub(crate) fn for_each_part(&self, mut part: impl FnMut(&[T], &[f32], &[u8])) {
         let blocks = PART / self.format.block();
-        let coded = self.codes.chunks(blocks * self.format.block_bytes()).zip(self.scales.chunks(blocks));
+        let codes = self.codes.chunks(blocks * self.format.block_bytes());
+        let coded = codes.zip(self.scales.chunks(blocks * self.format.scale_bytes()));
         let mut buffer = [0.0; PART];
         for (values, (codes, scales)) in self.values.chunks(PART).zip(coded) {
             let back = &mut buffer[..values.len()];

@@ -1,27 +1,9 @@
 //! Matrices whose rows and columns lie anywhere in a slice: quantizing a tensor along any axis, without a copy.
 
 use crate::error::{Error, Result};
-use crate::tensor::Shape;
+use crate::shape::Shape;
 
-/// `outer · rows` rows of `cols` elements, along which blocks run. The element at column k of row `o · rows + r` is
-/// `o · outer_stride + r · row_stride + k · col_stride` elements behind the first.
-///
-/// Strides are at least 1, in elements; that of a count of 1 or 0 means nothing. Rows may overlap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Strided {
-    /// Groups of rows.
-    pub outer: usize,
-    /// From one group's first element to the next's.
-    pub outer_stride: usize,
-    /// Rows in a group.
-    pub rows: usize,
-    /// From one row's first element to the next's.
-    pub row_stride: usize,
-    /// Elements in a row (K). It need not be a multiple of the block.
-    pub cols: usize,
-    /// From one element of a row to the next.
-    pub col_stride: usize,
-}
+pub(crate) use crate::shape::Strided;
 
 impl Strided {
     /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy with that
@@ -72,16 +54,6 @@ impl Strided {
         let strided = Self { outer, outer_stride, rows, row_stride, cols, col_stride };
         strided.span()?;
         Ok(strided)
-    }
-
-    /// The shape of a copy without gaps, which has the same quantized form. Rows are at most `usize::MAX`.
-    pub const fn shape(&self) -> Shape {
-        Shape::new(self.outer.saturating_mul(self.rows), self.cols)
-    }
-
-    /// Whether there is no element.
-    pub const fn is_empty(&self) -> bool {
-        self.outer == 0 || self.rows == 0 || self.cols == 0
     }
 
     /// Elements from the first to the last, gaps included: what a slice must hold.

@@ -17,8 +17,8 @@ pub struct BlockError {
     pub block: usize,
     /// The largest magnitude.
     pub amax: f32,
-    /// The scale as it is stored.
-    pub scale_byte: u8,
+    /// The scale as it is stored, by its bits.
+    pub scale_bits: u16,
     /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global scale.
     pub scale: f32,
     /// Σa².
@@ -76,9 +76,10 @@ fn blocks_of_row<T: Element>(
     pair: &Row<'_, T>,
     mut found: impl FnMut(BlockError),
 ) {
-    let (length, mut block) = (pairs.format().block(), 0);
+    let (length, scale_type, mut block) = (pairs.format().block(), pairs.format().facts().scale, 0);
     pair.for_each_part(|values, back, scales| {
-        for ((values, back), scale_byte) in values.chunks(length).zip(back.chunks(length)).zip(scales) {
+        let scales = scales.chunks(scale_type.bytes()).map(|bytes| scale_type.read(bytes));
+        for ((values, back), scale_bits) in values.chunks(length).zip(back.chunks(length)).zip(scales) {
             let (mut amax, mut energy, mut squared_error) = (0.0f32, 0.0, 0.0);
             for (a, b) in values.iter().zip(back) {
                 let a = a.to_f32();
@@ -89,8 +90,8 @@ fn blocks_of_row<T: Element>(
                     squared_error += difference * difference;
                 }
             }
-            let scale = pairs.factor(*scale_byte).unwrap_or(f32::NAN);
-            found(BlockError { row, block, amax, scale_byte: *scale_byte, scale, energy, squared_error });
+            let scale = pairs.factor(scale_bits).unwrap_or(f32::NAN);
+            found(BlockError { row, block, amax, scale_bits, scale, energy, squared_error });
             block += 1;
         }
     });
@@ -172,8 +173,7 @@ mod tests {
                     (values[3], values[70], values[71]) = (f32::NAN, f32::INFINITY, 0.0);
                     values[..2].copy_from_slice(&[0.0, -0.0]);
                 }
-                let convention =
-                    if format == Format::Nvfp4 { Convention::CompressedTensors } else { Convention::Ocp };
+                let convention = Convention::default_for(format);
                 let recipe =
                     Recipe { non_finite: NonFinite::Propagate, ..Recipe::of(format, convention).unwrap() };
                 let tensor = quantize(&values, shape, &recipe).unwrap().tensor;
@@ -210,8 +210,11 @@ mod tests {
         let tensor = quantize(&values, Shape::new(1, 64), &recipe).unwrap().tensor;
         let worst = WorstBlocks::of(&values, Shape::new(1, 64), &tensor, 9).unwrap();
         let [block] = worst.absolute[..] else { panic!("the first block lost nothing: {worst:?}") };
-        assert_eq!((block.row, block.block, block.amax, block.scale_byte), (0, 1, 5.0, tensor.scales()[1]));
-        assert_relative_eq!(f64::from(block.scale), 2f64.powi(i32::from(block.scale_byte) - 127));
+        assert_eq!(
+            (block.row, block.block, block.amax, block.scale_bits),
+            (0, 1, 5.0, tensor.scales()[1].into())
+        );
+        assert_relative_eq!(f64::from(block.scale), 2f64.powi(i32::from(block.scale_bits) - 127));
         assert_relative_eq!(block.energy, 55.0);
         assert_relative_eq!(block.relative(), 1.0);
         assert_eq!(worst.relative, worst.absolute);

@@ -8,8 +8,9 @@
 use core::hint::cold_path;
 use core::marker::PhantomData;
 
+use microscale_formats::arithmetic::Fused;
 use microscale_formats::search::{
-    self, CHAINED, CHAINS, Candidate, Fused, Measure, REACH, Search, add_term, last_to_try,
+    self, CHAINED, CHAINS, Candidate, Measure, REACH, Search, add_term, last_to_try,
 };
 use microscale_formats::{BlockEvents, E2m1, NegativeZero};
 use microscale_kernels_abi::{

@@ -7,9 +7,9 @@
 //!
 //! For x of 11 bits or less and every divisor d of 24, none is, but for one: d = 2 − 2⁻²³ and a power of two.
 
+use microscale_formats::arithmetic::Fused;
 use microscale_formats::e2m1::MIDPOINTS;
 use microscale_formats::nvfp4::{self, CLIPPED};
-use microscale_formats::search::Fused;
 use rayon::prelude::*;
 
 /// Mantissas of the midpoints and of 6.5, in eighths.

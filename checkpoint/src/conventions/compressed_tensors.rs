@@ -93,7 +93,8 @@ fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     match format {
         Format::Nvfp4 => ("nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"),
         Format::Mxfp4 => ("mxfp4-pack-quantized", "group", "torch.uint8"),
-        Format::Mxfp8E4m3 | Format::Mxfp8E5m2 => ("mxfp8-quantized", "group", "torch.uint8"),
+        // The only other one that is stored.
+        _ => ("mxfp8-quantized", "group", "torch.uint8"),
     }
 }
 

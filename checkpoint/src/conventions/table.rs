@@ -89,8 +89,11 @@ fn instead_of(convention: FileConvention, format: Format) -> String {
     let formats: Vec<_> = convention.formats().map(Words::word).collect();
     let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
     let others: Vec<_> = others.map(|(word, _)| *word).collect();
-    let others = match others.as_slice() {
-        [] => "and no other has it (the library quantizes single tensors to it)".into(),
+    let others: String = match others.as_slice() {
+        [] => format!(
+            "and no other has it (the library quantizes single tensors to it, and \
+             `microscale compare A --format {format}` measures what A would lose)"
+        ),
         others => format!("or a convention that has it: {}", others.join(", ")),
     };
     format!("choose among its formats ({}), {others}", formats.join(", "))

@@ -1,7 +1,6 @@
 //! Scale bytes and codes, block by block.
 
 use microscale::Format;
-use microscale::formats::{E4m3, E8m0};
 use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
@@ -85,19 +84,13 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
 
 impl Counts {
     fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
-        let nan = match format {
-            // Whatever its sign.
-            Format::Nvfp4 => E4m3::from_bits(scale).is_nan(),
-            _ => format.is_nan_scale(scale),
-        };
+        // Whatever its sign.
+        let nan = format.is_nan_scale(scale);
         self.nan.add(nan, block);
         self.signed.add(!format.is_scale(scale) && !nan, block);
         if format.bits() == 4 {
             self.zeros.add(codes.iter().all(|byte| byte & 0x77 == 0), block);
-            let largest = match format {
-                Format::Nvfp4 => scale == E4m3::from_f32(E4m3::MAX).to_bits(),
-                _ => scale == E8m0::NAN.to_bits() - 1,
-            };
+            let largest = u16::from(scale) == format.facts().scale.largest();
             let cut = codes
                 .iter()
                 .map(|byte| u32::from(byte & 7 == 7) + u32::from(byte & 0x70 == 0x70))

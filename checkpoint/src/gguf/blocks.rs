@@ -15,6 +15,7 @@
 use microscale::Format;
 use rayon::prelude::*;
 
+use super::metadata::FileType;
 #[cfg(test)]
 use crate::dtype::ggml::GgmlType;
 
@@ -56,6 +57,14 @@ impl Blocks {
         match self {
             Self::Mxfp4 => Format::Mxfp4,
             Self::Nvfp4 => Format::Nvfp4,
+        }
+    }
+
+    /// What files say whose weights are mostly in such blocks.
+    pub(crate) fn file_type(self) -> FileType {
+        match self {
+            Self::Mxfp4 => FileType::Mxfp4,
+            Self::Nvfp4 => FileType::Nvfp4,
         }
     }
 

@@ -61,12 +61,13 @@ impl Selection {
         Ok(())
     }
 
-    /// Why a tensor is not quantized, given what a recipe says and how it would be stored; `None` if it is.
+    /// Why a tensor is not quantized, given what a recipe says and how it would be stored, if it would;
+    /// `None` if it is.
     pub(crate) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
         wish: Wish,
-        storage: &Storage,
+        storage: Option<&Storage>,
     ) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
@@ -85,7 +86,8 @@ impl Selection {
         if tensor.shape.len() < 2 {
             return Some(Reason::Dimensions(tensor.shape.len()));
         }
-        let named = tensor.name.ends_with(".weight") || storage.experts.is_some();
+        let named =
+            tensor.name.ends_with(".weight") || storage.is_some_and(|storage| storage.experts.is_some());
         if !included && !named {
             return Some(Reason::NotAWeight);
         }
@@ -95,7 +97,7 @@ impl Selection {
         if let Wish::KeepLayer(reason) = wish {
             return Some(reason);
         }
-        storage.cannot_hold(tensor.name, tensor.shape)
+        storage.and_then(|storage| storage.cannot_hold(tensor.name, tensor.shape))
     }
 
     /// The patterns that match none of the names: likely misspelt.
@@ -124,7 +126,7 @@ mod tests {
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
-        selection.reason_to_copy(&tensor, Wish::Nothing, storage).map(|reason| reason.to_string())
+        selection.reason_to_copy(&tensor, Wish::Nothing, Some(storage)).map(|reason| reason.to_string())
     }
 
     #[test]

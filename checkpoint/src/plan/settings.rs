@@ -158,6 +158,10 @@ fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
     match scheme {
         Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule = rule,
         Scheme::Mxfp8E4m3(scale_rule) | Scheme::Mxfp8E5m2(scale_rule) => *scale_rule = rule,
+        Scheme::Comparison(format) => {
+            let why = format!("is not for {}, which has one rule", Format::Comparison(*format));
+            return Err(Misfit { key: "scale_rule", why: Why::Is(why) });
+        }
         Scheme::Nvfp4(..) => {
             let why = "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
                        convention alone";

@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::{Mutex, PoisonError};
 
 use microscale::formats::nvfp4::Arithmetic;
-use microscale::{Device, Dtype, ErrorStats, Global, GlobalScale, Recipe, Scheme, Search, search_global};
+use microscale::{Device, Dtype, ErrorStats, Global, GlobalScale, Recipe, Search, search_global};
 
 use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
@@ -68,7 +68,7 @@ impl<'a> Chooser<'a> {
     /// The layer that a tensor shares its global scale with, if that follows from an amax.
     pub(crate) fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
         let recipe = &self.plan.of(tensor.name).recipe;
-        let from_amax = matches!(recipe.scheme, Scheme::Nvfp4(_, Global::FromAmax));
+        let from_amax = recipe.scheme.global_from_amax().is_some();
         let given = self.plan.global_scales().is_some_and(|given| given.of(tensor.name).is_some());
         fused(tensor.name).filter(|layer| from_amax && !given && self.layers.contains_key(layer))
     }
@@ -90,14 +90,14 @@ impl<'a> Chooser<'a> {
             let [plain, recipe] = [plain, best].map(|scale| recipe.with_global(scale));
             Chosen { recipe, plain: Recipe { search: Search::None, ..plain } }
         };
-        let Scheme::Nvfp4(arithmetic, global @ Global::FromAmax) = recipe.scheme else {
+        let Some(arithmetic) = recipe.scheme.global_from_amax() else {
             return Ok(Chosen { recipe, plain: Recipe { search: Search::None, ..recipe } });
         };
         if let Some(scale) = self.plan.global_scales().and_then(|given| given.of(tensor.name)) {
             return Ok(given(Global::Given(scale), Global::Given(scale)));
         }
         let found = match self.layer(tensor).and_then(|layer| self.layers.get(&layer)) {
-            None if !search_global => return Ok(given(global, global)),
+            None if !search_global => return Ok(given(Global::FromAmax, Global::FromAmax)),
             None => self.find(slice::from_ref(tensor), &arithmetic, search_global, sources, device)?,
             Some(layer) => {
                 let mut found = layer.found.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! An operation with its sizes worked out, its input, and how its output is checked.
 
-use microscale::{Element, Error, Global, Recipe, Result, Scheme, Shape};
+use microscale::{Element, Error, Global, Recipe, Result, Shape};
 use rayon::prelude::*;
 
 use super::op::Op;
@@ -17,7 +17,7 @@ impl Job {
     /// The recipe for these values: unless its computation is part of the operation, the global scale is
     /// given.
     pub(super) fn recipe<T: Element>(&self, values: &[T]) -> Result<Recipe> {
-        let Scheme::Nvfp4(arithmetic, Global::FromAmax) = self.recipe.scheme else { return Ok(self.recipe) };
+        let Some(arithmetic) = self.recipe.scheme.global_from_amax() else { return Ok(self.recipe) };
         if self.op == Op::AmaxQuantize {
             return Ok(self.recipe);
         }

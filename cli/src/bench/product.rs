@@ -1,9 +1,8 @@
 //! What products of quantized operands multiply.
 
 use microscale::cpu::{self, Isa};
-use microscale::{
-    Batch, Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape,
-};
+use microscale::formats::ScaleType;
+use microscale::{Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape};
 use rayon::prelude::*;
 
 use super::job::require_equal;
@@ -63,16 +62,16 @@ fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     for (i, bytes) in (0..).zip(&mut bytes) {
         bytes.par_chunks_mut(1 << 16).enumerate().for_each(|(part, chunk)| {
             let mut rng = fastrand::Rng::with_seed((seed * 2 + i) << 32 | part as u64);
-            match (i, shape.format) {
+            match (i, shape.format.facts().scale) {
                 (0, _) => rng.fill(chunk),
-                (_, Format::Nvfp4) => chunk.fill_with(|| rng.u8(..0x7F)),
-                _ => chunk.fill_with(|| rng.u8(107..127)),
+                (_, ScaleType::E8m0) => chunk.fill_with(|| rng.u8(107..127)),
+                _ => chunk.fill_with(|| rng.u8(..0x7F)),
             }
         });
     }
     let [codes, scales] = bytes;
     let tensor = QuantizedTensor::from_parts(shape, codes, scales)?;
-    if shape.format == Format::Nvfp4 {
+    if shape.format.has_global_scale() {
         tensor.with_global_scale(GlobalScale::Multiplier(1e-4))
     } else {
         Ok(tensor)

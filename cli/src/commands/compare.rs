@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::{DeviceChoice, ErrorStats};
-use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison, Difference};
+use microscale::{Convention, DeviceChoice, ErrorStats, Format, Recipe};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison, Difference, Selection};
 
+use crate::failures::Usage;
 use crate::options::device::device;
+use crate::options::words::words;
 use crate::pending::Pending;
 use crate::plot::Plot;
 use crate::plot::point::Point;
@@ -23,7 +25,15 @@ pub(crate) struct Args {
     /// The original: a .safetensors or .gguf file, or a checkpoint directory, quantized or not
     a: PathBuf,
     /// What is measured against it
-    b: PathBuf,
+    #[arg(required_unless_present = "format")]
+    b: Option<PathBuf>,
+    /// Measure A's weights, those that `quantize` takes by default, against what they would be in this
+    /// format. Nothing is written, so this can be one to compare with, which has no files
+    #[arg(long, conflicts_with = "b", value_parser = words::<Format>())]
+    format: Option<Format>,
+    /// The library whose arithmetic is followed [default: the one of `quantize`]
+    #[arg(long, requires = "format", value_parser = words::<Convention>())]
+    convention: Option<Convention>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -33,11 +43,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let (a, b) = (Checkpoint::open(&args.a)?, Checkpoint::open(&args.b)?);
+    let a = Checkpoint::open(&args.a)?;
+    let b = args.b.as_deref().map(Checkpoint::open).transpose()?;
+    let recipe = args.recipe()?;
     let plot = args.plot.as_deref().map(Pending::create).transpose()?;
-    let device = device(args.device)?;
+    let device = device(args.device_choice())?;
     let mut bar = Bar::new("comparing");
-    let mut comparison = checkpoint::compare(&a, &b, &device, &mut |progress| bar.update(progress))?;
+    let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+    let mut comparison = match &b {
+        Some(b) => checkpoint::compare(&a, b, &device, &mut update)?,
+        None => checkpoint::compare_format(&a, &Selection::default(), &recipe, &device, &mut update)?,
+    };
     drop(bar);
 
     comparison.tensors.sort_by(|a, b| natural_order(&a.name, &b.name));
@@ -57,12 +73,37 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if comparison.total.non_finite() > 0 {
         text += &format!("\n\nleft out: {} values that are not finite", count(comparison.total.non_finite()));
     }
-    for (path, names) in [(&args.a, &comparison.only_first), (&args.b, &comparison.only_second)] {
+    for (what, names) in
+        [(args.a.display().to_string(), &comparison.only_first), (args.other(), &comparison.only_second)]
+    {
         if !names.is_empty() {
-            text += &format!("\n\nonly in {}:\n  {}", path.display(), names.join("\n  "));
+            text += &format!("\n\nonly in {what}:\n  {}", names.join("\n  "));
         }
     }
     print(text)
+}
+
+impl Args {
+    /// How A is quantized to be measured.
+    fn recipe(&self) -> Result<Recipe> {
+        let format = self.format.unwrap_or_default();
+        let convention = self.convention.unwrap_or(Convention::default_for(format));
+        Ok(Recipe::of(format, convention).map_err(Usage::new)?)
+    }
+
+    /// The device, for a format that no GPU computes the CPU.
+    fn device_choice(&self) -> DeviceChoice {
+        match (self.format, self.device) {
+            (Some(Format::Comparison(_)), DeviceChoice::Auto) => DeviceChoice::Cpu,
+            (_, device) => device,
+        }
+    }
+
+    /// What A is measured against, in a word.
+    fn other(&self) -> String {
+        let format = || self.format.unwrap_or_default().to_string();
+        self.b.as_ref().map_or_else(format, |path| path.display().to_string())
+    }
 }
 
 /// The comparison as SVG: what has an SQNR, and a word about what has none.
@@ -88,8 +129,9 @@ fn drawn(comparison: &Comparison, args: &Args) -> String {
     let notes = notes.into_iter().filter(|(tensors, _)| *tensors > 0);
     let notes: Vec<_> =
         notes.map(|(tensors, what)| format!("not shown: {} {what}", tensors_text(tensors))).collect();
-    let name = |path: &PathBuf| shortened(&path.display().to_string(), LONGEST);
-    let lines = [format!("of {}", name(&args.b)), format!("against {}", name(&args.a))];
+    let name = |what: &str| shortened(what, LONGEST);
+    let lines =
+        [format!("of {}", name(&args.other())), format!("against {}", name(&args.a.display().to_string()))];
     let total = comparison.total.sqnr_db();
     Plot { title: "SQNR by tensor", lines: &lines, points: &points, total, notes: &notes }.svg()
 }

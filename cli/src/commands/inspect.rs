@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::GlobalScale;
-use microscale::formats::{E2m1, E4m3};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Histogram, Inspected, Logical};
 
 use crate::streams::print;
@@ -120,17 +119,17 @@ fn codes_text(histogram: &Histogram) -> String {
     let mut rows = table(&["value", ">code", ">elements", ""]);
     for code in (8..16u8).rev().chain(0..8) {
         let elements = histogram.codes[usize::from(code)];
-        let value = E2m1::from_bits(code).to_f32();
+        let value = histogram.format.facts().element.decode(code);
         rows.add_row([&format!("{value:?}"), &code.to_string(), &count(elements), &bar(elements, most)]);
     }
     rows.trim_fmt()
 }
 
-/// How many E4M3 elements lie from one power of two to the next.
+/// How many 8-bit elements lie from one power of two to the next.
 fn binades(histogram: &Histogram) -> Vec<(Vec<String>, u64)> {
     let mut lines: Vec<(Vec<String>, u64)> = Vec::new();
     for code in (0x80..=0xFFu8).rev().chain(0..=0x7F) {
-        let value = E4m3::from_bits(code).to_f32();
+        let value = histogram.format.facts().element.decode(code);
         let sign = if code >= 0x80 { "-" } else { "" };
         let exponent = value.abs().log2().floor();
         let label = match value {

@@ -1,6 +1,6 @@
 //! The blocks that lost most.
 
-use microscale::{BlockError, Format};
+use microscale::BlockError;
 use microscale_checkpoint::{Outcome, Summary, TensorSummary};
 
 use super::distributions::scale;
@@ -37,7 +37,7 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
     header.extend(several.then_some("format"));
     header.extend([">row", ">block", ">amax", ">scale byte"]);
     // Only NVFP4's is more than what the byte stands for.
-    let under_global = formats.iter().any(|(format, _)| *format == Format::Nvfp4);
+    let under_global = formats.iter().any(|(format, _)| format.has_global_scale());
     header.extend(under_global.then_some(">stored scale"));
     header.extend([">scale", ">squared error", ">relative to energy"]);
     table(m, caption, &header, |rows| {
@@ -52,8 +52,8 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
                     row.cell(count(block.row as u64));
                     row.cell(count(block.block as u64));
                     row.cell(figure(block.amax.into()));
-                    row.cell(block.scale_byte);
-                    row.cell(scale(format, block.scale_byte));
+                    row.cell(block.scale_bits);
+                    row.cell(scale(format, block.scale_bits as u8));
                     if under_global {
                         row.cell(figure(block.scale.into()));
                     }

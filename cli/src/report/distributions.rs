@@ -1,6 +1,6 @@
 //! How scale bytes and codes are distributed, as columns and in numbers.
 
-use microscale::formats::{E2m1, E4m3, E5m2};
+use microscale::formats::ScaleType;
 use microscale::{Format, Words};
 use microscale_checkpoint::Histogram;
 
@@ -42,8 +42,11 @@ pub(super) fn write(m: &mut Markup, histograms: &[Histogram]) {
 fn of_format(m: &mut Markup, histogram: &Histogram, several: bool) {
     let of = if several { format!(" of {}", histogram.format.word().to_uppercase()) } else { String::new() };
     let (format, blocks) = (histogram.format, histogram.blocks());
-    let under =
-        if format == Format::Nvfp4 { " as they are stored, under each tensor’s global scale" } else { "" };
+    let under = if format.has_global_scale() {
+        " as they are stored, under each tensor’s global scale"
+    } else {
+        ""
+    };
     let nan = match histogram.nan_scales() {
         0 => String::new(),
         n => format!(" {} blocks have the NaN scale and are not drawn.", count(n)),
@@ -59,11 +62,11 @@ fn scale_columns(histogram: &Histogram) -> Vec<Column> {
     let format = histogram.format;
     let (low, high) = histogram.scale_range().unwrap_or((0, 0));
     let column = |byte: u8| {
-        let tick = match format {
-            Format::Nvfp4 if byte == 0 => Some("0".into()),
+        let tick = match format.facts().scale {
+            ScaleType::E8m0 => Some(power(i32::from(byte) - 127)),
+            _ if byte == 0 => Some("0".into()),
             // E4M3's powers of two, between which lie seven other numbers.
-            Format::Nvfp4 => byte.is_multiple_of(8).then(|| power(i32::from(byte / 8) - 7)),
-            _ => Some(power(i32::from(byte) - 127)),
+            _ => byte.is_multiple_of(8).then(|| power(i32::from(byte / 8) - 7)),
         };
         Column { value: scale(format, byte), tick, byte: Some(byte), n: histogram.scales[usize::from(byte)] }
     };
@@ -73,9 +76,10 @@ fn scale_columns(histogram: &Histogram) -> Vec<Column> {
 /// From the most negative value to the most positive: each of E2M1, or of the many 8-bit ones all from one
 /// power of two to the next.
 fn code_columns(histogram: &Histogram) -> Vec<Column> {
-    if histogram.format.bits() == 4 {
+    let element = histogram.format.facts().element;
+    if element.bits() == 4 {
         let column = |code: u8| {
-            let value = signed(&E2m1::from_bits(code).to_f32().to_string());
+            let value = signed(&element.decode(code).to_string());
             let tick = Some(value.clone());
             Column { value, tick, byte: Some(code), n: histogram.codes[usize::from(code)] }
         };
@@ -83,10 +87,7 @@ fn code_columns(histogram: &Histogram) -> Vec<Column> {
     }
     let mut columns: Vec<Column> = Vec::new();
     for code in (0x80..=0xFFu8).rev().chain(0..=0x7F) {
-        let number = match histogram.format {
-            Format::Mxfp8E5m2 => E5m2::from_bits(code).to_f32(),
-            _ => E4m3::from_bits(code).to_f32(),
-        };
+        let number = element.decode(code);
         let n = histogram.codes[usize::from(code)];
         let sign = if code >= 0x80 { "−" } else { "" };
         let exponent = number.abs().log2().floor() as i32;
@@ -209,7 +210,7 @@ fn bar(m: &mut Markup, column: &Column, unit: &str, [x, y]: [f64; 2], width: f64
 
 /// A scale as it is stored: a power of two, or NVFP4's number.
 pub(super) fn scale(format: Format, byte: u8) -> String {
-    if format == Format::Nvfp4 || format.is_nan_scale(byte) {
+    if format.facts().scale != ScaleType::E8m0 || format.is_nan_scale(byte) {
         return scale_text(format, byte);
     }
     power(i32::from(byte) - 127)

@@ -1,7 +1,8 @@
 //! A block whose scale is searched by the definition.
 
-use super::candidate::{CHAINED, CHAINS, Candidate, Fused, add_term, sum_of_chains};
+use super::candidate::{CHAINED, CHAINS, Candidate, add_term, sum_of_chains};
 use super::{Measure, unit};
+use crate::arithmetic::Fused;
 use crate::block;
 
 /// A block to search the scale of.

@@ -80,7 +80,7 @@ impl HessianStore {
     /// Checks the entries and prepares what searches need of them.
     fn new(entries: &[f32], recipe: &Recipe, columns: usize) -> Result<Self> {
         let format = recipe.format();
-        if !matches!(format, Format::Mxfp4 | Format::Nvfp4) {
+        if !format.is_searched() {
             return Err(Error::NoSearch { format });
         }
         if recipe.search == Search::None {

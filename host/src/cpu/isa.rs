@@ -20,7 +20,7 @@ use super::vector::Neon;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Vector};
-use super::{groups, lanes, prefetch, reference, weights};
+use super::{by_definition, groups, lanes, prefetch, reference, weights};
 use crate::element::{Dtype, Element};
 use crate::quality::ErrorStats;
 use crate::recipe::{Format, Words};
@@ -264,6 +264,9 @@ impl Isa {
         scales: &[u8],
         values: &mut [T],
     ) {
+        if let Format::Comparison(format) = decoder.format {
+            return by_definition::dequantize(format, codes, scales, values);
+        }
         dequantize(self, decoder, codes, scales, ElementsMut::of(values));
     }
 

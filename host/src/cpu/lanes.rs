@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, NegativeZero, Ties, block, e2m1, mx};
 
+use super::by_definition;
 use super::groups::{self, DROP, DROP_INPUT, FORCE, Grouped, KEEP, MxGroups, NvFactors, NvGroups};
 use super::policy::{self, Tally, block_at};
 use super::rule::{Blocks, Decoder, Kind, Mx, Rule};
@@ -366,6 +367,7 @@ fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8],
         Format::Nvfp4 => decode_blocks::<T, NV>(decoder, codes, scales, values, decode_e2m1),
         Format::Mxfp8E4m3 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E4m3>),
         Format::Mxfp8E5m2 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E5m2>),
+        Format::Comparison(format) => by_definition::dequantize(format, codes, scales, values),
     }
 }
 

@@ -6,12 +6,12 @@
 //! into pieces and spreads them over rayon's threads.
 
 mod amax;
+mod by_definition;
 mod gemv;
 mod groups;
 mod hessian;
 mod isa;
 mod lanes;
-mod layout;
 mod policy;
 mod prefetch;
 mod products;
@@ -36,7 +36,6 @@ pub use gemv::{gemv, gemv_with};
 use hessian::HessianStore;
 pub use hessian::{quantize_hessian, quantize_hessian_with};
 pub use isa::Isa;
-pub(crate) use layout::{swizzle, unswizzle};
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 pub(crate) use rule::Decoder;
@@ -46,9 +45,11 @@ pub(crate) use vector::Scalars;
 pub use weights::{gemv_weights, gemv_weights_with};
 
 use crate::element::Element;
-use crate::error::{Error, Result};
-use crate::recipe::{NonFinite, Recipe, check_importance};
+use crate::error::Result;
+use crate::layout;
+use crate::recipe::{Recipe, Scheme, check_importance};
 use crate::report::{Position, Report};
+use crate::shape::Strided;
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
 /// Blocks that one task handles: about 128 KiB of 16-bit input, which a core's second-level cache holds.
@@ -151,6 +152,9 @@ fn quantize_by<T: Element>(
     shape.check("the input", values.len())?;
     out.shape().require(QuantizedShape::of(recipe, shape))?;
     recipe.check()?;
+    if let Scheme::Comparison(format) = recipe.scheme {
+        return by_definition::quantize(values, &Strided::of_rows(shape), recipe, format, out);
+    }
     let (rule, global_scale) = Rule::new::<T, _>(recipe, isa, |arithmetic| {
         amax_with(isa, values, shape).map(|amax| amax.global_scale::<T>(arithmetic, recipe.non_finite))
     })?;
@@ -163,10 +167,7 @@ fn quantize_by<T: Element>(
         ScaleLayout::Linear => job.linear(quantized, codes, scales),
         ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
     };
-    match report.first_non_finite {
-        Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
-        _ => Ok(report),
-    }
+    recipe.accept(report)
 }
 
 /// A matrix to quantize, and how.
@@ -301,12 +302,12 @@ fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row
     } else {
         (tensor.cols(), row_stride)
     };
-    let row_blocks = cols.div_ceil(block);
+    let (row_blocks, scale_bytes) = (cols.div_ceil(block), tensor.format().scale_bytes());
     let rows_a_task = (TASK_BLOCKS / row_blocks).max(1);
     let one = |((out, codes), scales): ((&mut [T], &[u8]), &[u8])| {
         let rows = out.chunks_mut(row_stride);
         for ((row, codes), scales) in
-            rows.zip(codes.chunks(row_blocks * block_bytes)).zip(scales.chunks(row_blocks))
+            rows.zip(codes.chunks(row_blocks * block_bytes)).zip(scales.chunks(row_blocks * scale_bytes))
         {
             let len = row.len().min(cols);
             isa.dequantize(&decoder, codes, scales, &mut row[..len]);
@@ -318,7 +319,7 @@ fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row
     let tasks = out
         .par_chunks_mut(row_stride.saturating_mul(rows_a_task))
         .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_a_task))
-        .zip(scales.par_chunks(row_blocks * rows_a_task));
+        .zip(scales.par_chunks(row_blocks * scale_bytes * rows_a_task));
     tasks.for_each(one);
 }
 

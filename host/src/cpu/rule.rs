@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use microscale_formats::facts::ElementType;
 use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
 use microscale_formats::search::Scales;
-use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, Search, mx};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, E8m0, ScaleRule, ScaleType, Search, mx};
 
 use super::groups::NvFactors;
 use super::isa::Isa;
@@ -120,6 +121,7 @@ impl Rule {
             Scheme::Mxfp4(arithmetic) => (Kind::Mxfp4(Mx::new(arithmetic)), None),
             Scheme::Mxfp8E4m3(rule) => (Kind::Mxfp8E4m3(Mx::with_rule(rule)), None),
             Scheme::Mxfp8E5m2(rule) => (Kind::Mxfp8E5m2(Mx::with_rule(rule)), None),
+            Scheme::Comparison(_) => unreachable!("quantized by its definition, which needs no rule"),
             Scheme::Nvfp4(arithmetic, global) => {
                 let global = match global {
                     Global::FromAmax => Some(computed(&arithmetic)?),
@@ -175,7 +177,7 @@ impl Decoder {
     pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let mut decoder = Self { format, global_scale, values: None, streams: false };
-        if T::DTYPE != Dtype::F32 && matches!(format, Format::Mxfp4 | Format::Nvfp4) {
+        if T::DTYPE != Dtype::F32 && format.facts().element == ElementType::E2m1 {
             decoder.values = Some(Values::of::<T>(&decoder));
         }
         decoder
@@ -188,14 +190,14 @@ impl Decoder {
 
     /// What the elements of a block are multiplied with; `None` for a NaN scale.
     #[inline(always)]
-    pub(crate) fn factor(&self, scale: u8) -> Option<f32> {
+    pub(crate) fn factor(&self, scale: impl Into<u16>) -> Option<f32> {
+        let scale = scale.into();
         if self.format.is_nan_scale(scale) {
             return None;
         }
-        Some(match (self.format, self.global_scale) {
-            (Format::Nvfp4, Some(global)) => global.factor(E4m3::from_bits(scale)),
-            (Format::Nvfp4, None) => E4m3::from_bits(scale).to_f32(),
-            _ => E8m0::from_bits(scale).to_f32(),
+        Some(match (self.format.facts().scale, self.global_scale) {
+            (ScaleType::E4m3, Some(global)) => global.factor(E4m3::from_bits(scale as u8)),
+            (scale_type, _) => scale_type.value(scale),
         })
     }
 
@@ -210,6 +212,9 @@ impl Decoder {
             Format::Nvfp4 => {
                 let scale = E4m3::from_bits(scale);
                 values.copy_from_slice(&nvfp4::dequantize_block(scale, self.global_scale, codes));
+            }
+            Format::Comparison(format) => {
+                (format.definition().dequantize_block)(scale.into(), codes, &mut values);
             }
         }
         values

@@ -4,13 +4,13 @@
 use rayon::prelude::*;
 
 use super::amax::of_part;
-use super::layout::scatter_row;
 use super::rule::Rule;
-use super::{Isa, TASK_BLOCKS, TILE_BYTES, TILE_COLS, TILE_ROWS, quantize_weighted_with};
+use super::{Isa, TASK_BLOCKS, TILE_BYTES, TILE_COLS, TILE_ROWS, by_definition, quantize_weighted_with};
 use crate::amax::Amax;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::recipe::{NonFinite, Recipe, check_importance};
+use crate::layout::scatter_row;
+use crate::recipe::{Recipe, Scheme, check_importance};
 use crate::report::{Position, Report};
 use crate::strided::Strided;
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
@@ -67,6 +67,9 @@ pub fn quantize_strided_with<T: Element>(
     out.shape().require(quantized)?;
     recipe.check()?;
     check_importance(importance, strided.shape())?;
+    if let Scheme::Comparison(format) = recipe.scheme {
+        return by_definition::quantize(values, strided, recipe, format, out);
+    }
     let (rule, global_scale) = Rule::new::<T, _>(recipe, isa, |arithmetic| {
         Ok::<_, Error>(amax(isa, values, strided).global_scale::<T>(arithmetic, recipe.non_finite))
     })?;
@@ -78,10 +81,7 @@ pub fn quantize_strided_with<T: Element>(
         ScaleLayout::Linear => job.linear(quantized, codes, scales),
         ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
     };
-    match report.first_non_finite {
-        Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
-        _ => Ok(report),
-    }
+    recipe.accept(report)
 }
 
 /// A matrix to quantize, and how.

@@ -16,7 +16,7 @@ mod portable;
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
-use microscale_formats::search::{Fused, Machine};
+use microscale_formats::arithmetic::{Fused, Machine};
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::Neon;
 pub(super) use portable::Portable;

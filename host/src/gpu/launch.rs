@@ -23,8 +23,8 @@ pub(super) use weights::gemv_weights;
 use super::module::Module;
 use super::{DeviceReport, DeviceTensor, doing};
 use crate::element::Element;
+use crate::error::OperandFault;
 use crate::error::{Error, Result};
-use crate::gemv::OperandFault;
 use crate::recipe::{Format, Global, NonFinite, Recipe, Scheme, Words};
 use crate::tensor::{QuantizedShape, Shape};
 
@@ -47,12 +47,16 @@ unsafe impl DeviceRepr for Argument<NvQuantizeOptions> {}
 unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
 
 /// The word for a format in the kernels' names.
-fn kernel_word(format: Format) -> &'static str {
+///
+/// # Errors
+/// [`Error::NoKernel`].
+fn kernel_word(format: Format) -> Result<&'static str> {
     match format {
-        Format::Mxfp4 => "mxfp4",
-        Format::Nvfp4 => "nvfp4",
-        Format::Mxfp8E4m3 => "mxfp8_e4m3",
-        Format::Mxfp8E5m2 => "mxfp8_e5m2",
+        Format::Mxfp4 => Ok("mxfp4"),
+        Format::Nvfp4 => Ok("nvfp4"),
+        Format::Mxfp8E4m3 => Ok("mxfp8_e4m3"),
+        Format::Mxfp8E5m2 => Ok("mxfp8_e5m2"),
+        Format::Comparison(_) => Err(Error::NoKernel { format }),
     }
 }
 
@@ -63,7 +67,9 @@ enum Options {
 }
 
 impl Options {
-    fn of<T: Element>(recipe: &Recipe) -> Self {
+    /// # Errors
+    /// [`Error::NoKernel`].
+    fn of<T: Element>(recipe: &Recipe) -> Result<Self> {
         let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
         let mx = |arithmetic: mx::Arithmetic, mantissa_addend| {
             let negative_zero = arithmetic.negative_zero as u32;
@@ -71,7 +77,7 @@ impl Options {
             Self::Mx(Argument(options), arithmetic.ties.word())
         };
         let with_rule = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
-        match recipe.scheme {
+        Ok(match recipe.scheme {
             Scheme::Mxfp4(arithmetic) => mx(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
             Scheme::Mxfp8E4m3(rule) => mx(with_rule(rule), rule.mantissa_addend::<E4m3>()),
             Scheme::Mxfp8E5m2(rule) => mx(with_rule(rule), rule.mantissa_addend::<E5m2>()),
@@ -86,7 +92,8 @@ impl Options {
                 let variant = if global == Global::FromAmax { "planned" } else { "given" };
                 Self::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }), variant)
             }
-        }
+            Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
+        })
     }
 }
 
@@ -107,9 +114,9 @@ pub(super) fn quantize<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let options = Options::of::<T>(recipe);
+    let options = Options::of::<T>(recipe)?;
     let (Options::Mx(_, variant) | Options::Nv(_, variant)) = options;
-    let (format, dtype) = (kernel_word(recipe.format()), T::DTYPE.word());
+    let (format, dtype) = (kernel_word(recipe.format())?, T::DTYPE.word());
     let (name, (grid, scale_grid)) = if recipe.search == Search::None {
         let access = access::<T>(values, shape);
         let name = format!("{format}_quantize_{dtype}_{variant}_{access}");
@@ -158,7 +165,7 @@ pub(super) fn quantize_baseline<T: Element>(
     recipe: &Recipe,
     out: &mut DeviceTensor,
 ) -> Result<()> {
-    let Options::Mx(options, _) = Options::of::<T>(recipe) else {
+    let Options::Mx(options, _) = Options::of::<T>(recipe)? else {
         return Err(Error::Gpu {
             doing: "choosing a baseline",
             message: "there is none for this format".into(),
@@ -168,7 +175,7 @@ pub(super) fn quantize_baseline<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let name = format!("{}_quantize_{}_{variant}", kernel_word(recipe.format()), T::DTYPE.word());
+    let name = format!("{}_quantize_{}_{variant}", kernel_word(recipe.format())?, T::DTYPE.word());
     let (kernel, function) = module.kernel(&name)?;
     let grid = grid(shape, recipe.format().block())?;
     let (codes, scales, _) = out.parts_mut();
@@ -193,7 +200,7 @@ pub(super) fn dequantize<T: Element>(
     }
     let (out, _written) = out.device_ptr_mut(stream);
     let access = access::<T>(out, shape);
-    let name = format!("{}_dequantize_{}_{access}", kernel_word(tensor.format()), T::DTYPE.word());
+    let name = format!("{}_dequantize_{}_{access}", kernel_word(tensor.format())?, T::DTYPE.word());
     let (kernel, function) = module.kernel(&name)?;
     let grid = grid(shape, tensor.format().block())?;
     let scale_grid = scale_grid(tensor.shape());
@@ -256,7 +263,7 @@ pub(super) fn plan<T: Element>(
     recipe: &Recipe,
     slot: &mut CudaSlice<u32>,
 ) -> Result<()> {
-    let Options::Nv(options, _) = Options::of::<T>(recipe) else { return Ok(()) };
+    let Options::Nv(options, _) = Options::of::<T>(recipe)? else { return Ok(()) };
     let (kernel, function) = module.kernel(&format!("nvfp4_plan_{}", T::DTYPE.word()))?;
     let mut launch = stream.launch_builder(function);
     launch.arg(slot).arg(&options);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::doing;
 use super::staging::Staging;
 use crate::amax::Amax;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::recipe::Format;
 use crate::report::{Position, Report};
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
@@ -32,8 +32,11 @@ impl DeviceTensor {
     /// Room for a matrix, filled with zeros on the stream.
     ///
     /// # Errors
-    /// [`crate::Error::TooLarge`], and [`crate::Error::Gpu`] when memory is short.
+    /// [`Error::TooLarge`], [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`] when memory is short.
     pub fn zeros(stream: &Arc<CudaStream>, shape: QuantizedShape) -> Result<Self> {
+        if let Format::Comparison(_) = shape.format {
+            return Err(Error::NoKernel { format: shape.format });
+        }
         let (codes, scales) = shape.bytes()?;
         let allocating = doing("allocating a quantized tensor");
         // cudarc allocates no empty buffers: an empty tensor keeps a byte that is never used.

@@ -1,7 +1,8 @@
 //! What the full search skips.
 
 use microscale::cpu::Isa;
-use microscale::formats::search::{Block, Fused, Measure, PowersOfTwo, Scales};
+use microscale::formats::arithmetic::Fused;
+use microscale::formats::search::{Block, Measure, PowersOfTwo, Scales};
 use microscale::formats::{mx, nvfp4};
 use microscale::{Convention, Format, QuantizedTensor, Search};
 use rayon::prelude::*;

@@ -13,7 +13,7 @@ use std::arch::x86_64::{
     _mm256_unpackhi_epi64, _mm256_unpacklo_epi64,
 };
 
-use microscale_formats::search::Machine;
+use microscale_formats::arithmetic::Machine;
 
 use super::{LANES, Lanes, Vector, halves};
 

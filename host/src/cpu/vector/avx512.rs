@@ -12,7 +12,7 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
-use microscale_formats::search::Machine;
+use microscale_formats::arithmetic::Machine;
 
 use super::{LANES, Lanes, Vector};
 

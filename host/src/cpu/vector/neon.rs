@@ -8,7 +8,7 @@ use std::arch::aarch64::{
     vsubq_f32, vtstq_u32, vuzp1q_f32, vuzp1q_u8, vuzp1q_u16, vuzp2q_f32,
 };
 
-use microscale_formats::search::Machine;
+use microscale_formats::arithmetic::Machine;
 
 use super::{LANES, Lanes, Portable, Vector, quarters};
 

@@ -1,7 +1,7 @@
 //! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64, NEON on AArch64.
 
 use half::f16;
-use microscale_formats::search::Machine;
+use microscale_formats::arithmetic::Machine;
 
 use super::{LANES, Lanes, Vector};
 use crate::element::Element;

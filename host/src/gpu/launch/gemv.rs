@@ -40,7 +40,7 @@ pub(in crate::gpu) fn gemv<T: Element>(
     // Rows that end in half a chunk do not start on 16 bytes either.
     let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
     let word = if cut { "cut" } else { kernel.word() };
-    let name = format!("{}_gemv_{word}", kernel_word(matrix.format()));
+    let name = format!("{}_gemv_{word}", kernel_word(matrix.format())?);
     let (kernel, function) = module.kernel(&name)?;
     let rows_a_warp = kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);

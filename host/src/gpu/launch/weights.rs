@@ -50,7 +50,7 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
         (_, Kind::Lot) => format!("lot_tiles{}", kernel.tiles),
         (_, Kind::Many) => format!("tiles{}", kernel.tiles),
     };
-    let name = format!("{}_gemv_weights_{}_{variant}", kernel_word(weights.format()), T::DTYPE.word());
+    let name = format!("{}_gemv_weights_{}_{variant}", kernel_word(weights.format())?, T::DTYPE.word());
     let (launched, function) = module.kernel(&name)?;
 
     limited("rows of activations", tokens, TOKEN_LIMIT)?;

@@ -1,13 +1,16 @@
-//! Converting scales from one layout to the other, on the CPU.
+//! Converting scales from one layout to the other.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
 use rayon::prelude::*;
 
-use crate::tensor::QuantizedShape;
+use crate::shape::QuantizedShape;
 
 /// Linear scales in the swizzled layout, padded with zeros. `shape` is the target's.
 pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
+    if shape.format.scale_bytes() > 1 {
+        return moved(linear, shape, ScaleLayout::Linear, ScaleLayout::Swizzled);
+    }
     let blocks = shape.blocks_per_row();
     let bytes = ScaleLayout::Swizzled.bytes(shape.rows, blocks).unwrap_or(0);
     let mut swizzled = vec![0; bytes];
@@ -22,6 +25,9 @@ pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
 
 /// Swizzled scales in the linear layout, without padding. `shape` is the target's.
 pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
+    if shape.format.scale_bytes() > 1 {
+        return moved(swizzled, shape, ScaleLayout::Swizzled, ScaleLayout::Linear);
+    }
     let blocks = shape.blocks_per_row();
     let mut linear = vec![0; shape.rows * blocks];
     if !linear.is_empty() {
@@ -33,6 +39,17 @@ pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
         });
     }
     linear
+}
+
+/// Scales of several bytes, one by one: a place of the layout is a scale's, not a byte's.
+fn moved(scales: &[u8], shape: QuantizedShape, from: ScaleLayout, to: ScaleLayout) -> Vec<u8> {
+    let (bytes, blocks) = (shape.format.scale_bytes(), shape.blocks_per_row());
+    let mut moved = vec![0; to.bytes(shape.rows, blocks).unwrap_or(0) * bytes];
+    for (row, block) in (0..shape.rows).flat_map(|row| (0..blocks).map(move |block| (row, block))) {
+        let [from, to] = [from, to].map(|layout| layout.offset(row, block, blocks) * bytes);
+        moved[to..][..bytes].copy_from_slice(&scales[from..][..bytes]);
+    }
+    moved
 }
 
 /// Puts the scales of 128 rows, or fewer at the end, into their tiles.
@@ -52,7 +69,8 @@ fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
     }
 }
 
-/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a time.
+/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a
+/// time.
 fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (whole, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -72,7 +90,7 @@ fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [
 
 /// Puts a row's scales into the tiles of its 128 rows; `row` counts within these.
 #[inline]
-pub(super) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
+pub(crate) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (fours, rest) = scales.as_chunks::<TILE_COLS>();
     let (tiles, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -107,7 +125,7 @@ fn place_of(row: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::Format;
+    use microscale_formats::Format;
 
     #[test]
     fn every_scale_goes_to_its_place_and_comes_back() {

@@ -1,0 +1,90 @@
+//! The operations of f32 that the definition is written in: one text serves numbers, vectors and GPUs.
+//!
+//! [`Fused`] is what an implementation for single numbers brings. It makes a [`Machine`], which is all of
+//! them; vectors implement that themselves.
+
+/// What processors do with f32 in one instruction, and `core` does not have.
+pub trait Fused {
+    /// a · b + c, rounded once.
+    fn fma(a: f32, b: f32, c: f32) -> f32;
+
+    /// The smaller of two numbers.
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        if a < b { a } else { b }
+    }
+}
+
+/// The operations that searches, quotients and roundings need of a processor: on f32, or on vectors of them.
+pub trait Machine {
+    /// A number, or one in each lane.
+    type Number: Copy;
+
+    /// This number, everywhere.
+    fn splat(x: f32) -> Self::Number;
+
+    /// a · b
+    fn mul(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// a + b
+    fn add(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// a − b
+    fn sub(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// a · b + c, rounded once.
+    fn fma(a: Self::Number, b: Self::Number, c: Self::Number) -> Self::Number;
+
+    /// c − a · b, rounded once.
+    fn fnma(a: Self::Number, b: Self::Number, c: Self::Number) -> Self::Number;
+
+    /// The smaller of two numbers.
+    fn min(a: Self::Number, b: Self::Number) -> Self::Number;
+
+    /// The larger of two numbers.
+    fn max(a: Self::Number, b: Self::Number) -> Self::Number;
+}
+
+impl<F: Fused> Machine for F {
+    type Number = f32;
+
+    #[inline(always)]
+    fn splat(x: f32) -> f32 {
+        x
+    }
+
+    #[inline(always)]
+    fn mul(a: f32, b: f32) -> f32 {
+        a * b
+    }
+
+    #[inline(always)]
+    fn add(a: f32, b: f32) -> f32 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn sub(a: f32, b: f32) -> f32 {
+        a - b
+    }
+
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        <F as Fused>::fma(a, b, c)
+    }
+
+    #[inline(always)]
+    fn fnma(a: f32, b: f32, c: f32) -> f32 {
+        <F as Fused>::fma(-a, b, c)
+    }
+
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        <F as Fused>::min(a, b)
+    }
+
+    #[inline(always)]
+    fn max(a: f32, b: f32) -> f32 {
+        if a > b { a } else { b }
+    }
+}

@@ -1,0 +1,154 @@
+//! The formats, and the facts of each: [`Format`] and the descriptor [`Facts`].
+//!
+//! Code that treats formats alike asks here: how large a block is, how many bits a code has, what a scale's
+//! bytes mean, whether there is a global scale. How values become blocks is the formats' own: [`mx`],
+//! [`nvfp4`].
+
+use core::fmt;
+
+use crate::comparison::ComparisonFormat;
+use crate::facts::{BlockShape, ElementType, Facts, GlobalScaleUse};
+use crate::scale::ScaleType;
+use crate::{mx, nvfp4};
+
+/// A microscaling format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Blocks of 32 E2M1 elements with an E8M0 scale (OCP MX v1.0).
+    #[default]
+    Mxfp4,
+    /// Blocks of 16 E2M1 elements with an E4M3 scale, under a global scale (NVIDIA).
+    Nvfp4,
+    /// Blocks of 32 E4M3 elements with an E8M0 scale (OCP MX v1.0).
+    Mxfp8E4m3,
+    /// Blocks of 32 E5M2 elements with an E8M0 scale (OCP MX v1.0).
+    Mxfp8E5m2,
+    /// One that others are compared with, on CPUs alone.
+    Comparison(ComparisonFormat),
+}
+
+const MXFP4: Facts = Facts {
+    word: "mxfp4",
+    block: BlockShape::row_of(mx::BLOCK),
+    element: ElementType::E2m1,
+    scale: ScaleType::E8m0,
+    global_scale: GlobalScaleUse::None,
+};
+
+const NVFP4: Facts = Facts {
+    word: "nvfp4",
+    block: BlockShape::row_of(nvfp4::BLOCK),
+    element: ElementType::E2m1,
+    scale: ScaleType::E4m3,
+    global_scale: GlobalScaleUse::UnderBlockScales,
+};
+
+const MXFP8_E4M3: Facts = Facts { word: "mxfp8-e4m3", element: ElementType::E4m3, ..MXFP4 };
+
+const MXFP8_E5M2: Facts = Facts { word: "mxfp8-e5m2", element: ElementType::E5m2, ..MXFP4 };
+
+impl Format {
+    /// Every format.
+    pub const ALL: [Self; 6] = [
+        Self::Mxfp4,
+        Self::Nvfp4,
+        Self::Mxfp8E4m3,
+        Self::Mxfp8E5m2,
+        Self::Comparison(ComparisonFormat::Mxfp4E3m0),
+        Self::Comparison(ComparisonFormat::Nf4),
+    ];
+
+    /// The facts.
+    #[inline]
+    pub const fn facts(self) -> Facts {
+        match self {
+            Self::Mxfp4 => MXFP4,
+            Self::Nvfp4 => NVFP4,
+            Self::Mxfp8E4m3 => MXFP8_E4M3,
+            Self::Mxfp8E5m2 => MXFP8_E5M2,
+            Self::Comparison(format) => format.facts(),
+        }
+    }
+
+    /// Elements that share a scale.
+    #[inline]
+    pub const fn block(self) -> usize {
+        self.facts().block.elements()
+    }
+
+    /// Bits of an element's code.
+    #[inline]
+    pub const fn bits(self) -> usize {
+        self.facts().element.bits()
+    }
+
+    /// Bytes of packed codes in a block.
+    #[inline]
+    pub const fn block_bytes(self) -> usize {
+        self.block() * self.bits() / 8
+    }
+
+    /// Bytes of a block scale.
+    #[inline]
+    pub const fn scale_bytes(self) -> usize {
+        self.facts().scale.bytes()
+    }
+
+    /// Whether a tensor can have a global scale.
+    #[inline]
+    pub const fn has_global_scale(self) -> bool {
+        matches!(self.facts().global_scale, GlobalScaleUse::UnderBlockScales)
+    }
+
+    /// Whether block scales can be [searched](crate::search): those of E2M1 elements, whose rounding the
+    /// search is written for.
+    #[inline]
+    pub const fn is_searched(self) -> bool {
+        matches!(self.facts().element, ElementType::E2m1)
+    }
+
+    /// Whether tensors are multiplied ([`dot`](crate::dot), [`weights`](crate::weights)): those of E2M1
+    /// elements.
+    #[inline]
+    pub const fn is_multiplied(self) -> bool {
+        matches!(self.facts().element, ElementType::E2m1)
+    }
+
+    /// Whether a scale, given by its bits, is a NaN, and its block with it.
+    #[inline]
+    pub fn is_nan_scale(self, scale: impl Into<u16>) -> bool {
+        self.facts().scale.is_nan(scale.into())
+    }
+
+    /// Whether a block scale can have these bits. See [`ScaleType`].
+    #[inline]
+    pub fn is_scale(self, scale: impl Into<u16>) -> bool {
+        self.facts().scale.is_scale(scale.into())
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.facts().word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_fit_each_other() {
+        for format in Format::ALL {
+            let facts = format.facts();
+            let same = Format::ALL.iter().filter(|other| other.facts().word == facts.word);
+            assert_eq!(same.count(), 1, "{format}");
+            assert!(matches!(format.bits(), 4 | 8), "{format}");
+            // A block's codes are whole bytes, and a row of blocks lies in one row of the matrix.
+            assert_eq!((format.block() * format.bits() % 8, facts.block.rows), (0, 1), "{format}");
+            let values = || (0..1 << format.bits()).map(|code| facts.element.decode(code as u8));
+            let largest = values().filter(|value| value.is_finite()).fold(0.0, f32::max);
+            assert_eq!(largest, facts.element.largest(), "{format}");
+        }
+    }
+}

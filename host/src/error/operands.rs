@@ -1,0 +1,70 @@
+//! What can be wrong with the operands of a product.
+
+use microscale_formats::Format;
+
+/// Why operands do not go together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperandFault {
+    /// Formats that are not multiplied with each other.
+    #[error("the matrix is in {matrix} and the vector in {vector}; quantize both to nvfp4, or both to mxfp4")]
+    Formats {
+        /// The matrix' format.
+        matrix: Format,
+        /// The vector's.
+        vector: Format,
+    },
+    /// Weights of a format that is not multiplied with activations.
+    #[error("the weights are in {found}; quantize them to nvfp4 or mxfp4")]
+    Weights {
+        /// Their format.
+        found: Format,
+    },
+    /// K differs.
+    #[error("the matrix has {matrix} columns and the vector {vector}; they must have as many")]
+    Columns {
+        /// The matrix' columns.
+        matrix: usize,
+        /// The vector's.
+        vector: usize,
+    },
+    /// Swizzled scales.
+    #[error("the {what} has swizzled scales; convert them to the linear layout first (`convert_layout`)")]
+    Layout {
+        /// Matrix, vector or weights.
+        what: &'static str,
+    },
+    /// Rows that are no whole matrices.
+    #[error(
+        "{rows} rows are not {batches} matrices of as many rows; pass a number of batches that divides the rows"
+    )]
+    Batches {
+        /// Rows of the matrix tensor.
+        rows: usize,
+        /// Matrices asked for.
+        batches: usize,
+    },
+    /// More than a GPU multiplies.
+    #[error("{found} {what} are more than a GPU multiplies; pass fewer than {limit}, or multiply on the CPU")]
+    Limit {
+        /// Rows of activations, or columns.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// The first number that is too many.
+        limit: u64,
+    },
+    /// Too few vectors.
+    #[error(
+        "the vector tensor has {rows} rows, too few for the vectors of {batches} batches, {vector_stride} rows apart; \
+         pass more rows or a smaller stride"
+    )]
+    Vectors {
+        /// Rows of the vector tensor.
+        rows: usize,
+        /// Batches.
+        batches: usize,
+        /// Rows from one vector to the next.
+        vector_stride: usize,
+    },
+}
