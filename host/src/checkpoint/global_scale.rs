@@ -236,7 +236,7 @@ impl<'a> Chooser<'a> {
                     Ok(source.store(storage, &recipe, weights)?.errors)
                 })?;
             }
-            Ok(errors)
+            Ok(errors.relative_squared_error())
         })?;
         Ok(Found { plain, best })
     }
