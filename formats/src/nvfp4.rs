@@ -5,6 +5,11 @@
 //! tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
 //! ([`Arithmetic::TORCHAO`] and so on). All steps are single f32 operations, rounded to nearest.
 
+mod global_scale;
+pub mod search_global;
+
+pub use global_scale::{Direction, GlobalScale};
+
 use crate::arithmetic::{Fused, Machine};
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
@@ -24,81 +29,6 @@ pub const CLIPPED: f32 = 6.5;
 /// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is
 /// no longer the nearest.
 pub const LARGEST_UNSATURATED: f32 = 464.0;
-
-/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Direction {
-    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine, FlashInfer.
-    Divisor = 0,
-    /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
-    Multiplier = 1,
-}
-
-/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale,
-/// does not overflow. Each amax has such a one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GlobalScale {
-    /// Values are element · block scale / this.
-    Divisor(f32),
-    /// Values are element · block scale · this.
-    Multiplier(f32),
-}
-
-impl GlobalScale {
-    /// The global scale of this direction and value; `None` unless the value is [in range](Self::in_range).
-    pub fn new(direction: Direction, value: f32) -> Option<Self> {
-        let scale = Self::of(direction, value);
-        scale.in_range().then_some(scale)
-    }
-
-    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it, for instance.
-    pub const fn of(direction: Direction, value: f32) -> Self {
-        match direction {
-            Direction::Divisor => Self::Divisor(value),
-            Direction::Multiplier => Self::Multiplier(value),
-        }
-    }
-
-    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that
-    /// zero elements stay zero.
-    pub fn in_range(self) -> bool {
-        self.value() >= f32::MIN_POSITIVE
-            && self.value() <= f32::MAX
-            && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
-    }
-
-    /// The same scale in a direction: itself, or its inverse, which is rounded.
-    pub fn toward(self, direction: Direction) -> Self {
-        if self.direction() == direction { self } else { Self::of(direction, 1.0 / self.value()) }
-    }
-
-    /// The direction.
-    #[inline(always)]
-    pub const fn direction(self) -> Direction {
-        match self {
-            Self::Divisor(_) => Direction::Divisor,
-            Self::Multiplier(_) => Direction::Multiplier,
-        }
-    }
-
-    /// The number, as it is stored.
-    #[inline(always)]
-    pub const fn value(self) -> f32 {
-        match self {
-            Self::Divisor(value) | Self::Multiplier(value) => value,
-        }
-    }
-
-    /// What a block's elements are multiplied with: its scale, and this applied to it.
-    #[inline(always)]
-    pub fn factor(self, scale: E4m3) -> f32 {
-        match self {
-            Self::Divisor(divisor) => scale.to_f32() / divisor,
-            Self::Multiplier(multiplier) => scale.to_f32() * multiplier,
-        }
-    }
-}
 
 /// How the global scale follows from the tensor's finite amax, if it is above 0; T is the input's dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

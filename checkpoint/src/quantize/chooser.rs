@@ -144,7 +144,7 @@ impl<'a> Chooser<'a> {
                     Ok(source.store(storage, &recipe, weights)?.errors)
                 })?;
             }
-            Ok::<_, Error>(errors)
+            Ok::<_, Error>(errors.relative_squared_error())
         })?;
         Ok(Found { plain, best })
     }

@@ -93,7 +93,7 @@ impl Golden {
         match self.scheme {
             Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule,
             Scheme::Mxfp8E4m3(rule) | Scheme::Mxfp8E5m2(rule) => rule,
-            Scheme::Nvfp4(..) => unreachable!("no MX format"),
+            Scheme::Nvfp4(..) | Scheme::Comparison(_) => unreachable!("no MX format with files here"),
         }
     }
 

@@ -233,7 +233,7 @@ fn a_searched_global_scale_is_the_best_of_those_tried_and_shared_by_fused_layers
         let scales = search_global::global_scales(&arithmetic, amax, |x| x);
         assert_eq!(scales.len(), search_global::TRIED.len());
         let mut best = scales[0];
-        for scale in &scales {
+        for scale in scales.iter() {
             if errors_under(*scale) < errors_under(best) {
                 best = *scale;
             }

@@ -188,7 +188,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             push(kernel.clone(), shape, Box::new(make));
         }
         for access in Access::BOTH {
-            for &(_, format) in Format::WORDS {
+            for format in Format::WITH_KERNELS {
                 let recipe = Recipe::of(format, Convention::Torchao).expect("torchao has every format");
                 let values = values.clone();
                 let make = move || {
@@ -213,7 +213,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
 }
 
 fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
-    for (_, format) in Format::WORDS {
+    for format in &Format::WITH_KERNELS {
         for (i, shape) in SHAPES.into_iter().enumerate() {
             for access in Access::BOTH {
                 let row_stride = shape.row_stride;

@@ -80,7 +80,7 @@ pub(crate) fn mx_options(recipe: &Recipe) -> (QuantizeOptions, &'static str) {
         Scheme::Mxfp4(arithmetic) => of(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
         Scheme::Mxfp8E4m3(rule) => of(with(rule), rule.mantissa_addend::<E4m3>()),
         Scheme::Mxfp8E5m2(rule) => of(with(rule), rule.mantissa_addend::<E5m2>()),
-        Scheme::Nvfp4(..) => panic!("not an MX format"),
+        Scheme::Nvfp4(..) | Scheme::Comparison(_) => panic!("not an MX format with kernels"),
     }
 }
 

@@ -9,7 +9,7 @@ use microscale::{
 use super::support::{SHAPES, patterns};
 
 fn recipes() -> impl Iterator<Item = Recipe> {
-    Format::WORDS.iter().enumerate().map(|(i, (_, format))| {
+    Format::WITH_KERNELS.iter().enumerate().map(|(i, format)| {
         let recipe = Recipe::of(*format, Convention::default_for(*format)).unwrap();
         let scale_layout = [ScaleLayout::Linear, ScaleLayout::Swizzled][i % 2];
         Recipe { non_finite: NonFinite::Propagate, scale_layout, ..recipe }

@@ -60,7 +60,7 @@ fn is_forced(scheme: Scheme) -> bool {
     match scheme {
         Scheme::Mxfp4(arithmetic) => arithmetic.negative_zero == NegativeZero::Force,
         Scheme::Nvfp4(arithmetic, _) => arithmetic.negative_zero == NegativeZero::Force,
-        Scheme::Mxfp8E4m3(_) | Scheme::Mxfp8E5m2(_) => false,
+        Scheme::Mxfp8E4m3(_) | Scheme::Mxfp8E5m2(_) | Scheme::Comparison(_) => false,
     }
 }
 

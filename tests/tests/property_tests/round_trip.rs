@@ -66,6 +66,7 @@ fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
         Format::Nvfp4 => (&MAGNITUDES, 5.0 * power_of_two(-24)),
         Format::Mxfp8E4m3 => (&E4M3, 0.0),
         Format::Mxfp8E5m2 => (&E5M2, 0.0),
+        Format::Comparison(_) => unreachable!("tested by `comparison`"),
     };
     let largest = magnitudes[magnitudes.len() - 1];
     let Shape { cols, .. } = matrix.shape;
