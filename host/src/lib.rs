@@ -32,18 +32,18 @@ pub mod checkpoint;
 pub mod cpu;
 pub mod device;
 mod element;
+mod elements;
 mod error;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
-mod quality;
+mod layout;
+mod loss;
 mod recipe;
 mod report;
-mod round_trip;
 pub mod search_global;
 mod strided;
 mod tensor;
-mod worst_blocks;
 
 #[cfg(feature = "cli")]
 #[doc(hidden)]
@@ -59,14 +59,13 @@ pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, Result};
 pub use gemv::{Activation, Batch, OperandFault};
+pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::{GlobalScale, ScaleLayout, Search};
-pub use quality::ErrorStats;
 pub use recipe::{Convention, Format, Global, NonFinite, Recipe, Scheme, Words};
 pub use report::{Position, Report};
 pub use strided::Strided;
 pub use tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
-pub use worst_blocks::{BlockError, WorstBlocks};
 
 // The README's example is compiled and run like the others.
 #[cfg(doctest)]

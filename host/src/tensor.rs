@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use microscale_formats::{GlobalScale, ScaleLayout};
 
-use crate::cpu;
 use crate::error::{Error, Result};
+use crate::layout::{swizzle, unswizzle};
 use crate::recipe::{Format, Recipe};
 use crate::report::Report;
 
@@ -228,7 +228,7 @@ impl QuantizedTensor {
     pub(crate) fn linear_scales(&self) -> Cow<'_, [u8]> {
         match self.shape.scale_layout {
             ScaleLayout::Linear => Cow::Borrowed(&self.scales),
-            ScaleLayout::Swizzled => Cow::Owned(cpu::unswizzle(&self.scales, self.shape)),
+            ScaleLayout::Swizzled => Cow::Owned(unswizzle(&self.scales, self.rows(), self.blocks_per_row())),
         }
     }
 
@@ -251,7 +251,9 @@ impl QuantizedTensor {
     pub fn convert_layout(&self, scale_layout: ScaleLayout) -> Self {
         let shape = self.shape.with_scale_layout(scale_layout);
         let scales = match (self.shape.scale_layout, scale_layout) {
-            (ScaleLayout::Linear, ScaleLayout::Swizzled) => cpu::swizzle(&self.scales, shape),
+            (ScaleLayout::Linear, ScaleLayout::Swizzled) => {
+                swizzle(&self.scales, self.rows(), self.blocks_per_row())
+            }
             (_, ScaleLayout::Linear) => self.linear_scales().into_owned(),
             (ScaleLayout::Swizzled, ScaleLayout::Swizzled) => self.scales.clone(),
         };

@@ -3,7 +3,7 @@
 use microscale_formats::search::Found;
 use microscale_formats::{BlockEvents, block};
 
-use super::rule::Blocks;
+use super::blocks::Blocks;
 use crate::element::Element;
 use crate::recipe::NonFinite;
 use crate::report::{Position, Report};

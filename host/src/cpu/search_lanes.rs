@@ -77,7 +77,7 @@ impl<'a, const N: usize> Group<'a, N> {
             for i in 0..CHAINED {
                 let (a, square) = (&self.magnitudes[first + i], &self.squares[first + i]);
                 let rest = candidate.rest::<V, ALL_NEAR>(V::load(a), V::load(square));
-                #[expect(clippy::manual_map, reason = "a closure does not have the stamp's features")]
+                #[expect(clippy::manual_map, reason = "a closure does not have the instance's features")]
                 let weight = match self.weights {
                     Some(weights) => Some(V::load(&weights[first + i])),
                     None => None,

@@ -15,7 +15,7 @@ use crate::device::{Origin, Part};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::formats::nvfp4::GlobalScale;
-use crate::quality::ErrorStats;
+use crate::loss::ErrorStats;
 use crate::recipe::{NonFinite, Recipe};
 use crate::report::Report;
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};

@@ -5,96 +5,27 @@ use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0};
 
-use super::Scalars;
-use super::gemv::{Row, e4m3_over_256, each_rows, finished};
-use super::isa::Isa;
 use super::prefetch::ask_for;
-use super::products::{Products, TILE, chunk_of_lane};
-use super::vector::{LANES, Lanes};
-use crate::error::Result;
-use crate::gemv::{Activation, check_weights};
+use super::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
+use super::rows::Row;
+use super::vector::{LANES, Lanes, Scalars};
+use crate::gemv::Activation;
 use crate::recipe::Format;
-use crate::tensor::QuantizedTensor;
 
 /// Tokens that share one reading of the weights from memory.
-const TOKENS: usize = 8;
+pub(super) const TOKENS: usize = 8;
 
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
 const LOT: usize = 4;
 
 /// Rows that share the reading of activations.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
 /// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
 const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
-
-/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU:
-/// `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
-///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share
-/// one reading of the weights.
-///
-/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the
-/// same bits. NaN scales and activations that are not finite come out as canonical NaN and infinities.
-///
-/// # Errors
-/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and [`crate::Error::Length`] if `activations` or `out` have
-/// too few elements.
-pub fn gemv_weights<T: Activation>(
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
-    out: &mut [T],
-) -> Result<()> {
-    gemv_weights_with(Isa::best(), weights, activations, tokens, out)
-}
-
-/// [`gemv_weights`] on a chosen instruction set: for tests and comparisons.
-///
-/// # Errors
-/// Those of [`gemv_weights`].
-pub fn gemv_weights_with<T: Activation>(
-    isa: Isa,
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
-    out: &mut [T],
-) -> Result<()> {
-    let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-    let cols = weights.cols();
-    if rows == 0 {
-        return Ok(());
-    }
-    let globals = [weights.global_scale()];
-    let mut by_row = vec![T::default(); rows * tokens.min(TOKENS)];
-    for (block, out) in out[..tokens * rows].chunks_mut(TOKENS * rows).enumerate() {
-        let tokens = out.len() / rows;
-        let activations = &activations[block * TOKENS * cols..][..tokens * cols];
-        let prepared = Prepared::of(activations, cols, tokens);
-        let by_row = &mut by_row[..rows * tokens];
-        each_rows(weights, by_row, ROWS, tokens, |first, out| {
-            let mut sums = [[0.0; TOKENS]; ROWS];
-            // As many as there are: for an array, the last one once more.
-            let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
-            let rows = &rows[..out.len() / tokens];
-            isa.weigh(weights.format(), rows, &prepared, &mut sums);
-            for (out, sums) in out.chunks_mut(tokens).zip(sums) {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = finished(sum, &globals);
-                }
-            }
-        });
-        for (token, out) in out.chunks_mut(rows).enumerate() {
-            for (out, row) in out.iter_mut().zip(by_row.chunks(tokens)) {
-                *out = row[token];
-            }
-        }
-    }
-    Ok(())
-}
 
 /// As many activations as a vector has lanes, where no vector is in two cache lines.
 #[derive(Clone, Copy)]
@@ -115,7 +46,7 @@ struct Lot {
 }
 
 impl Prepared {
-    fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
+    pub(super) fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
         let lots = (0..tokens).step_by(LOT).map(|first| {
             let tokens = (tokens - first).min(LOT);
             Lot::of(&activations[first * cols..][..tokens * cols], cols, tokens)

@@ -1,15 +1,12 @@
-//! Converting scales from one layout to the other, on the CPU.
+//! Converting scales from one layout to the other, in host memory.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
 use rayon::prelude::*;
 
-use crate::tensor::QuantizedShape;
-
-/// Linear scales in the swizzled layout, padded with zeros. `shape` is the target's.
-pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
-    let blocks = shape.blocks_per_row();
-    let bytes = ScaleLayout::Swizzled.bytes(shape.rows, blocks).unwrap_or(0);
+/// Linear scales of so many rows and blocks a row in the swizzled layout, padded with zeros.
+pub(crate) fn swizzle(linear: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+    let bytes = ScaleLayout::Swizzled.bytes(rows, blocks).unwrap_or(0);
     let mut swizzled = vec![0; bytes];
     if !linear.is_empty() {
         let tile_rows = swizzled.par_chunks_mut(blocks.div_ceil(TILE_COLS) * TILE_BYTES);
@@ -20,10 +17,9 @@ pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
     swizzled
 }
 
-/// Swizzled scales in the linear layout, without padding. `shape` is the target's.
-pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
-    let blocks = shape.blocks_per_row();
-    let mut linear = vec![0; shape.rows * blocks];
+/// Swizzled scales of so many rows and blocks a row in the linear layout, without padding.
+pub(crate) fn unswizzle(swizzled: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+    let mut linear = vec![0; rows * blocks];
     if !linear.is_empty() {
         let tile_rows = swizzled.par_chunks(blocks.div_ceil(TILE_COLS) * TILE_BYTES);
         tile_rows.zip(linear.par_chunks_mut(TILE_ROWS * blocks)).for_each(|(tiles, linear)| {
@@ -72,7 +68,7 @@ fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [
 
 /// Puts a row's scales into the tiles of its 128 rows; `row` counts within these.
 #[inline]
-pub(super) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
+pub(crate) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (fours, rest) = scales.as_chunks::<TILE_COLS>();
     let (tiles, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -107,7 +103,6 @@ fn place_of(row: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::Format;
 
     #[test]
     fn every_scale_goes_to_its_place_and_comes_back() {
@@ -115,14 +110,12 @@ mod tests {
         for rows in [1, 31, 32, 33, 97, 127, 128, 129, 300] {
             for blocks in [1, 2, 3, 4, 5, 8, 17] {
                 let linear: Vec<u8> = (0..rows * blocks).map(|_| random.u8(..)).collect();
-                let shape = QuantizedShape::new(Format::Mxfp4, rows, blocks * Format::Mxfp4.block());
-                let shape = shape.with_scale_layout(ScaleLayout::Swizzled);
                 let mut expected = vec![0; ScaleLayout::Swizzled.bytes(rows, blocks).unwrap()];
                 for (i, scale) in linear.iter().enumerate() {
                     expected[ScaleLayout::Swizzled.offset(i / blocks, i % blocks, blocks)] = *scale;
                 }
-                assert!(swizzle(&linear, shape) == expected, "{rows} rows of {blocks}");
-                assert!(unswizzle(&expected, shape) == linear, "{rows} rows of {blocks}");
+                assert!(swizzle(&linear, rows, blocks) == expected, "{rows} rows of {blocks}");
+                assert!(unswizzle(&expected, rows, blocks) == linear, "{rows} rows of {blocks}");
             }
         }
     }
