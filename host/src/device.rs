@@ -5,11 +5,13 @@ mod loaded;
 use std::fmt;
 use std::str::FromStr;
 
+pub use loaded::{Loaded, QuantizedThere};
+
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
-pub use loaded::{Loaded, Origin, Part, QuantizedThere};
-
+pub use crate::origin::Origin;
 use crate::recipe::Words;
+pub use crate::tensor::Part;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -123,6 +125,27 @@ impl Device {
             Self::Gpus(gpus) => {
                 Ok(gpus.workers(largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
             }
+        }
+    }
+
+    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are a mapped
+    /// file's, `origin` says where they are in it, and a device with memory of its own has them read from there: in pieces,
+    /// which costs less than having the system map their pages.
+    ///
+    /// # Errors
+    /// Those of [`cpu::quantize`] about shapes, [`Error::Gpu`], and that reading fails.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU reads the map"))]
+    pub fn load<'a, T: Element>(
+        &'a self,
+        values: &'a [T],
+        shape: Shape,
+        origin: Option<Origin<'_>>,
+    ) -> Result<Loaded<'a, T>> {
+        shape.check("the input", values.len())?;
+        match self {
+            Self::Cpu => Ok(Loaded::on_cpu(values, shape)),
+            #[cfg(feature = "cuda")]
+            Self::Gpus(gpus) => Loaded::on_gpu(gpus.first(), values, shape, origin),
         }
     }
 

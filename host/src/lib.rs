@@ -36,6 +36,7 @@ mod gemv;
 pub mod gpu;
 mod layout;
 mod loss;
+mod origin;
 mod recipe;
 mod report;
 pub mod search_global;
