@@ -6,6 +6,7 @@ use super::dot::{Prepared, reference};
 use super::isa::Isa;
 use super::rows::{Row, each_rows, finished};
 use crate::element::Element;
+use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::gemv::Batch;
 use crate::tensor::QuantizedTensor;
@@ -39,23 +40,34 @@ pub fn gemv_with<T: Element>(
     out: &mut [T],
 ) -> Result<()> {
     let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
-    if rows == 0 {
-        return Ok(());
+    if rows > 0 {
+        let out = ElementsMut::of(&mut out[..batch.count * rows]);
+        multiply(isa, matrix, vectors, batch, out);
     }
+    Ok(())
+}
+
+/// The products of operands that were found to fit.
+fn multiply(
+    isa: Isa,
+    matrix: &QuantizedTensor,
+    vectors: &QuantizedTensor,
+    batch: Batch,
+    out: ElementsMut<'_>,
+) {
+    let (format, rows) = (matrix.format(), matrix.rows() / batch.count);
+    let vector = |l: usize| Row::of(vectors, l * batch.vector_stride);
     let prepared = (0..batch.count).into_par_iter().with_min_len(16);
-    let prepared = prepared.map(|l| Prepared::of(matrix.format(), Row::of(vectors, l * batch.vector_stride)));
-    let prepared: Vec<_> = prepared.collect();
+    let prepared: Vec<_> = prepared.map(|l| Prepared::of(format, vector(l))).collect();
     let globals = [matrix.global_scale(), vectors.global_scale()];
-    let out = &mut out[..batch.count * rows];
-    each_rows(matrix, out, 1, 1, |row, out| {
+    let product = |row: usize| {
         let l = row / rows;
         let row = Row::of(matrix, row);
-        let sum = match isa {
-            Isa::Reference => reference(matrix.format(), row, Row::of(vectors, l * batch.vector_stride)),
-            _ if prepared[l].nan || matrix.format().is_nan_scale(row.most()) => f64::NAN,
+        match isa {
+            Isa::Reference => reference(format, row, vector(l)),
+            _ if prepared[l].nan || format.is_nan_scale(row.most()) => f64::NAN,
             _ => isa.dot(row, &prepared[l]),
-        };
-        out[0] = finished(sum, &globals);
-    });
-    Ok(())
+        }
+    };
+    by_dtype!(ElementsMut, out => each_rows(matrix, out, 1, 1, |row, out| out[0] = finished(product(row), &globals)));
 }

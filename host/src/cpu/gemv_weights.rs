@@ -3,6 +3,8 @@
 use super::isa::Isa;
 use super::rows::{Row, each_rows, finished};
 use super::weigh::{Prepared, ROWS, TOKENS};
+use crate::element::Element;
+use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::tensor::QuantizedTensor;
@@ -40,15 +42,21 @@ pub fn gemv_weights_with<T: Activation>(
     out: &mut [T],
 ) -> Result<()> {
     let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-    let cols = weights.cols();
-    if rows == 0 {
-        return Ok(());
+    if rows > 0 {
+        let (activations, out) = (Elements::of(activations), ElementsMut::of(&mut out[..tokens * rows]));
+        by_dtype!(ElementsMut, out => multiply(isa, weights, activations, out));
     }
+    Ok(())
+}
+
+/// The products, which were found to fit, for as many tokens as the output has room for.
+fn multiply<T: Element>(isa: Isa, weights: &QuantizedTensor, activations: Elements<'_>, out: &mut [T]) {
+    let (rows, cols) = (weights.rows(), weights.cols());
     let globals = [weights.global_scale()];
-    let mut by_row = vec![T::default(); rows * tokens.min(TOKENS)];
-    for (block, out) in out[..tokens * rows].chunks_mut(TOKENS * rows).enumerate() {
+    let mut by_row = vec![T::default(); out.len().min(rows * TOKENS)];
+    for (block, out) in out.chunks_mut(TOKENS * rows).enumerate() {
         let tokens = out.len() / rows;
-        let activations = &activations[block * TOKENS * cols..][..tokens * cols];
+        let activations = activations.part(block * TOKENS * cols, tokens * cols);
         let prepared = Prepared::of(activations, cols, tokens);
         let by_row = &mut by_row[..rows * tokens];
         each_rows(weights, by_row, ROWS, tokens, |first, out| {
@@ -69,5 +77,4 @@ pub fn gemv_weights_with<T: Activation>(
             }
         }
     }
-    Ok(())
 }

@@ -9,7 +9,8 @@ use super::prefetch::ask_for;
 use super::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
 use super::rows::Row;
 use super::vector::{LANES, Lanes, Scalars};
-use crate::gemv::Activation;
+use crate::element::Element;
+use crate::elements::{Elements, by_dtype};
 use crate::recipe::Format;
 
 /// Tokens that share one reading of the weights from memory.
@@ -46,17 +47,18 @@ struct Lot {
 }
 
 impl Prepared {
-    pub(super) fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
+    pub(super) fn of(activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
         let lots = (0..tokens).step_by(LOT).map(|first| {
             let tokens = (tokens - first).min(LOT);
-            Lot::of(&activations[first * cols..][..tokens * cols], cols, tokens)
+            let activations = activations.part(first * cols, tokens * cols);
+            by_dtype!(Elements, activations => Lot::of(activations, cols, tokens))
         });
         Self { lots: lots.collect() }
     }
 }
 
 impl Lot {
-    fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
+    fn of<T: Element>(activations: &[T], cols: usize, tokens: usize) -> Self {
         let places = tokens.next_power_of_two();
         let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * places];
         for token in 0..tokens {
