@@ -60,12 +60,10 @@ pub fn choose<E>(
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use half::f16;
 
     use super::*;
-    use crate::{Convention, Format, Global, Recipe, Search, Shape, quantize};
+    use crate::Convention;
 
     #[test]
     fn every_convention_tries_its_own_first() {
@@ -93,23 +91,5 @@ mod tests {
         for amax in [f32::from_bits(1), f32::MIN_POSITIVE, f32::MAX] {
             assert!(!scales(Convention::Modelopt, amax).is_empty());
         }
-    }
-
-    #[test]
-    fn the_least_error_wins_and_the_first_of_equals() {
-        let values: Vec<f32> = (0..64 * 64).map(|i| (i as f32 * 0.731).sin() * 2f32.powi(i % 7)).collect();
-        let shape = Shape::new(64, 64);
-        let mut recipe = Recipe::of(Format::Nvfp4, Convention::TransformerEngine).unwrap();
-        recipe.search = Search::Full;
-        let measure = |scale| {
-            let quantized = quantize(&values, shape, &recipe.with_global(Global::Given(scale)))?;
-            ErrorStats::of_quantized(&values, shape, &quantized.tensor)
-        };
-        let scales = global_scales(&Convention::TransformerEngine.nvfp4().unwrap(), 64.0, |x| x);
-        let best = choose(&scales, measure).unwrap();
-        let error = |scale| measure(scale).unwrap().relative_squared_error();
-        assert!(scales.iter().all(|scale| error(best) <= error(*scale)));
-        let same = |_| Ok::<_, Infallible>(ErrorStats::default());
-        assert_eq!(choose(&scales, same).unwrap(), scales[0]);
     }
 }

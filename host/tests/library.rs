@@ -4,5 +4,6 @@
 mod library_tests {
     mod error_stats;
     mod instruction_sets;
+    mod search_global;
     mod worst_blocks;
 }
