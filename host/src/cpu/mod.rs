@@ -1,19 +1,18 @@
 //! Quantizing, dequantizing, amax and products on the CPU.
 //!
-//! A row of this table imports what stands in rows below it, and nothing above; the data go down from the top and their blocks come
-//! back from `words` and `vector` as bytes.
+//! The files stand on floors. Each imports what is on floors below it, and on its own where an arrow says so. Values go down
+//! from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! what is asked for        strided   gemv_weights   gemv
-//! checked, cut, threads    quantize → amax          dequantize
-//! chosen at run time       isa: an instance of what is below for each instruction set; reference, the definition, for all
-//! a piece                  plain   search, hessian   decode   errors   dot   weigh
-//! sixteen blocks at once   groups: amax and scales, then codes         search_lanes
-//! a block                  lanes: scale → encode → pack                widen: dtype decode
-//! what loops need          rule, decoder, piece, policy (what is counted, NaN and infinities), blocks (the definition)
-//! tables of 16-bit values  thresholds (encode)       values (decode)
-//! vectors                  products → vector → words, a thin file for each instruction set in each
-//! memory                   pieces   rows   prefetch   stream
+//! strided → quantize → amax   dequantize   gemv   gemv_weights    what is asked for: checked, cut, spread over threads
+//! isa → reference                                                 the instance of an instruction set; the definition
+//! plain   hessian → search, decode   errors   dot   weigh         a piece, a row
+//! rule   decoder                                                  a recipe, a tensor: as loops need them
+//! groups   search_lanes   lanes   widen                           sixteen blocks at once; one: widen, scale, encode, pack
+//! piece → policy → blocks                                         where blocks go, what is counted, what a block is
+//! thresholds   values                                             codes and values of 16-bit values, looked up
+//! products → vector → words                                       vectors, a thin file for each instruction set
+//! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
 //! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same arithmetic over the
