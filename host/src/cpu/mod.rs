@@ -11,7 +11,7 @@
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one: widen, scale, encode, pack
 //! piece → policy → blocks                                         where blocks go, what is counted, what a block is
 //! thresholds   values                                             codes and values of 16-bit values, looked up
-//! products → vector → words                                       vectors, a thin file for each instruction set
+//! products → vector → words → machines                            vectors, a thin file for each instruction set
 //! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
@@ -32,6 +32,7 @@ mod groups;
 mod hessian;
 mod isa;
 mod lanes;
+mod machines;
 mod piece;
 mod pieces;
 mod plain;

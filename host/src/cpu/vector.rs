@@ -12,52 +12,15 @@ mod avx512;
 mod neon;
 mod portable;
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) use avx512::Avx512;
 use microscale_formats::search::{Fused, Machine};
-#[cfg(target_arch = "aarch64")]
-pub(super) use neon::Neon;
-pub(super) use portable::Portable;
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use super::machines::Neon;
+#[cfg(target_arch = "x86_64")]
+pub(super) use super::machines::{Avx2, Avx512};
+pub(super) use super::machines::{LANES, Lanes, Portable};
 use super::words::WordVector;
 use crate::element::{Dtype, Element};
-
-/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the instruction set of what they are in.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! parts {
-    ($($index:literal)*; $part:ident => $value:expr) => {
-        [$({
-            let $part: usize = $index;
-            $value
-        }),*]
-    };
-}
-#[cfg(target_arch = "x86_64")]
-macro_rules! halves {
-    ($part:ident => $value:expr) => {
-        $crate::cpu::vector::parts!(0 1; $part => $value)
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! quarters {
-    ($part:ident => $value:expr) => {
-        $crate::cpu::vector::parts!(0 1 2 3; $part => $value)
-    };
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) use halves;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(super) use parts;
-#[cfg(target_arch = "aarch64")]
-pub(super) use quarters;
-
-/// Lanes of a vector.
-pub(super) const LANES: usize = 16;
-
-/// Something in each lane.
-pub(super) type Lanes<T> = [T; LANES];
 
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
 pub(super) trait Vector: Machine + WordVector<Bits: Copy> {

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 };
 
 use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
-use crate::cpu::vector::{Avx2, halves, parts};
+use crate::cpu::machines::{Avx2, halves, parts};
 
 impl Products for Avx2 {
     type Sums = [__m256d; 2];

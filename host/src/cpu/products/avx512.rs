@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 };
 
 use super::{FRACTIONS, LANES, Products, RAISED, STEP, TILE, Twice};
-use crate::cpu::vector::{Avx512, halves, parts};
+use crate::cpu::machines::{Avx512, halves, parts};
 
 impl Products for Avx512 {
     type Sums = __m512d;

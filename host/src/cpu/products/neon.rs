@@ -11,7 +11,7 @@ use std::arch::aarch64::{
 };
 
 use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
-use crate::cpu::vector::{Neon, parts, quarters};
+use crate::cpu::machines::{Neon, parts, quarters};
 
 impl Products for Neon {
     type Sums = [float64x2_t; 4];

@@ -15,9 +15,8 @@ use std::arch::x86_64::{
 
 use microscale_formats::search::Machine;
 
-use super::{LANES, Lanes, Vector, halves};
-
-pub(in crate::cpu) struct Avx2;
+use super::Vector;
+use crate::cpu::machines::{Avx2, LANES, Lanes, halves};
 
 /// The first eight lanes and the others.
 type Pair = [__m256; 2];

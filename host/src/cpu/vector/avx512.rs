@@ -14,9 +14,8 @@ use std::arch::x86_64::{
 
 use microscale_formats::search::Machine;
 
-use super::{LANES, Lanes, Vector};
-
-pub(in crate::cpu) struct Avx512;
+use super::Vector;
+use crate::cpu::machines::{Avx512, LANES, Lanes};
 
 impl Machine for Avx512 {
     type Number = __m512;

@@ -10,9 +10,8 @@ use std::arch::aarch64::{
 
 use microscale_formats::search::Machine;
 
-use super::{LANES, Lanes, Portable, Vector, quarters};
-
-pub(in crate::cpu) struct Neon;
+use super::Vector;
+use crate::cpu::machines::{LANES, Lanes, Neon, Portable, quarters};
 
 /// Sixteen f32.
 type Four = [float32x4_t; 4];

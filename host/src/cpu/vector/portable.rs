@@ -3,10 +3,9 @@
 use half::f16;
 use microscale_formats::search::Machine;
 
-use super::{LANES, Lanes, Vector};
+use super::Vector;
+use crate::cpu::machines::{LANES, Lanes, Portable};
 use crate::element::Element;
-
-pub(in crate::cpu) struct Portable;
 
 /// Something of each lane. A loop, for the compiler sees vectors in loops.
 macro_rules! lanes {

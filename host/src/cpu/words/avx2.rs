@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::{Avx2, halves};
+use crate::cpu::machines::{Avx2, halves};
 
 /// The first sixteen words, and the others.
 type Pair = [__m256i; 2];

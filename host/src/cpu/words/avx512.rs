@@ -16,7 +16,7 @@ use std::arch::x86_64::{
 use std::hint::black_box;
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::Avx512;
+use crate::cpu::machines::Avx512;
 
 impl WordVector for Avx512 {
     type Words = __m512i;

@@ -9,7 +9,7 @@ use std::arch::aarch64::{
 };
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::{Neon, quarters};
+use crate::cpu::machines::{Neon, quarters};
 
 type Four = [uint16x8_t; 4];
 
