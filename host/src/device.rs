@@ -44,7 +44,8 @@ impl Device {
     /// Makes the device ready.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto` never fails.
+    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto`
+    /// never fails.
     pub fn choose(choice: DeviceChoice) -> Result<Self> {
         match choice {
             DeviceChoice::Cpu => Ok(Self::Cpu),
@@ -108,7 +109,8 @@ impl Device {
         Self::gpu(0)
     }
 
-    /// Whether values are copied to where the device works, so that it is worth while to do several things with them there.
+    /// Whether values are copied to where the device works, so that it is worth while to do several things
+    /// with them there.
     pub fn has_memory(&self) -> bool {
         !matches!(self, Self::Cpu)
     }
@@ -128,9 +130,9 @@ impl Device {
         }
     }
 
-    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are a mapped
-    /// file's, `origin` says where they are in it, and a device with memory of its own has them read from there: in pieces,
-    /// which costs less than having the system map their pages.
+    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are
+    /// a mapped file's, `origin` says where they are in it, and a device with memory of its own has them read
+    /// from there: in pieces, which costs less than having the system map their pages.
     ///
     /// # Errors
     /// Those of [`cpu::quantize`] about shapes, [`Error::Gpu`], and that reading fails.
@@ -157,8 +159,8 @@ impl Device {
         self.quantize_weighted(values, shape, recipe, None)
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1. See
-    /// [`cpu::quantize_weighted`].
+    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1.
+    /// See [`cpu::quantize_weighted`].
     ///
     /// # Errors
     /// Those of [`cpu::quantize_weighted`], and [`Error::Gpu`].
@@ -195,7 +197,8 @@ impl Device {
     }
 }
 
-/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for each of several.
+/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for
+/// each of several.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,5 @@
-//! Values by their dtype, where a type parameter would have the instruction sets' instances compiled again by each program.
+//! Values by their dtype, where a type parameter would have the instruction sets' instances compiled again by
+//! each program.
 
 use half::{bf16, f16};
 

@@ -48,7 +48,8 @@ fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
     }
 }
 
-/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a time.
+/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a
+/// time.
 fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (whole, _) = tiles.as_chunks_mut::<TILE_BYTES>();

@@ -1,5 +1,5 @@
-//! What needs the instruction sets' instances, which are compiled with the library. A unit test that did would have them compiled once
-//! more.
+//! What needs the instruction sets' instances, which are compiled with the library. A unit test that did
+//! would have them compiled once more.
 
 mod library_tests {
     mod error_stats;

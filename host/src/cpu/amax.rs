@@ -10,13 +10,15 @@ use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::tensor::Shape;
 
-/// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is among one by one.
+/// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is
+/// among one by one.
 const PART: usize = 1 << 12;
 
 /// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
 ///
 /// # Errors
-/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if the shape does not fit.
+/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if the shape does not
+/// fit.
 pub fn amax<T: Element>(values: &[T], shape: Shape) -> Result<Amax> {
     amax_with(Isa::best(), values, shape)
 }

@@ -1,4 +1,5 @@
-//! What dequantizing needs to know: a tensor's format and global scale, and the values of codes where they are looked up.
+//! What dequantizing needs to know: a tensor's format and global scale, and the values of codes where they
+//! are looked up.
 
 use std::sync::Arc;
 

@@ -11,9 +11,11 @@ use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::tensor::{QuantizedTensor, Shape};
 
-/// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to `T`.
+/// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to
+/// `T`.
 ///
-/// A block with a NaN scale gives canonical NaN; what is too large for `T` gives infinity, as IEEE rounding does.
+/// A block with a NaN scale gives canonical NaN; what is too large for `T` gives infinity, as IEEE rounding
+/// does.
 pub fn dequantize<T: Element>(tensor: &QuantizedTensor) -> Vec<T> {
     let mut values = vec![T::default(); tensor.rows() * tensor.cols()];
     write(Isa::best(), tensor, ElementsMut::of(&mut values), tensor.cols());
@@ -23,7 +25,8 @@ pub fn dequantize<T: Element>(tensor: &QuantizedTensor) -> Vec<T> {
 /// [`dequantize`] into rows that lie `row_stride` elements apart. What lies between rows is left alone.
 ///
 /// # Errors
-/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out` does not hold such rows.
+/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out` does not hold
+/// such rows.
 pub fn dequantize_into<T: Element>(tensor: &QuantizedTensor, out: &mut [T], row_stride: usize) -> Result<()> {
     dequantize_with(Isa::best(), tensor, out, row_stride)
 }

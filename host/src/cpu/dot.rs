@@ -42,8 +42,8 @@ struct Step<S> {
     scales: S,
 }
 
-/// The scales of sixteen blocks, as [`Products::quarters`] has them: 64 times as large, for they are multiplied with quarters and with
-/// 256ths of scales.
+/// The scales of sixteen blocks, as [`Products::quarters`] has them: 64 times as large, for they are
+/// multiplied with quarters and with 256ths of scales.
 struct Nvfp4(Lanes<f32>);
 
 /// A quarter of the scales of eight blocks.

@@ -11,14 +11,16 @@ use crate::error::Result;
 use crate::gemv::Batch;
 use crate::tensor::QuantizedTensor;
 
-/// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m, k] · vector[l, k]`, with
-/// block and global scales. See [`Batch`] for the shapes.
+/// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m,
+/// k] · vector[l, k]`, with block and global scales. See [`Batch`] for the shapes.
 ///
-/// The sum is that of [`microscale_formats::dot`]: exact in all but extreme cases, in a given order in any case, and rounded once to `T`. A
-/// GPU gives the same bits. NaN scales and infinite sums come out as canonical NaN and infinities.
+/// The sum is that of [`microscale_formats::dot`]: exact in all but extreme cases, in a given order in any
+/// case, and rounded once to `T`. A GPU gives the same bits. NaN scales and infinite sums come out as
+/// canonical NaN and infinities.
 ///
 /// # Errors
-/// [`crate::Error::Operands`] if they do not fit each other, and [`crate::Error::Length`] if `out` has fewer elements than `[L, M]`.
+/// [`crate::Error::Operands`] if they do not fit each other, and [`crate::Error::Length`] if `out` has fewer
+/// elements than `[L, M]`.
 pub fn gemv<T: Element>(
     matrix: &QuantizedTensor,
     vectors: &QuantizedTensor,
@@ -69,5 +71,7 @@ fn multiply(
             _ => isa.dot(row, &prepared[l]),
         }
     };
-    by_dtype!(ElementsMut, out => each_rows(matrix, out, 1, 1, |row, out| out[0] = finished(product(row), &globals)));
+    by_dtype!(ElementsMut, out => each_rows(matrix, out, 1, 1, |row, out| {
+        out[0] = finished(product(row), &globals);
+    }));
 }

@@ -9,18 +9,19 @@ use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::tensor::QuantizedTensor;
 
-/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU:
-/// `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
+/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ
+/// weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
 ///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share
-/// one reading of the weights.
+/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up
+/// to eight tokens share one reading of the weights.
 ///
-/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the
-/// same bits. NaN scales and activations that are not finite come out as canonical NaN and infinities.
+/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact
+/// sum. Every CPU gives the same bits. NaN scales and activations that are not finite come out as canonical
+/// NaN and infinities.
 ///
 /// # Errors
-/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and [`crate::Error::Length`] if `activations` or `out` have
-/// too few elements.
+/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and
+/// [`crate::Error::Length`] if `activations` or `out` have too few elements.
 pub fn gemv_weights<T: Activation>(
     weights: &QuantizedTensor,
     activations: &[T],

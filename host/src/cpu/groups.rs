@@ -1,5 +1,5 @@
-//! Plain rounding sixteen blocks at a time: a group. The scales of all are worked out together, a lane a block; then the codes, of 16-bit
-//! values by comparing ([`words`]), of f32 by arithmetic ([`floats`]).
+//! Plain rounding sixteen blocks at a time: a group. The scales of all are worked out together, a lane a
+//! block; then the codes, of 16-bit values by comparing ([`words`]), of f32 by arithmetic ([`floats`]).
 
 mod floats;
 pub(super) mod grouped;
@@ -78,7 +78,8 @@ struct Window<'a, T> {
 }
 
 impl<T: Element> Window<'_, T> {
-    /// All scales first, then the codes, so that neither waits for the other; and at last the groups that were left.
+    /// All scales first, then the codes, so that neither waits for the other; and at last the groups that
+    /// were left.
     #[inline(always)]
     fn quantize<V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
         self,

@@ -1,4 +1,5 @@
-//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block at a time.
+//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block
+//! at a time.
 
 use microscale_formats::hessian::Hessian;
 use microscale_formats::search::{Found, Scales};
@@ -16,8 +17,8 @@ use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
 use crate::recipe::{Format, Recipe};
 
-/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what products
-/// summed in 16 bits come to.
+/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what
+/// products summed in 16 bits come to.
 const ASYMMETRY: f64 = 1.0 / 256.0;
 
 /// The Hessians of all blocks of columns.
@@ -162,7 +163,8 @@ fn find<T: Element, const N: usize>(
         decode_e2m1(codes, 1.0, &mut values);
         values
     };
-    // One type of function, so that the search is compiled once and not for each dtype, format and instruction set.
+    // One type of function, so that the search is compiled once and not for each dtype, format and
+    // instruction set.
     let decoded: &dyn Fn(u8) -> [f32; N] = &decoded;
     hessian.search(wide, search, candidates, (plain, larger), decoded)
 }

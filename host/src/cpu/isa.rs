@@ -1,6 +1,7 @@
 //! The instruction sets: an instance of the algorithms for each, chosen once at run time.
 //!
-//! What leads to an instance is not generic, so that it is compiled once, with this library, and not again by each program that uses it.
+//! What leads to an instance is not generic, so that it is compiled once, with this library, and not again by
+//! each program that uses it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -51,8 +52,8 @@ impl Words for Isa {
     ];
 }
 
-/// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given its vectors and how it
-/// widens.
+/// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
+/// its vectors and how it widens.
 macro_rules! instance {
     ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
         mod $module {
@@ -104,7 +105,12 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn weigh(format: Format, rows: &[Row<'_>], x: &weigh::Prepared, sums: &mut weigh::RowSums) {
+            pub(super) fn weigh(
+                format: Format,
+                rows: &[Row<'_>],
+                x: &weigh::Prepared,
+                sums: &mut weigh::RowSums,
+            ) {
                 weigh::weigh::<$vector>(format, rows, x, sums);
             }
 
@@ -128,7 +134,8 @@ instance!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2
 #[cfg(target_arch = "aarch64")]
 instance!(neon, Neon, ByElement<Neon>, "neon");
 
-/// Calls a function of the instance for an instruction set; the portable one where this machine lacks it, and for the reference.
+/// Calls a function of the instance for an instruction set; the portable one where this machine lacks it, and
+/// for the reference.
 macro_rules! by_instance {
     ($isa:expr, $function:ident($($arg:expr),*)) => {
         match $isa {
@@ -153,8 +160,8 @@ macro_rules! by_instance {
 }
 
 impl Isa {
-    /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it. Decided at the
-    /// first call.
+    /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it.
+    /// Decided at the first call.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -166,8 +173,8 @@ impl Isa {
     /// The one that the environment variable `MICROSCALE_CPU` asks for, if it is set.
     ///
     /// # Errors
-    /// What is wrong with its value: no such word, or this machine lacks it. The program stops there; [`Self::best`] goes on
-    /// without it.
+    /// What is wrong with its value: no such word, or this machine lacks it. The program stops there;
+    /// [`Self::best`] goes on without it.
     pub fn asked() -> Result<Option<Self>, String> {
         let Some(word) = std::env::var_os("MICROSCALE_CPU") else { return Ok(None) };
         let isa = word.to_str().and_then(Self::from_word).filter(|isa| isa.is_available());

@@ -1,5 +1,5 @@
-//! The block arithmetic over all lanes of a block at once, without branches on the data, so that the compiler turns each loop
-//! into a few vector instructions of whatever instruction set the caller is an instance for.
+//! The block arithmetic over all lanes of a block at once, without branches on the data, so that the compiler
+//! turns each loop into a few vector instructions of whatever instruction set the caller is an instance for.
 
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, Ties, e2m1, mx};
@@ -139,7 +139,8 @@ impl<const KEEP: bool> Vectorised<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
         }
         let mut nibbles = [0u8; nvfp4::BLOCK];
         for ((nibble, value), scaled) in nibbles.iter_mut().zip(wide).zip(scaled) {
-            // A global scale that is given may leave elements far above 6; the identity needs them below 2^20.
+            // A global scale that is given may leave elements far above 6; the identity needs them below
+            // 2^20.
             let magnitude = f32::from_bits(scaled.to_bits() & 0x7FFF_FFFF);
             let code = magnitude_code::<EVEN>(if magnitude < 8.0 { magnitude } else { 8.0 });
             *nibble = with_sign::<KEEP>(code, *value, self.0.negative_zero());
@@ -148,7 +149,8 @@ impl<const KEEP: bool> Vectorised<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
     }
 }
 
-/// The code of a scaled magnitude. Only ties to even have the three-term identity; the others count midpoints.
+/// The code of a scaled magnitude. Only ties to even have the three-term identity; the others count
+/// midpoints.
 #[inline(always)]
 fn magnitude_code<const TIES: u8>(a: f32) -> u32 {
     match TIES {

@@ -21,7 +21,8 @@ pub(super) const LANES: usize = 16;
 /// Something in each lane.
 pub(super) type Lanes<T> = [T; LANES];
 
-/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the instruction set of what they are in.
+/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the
+/// instruction set of what they are in.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! parts {
     ($($index:literal)*; $part:ident => $value:expr) => {

@@ -1,23 +1,24 @@
 //! Quantizing, dequantizing, amax and products on the CPU.
 //!
-//! The files stand on floors. Each imports what is on floors below it, and on its own where an arrow says so. Values go down
-//! from the first to the vectors, and come back as codes and scales.
+//! The files stand on floors. Each imports what is on floors below it, and on its own where an arrow says so.
+//! Values go down from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! strided → quantize → amax   dequantize   gemv   gemv_weights    what is asked for: checked, cut, spread over threads
-//! isa → reference                                                 the instance of an instruction set; the definition
+//! strided → quantize → amax   dequantize   gemv   gemv_weights    what is asked for: checked, cut, threads
+//! isa → reference                                                 an instruction set's instance; the definition
 //! plain   hessian → search, decode   errors   dot   weigh         a piece, a row
 //! rule   decoder                                                  a recipe, a tensor: as loops need them
-//! groups   search_lanes   lanes   widen                           sixteen blocks at once; one: widen, scale, encode, pack
-//! piece → policy → blocks                                         where blocks go, what is counted, what a block is
-//! thresholds   values                                             codes and values of 16-bit values, looked up
-//! products → vector → words → machines                            vectors, a thin file for each instruction set
+//! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
+//! piece → policy → blocks                                         where blocks go, what is counted, what they are
+//! thresholds   values                                             codes and values of 16 bits, looked up
+//! products → vector → words → machines                            vectors, a file for each instruction set
 //! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
-//! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same arithmetic over the
-//! vectors of `vector`, sixteen blocks at a time, and `lanes` over whole blocks so that the compiler vectorises it: what groups are not
-//! for. All instances are tested bit for bit against the reference.
+//! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same
+//! arithmetic over the vectors of `vector`, sixteen blocks at a time, and `lanes` over whole blocks so that
+//! the compiler vectorises it: what groups are not for. All instances are tested bit for bit against the
+//! reference.
 
 mod amax;
 mod blocks;

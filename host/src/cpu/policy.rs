@@ -86,7 +86,8 @@ pub(super) fn replace_non_finite<T: Element, const N: usize>(
     }
 }
 
-/// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which holds zeros.
+/// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which
+/// holds zeros.
 #[inline(always)]
 pub(super) fn block_at<'a, T: Element, const N: usize>(
     values: &'a [T],

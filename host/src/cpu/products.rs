@@ -1,4 +1,5 @@
-//! What multiplying codes needs of vectors: as [`super::vector`], one trait and a thin file for each instruction set.
+//! What multiplying codes needs of vectors: as [`super::vector`], one trait and a thin file for each
+//! instruction set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,7 +19,8 @@ pub(super) const STEP: usize = 128;
 /// Bytes of codes that are decoded at once: of a chunk for each lane.
 pub(super) const TILE: usize = 256;
 
-/// What is added to twice a code of the matrix, so that it is not negative, as x86 asks of one of two factors.
+/// What is added to twice a code of the matrix, so that it is not negative, as x86 asks of one of two
+/// factors.
 pub(super) const OFFSET: i32 = 12;
 
 /// The codes of [`STEP`] bytes of a vector, to be multiplied with.
@@ -47,7 +49,8 @@ impl Twice {
     }
 }
 
-/// The chunk whose elements a lane has where lanes are chunks: rows of four and columns are exchanged, which costs vectors least.
+/// The chunk whose elements a lane has where lanes are chunks: rows of four and columns are exchanged, which
+/// costs vectors least.
 pub(super) const fn chunk_of_lane(lane: usize) -> usize {
     lane % 4 * 4 + lane / 4
 }
@@ -111,13 +114,15 @@ pub(super) trait Products: Vector {
     /// The numbers of signed integers.
     fn numbers(integers: Self::Bits) -> Self::Number;
 
-    /// Four times the sums of the products of each two groups: of those with an even index, then of the others.
+    /// Four times the sums of the products of each two groups: of those with an even index, then of the
+    /// others.
     fn quarters(codes: &[u8; STEP], by: &Twice) -> Self::Bits;
 
     /// Adds the first eight numbers, then the others.
     fn add_halves(sums: Self::Sums, terms: Self::Number) -> Self::Sums;
 
-    /// Adds the first eight integers and the others, together, times 2^(byte − 127) and a power of two: without rounding before the sum.
+    /// Adds the first eight integers and the others, together, times 2^(byte − 127) and a power of two:
+    /// without rounding before the sum.
     fn add_scaled(sums: Self::Sums, integers: Self::Bits, bytes: &[u8; 8], powers: &[f64; 8]) -> Self::Sums;
 
     /// The codes of sixteen [chunks](chunk_of_lane), eight elements of each at a time.

@@ -1,4 +1,5 @@
-//! Quantizing matrices whose rows are contiguous: the input is checked, cut into pieces and spread over rayon's threads.
+//! Quantizing matrices whose rows are contiguous: the input is checked, cut into pieces and spread over
+//! rayon's threads.
 
 use half::{bf16, f16};
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
@@ -23,9 +24,9 @@ use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 /// Quantizes the matrix that `shape` describes in `values`, on the CPU.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] if the shape does not fit, [`Error::NonFinite`] if the
-/// recipe refuses what the input holds, and [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if its global scale cannot
-/// be one.
+/// [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] if the shape does not fit,
+/// [`Error::NonFinite`] if the recipe refuses what the input holds, and [`Error::GlobalScale`] or
+/// [`Error::GlobalScaleDirection`] if its global scale cannot be one.
 pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
     Job::new(Isa::best(), Elements::of(values), shape, recipe)?.quantize_anew()
 }
@@ -33,7 +34,8 @@ pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Resu
 /// [`quantize`] into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or scale layout.
+/// Those of [`quantize`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or
+/// scale layout.
 pub fn quantize_into<T: Element>(
     values: &[T],
     shape: Shape,
@@ -57,11 +59,12 @@ pub fn quantize_with<T: Element>(
     Job::new(isa, Elements::of(values), shape, recipe)?.quantize(out)
 }
 
-/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one weight for each, such as the mean square of
-/// the activations that it meets.
+/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one weight for each,
+/// such as the mean square of the activations that it meets.
 ///
 /// # Errors
-/// Those of [`quantize`], and [`Error::Importance`] if there are not as many weights as columns, or one is negative or not finite.
+/// Those of [`quantize`], and [`Error::Importance`] if there are not as many weights as columns, or one is
+/// negative or not finite.
 pub fn quantize_weighted<T: Element>(
     values: &[T],
     shape: Shape,
@@ -72,7 +75,8 @@ pub fn quantize_weighted<T: Element>(
     job.by_columns(Some(importance))?.quantize_anew()
 }
 
-/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without weights all are 1.
+/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without weights all
+/// are 1.
 ///
 /// # Errors
 /// Those of [`quantize_weighted`] and [`quantize_into`].
@@ -90,16 +94,17 @@ pub fn quantize_weighted_with<T: Element>(
 /// [`quantize`], searching scales (`recipe.search`) by the error that they make in what a layer
 /// computes: rᵀHr, with r what the codes of a scale leave of a block and H the block's Hessian.
 ///
-/// `hessian` is `[blocks in a row, N, N]`, row by row, with N the format's block: 16 for NVFP4 and 32 for MXFP4. It is
-/// shared by all rows. Block j is the j-th of the diagonal blocks of XᵀX, with X the inputs `[tokens, columns]` that
-/// the layer meets, in any unit. Rows and columns behind the last column of the matrix are ignored. With
-/// [`Search::Full`] the result is the least error that any scale has, in the arithmetic of
-/// [`microscale_formats::hessian`]; [`Search::Window`] and [`Search::FourSix`] look at fewer scales.
+/// `hessian` is `[blocks in a row, N, N]`, row by row, with N the format's block: 16 for NVFP4 and 32 for
+/// MXFP4. It is shared by all rows. Block j is the j-th of the diagonal blocks of XᵀX, with X the inputs
+/// `[tokens, columns]` that the layer meets, in any unit. Rows and columns behind the last column of the
+/// matrix are ignored. With [`Search::Full`] the result is the least error that any scale has, in the
+/// arithmetic of [`microscale_formats::hessian`]; [`Search::Window`] and [`Search::FourSix`] look at fewer
+/// scales.
 ///
 /// # Errors
-/// Those of [`quantize`]; [`Error::HessianWithoutSearch`] if the recipe has no search and
-/// [`Error::NoSearch`] if the format has none; [`Error::HessianLength`] and [`Error::HessianEntry`] if there are not as
-/// many entries as needed, or one is not finite, not symmetric (beyond 1/256 of the geometric mean of its diagonal
+/// Those of [`quantize`]; [`Error::HessianWithoutSearch`] if the recipe has no search and [`Error::NoSearch`]
+/// if the format has none; [`Error::HessianLength`] and [`Error::HessianEntry`] if there are not as many
+/// entries as needed, or one is not finite, not symmetric (beyond 1/256 of the geometric mean of its diagonal
 /// entries), or negative on the diagonal.
 pub fn quantize_hessian<T: Element>(
     values: &[T],
@@ -164,8 +169,8 @@ impl<'a> Job<'a> {
         Self { importance: Importance::Hessians(store), ..self }
     }
 
-    /// Quantizes to a new tensor. The input was checked before: a shape that it does not hold may be one that memory does not hold
-    /// either.
+    /// Quantizes to a new tensor. The input was checked before: a shape that it does not hold may be one that
+    /// memory does not hold either.
     fn quantize_anew(&self) -> Result<Quantized> {
         let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(self.recipe, self.shape))?;
         let report = self.quantize(&mut tensor)?;
@@ -207,8 +212,8 @@ impl<'a> Job<'a> {
         tasks.enumerate().map(one).reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes with swizzled scales, in tasks of the 128 rows whose scales lie together. Each row's scales are put into their
-    /// places while they are in the cache. Padding is written too.
+    /// Quantizes with swizzled scales, in tasks of the 128 rows whose scales lie together. Each row's scales
+    /// are put into their places while they are in the cache. Padding is written too.
     fn swizzled(
         &self,
         rule: &Rule,

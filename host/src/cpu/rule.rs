@@ -65,8 +65,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// That of a recipe for values of a dtype, and the global scale to store. `computed` gives the one that an arithmetic takes from
-    /// the tensor.
+    /// That of a recipe for values of a dtype, and the global scale to store. `computed` gives the one that
+    /// an arithmetic takes from the tensor.
     pub(super) fn of(
         recipe: &Recipe,
         dtype: Dtype,
@@ -102,7 +102,8 @@ impl Kind {
 }
 
 impl Rule {
-    /// The rule of a recipe: its arithmetic, what 16-bit values are compared with for that, and the tensor's global scale.
+    /// The rule of a recipe: its arithmetic, what 16-bit values are compared with for that, and the tensor's
+    /// global scale.
     pub(super) fn new(
         recipe: &Recipe,
         kind: Kind,

@@ -1,5 +1,6 @@
-//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is `microscale_formats::search`,
-//! [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is in its own file.
+//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is
+//! `microscale_formats::search`, [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is
+//! in its own file.
 
 use std::marker::PhantomData;
 
@@ -180,8 +181,8 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
     }
 }
 
-/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block, and so the search is not
-/// compiled for each.
+/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block,
+/// and so the search is not compiled for each.
 struct AnyMxfp4(Mx<E2m1>);
 
 impl Blocks<{ mx::BLOCK }> for AnyMxfp4 {

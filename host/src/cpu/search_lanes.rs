@@ -1,5 +1,6 @@
-//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search` without a branch on what a block
-//! holds. Each lane goes through the scales that its block may take, until the last is done.
+//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search`
+//! without a branch on what a block holds. Each lane goes through the scales that its block may take, until
+//! the last is done.
 
 use microscale_formats::search::{
     self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,

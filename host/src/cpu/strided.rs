@@ -1,5 +1,5 @@
-//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time, and a tile
-//! fits the second-level cache.
+//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time,
+//! and a tile fits the second-level cache.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
@@ -23,22 +23,22 @@ use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
 
 /// Elements of a row that are gathered together: whole blocks.
 const COLS: usize = 512;
-/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the first-level
-/// cache.
+/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the
+/// first-level cache.
 const PITCH: usize = COLS + 32;
 /// Rows that are gathered together, at most: their elements of one column are two or more lines of the cache.
 const ROWS: usize = TILE_ROWS;
 
-/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run along its
-/// columns. The result is that of [`quantize`](super::quantize) for a copy whose rows are contiguous, or of
-/// [`quantize_weighted`](super::quantize_weighted) if there are weights by column.
+/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
+/// along its columns. The result is that of [`quantize`](super::quantize) for a copy whose rows are
+/// contiguous, or of [`quantize_weighted`](super::quantize_weighted) if there are weights by column.
 ///
 /// It is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
 /// # Errors
-/// [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`] if the slice does not hold the matrix,
-/// and those of [`quantize_weighted`](super::quantize_weighted) that do not concern shapes. Positions are those of the
-/// copy.
+/// [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`] if the slice does not hold
+/// the matrix, and those of [`quantize_weighted`](super::quantize_weighted) that do not concern shapes.
+/// Positions are those of the copy.
 pub fn quantize_strided<T: Element>(
     values: &[T],
     strided: &Strided,
@@ -54,8 +54,8 @@ pub fn quantize_strided<T: Element>(
 /// [`quantize_strided`] on a chosen instruction set, into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize_strided`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or scale
-/// layout.
+/// Those of [`quantize_strided`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format
+/// or scale layout.
 pub fn quantize_strided_with<T: Element>(
     isa: Isa,
     values: &[T],
@@ -223,9 +223,9 @@ fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usi
 /// The side of the squares that are transposed at once.
 const SIDE: usize = 8;
 
-/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an element's
-/// place by one, so that three shuffles exchange rows and columns; and it is what the vector instructions for
-/// interleaving do, where a loop over single elements stays one.
+/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an
+/// element's place by one, so that three shuffles exchange rows and columns; and it is what the vector
+/// instructions for interleaving do, where a loop over single elements stays one.
 #[inline(always)]
 fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
@@ -234,7 +234,8 @@ fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     [low(a, e), high(a, e), low(b, f), high(b, f), low(c, g), high(c, g), low(d, h), high(d, h)]
 }
 
-/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads without work.
+/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads
+/// without work.
 fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
     const LINE: usize = 64;
     let tasks = quantized.rows.div_ceil(ROWS);

@@ -1,8 +1,8 @@
-//! Sixteen f32 at a time, for what the compiler does not turn into vector instructions by itself: one trait, and a thin file for each
-//! instruction set.
+//! Sixteen f32 at a time, for what the compiler does not turn into vector instructions by itself: one trait,
+//! and a thin file for each instruction set.
 //!
-//! The methods of the x86-64 types compile to single instructions in functions that have the features enabled, which are the instances
-//! of `isa`; everything between is `inline(always)`.
+//! The methods of the x86-64 types compile to single instructions in functions that have the features
+//! enabled, which are the instances of `isa`; everything between is `inline(always)`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

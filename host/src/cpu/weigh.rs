@@ -1,5 +1,5 @@
-//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk. Several rows and tokens share what
-//! is read and decoded.
+//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk.
+//! Several rows and tokens share what is read and decoded.
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
@@ -17,12 +17,13 @@ use crate::recipe::Format;
 pub(super) const TOKENS: usize = 8;
 
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
-const LOT: usize = 4;
+const TOKEN_TILE: usize = 4;
 
 /// Rows that share the reading of activations.
 pub(super) const ROWS: usize = 4;
 
-/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
+/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a
+/// core.
 const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
@@ -35,29 +36,29 @@ struct Aligned(Lanes<f32>);
 
 /// The activations of some tokens.
 pub(super) struct Prepared {
-    lots: Vec<Lot>,
+    token_tiles: Vec<TokenTile>,
 }
 
-/// Those of up to [`LOT`] tokens.
-struct Lot {
+/// Those of up to [`TOKEN_TILE`] tokens.
+struct TokenTile {
     tokens: usize,
-    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros, and so is the last of three
-    /// tokens.
+    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros,
+    /// and so is the last of three tokens.
     tiles: Vec<Aligned>,
 }
 
 impl Prepared {
     pub(super) fn of(activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
-        let lots = (0..tokens).step_by(LOT).map(|first| {
-            let tokens = (tokens - first).min(LOT);
+        let token_tiles = (0..tokens).step_by(TOKEN_TILE).map(|first| {
+            let tokens = (tokens - first).min(TOKEN_TILE);
             let activations = activations.part(first * cols, tokens * cols);
-            by_dtype!(Elements, activations => Lot::of(activations, cols, tokens))
+            by_dtype!(Elements, activations => TokenTile::of(activations, cols, tokens))
         });
-        Self { lots: lots.collect() }
+        Self { token_tiles: token_tiles.collect() }
     }
 }
 
-impl Lot {
+impl TokenTile {
     fn of<T: Element>(activations: &[T], cols: usize, tokens: usize) -> Self {
         let places = tokens.next_power_of_two();
         let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * places];
@@ -82,11 +83,11 @@ impl Lot {
 
 /// The definition.
 pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [f64; TOKENS]) {
-    for (lot, sums) in x.lots.iter().zip(sums.as_chunks_mut::<LOT>().0) {
-        for (token, sum) in sums[..lot.tokens].iter_mut().enumerate() {
+    for (token_tile, sums) in x.token_tiles.iter().zip(sums.as_chunks_mut::<TOKEN_TILE>().0) {
+        for (token, sum) in sums[..token_tile.tokens].iter_mut().enumerate() {
             let mut streams = [0.0; STREAMS];
             for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
-                let fraction = weights::fraction(codes, &lot.group(token, i));
+                let fraction = weights::fraction(codes, &token_tile.group(token, i));
                 let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
                 let scale = row.scales[i * GROUP / format.block()];
                 *stream = match format {
@@ -99,7 +100,8 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [
     }
 }
 
-/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first or the second.
+/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first
+/// or the second.
 const fn order(half: usize, group: usize) -> [u8; LANES] {
     let mut order = [0x80; LANES];
     let mut lane = 0;
@@ -190,29 +192,29 @@ fn of_format<V: Products, const R: usize>(
     sums: &mut [[f64; TOKENS]; R],
 ) {
     match format {
-        Format::Nvfp4 => of_lots::<V, Nvfp4, R>(rows, x, sums),
-        _ => of_lots::<V, Mxfp4, R>(rows, x, sums),
+        Format::Nvfp4 => of_token_tiles::<V, Nvfp4, R>(rows, x, sums),
+        _ => of_token_tiles::<V, Mxfp4, R>(rows, x, sums),
     }
 }
 
 #[inline(always)]
-fn of_lots<V: Products, S: Scales, const R: usize>(
+fn of_token_tiles<V: Products, S: Scales, const R: usize>(
     rows: [Row<'_>; R],
     x: &Prepared,
     sums: &mut [[f64; TOKENS]; R],
 ) {
-    for (i, lot) in x.lots.iter().enumerate() {
-        match lot.tokens {
-            1 => of_lot::<V, S, 1, R>(rows, &lot.tiles, sums, i * LOT),
-            2 => of_lot::<V, S, 2, R>(rows, &lot.tiles, sums, i * LOT),
-            _ => of_lot::<V, S, LOT, R>(rows, &lot.tiles, sums, i * LOT),
+    for (i, token_tile) in x.token_tiles.iter().enumerate() {
+        match token_tile.tokens {
+            1 => of_token_tile::<V, S, 1, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
+            2 => of_token_tile::<V, S, 2, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
+            _ => of_token_tile::<V, S, TOKEN_TILE, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
         }
     }
 }
 
 /// Two tiles have a chunk for each stream.
 #[inline(always)]
-fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
+fn of_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
     rows: [Row<'_>; R],
     x: &[Aligned],
     sums: &mut [[f64; TOKENS]; R],
@@ -229,7 +231,7 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             for r in 0..R {
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
-                // Other lots find the weights in a cache.
+                // Other token tiles find the weights in a cache.
                 if first == 0 {
                     ask_ahead::<S>(rows[r], 2 * pair + i, R);
                 }
@@ -267,8 +269,9 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
     }
 }
 
-/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and for those
-/// rows' scales, which are looked through first. Processors do not read ahead far enough in so many places.
+/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and
+/// for those rows' scales, which are looked through first. Processors do not read ahead far enough in so many
+/// places.
 #[inline(always)]
 fn ask_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
     let ahead = tile * TILE + AHEAD;

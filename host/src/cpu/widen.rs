@@ -32,7 +32,8 @@ impl<V: Vector> Widen for ByElement<V> {
     }
 }
 
-/// Widens f16 by the instruction for it; the compiler does not find it by itself. For the vectors of an instance.
+/// Widens f16 by the instruction for it; the compiler does not find it by itself. For the vectors of an
+/// instance.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct F16c<V>(PhantomData<V>);
 
@@ -48,8 +49,9 @@ impl<V: Vector> Widen for F16c<V> {
         }
         let mut wide = [0.0; N];
         for (wide, values) in wide.as_chunks_mut::<8>().0.iter_mut().zip(block.as_chunks::<8>().0) {
-            // SAFETY: only the instances use this type, and they are entered after F16C was detected; eight f16 are the 16
-            // bytes that are read, and eight f32 the 32 bytes that are written, both without a demand on alignment.
+            // SAFETY: only the instances use this type, and they are entered after F16C was detected; eight
+            // f16 are the 16 bytes that are read, and eight f32 the 32 bytes that are written, both without a
+            // demand on alignment.
             unsafe {
                 let halves = _mm_loadu_si128(values.as_ptr().cast::<__m128i>());
                 _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(halves));

@@ -1,8 +1,8 @@
-//! Thirty-two 16-bit values at a time, f16 or bf16 by their bits: as [`super::vector`] is for f32, one trait and a thin file for each
-//! instruction set.
+//! Thirty-two 16-bit values at a time, f16 or bf16 by their bits: as [`super::vector`] is for f32, one trait
+//! and a thin file for each instruction set.
 //!
-//! Bits without the sign order as magnitudes do, so that nothing is widened: a block's largest magnitude is its largest integer, and a
-//! code is how many [thresholds](Row) a magnitude is above.
+//! Bits without the sign order as magnitudes do, so that nothing is widened: a block's largest magnitude is
+//! its largest integer, and a code is how many [thresholds](Row) a magnitude is above.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,8 +18,8 @@ pub(super) const WORDS: usize = 32;
 /// Sixteen bits of each value.
 pub(super) type Words = [u16; WORDS];
 
-/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at most `i`. The last counts
-/// for nothing.
+/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at
+/// most `i`. The last counts for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Row(pub(super) [u16; 8]);

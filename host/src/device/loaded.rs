@@ -11,7 +11,8 @@ use crate::{
     Amax, Element, ErrorStats, GlobalScale, Quantized, QuantizedTensor, Recipe, Report, Result, Shape, cpu,
 };
 
-/// A matrix that a device can work on: where it is in host memory, or copied to a GPU once. [`crate::Device::load`] makes it.
+/// A matrix that a device can work on: where it is in host memory, or copied to a GPU once.
+/// [`crate::Device::load`] makes it.
 pub struct Loaded<'a, T: Element>(LoadedOn<'a, T>);
 
 enum LoadedOn<'a, T: Element> {
@@ -145,7 +146,8 @@ impl QuantizedThere {
         }
     }
 
-    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never in another.
+    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never
+    /// in another.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].

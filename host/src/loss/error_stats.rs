@@ -14,8 +14,8 @@ use crate::tensor::{QuantizedTensor, Shape};
 
 /// Sums over pairs of elements, original and approximation, from which the usual figures follow.
 ///
-/// Summed in f64 in an order that does not depend on the number of threads, so that a figure is the same on every run.
-/// Pairs in which either element is not finite are counted and left out.
+/// Summed in f64 in an order that does not depend on the number of threads, so that a figure is the same on
+/// every run. Pairs in which either element is not finite are counted and left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ErrorStats {
     /// Those left out among them.

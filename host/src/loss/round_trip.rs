@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::recipe::Format;
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
-/// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level cache.
+/// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level
+/// cache.
 pub(super) const PART: usize = ERROR_PART as usize;
 
 /// A matrix and what it was quantized to.
@@ -74,8 +75,8 @@ impl<'a> RoundTrip<'a> {
 }
 
 impl Row<'_> {
-    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of them, and the
-    /// blocks' scale bytes.
+    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of
+    /// them, and the blocks' scale bytes.
     pub(super) fn for_each_part(&self, mut part: impl FnMut(Elements<'_>, &[f32], &[u8])) {
         let blocks = PART / self.format.block();
         let coded = self.codes.chunks(blocks * self.format.block_bytes()).zip(self.scales.chunks(blocks));

@@ -20,7 +20,8 @@ pub struct BlockError {
     pub amax: f32,
     /// The scale as it is stored.
     pub scale_byte: u8,
-    /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global scale.
+    /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global
+    /// scale.
     pub scale: f32,
     /// Σa².
     pub energy: f64,

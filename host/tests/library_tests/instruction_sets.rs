@@ -1,5 +1,5 @@
-//! Small matrices on every instruction set against the reference: what Miri runs, which knows no vectors, to look at memory. The
-//! tests of all values are in `tests/`.
+//! Small matrices on every instruction set against the reference: what Miri runs, which knows no vectors, to
+//! look at memory. The tests of all values are in `tests/`.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax, amax_with, dequantize_with, quantize_with};

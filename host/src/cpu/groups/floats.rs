@@ -1,4 +1,5 @@
-//! Groups of f32, by arithmetic on vectors: even and odd elements apart, for a byte has the codes of one of each.
+//! Groups of f32, by arithmetic on vectors: even and odd elements apart, for a byte has the codes of one of
+//! each.
 
 use microscale_formats::{e2m1, nvfp4};
 

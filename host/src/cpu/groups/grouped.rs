@@ -8,7 +8,8 @@ use crate::cpu::thresholds::Thresholds;
 use crate::cpu::vector::{Lanes, Vector};
 use crate::element::Element;
 
-/// Factors of two blocks, one in each half of a vector: what elements are multiplied with, or divided by as [`nvfp4::quotient`] does it.
+/// Factors of two blocks, one in each half of a vector: what elements are multiplied with, or divided by as
+/// [`nvfp4::quotient`] does it.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Factors<N> {
     pub(super) y: N,
@@ -18,8 +19,8 @@ pub(in crate::cpu) struct Factors<N> {
 
 /// A format's blocks, in groups.
 pub(in crate::cpu) trait Grouped<const N: usize>: Blocks<N> {
-    /// Writes the scale byte of each block of a group with these finite amaxes, and adds what happens in them. Returns false, having
-    /// done neither, if the group is not for this.
+    /// Writes the scale byte of each block of a group with these finite amaxes, and adds what happens in
+    /// them. Returns false, having done neither, if the group is not for this.
     fn scales<T: Element, V: Vector>(
         &self,
         amax: V::Number,

@@ -13,8 +13,8 @@ use crate::cpu::thresholds::Thresholds;
 use crate::cpu::vector::{Lanes, Scalars, Vector};
 use crate::element::{Dtype, Element};
 
-/// NVFP4's factors for each scale byte, under a tensor's global scale: what elements are multiplied with, or divided by as
-/// [`nvfp4::quotient`] does it.
+/// NVFP4's factors for each scale byte, under a tensor's global scale: what elements are multiplied with, or
+/// divided by as [`nvfp4::quotient`] does it.
 #[derive(Clone)]
 pub(in crate::cpu) struct NvFactors {
     /// The factor, or one over the divisor.
@@ -89,7 +89,8 @@ impl<const DIVIDES: bool> Grouped<{ nvfp4::BLOCK }> for NvGroups<'_, DIVIDES> {
             }
         }
         let wanted = quantizer.wanted_scale_by(amax, Steps::<T, V>(PhantomData));
-        // Where a normal scale is within rounding of what was wanted, nothing happens; nor in blocks of zeros.
+        // Where a normal scale is within rounding of what was wanted, nothing happens; nor in blocks of
+        // zeros.
         let mut usual = V::at_most(V::splat(plan.least_usual), wanted)
             & V::at_most(wanted, V::splat(nvfp4::LARGEST_UNSATURATED));
         if T::DTYPE == Dtype::F16 {

@@ -1,4 +1,5 @@
-//! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64, NEON on AArch64.
+//! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64,
+//! NEON on AArch64.
 
 use half::f16;
 use microscale_formats::search::Machine;
