@@ -12,7 +12,7 @@ use super::hessian::{self, Hessians};
 use super::piece::Output;
 use super::policy::Tally;
 use super::rows::Row;
-use super::rule::{Kind, Rule};
+use super::rule::{Kind, Rule, Searching};
 use super::thresholds::Thresholds;
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
@@ -60,18 +60,19 @@ macro_rules! instance {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn quantize<T: Element>(
+            pub(super) fn quantize<T: Element>(values: &[T], rule: &Rule, output: Output<'_>) -> Tally {
+                plain::quantize::<T, $widen>(values, rule, output)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn quantize_searching<T: Element>(
                 values: &[T],
                 importance: Option<&[f32]>,
                 rule: &Rule,
+                searching: &Searching,
                 output: Output<'_>,
             ) -> Tally {
-                match &rule.searching {
-                    None => plain::quantize::<T, $widen>(values, rule, output),
-                    Some(searching) => {
-                        search::quantize::<T, $widen>(values, importance, rule, searching, output)
-                    }
-                }
+                search::quantize::<T, $widen>(values, importance, rule, searching, output)
             }
 
             $(#[target_feature(enable = $features)])?
@@ -230,9 +231,12 @@ impl Isa {
         rule: &Rule,
         output: Output<'_>,
     ) -> Tally {
-        by_dtype!(Elements, values => match self {
-            Self::Reference => reference::quantize(values, importance, rule, output),
-            _ => by_instance!(self, quantize(values, importance, rule, output)),
+        by_dtype!(Elements, values => match (self, &rule.searching) {
+            (Self::Reference, _) => reference::quantize(values, importance, rule, output),
+            (_, None) => by_instance!(self, quantize(values, rule, output)),
+            (_, Some(searching)) => {
+                by_instance!(self, quantize_searching(values, importance, rule, searching, output))
+            }
         })
     }
 
