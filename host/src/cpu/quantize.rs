@@ -97,9 +97,9 @@ pub fn quantize_weighted_with<T: Element>(
 /// `hessian` is `[blocks in a row, N, N]`, row by row, with N the format's block: 16 for NVFP4 and 32 for
 /// MXFP4. It is shared by all rows. Block j is the j-th of the diagonal blocks of XᵀX, with X the inputs
 /// `[tokens, columns]` that the layer meets, in any unit. Rows and columns behind the last column of the
-/// matrix are ignored. With [`Search::Full`] the result is the least error that any scale has, in the
-/// arithmetic of [`microscale_formats::hessian`]; [`Search::Window`] and [`Search::FourSix`] look at fewer
-/// scales.
+/// matrix are ignored. With [`crate::Search::Full`] the result is the least error that any scale has, in the
+/// arithmetic of [`microscale_formats::hessian`]; [`crate::Search::Window`] and [`crate::Search::FourSix`]
+/// look at fewer scales.
 ///
 /// # Errors
 /// Those of [`quantize`]; [`Error::HessianWithoutSearch`] if the recipe has no search and [`Error::NoSearch`]

@@ -30,15 +30,15 @@ const PITCH: usize = COLS + 32;
 const ROWS: usize = TILE_ROWS;
 
 /// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
-/// along its columns. The result is that of [`quantize`](super::quantize) for a copy whose rows are
-/// contiguous, or of [`quantize_weighted`](super::quantize_weighted) if there are weights by column.
+/// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
+/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there are weights by column.
 ///
 /// It is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
 /// # Errors
-/// [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`] if the slice does not hold
-/// the matrix, and those of [`quantize_weighted`](super::quantize_weighted) that do not concern shapes.
-/// Positions are those of the copy.
+/// [`crate::Error::StridedLength`], [`crate::Error::ZeroStride`] or [`crate::Error::StridedTooLarge`] if the
+/// slice does not hold the matrix, and those of [`quantize_weighted`](crate::quantize_weighted) that do not
+/// concern shapes. Positions are those of the copy.
 pub fn quantize_strided<T: Element>(
     values: &[T],
     strided: &Strided,
@@ -54,8 +54,8 @@ pub fn quantize_strided<T: Element>(
 /// [`quantize_strided`] on a chosen instruction set, into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize_strided`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format
-/// or scale layout.
+/// Those of [`quantize_strided`], and [`crate::Error::QuantizedShape`] if `out` is a tensor of another shape,
+/// format or scale layout.
 pub fn quantize_strided_with<T: Element>(
     isa: Isa,
     values: &[T],

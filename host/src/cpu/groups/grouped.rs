@@ -9,7 +9,7 @@ use crate::cpu::vector::{Lanes, Vector};
 use crate::element::Element;
 
 /// Factors of two blocks, one in each half of a vector: what elements are multiplied with, or divided by as
-/// [`nvfp4::quotient`] does it.
+/// `nvfp4::quotient` does it.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Factors<N> {
     pub(super) y: N,
