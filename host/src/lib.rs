@@ -30,21 +30,21 @@ mod check_search;
 pub mod cpu;
 pub mod device;
 mod element;
+mod elements;
 mod error;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod layout;
-mod quality;
+mod loss;
+mod origin;
 mod recipe;
 mod report;
-mod round_trip;
 mod scheme;
 mod shape;
 mod strided;
 mod tensor;
 mod words;
-mod worst_blocks;
 
 pub use amax::Amax;
 pub use check_search::check_search;
@@ -56,17 +56,16 @@ pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use gemv::{Activation, Batch};
+pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::search_global;
 pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search};
-pub use quality::ErrorStats;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
 pub use scheme::{Convention, Global, NonFinite, Scheme};
 pub use shape::{QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 pub use words::Words;
-pub use worst_blocks::{BlockError, WorstBlocks};
 
 // The README's example is compiled and run like the others.
 #[cfg(doctest)]

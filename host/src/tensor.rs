@@ -141,6 +141,15 @@ impl QuantizedTensor {
     }
 }
 
+/// Parts of a quantized tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The packed codes.
+    Codes,
+    /// The block scales, in the order of their layout.
+    Scales,
+}
+
 /// A quantized matrix and what happened to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {

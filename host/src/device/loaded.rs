@@ -1,25 +1,18 @@
 //! A matrix where a device works on it, for several operations on the same values.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
-use super::Device;
 #[cfg(feature = "cuda")]
-use crate::gpu::{LoadedOnGpu, QuantizedOnGpu};
+use crate::gpu::{Gpu, LoadedOnGpu, QuantizedOnGpu};
+#[cfg(feature = "cuda")]
+use crate::origin::Origin;
+use crate::tensor::Part;
 use crate::{
     Amax, Element, ErrorStats, GlobalScale, Quantized, QuantizedTensor, Recipe, Report, Result, Shape, cpu,
 };
 
-/// Where values are in a file.
-#[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
-    /// The file.
-    pub file: &'a Path,
-    /// The place of the first value, in bytes.
-    pub offset: u64,
-}
-
-/// A matrix that a device can work on: where it is in host memory, or copied to a GPU once. [`Device::load`] makes it.
+/// A matrix that a device can work on: where it is in host memory, or copied to a GPU once.
+/// [`crate::Device::load`] makes it.
 pub struct Loaded<'a, T: Element>(LoadedOn<'a, T>);
 
 enum LoadedOn<'a, T: Element> {
@@ -37,38 +30,21 @@ enum QuantizedOn {
     Gpu(Box<QuantizedOnGpu>),
 }
 
-/// Parts of a quantized tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The packed codes.
-    Codes,
-    /// The block scales, in the order of their layout.
-    Scales,
-}
+impl<'a, T: Element> Loaded<'a, T> {
+    /// Where it is in host memory, which was found to hold the shape.
+    pub(super) fn on_cpu(values: &'a [T], shape: Shape) -> Self {
+        Self(LoadedOn::Cpu(values, shape))
+    }
 
-impl Device {
-    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are a mapped
-    /// file's, `origin` says where they are in it, and a device with memory of its own has them read from there: in pieces,
-    /// which costs less than having the system map their pages.
-    ///
-    /// # Errors
-    /// Those of [`cpu::quantize`] about shapes, [`crate::Error::Gpu`], and that reading fails.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU reads the map"))]
-    pub fn load<'a, T: Element>(
-        &'a self,
-        values: &'a [T],
+    /// Copied to a GPU.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_gpu(
+        gpu: &'a Gpu,
+        values: &[T],
         shape: Shape,
         origin: Option<Origin<'_>>,
-    ) -> Result<Loaded<'a, T>> {
-        shape.check("the input", values.len())?;
-        match self {
-            Self::Cpu => Ok(Loaded(LoadedOn::Cpu(values, shape))),
-            #[cfg(feature = "cuda")]
-            Self::Gpus(gpus) => {
-                let loaded = LoadedOnGpu::new(gpus.first(), values, shape, origin)?;
-                Ok(Loaded(LoadedOn::Gpu(Box::new(loaded))))
-            }
-        }
+    ) -> Result<Self> {
+        Ok(Self(LoadedOn::Gpu(Box::new(LoadedOnGpu::new(gpu, values, shape, origin)?))))
     }
 }
 
@@ -170,7 +146,8 @@ impl QuantizedThere {
         }
     }
 
-    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never in another.
+    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never
+    /// in another.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].

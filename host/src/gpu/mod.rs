@@ -39,7 +39,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut
 use crate::amax::Amax;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::quality::ErrorStats;
+use crate::loss::ErrorStats;
 use crate::recipe::{Global, Recipe, Scheme};
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 use microscale_formats::ScaleLayout;

@@ -1,100 +1,33 @@
-//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk. Several rows and tokens share what
-//! is read and decoded.
+//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk.
+//! Several rows and tokens share what is read and decoded.
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0};
 
-use super::Scalars;
-use super::gemv::{Row, e4m3_over_256, each_rows, finished};
-use super::isa::Isa;
 use super::prefetch::ask_for;
-use super::products::{Products, TILE, chunk_of_lane};
-use super::vector::{LANES, Lanes};
-use crate::error::Result;
-use crate::gemv::{Activation, check_weights};
+use super::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
+use super::rows::Row;
+use super::vector::{LANES, Lanes, Scalars};
+use crate::element::Element;
+use crate::elements::{Elements, by_dtype};
 use crate::recipe::Format;
-use crate::tensor::QuantizedTensor;
 
 /// Tokens that share one reading of the weights from memory.
-const TOKENS: usize = 8;
+pub(super) const TOKENS: usize = 8;
 
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
-const LOT: usize = 4;
+const TOKEN_TILE: usize = 4;
 
 /// Rows that share the reading of activations.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
-/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a core.
+/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a
+/// core.
 const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
-
-/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU:
-/// `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
-///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up to eight tokens share
-/// one reading of the weights.
-///
-/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact sum. Every CPU gives the
-/// same bits. NaN scales and activations that are not finite come out as canonical NaN and infinities.
-///
-/// # Errors
-/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and [`crate::Error::Length`] if `activations` or `out` have
-/// too few elements.
-pub fn gemv_weights<T: Activation>(
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
-    out: &mut [T],
-) -> Result<()> {
-    gemv_weights_with(Isa::best(), weights, activations, tokens, out)
-}
-
-/// [`gemv_weights`] on a chosen instruction set: for tests and comparisons.
-///
-/// # Errors
-/// Those of [`gemv_weights`].
-pub fn gemv_weights_with<T: Activation>(
-    isa: Isa,
-    weights: &QuantizedTensor,
-    activations: &[T],
-    tokens: usize,
-    out: &mut [T],
-) -> Result<()> {
-    let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-    let cols = weights.cols();
-    if rows == 0 {
-        return Ok(());
-    }
-    let globals = [weights.global_scale()];
-    let mut by_row = vec![T::default(); rows * tokens.min(TOKENS)];
-    for (block, out) in out[..tokens * rows].chunks_mut(TOKENS * rows).enumerate() {
-        let tokens = out.len() / rows;
-        let activations = &activations[block * TOKENS * cols..][..tokens * cols];
-        let prepared = Prepared::of(activations, cols, tokens);
-        let by_row = &mut by_row[..rows * tokens];
-        each_rows(weights, by_row, ROWS, tokens, |first, out| {
-            let mut sums = [[0.0; TOKENS]; ROWS];
-            // As many as there are: for an array, the last one once more.
-            let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
-            let rows = &rows[..out.len() / tokens];
-            isa.weigh(weights.format(), rows, &prepared, &mut sums);
-            for (out, sums) in out.chunks_mut(tokens).zip(sums) {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = finished(sum, &globals);
-                }
-            }
-        });
-        for (token, out) in out.chunks_mut(rows).enumerate() {
-            for (out, row) in out.iter_mut().zip(by_row.chunks(tokens)) {
-                *out = row[token];
-            }
-        }
-    }
-    Ok(())
-}
 
 /// As many activations as a vector has lanes, where no vector is in two cache lines.
 #[derive(Clone, Copy)]
@@ -103,29 +36,30 @@ struct Aligned(Lanes<f32>);
 
 /// The activations of some tokens.
 pub(super) struct Prepared {
-    lots: Vec<Lot>,
+    token_tiles: Vec<TokenTile>,
 }
 
-/// Those of up to [`LOT`] tokens.
-struct Lot {
+/// Those of up to [`TOKEN_TILE`] tokens.
+struct TokenTile {
     tokens: usize,
-    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros, and so is the last of three
-    /// tokens.
+    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros,
+    /// and so is the last of three tokens.
     tiles: Vec<Aligned>,
 }
 
 impl Prepared {
-    fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
-        let lots = (0..tokens).step_by(LOT).map(|first| {
-            let tokens = (tokens - first).min(LOT);
-            Lot::of(&activations[first * cols..][..tokens * cols], cols, tokens)
+    pub(super) fn of(activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
+        let token_tiles = (0..tokens).step_by(TOKEN_TILE).map(|first| {
+            let tokens = (tokens - first).min(TOKEN_TILE);
+            let activations = activations.part(first * cols, tokens * cols);
+            by_dtype!(Elements, activations => TokenTile::of(activations, cols, tokens))
         });
-        Self { lots: lots.collect() }
+        Self { token_tiles: token_tiles.collect() }
     }
 }
 
-impl Lot {
-    fn of<T: Activation>(activations: &[T], cols: usize, tokens: usize) -> Self {
+impl TokenTile {
+    fn of<T: Element>(activations: &[T], cols: usize, tokens: usize) -> Self {
         let places = tokens.next_power_of_two();
         let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * places];
         for token in 0..tokens {
@@ -149,11 +83,11 @@ impl Lot {
 
 /// The definition.
 pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [f64; TOKENS]) {
-    for (lot, sums) in x.lots.iter().zip(sums.as_chunks_mut::<LOT>().0) {
-        for (token, sum) in sums[..lot.tokens].iter_mut().enumerate() {
+    for (token_tile, sums) in x.token_tiles.iter().zip(sums.as_chunks_mut::<TOKEN_TILE>().0) {
+        for (token, sum) in sums[..token_tile.tokens].iter_mut().enumerate() {
             let mut streams = [0.0; STREAMS];
             for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
-                let fraction = weights::fraction(codes, &lot.group(token, i));
+                let fraction = weights::fraction(codes, &token_tile.group(token, i));
                 let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
                 let scale = row.scales[i * GROUP / format.block()];
                 *stream = match format {
@@ -166,7 +100,8 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [
     }
 }
 
-/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first or the second.
+/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first
+/// or the second.
 const fn order(half: usize, group: usize) -> [u8; LANES] {
     let mut order = [0x80; LANES];
     let mut lane = 0;
@@ -257,29 +192,29 @@ fn of_format<V: Products, const R: usize>(
     sums: &mut [[f64; TOKENS]; R],
 ) {
     match format {
-        Format::Nvfp4 => of_lots::<V, Nvfp4, R>(rows, x, sums),
-        _ => of_lots::<V, Mxfp4, R>(rows, x, sums),
+        Format::Nvfp4 => of_token_tiles::<V, Nvfp4, R>(rows, x, sums),
+        _ => of_token_tiles::<V, Mxfp4, R>(rows, x, sums),
     }
 }
 
 #[inline(always)]
-fn of_lots<V: Products, S: Scales, const R: usize>(
+fn of_token_tiles<V: Products, S: Scales, const R: usize>(
     rows: [Row<'_>; R],
     x: &Prepared,
     sums: &mut [[f64; TOKENS]; R],
 ) {
-    for (i, lot) in x.lots.iter().enumerate() {
-        match lot.tokens {
-            1 => of_lot::<V, S, 1, R>(rows, &lot.tiles, sums, i * LOT),
-            2 => of_lot::<V, S, 2, R>(rows, &lot.tiles, sums, i * LOT),
-            _ => of_lot::<V, S, LOT, R>(rows, &lot.tiles, sums, i * LOT),
+    for (i, token_tile) in x.token_tiles.iter().enumerate() {
+        match token_tile.tokens {
+            1 => of_token_tile::<V, S, 1, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
+            2 => of_token_tile::<V, S, 2, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
+            _ => of_token_tile::<V, S, TOKEN_TILE, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
         }
     }
 }
 
 /// Two tiles have a chunk for each stream.
 #[inline(always)]
-fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
+fn of_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
     rows: [Row<'_>; R],
     x: &[Aligned],
     sums: &mut [[f64; TOKENS]; R],
@@ -296,7 +231,7 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
             for r in 0..R {
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
-                // Other lots find the weights in a cache.
+                // Other token tiles find the weights in a cache.
                 if first == 0 {
                     ask_ahead::<S>(rows[r], 2 * pair + i, R);
                 }
@@ -334,8 +269,9 @@ fn of_lot<V: Products, S: Scales, const N: usize, const R: usize>(
     }
 }
 
-/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and for those
-/// rows' scales, which are looked through first. Processors do not read ahead far enough in so many places.
+/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and
+/// for those rows' scales, which are looked through first. Processors do not read ahead far enough in so many
+/// places.
 #[inline(always)]
 fn ask_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
     let ahead = tile * TILE + AHEAD;

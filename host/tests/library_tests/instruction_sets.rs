@@ -1,12 +1,13 @@
-//! Small matrices on every instruction set against the reference: what Miri runs, which knows no vectors, to look at memory. The
-//! tests of all values are in `tests/`.
+//! Small matrices on every instruction set against the reference: what Miri runs, which knows no vectors, to
+//! look at memory. The tests of all values are in `tests/`.
 
 use half::{bf16, f16};
-use microscale_formats::Search;
-use microscale_formats::nvfp4::Arithmetic;
-
-use super::*;
-use crate::recipe::{Convention, Format, Global, Scheme, Words};
+use microscale::cpu::{Isa, amax, amax_with, dequantize_with, quantize_with};
+use microscale::formats::nvfp4::Arithmetic;
+use microscale::{
+    Convention, Element, Format, Global, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Scheme,
+    Search, Shape, Words,
+};
 
 /// Rows apart, the last block of each not whole; zeros of both signs, a block of zeros, and what overflows.
 fn matrix<T: Element>(shape: Shape) -> Vec<T> {
@@ -51,7 +52,8 @@ fn check<T: Element>() {
         let expected = amax_with(Isa::Reference, values, shape).expect("a shape that fits");
         assert_eq!(amax(values, shape).expect("a shape that fits"), expected);
         for recipe in recipes() {
-            let quantized = QuantizedShape::of(&recipe, shape);
+            let quantized = QuantizedShape::new(recipe.format(), shape.rows, shape.cols)
+                .with_scale_layout(recipe.scale_layout);
             let on = |isa| {
                 let mut tensor = QuantizedTensor::zeros(quantized).expect("a tensor");
                 let report = quantize_with(isa, values, shape, &recipe, &mut tensor).expect("finite values");
