@@ -2,6 +2,7 @@
 //!
 //! | file | what it looks at |
 //! |---|---|
+//! | `finding` | everything that can be wrong, what it does and what helps |
 //! | `blocks` | scale bytes and codes, block by block |
 //! | `stored` | dtypes and shapes that are read, and should not be so |
 //! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
@@ -21,8 +22,7 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::conventions::packed::{Logical, resolve};
-use crate::doctor::finding::Defect;
-use crate::doctor::finding::Finding;
+use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::progress::{OnProgress, Progress};

@@ -1,4 +1,12 @@
 //! What is to become of each tensor of a checkpoint that is quantized, decided before anything is written.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `selection` | which tensors are quantized, and why the others are not |
+//! | `recipes`, `settings` | recipe files and presets; settings key by key |
+//! | `treatment`, `used_recipe` | how one tensor is quantized; the recipes of a plan, and what each is used for |
+//! | `fusions` | whether layers that engines fuse can be one layer |
+//! | `global_scales`, `importance` | what is given in files: NVFP4's global scales, weights by column |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
@@ -31,15 +39,13 @@ use crate::plan::recipes::Recipes;
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::check_search_global;
 use crate::plan::treatment::{Treatment, Treatments};
-use crate::plan::used_recipe::recipes_to_json;
-use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common};
+use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common, recipes_to_json};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::outline::Outline;
-use crate::write::outline::unchanged;
+use crate::write::outline::{Outline, unchanged};
 
 /// What is to become of each tensor of a checkpoint.
 pub struct Plan<'a> {

@@ -1,4 +1,11 @@
 //! Quantizing a checkpoint: carrying out a [`Plan`].
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `matrix`, `source` | a tensor as the matrix that is quantized; that matrix where a device works on it |
+//! | `chooser` | the global scale of each tensor: which layers share one, and which number it is |
+//! | `summary` | what happened, for every tensor and in total |
+//! | `details` | a closer look, for those who ask: distributions, worst blocks |
 
 pub(crate) mod chooser;
 pub(crate) mod details;
@@ -29,8 +36,7 @@ use crate::read::values::with_values;
 use crate::reason::Reason;
 use crate::write::busy::Busy;
 use crate::write::others::Skipped;
-use crate::write::outline::Outline;
-use crate::write::outline::unchanged;
+use crate::write::outline::{Outline, unchanged};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
 use crate::write::work::Rewrite;

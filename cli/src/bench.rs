@@ -4,6 +4,14 @@
 //! Input is random, never zeros. Buffers are used in rotation until they are past every cache
 //! ([`ROTATION_BYTES`](job::ROTATION_BYTES)). After the timing the output is compared with what the CPU's
 //! reference gives. A figure is the median of many.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `op`, `size`, `measurement` | what is measured, on how much, and what comes of it |
+//! | `job`, `product` | the input and how output is checked: of operations on a matrix, of products |
+//! | `cpu`, `gpu` | timing on each |
+//! | `gemv`, `weights` | the two kinds of products |
+//! | `tune` | choosing kernels for products |
 
 mod cpu;
 mod gemv;

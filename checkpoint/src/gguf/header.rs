@@ -7,8 +7,7 @@ use std::path::Path;
 use super::cursor::Cursor;
 use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
 use super::value::{Entry, Value, ValueType};
-use crate::dtype::ggml::GgmlType;
-use crate::dtype::ggml::MAX_DIMS;
+use crate::dtype::ggml::{GgmlType, MAX_DIMS};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 

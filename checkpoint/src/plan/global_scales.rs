@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use microscale::GlobalScale;
 use microscale::formats::nvfp4::Direction;
 
-use crate::conventions::compressed_tensors;
-use crate::conventions::modelopt;
 use crate::conventions::packed::global_scale;
 use crate::conventions::storage::StoredGlobal;
+use crate::conventions::{compressed_tensors, modelopt};
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;

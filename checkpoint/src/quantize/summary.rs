@@ -2,20 +2,17 @@
 
 use std::path::PathBuf;
 
-use microscale::{ErrorStats, Format, GlobalScale, Report, Words};
+use microscale::{BlockError, ErrorStats, Format, GlobalScale, Report, Words, WorstBlocks};
 use serde_json::{Value, json};
 
 use crate::dtype::FileDtype;
 use crate::histogram::Histogram;
-use crate::plan::used_recipe::recipes_to_json;
-use crate::plan::used_recipe::{UsedRecipe, by_format};
+use crate::plan::used_recipe::{UsedRecipe, by_format, recipes_to_json};
 use crate::quantize::details::Details;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
-use microscale::BlockError;
-use microscale::WorstBlocks;
 
 /// What happened to a checkpoint.
 #[derive(Clone, Debug)]

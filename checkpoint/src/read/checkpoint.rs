@@ -11,12 +11,9 @@ use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
-use crate::read::config::CONFIG_FILE;
-use crate::read::config::Config;
-use crate::read::config::HF_QUANT_CONFIG_FILE;
+use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
-use crate::read::shard::Container;
-use crate::read::shard::{Shard, Stored};
+use crate::read::shard::{Container, Shard, Stored};
 use crate::read::tensor::Tensor;
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.

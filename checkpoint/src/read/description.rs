@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use crate::read::checkpoint::Checkpoint;
-use crate::read::config::CONFIG_FILE;
-use crate::read::config::Config;
-use crate::read::config::HF_QUANT_CONFIG_FILE;
+use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 
 /// The entry of it that says how weights are quantized.
 pub(crate) const QUANTIZATION: &str = "quantization_config";

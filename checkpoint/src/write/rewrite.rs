@@ -13,10 +13,8 @@ use crate::read::shard::Shard;
 use crate::write::others;
 use crate::write::others::Skipped;
 use crate::write::output::Output;
-use crate::write::progress::Meter;
-use crate::write::progress::OnProgress;
-use crate::write::work::Renamed;
-use crate::write::work::Rewrite;
+use crate::write::progress::{Meter, OnProgress};
+use crate::write::work::{Renamed, Rewrite};
 use crate::write::workers::{Job, write_shards};
 
 /// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use microscale::{DeviceChoice, ErrorStats, Format, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, Outcome, Part, PartDone, Plan, Planned, Summary,
-    Sums, Totals,
+    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, Outcome, Part, PartDone, Plan,
+    PlanError, Planned, RecipeError, Summary, Sums, Totals,
 };
 
 use crate::failures::Usage;
@@ -22,9 +22,6 @@ use crate::streams::{print, warn};
 use crate::text::table::{
     bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
 };
-use microscale_checkpoint::GivenError;
-use microscale_checkpoint::PlanError;
-use microscale_checkpoint::RecipeError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
