@@ -1,0 +1,46 @@
+//! The repository's own crates.
+
+use super::arrows::Arrows;
+use super::floors::{FLOORS, Floor};
+use microscale_tests::data_dir;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The text of a file of the repository.
+fn read(file: &Path) -> Option<String> {
+    std::fs::read_to_string(data_dir().join(file)).ok()
+}
+
+/// The manifest of a crate. There are no sources, and nothing to check, where the test was packed for another
+/// machine.
+fn manifest(floor: &Floor) -> Option<String> {
+    read(&Path::new(floor.folder).join("Cargo.toml"))
+}
+
+fn roots(floor: &Floor) -> impl Iterator<Item = PathBuf> {
+    floor.roots().into_iter().filter(|root| read(root).is_some())
+}
+
+#[test]
+fn no_crate_imports_one_above_it() {
+    let mut faults = Vec::new();
+    for floor in &FLOORS {
+        let Some(manifest) = manifest(floor) else { continue };
+        let mut named = BTreeMap::new();
+        for root in roots(floor) {
+            named.extend(Arrows::default().add(&root, &read));
+        }
+        faults.extend(floor.faults(&manifest, &named));
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let mut arrows = Arrows::default();
+    for root in FLOORS.iter().flat_map(roots) {
+        arrows.add(&root, &read);
+    }
+    let circles: Vec<_> = arrows.circles().iter().map(|circle| arrows.describe(circle)).collect();
+    assert!(circles.is_empty(), "\n{}", circles.join("\n"));
+}
