@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::fault::{Access, FaultKind, Space};
-use crate::program::{GlobalPlace, SharedPlace};
+use crate::program::{GlobalPlace, Manner, SharedPlace};
 use crate::race::{Cells, Id, Races};
 
 /// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
@@ -296,17 +296,6 @@ pub(crate) enum Wrong {
     NotConstant(usize),
     InFlight(usize),
     Race(usize, Id),
-}
-
-/// How an access is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// A plain one.
-    Weak,
-    /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
-    Atomic,
-    /// `ld.global.nc`
-    Constant,
 }
 
 impl Bytes {

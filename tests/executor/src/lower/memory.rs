@@ -4,9 +4,8 @@
 use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
-use crate::memory::Manner;
 use crate::parse::Operand;
-use crate::program::{Address, Op, Register, Space, Update};
+use crate::program::{Address, Manner, Op, Register, Space, Update};
 
 /// What the words of a load's or store's opcode say.
 struct Modifiers<'s> {

@@ -12,12 +12,11 @@ mod values;
 use std::collections::HashMap;
 
 use self::registers::Registers;
+use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::memory::address_of_variable;
-use crate::module::{ModuleVariable, Parameter};
 use crate::parse::{Instruction, Kind, Operand, Statement};
-pub(crate) use crate::program::Program;
-use crate::program::{GlobalPlace, Guard, Op, Place, SharedPlace};
+use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace};
 
 /// Bytes in front of a variable in shared memory that are no variable's.
 const SHARED_GAP: u32 = 256;

@@ -5,7 +5,7 @@
 use super::minifloat::{Bf16, F16, decode};
 use super::reciprocal::scatter;
 use super::round::{NEAREST, ZERO, canonical, sum, to_f32, to_odd, two_sum};
-use crate::launch::Approximation;
+use crate::approximation::Approximation;
 
 /// Products in a sum.
 pub(crate) const DEPTH: usize = 16;

@@ -2,7 +2,7 @@
 
 use super::float::flush;
 use super::round::{NEAREST, canonical, quotient, to_f32};
-use crate::launch::Approximation;
+use crate::approximation::Approximation;
 
 /// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the table's value.
 /// With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
