@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
-pub(crate) use loaded::{Loaded, Origin, Part, QuantizedThere};
+pub use loaded::{Loaded, Origin, Part, QuantizedThere};
 
 use crate::recipe::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
@@ -107,7 +107,7 @@ impl Device {
     }
 
     /// Whether values are copied to where the device works, so that it is worth while to do several things with them there.
-    pub(crate) fn has_memory(&self) -> bool {
+    pub fn has_memory(&self) -> bool {
         !matches!(self, Self::Cpu)
     }
 
@@ -116,7 +116,7 @@ impl Device {
     /// # Errors
     /// [`Error::Gpu`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU's memory is not counted"))]
-    pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Self>> {
+    pub fn workers(&self, largest: usize) -> Result<Vec<Self>> {
         match self {
             Self::Cpu => Ok((0..CPU_WORKERS).map(|_| Self::Cpu).collect()),
             #[cfg(feature = "cuda")]

@@ -21,14 +21,11 @@
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] |
 //! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
-//! | read and write checkpoints | [`checkpoint`] |
+//!
+//! Checkpoints, files of many tensors, are read and written by the crate `microscale-checkpoint`.
 
 mod amax;
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod bench;
 mod check_search;
-pub mod checkpoint;
 pub mod cpu;
 pub mod device;
 mod element;
@@ -44,10 +41,6 @@ pub mod search_global;
 mod strided;
 mod tensor;
 mod worst_blocks;
-
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod cli;
 
 pub use amax::Amax;
 pub use check_search::check_search;

@@ -261,8 +261,12 @@ impl Recipe {
         facts
     }
 
-    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be. All operations
+    /// do; this is for those who want to know before they begin.
+    ///
+    /// # Errors
+    /// [`Error::NoSearch`], [`Error::GlobalScaleDirection`], [`Error::GlobalScale`].
+    pub fn check(&self) -> Result<()> {
         if self.search != Search::None && self.format().bits() != <E2m1 as mx::Element>::BITS {
             return Err(Error::NoSearch { format: self.format() });
         }
@@ -299,7 +303,6 @@ macro_rules! words {
         }
     };
 }
-pub(crate) use words;
 
 /// Types that are named by one word on the command line, in JSON and in messages.
 pub trait Words: Sized + Copy + PartialEq + 'static {

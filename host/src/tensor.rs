@@ -100,7 +100,7 @@ impl QuantizedShape {
     }
 
     /// What a recipe makes of a matrix.
-    pub(crate) const fn of(recipe: &Recipe, shape: Shape) -> Self {
+    pub const fn of(recipe: &Recipe, shape: Shape) -> Self {
         Self::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
     }
 
@@ -225,7 +225,7 @@ impl QuantizedTensor {
     }
 
     /// The block scales in linear order: copied, if they are in another.
-    pub(crate) fn linear_scales(&self) -> Cow<'_, [u8]> {
+    pub fn linear_scales(&self) -> Cow<'_, [u8]> {
         match self.shape.scale_layout {
             ScaleLayout::Linear => Cow::Borrowed(&self.scales),
             ScaleLayout::Swizzled => Cow::Owned(cpu::unswizzle(&self.scales, self.shape)),

@@ -24,7 +24,16 @@ fn build() -> PathBuf {
     };
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "microscale", "--bin", "microscale", "--profile", profile]);
+    cargo.args([
+        "build",
+        "--quiet",
+        "--package",
+        "microscale-cli",
+        "--bin",
+        "microscale",
+        "--profile",
+        profile,
+    ]);
     cargo.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(profile_dir.parent().unwrap());
     let status = cargo.status().expect("cargo can be started");
     assert!(status.success(), "the program could not be built: {cargo:?}");

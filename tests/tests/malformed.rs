@@ -11,7 +11,7 @@ mod malformed_tests {
 
 use std::path::Path;
 
-use microscale::checkpoint::{self, Checkpoint, FileConvention, Plan, Selection};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, FileConvention, Plan, Selection};
 use microscale_tests::hostile::HEADER_WORDS;
 use microscale_tests::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;

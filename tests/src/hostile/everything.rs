@@ -5,10 +5,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::checkpoint::{
-    self, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert, dequantize, quantize,
-};
 use microscale::{Convention, Device, Dtype, Format, Recipe};
+use microscale_checkpoint::{
+    self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert, dequantize, quantize,
+};
 
 use crate::Scratch;
 

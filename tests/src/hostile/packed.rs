@@ -1,8 +1,8 @@
 //! Sound files with any values: NaN scales, signed scales, codes and floats of every bit pattern, and a recipe
 //! to quantize them by.
 
-use microscale::checkpoint::{Checkpoint, Plan, Selection, quantize};
 use microscale::{Device, NonFinite, Recipe, Search, Words};
+use microscale_checkpoint::{Checkpoint, Plan, Selection, quantize};
 
 use super::checkpoints::{Template, encode};
 use super::draw::Draw;

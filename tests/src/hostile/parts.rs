@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use microscale::checkpoint::{Checkpoint, FileConvention, Part, Plan, Selection, merge, quantize_part};
 use microscale::{Device, Recipe};
+use microscale_checkpoint::{Checkpoint, FileConvention, Part, Plan, Selection, merge, quantize_part};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use microscale::checkpoint::{Checkpoint, Plan, Recipes, quantize};
 use microscale::{Device, Words};
+use microscale_checkpoint::{Checkpoint, Plan, Recipes, quantize};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;

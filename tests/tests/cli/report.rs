@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use approx::assert_relative_eq;
-use microscale::checkpoint::{Checkpoint, inspect};
+use microscale_checkpoint::{Checkpoint, inspect};
 use microscale_tests::{Scratch, run, sample};
 use roxmltree::{Document, Node, ParsingOptions};
 use safetensors::tensor::Dtype;

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use microscale::checkpoint::Part;
+use microscale_checkpoint::Part;
 use microscale_tests::{Scratch, header, raw_file, run};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};

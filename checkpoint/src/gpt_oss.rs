@@ -1,0 +1,43 @@
+//! The convention of OpenAI's gpt-oss models, whose experts are MXFP4.
+//!
+//! | tensor X of sizes [E, K, N] | codes | block scales |
+//! |---|---|---|
+//! | `….experts.gate_up_proj`, `….experts.down_proj` | `X_blocks` U8 [E, N, K/32, 16] | `X_scales` U8 [E, N, K/32] |
+//!
+//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold its
+//! transpose. All other weights stay as they are, for loaders look for no others.
+
+use microscale::Format;
+use serde_json::json;
+
+use crate::convention::{FileConvention, Storage};
+use crate::description::Description;
+use crate::dtype::FileDtype;
+
+pub(crate) const STORED: &[Storage] = &[Storage {
+    convention: FileConvention::GptOss,
+    format: Format::Mxfp4,
+    codes_suffix: "_blocks",
+    codes: FileDtype::U8,
+    scales_suffix: "_scales",
+    scales: FileDtype::U8,
+    global_scale: None,
+    input_scale: None,
+    blocks: None,
+    blocks_apart: true,
+    transposed: true,
+}];
+
+/// The parameters that hold all experts of a layer.
+const EXPERTS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
+
+/// Whether a tensor holds the experts of a layer.
+pub(crate) fn is_expert(name: &str, shape: &[usize]) -> bool {
+    shape.len() == 3 && EXPERTS.iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// Writes the config. Loaders convert experts alone; the list of what they leave out is written for those who read it.
+pub(crate) fn describe(description: &mut Description, ignore: &[String]) {
+    let quantization = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ignore });
+    description.set(quantization);
+}
