@@ -69,7 +69,8 @@ impl Words for Op {
 
 impl Op {
     /// The ladder, from the first version that one would write to the product.
-    pub(crate) const LADDER: [Self; 3] = [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
+    pub(crate) const LADDER: [Self; 3] =
+        [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
 
     /// The kernels that products are chosen from.
     pub(crate) const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
@@ -239,7 +240,13 @@ impl Measurement {
 /// # Errors
 /// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is none;
 /// [`Error::Wrong`] if the output differs from the reference's.
-pub(crate) fn measure(op: Op, recipe: &Recipe, dtype: Dtype, size: Size, device: &Device) -> Result<Measurement> {
+pub(crate) fn measure(
+    op: Op,
+    recipe: &Recipe,
+    dtype: Dtype,
+    size: Size,
+    device: &Device,
+) -> Result<Measurement> {
     op.check(dtype, size)?;
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("safetensors", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("safetensors", bytes));

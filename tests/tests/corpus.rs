@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use microscale_tests::{data_dir, hostile};
+use microscale_test_support::{data_dir, hostile};
 
 /// The most bytes of a single allocation, as of the fuzzer's.
 const MOST_AT_ONCE: usize = 256 << 20;

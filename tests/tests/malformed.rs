@@ -12,8 +12,8 @@ mod malformed_tests {
 use std::path::Path;
 
 use microscale_checkpoint::{self as checkpoint, Checkpoint, FileConvention, Plan, Selection};
-use microscale_tests::hostile::HEADER_WORDS;
-use microscale_tests::{Run, Scratch, command, header, raw_file, run, sample};
+use microscale_test_support::hostile::HEADER_WORDS;
+use microscale_test_support::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
 

@@ -7,7 +7,7 @@ use microscale::Words;
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::{E2m1, E4m3, Ties};
 use microscale_kernels_abi::NvShortcut;
-use microscale_tests::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
 use rayon::prelude::*;
 
 /// A dtype of 16 bits.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use microscale_tests::{Scratch, command, program, run, sample};
+use microscale_test_support::{Scratch, command, program, run, sample};
 
 use super::quantize;
 

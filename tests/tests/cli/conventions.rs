@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{Recipe, Shape};
-use microscale_tests::{Scratch, TensorData, run, sample};
+use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn dequantized(scratch: &Scratch, checkpoint: &str, dtype: &str) -> Tensors {
     tensors(&scratch.path(&out))
 }
 
-fn convert(scratch: &Scratch, from: &str, to: &str, out: &str) -> microscale_tests::Run {
+fn convert(scratch: &Scratch, from: &str, to: &str, out: &str) -> microscale_test_support::Run {
     run(&[&"convert", &scratch.path(from), &"--to", &to, &"--out", &scratch.path(out)])
 }
 

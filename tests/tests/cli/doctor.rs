@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use half::bf16;
-use microscale_tests::{Run, Scratch, run, sample};
+use microscale_test_support::{Run, Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ fn what_is_in_order_is_said_to_be() {
         let scratch = Scratch::new();
         quantize(&scratch, &sample(), "OUT", &["--format", format]).ok();
         for more in [&[][..], &["--against", sample().to_str().unwrap()]] {
-            let mut command = microscale_tests::command(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+            let mut command = microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json"]);
             command.args(more);
             let json: Value = serde_json::from_str(&Run::new(command).ok()).unwrap();
             assert_eq!(json["findings"], json!([]));

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{Convention, Format, Recipe, Shape, quantize as quantized};
-use microscale_tests::{Scratch, run, sample};
+use microscale_test_support::{Scratch, run, sample};
 
 use super::{floats, noise, quantize};
 

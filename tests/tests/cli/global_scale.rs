@@ -4,7 +4,7 @@ use std::fs;
 
 use half::f16;
 use microscale::{Convention, Format, Global, GlobalScale, Recipe, Shape};
-use microscale_tests::{Run, Scratch, TensorData, run};
+use microscale_test_support::{Run, Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 

@@ -23,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
-use microscale_tests::{Run, Scratch, command};
+use microscale_test_support::{Run, Scratch, command};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! What `bench` prints and writes.
 
 use approx::assert_relative_eq;
-use microscale_tests::{Arg, Scratch, run};
+use microscale_test_support::{Arg, Scratch, run};
 
 use super::read_json;
 

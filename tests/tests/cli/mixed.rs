@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use microscale_tests::{Scratch, TensorData, run, sample};
+use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 

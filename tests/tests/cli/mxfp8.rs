@@ -3,7 +3,7 @@
 use half::bf16;
 use microscale::formats::ScaleRule;
 use microscale::{Convention, Format, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape};
-use microscale_tests::{Scratch, run, sample};
+use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use microscale::formats::E4m3;
 use microscale::{
     Amax, Convention, Format, Global, GlobalScale, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Shape,
 };
-use microscale_tests::{Scratch, run, sample};
+use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! Quantized tensors in files whose parts are no scales, or do not fit: errors that name file and tensor, never a panic.
 
-use microscale_tests::{Scratch, TensorData, run};
+use microscale_test_support::{Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
 
 /// 4 × 32 zeros in NVFP4, under these scales and this global scale.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use microscale_tests::{Run, Scratch, command, run, sample};
+use microscale_test_support::{Run, Scratch, command, run, sample};
 use safetensors::tensor::Dtype;
 
 use super::{floats, noise, quantize, read_json};

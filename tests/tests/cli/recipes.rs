@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use microscale_tests::{Run, Scratch, command, run, sample};
+use microscale_test_support::{Run, Scratch, command, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::process::Stdio;
 
-use microscale_tests::{Run, Scratch, TensorData, command, raw_file, run, sample};
+use microscale_test_support::{Run, Scratch, TensorData, command, raw_file, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
@@ -170,7 +170,7 @@ fn a_gpu_that_is_not_there_is_an_error_and_leaves_nothing() {
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.stderr.contains("GPU"), "{run:#?}");
     assert_eq!(before, scratch.contents());
-    assert!(microscale_tests::run(&[&"devices"]).ok().contains("CPU"));
+    assert!(microscale_test_support::run(&[&"devices"]).ok().contains("CPU"));
 }
 
 #[test]

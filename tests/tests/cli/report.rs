@@ -5,7 +5,7 @@ use std::path::Path;
 
 use approx::assert_relative_eq;
 use microscale_checkpoint::{Checkpoint, inspect};
-use microscale_tests::{Scratch, run, sample};
+use microscale_test_support::{Scratch, run, sample};
 use roxmltree::{Document, Node, ParsingOptions};
 use safetensors::tensor::Dtype;
 use serde_json::Value;

@@ -3,7 +3,7 @@
 use approx::assert_relative_eq;
 use half::bf16;
 use microscale::{ErrorStats, Format, QuantizedShape, QuantizedTensor, Recipe, Shape};
-use microscale_tests::{Scratch, run, sample};
+use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 

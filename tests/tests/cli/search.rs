@@ -5,7 +5,7 @@ use microscale::{
     Convention, ErrorStats, Format, Global, GlobalScale, QuantizedTensor, Recipe, Search, Shape, Words,
     search_global,
 };
-use microscale_tests::{Scratch, TensorData, sample};
+use microscale_test_support::{Scratch, TensorData, sample};
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 

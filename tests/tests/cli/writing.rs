@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use microscale::{Convention, Format, Recipe, Scheme, Shape};
-use microscale_tests::{Run, Scratch, command, raw_file, run, sample};
+use microscale_test_support::{Run, Scratch, command, raw_file, run, sample};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::json;

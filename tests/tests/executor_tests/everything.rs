@@ -7,8 +7,8 @@ use half::bf16;
 use microscale::Format;
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
 use microscale_kernels_abi::{TARGETS, kernels};
-use microscale_tests::operands::Scales;
-use microscale_tests::weights::Activations;
+use microscale_test_support::operands::Scales;
+use microscale_test_support::weights::Activations;
 use rayon::prelude::*;
 
 use super::case::ptx;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use microscale::cpu::{Isa, quantize_with};
 use microscale::formats::{NegativeZero, ScaleRule, Ties, e2m1, mx};
 use microscale::{Element, Global, QuantizedTensor, Recipe, Scheme, Shape, dequantize};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
 use rayon::prelude::*;
 
 /// The recipes with code of their own: two rules of scales, each rule of ties, each treatment of −0.

@@ -9,8 +9,8 @@ use microscale::Element;
 use microscale::formats::e2m1::{self, E2m1, E2m1x2, Ties};
 use microscale::formats::mx::{self, rounded_exponent, scale_from_exponent};
 use microscale::formats::{E4m3, E5m2, E8m0, ScaleRule};
-use microscale_tests::golden::tables;
-use microscale_tests::oracle::{self, Exact, MAGNITUDES, e2m1_value, nearest, power_of_two};
+use microscale_test_support::golden::tables;
+use microscale_test_support::oracle::{self, Exact, MAGNITUDES, e2m1_value, nearest, power_of_two};
 use rayon::prelude::*;
 
 use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};

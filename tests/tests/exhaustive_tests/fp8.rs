@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use microscale::formats::{E4m3, E5m2};
-use microscale_tests::golden::tables;
-use microscale_tests::oracle::{self, e4m3_value, e5m2_value};
+use microscale_test_support::golden::tables;
+use microscale_test_support::oracle::{self, e4m3_value, e5m2_value};
 use rayon::prelude::*;
 
 use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};

@@ -7,9 +7,9 @@ use half::{bf16, f16};
 use microscale::Convention;
 use microscale::formats::NegativeZero;
 use microscale::formats::nvfp4::Quantizer;
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
-use microscale_tests::oracle::Exact;
-use microscale_tests::oracle::nvfp4::Rule;
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::oracle::nvfp4::Rule;
 
 use super::walk::{INFINITY, assert_everywhere};
 

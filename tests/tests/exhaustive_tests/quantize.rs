@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 use microscale::{Format, Global, Recipe, Shape};
-use microscale_tests::cases::{
+use microscale_test_support::cases::{
     NVFP4_CONVENTIONS, assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, every_nvfp4_recipe,
     given_for, nvfp4_arithmetic,
 };
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{Exact, power_of_two};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{Exact, power_of_two};
 use rayon::prelude::*;
 
 /// Blocks of neighbouring patterns, whose codes are all large, and of patterns from everywhere, whose codes are mostly

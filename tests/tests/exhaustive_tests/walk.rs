@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use microscale_tests::oracle::power_of_two;
+use microscale_test_support::oracle::power_of_two;
 use rayon::prelude::*;
 
 pub(super) const SIGN: u32 = 0x8000_0000;

@@ -1,9 +1,9 @@
 //! The MXFP4 and MXFP8 files' groups of rows are all there, and hold the cases that they are named for.
 
 use microscale::Format;
-use microscale_tests::golden::{Golden, Input};
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
+use microscale_test_support::golden::{Golden, Input};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
 
 use super::mx::every_file;
 

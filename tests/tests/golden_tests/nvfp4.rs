@@ -9,10 +9,10 @@ use microscale::{
     Convention, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, QuantizedTensor, Recipe,
     Result, ScaleLayout, Shape,
 };
-use microscale_tests::cases::{assert_as_expected, every_nvfp4_recipe, quantize, spread};
-use microscale_tests::golden::{Case, Input, Nvfp4, files};
-use microscale_tests::oracle::nvfp4::BLOCK;
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{assert_as_expected, every_nvfp4_recipe, quantize, spread};
+use microscale_test_support::golden::{Case, Input, Nvfp4, files};
+use microscale_test_support::oracle::nvfp4::BLOCK;
+use microscale_test_support::oracle::{self, Exact};
 
 /// A file, and its cases whose global scale is not the one that we compute, by the reason.
 type File = (&'static str, &'static [(Why, &'static [&'static str])]);

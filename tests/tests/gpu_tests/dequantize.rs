@@ -7,7 +7,7 @@ use microscale::{
     Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, Words, dequantize,
     dequantize_into,
 };
-use microscale_tests::cases::given_for;
+use microscale_test_support::cases::given_for;
 
 use super::support::SHAPES;
 

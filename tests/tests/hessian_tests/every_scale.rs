@@ -6,8 +6,8 @@ use microscale::formats::{GlobalScale, ScaleLayout, Search};
 use microscale::{
     Format, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, quantize, quantize_hessian,
 };
-use microscale_tests::oracle::nvfp4::{self, Rule};
-use microscale_tests::oracle::{self, Exact, mx};
+use microscale_test_support::oracle::nvfp4::{self, Rule};
+use microscale_test_support::oracle::{self, Exact, mx};
 
 use super::inputs::{ALL_INPUTS, Inputs, Numbers, hessian, matrix, recipes};
 

@@ -1,7 +1,7 @@
 //! Matrices, what layers' inputs look like, and recipes.
 
 use microscale::{Convention, Format, Global, Recipe, Shape};
-use microscale_tests::oracle::Exact;
+use microscale_test_support::oracle::Exact;
 
 /// Numbers that look random.
 pub(crate) struct Numbers(pub(crate) fastrand::Rng);

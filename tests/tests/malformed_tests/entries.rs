@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use microscale_tests::{Scratch, make_pipe, run};
+use microscale_test_support::{Scratch, make_pipe, run};
 
 use super::{refused, sharded};
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use microscale_checkpoint::Part;
-use microscale_tests::{Scratch, header, raw_file, run};
+use microscale_test_support::{Scratch, header, raw_file, run};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -128,7 +128,7 @@ fn notes_that_lie_are_not_believed() {
 #[cfg(target_os = "linux")]
 #[test]
 fn pipes_and_links_among_parts() {
-    use microscale_tests::make_pipe;
+    use microscale_test_support::make_pipe;
     let (scratch, parts) = in_parts();
     let merge = || run(&[&"merge", &scratch.path("in"), &"--out", &scratch.path("OUT")]);
     let (shard, note) = (parts.join("one.safetensors"), parts.join("one.safetensors.note.json"));

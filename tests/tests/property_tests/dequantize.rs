@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};
 use microscale::formats::GlobalScale;
 use microscale::{Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, dequantize, dequantize_into};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{any_tensor_of_any_format, runs};

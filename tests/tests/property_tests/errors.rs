@@ -7,8 +7,8 @@ use microscale::{
     QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize, dequantize_into,
     quantize,
 };
-use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{any_of, runs};

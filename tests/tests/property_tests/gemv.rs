@@ -7,9 +7,9 @@ use microscale::{
     Activation, Batch, Error, Format, OperandFault, QuantizedShape, QuantizedTensor, ScaleLayout, gemv,
     gemv_weights,
 };
-use microscale_tests::operands::{Scales, tensor};
-use microscale_tests::oracle::{self, Exact, dot};
-use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, near};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::{self, Exact, dot};
+use microscale_test_support::weights::{Activations, Bound, ExactProducts, activations, near};
 use proptest::prelude::*;
 
 use super::inputs::runs;

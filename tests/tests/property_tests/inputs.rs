@@ -5,9 +5,9 @@ use std::fmt;
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleLayout, ScaleRule, Ties, mx};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, Words};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
-use microscale_tests::oracle::nvfp4::tensor_amax;
-use microscale_tests::oracle::{self, Exact, power_of_two};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::oracle::nvfp4::tensor_amax;
+use microscale_test_support::oracle::{self, Exact, power_of_two};
 use proptest::prelude::*;
 
 /// A matrix and its place in memory.

@@ -6,9 +6,9 @@ use microscale::{
     Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe,
     Report, ScaleLayout, Shape, Words, quantize,
 };
-use microscale_tests::cases::{assert_same_blocks, quantized_shape, spread};
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{self, Exact, Expected};
+use microscale_test_support::cases::{assert_same_blocks, quantized_shape, spread};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{self, Exact, Expected};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Where work may be cut: around multiples of 65 536 elements, in one row or many, whole blocks or not.

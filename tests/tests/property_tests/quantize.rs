@@ -4,13 +4,13 @@ use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::formats::{NegativeZero, ScaleLayout};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Report, Scheme, Shape};
-use microscale_tests::cases::{
+use microscale_test_support::cases::{
     NVFP4_CONVENTIONS, assert_as_expected, block_of_ties, every_recipe, given_for, nvfp4_arithmetic,
     quantize, spread,
 };
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::nvfp4::{Rule, Scaling};
-use microscale_tests::oracle::{self, Exact, power_of_two, unpack};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::nvfp4::{Rule, Scaling};
+use microscale_test_support::oracle::{self, Exact, power_of_two, unpack};
 use proptest::prelude::*;
 
 use super::inputs::{case, runs};

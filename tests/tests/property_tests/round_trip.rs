@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use microscale::formats::mx::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
 use microscale::{Format, GlobalScale, NonFinite, Recipe, ScaleLayout, Scheme, Shape, dequantize, quantize};
-use microscale_tests::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES, power_of_two};
+use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES, power_of_two};
 use proptest::prelude::*;
 
 use super::inputs::{Case, Matrix, case, matrix, mxfp4_recipe, runs};

@@ -58,8 +58,9 @@ fn weights(most: usize) -> Vec<f32> {
     let files = match std::env::var_os("MICROSCALE_WEIGHTS") {
         Some(file) => vec![PathBuf::from(file)],
         None => {
-            let shard =
-                |shard| microscale_tests::sample().join(format!("model-0000{shard}-of-00002.safetensors"));
+            let shard = |shard| {
+                microscale_test_support::sample().join(format!("model-0000{shard}-of-00002.safetensors"))
+            };
             vec![shard(1), shard(2)]
         }
     };

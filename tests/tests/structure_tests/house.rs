@@ -2,7 +2,7 @@
 
 use super::arrows::Arrows;
 use super::floors::{FLOORS, Floor};
-use microscale_tests::data_dir;
+use microscale_test_support::data_dir;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -16,7 +16,8 @@ pub(super) struct Executable {
 
 /// The program, as released.
 pub(super) fn build_program(root: &Path) -> Result<Executable> {
-    let messages = cargo(root, &["build", "--release", "--package", "microscale-cli", "--bin", "microscale"])?;
+    let messages =
+        cargo(root, &["build", "--release", "--package", "microscale-cli", "--bin", "microscale"])?;
     let found = executables(&messages, false)?.pop();
     let program = found.context("cargo built no program `microscale`")?;
     Ok(Executable { name: "microscale".to_owned(), ..program })

@@ -22,7 +22,7 @@ fn build() -> PathBuf {
         Some("debug") | None => "dev",
         Some(profile) => profile,
     };
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args([
         "build",

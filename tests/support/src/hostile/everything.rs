@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use microscale::{Convention, Device, Dtype, Format, Recipe};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert, dequantize, quantize,
+    self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert,
+    dequantize, quantize,
 };
 
 use crate::Scratch;
