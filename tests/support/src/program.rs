@@ -5,39 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The program: what `MICROSCALE_BIN` names, or else built now, in the profile and the target directory of this test.
-///
-/// # Panics
-/// If it cannot be built.
+/// The program: what `MICROSCALE_BIN` names, or else what cargo built for the tests of its package.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| std::env::var_os("MICROSCALE_BIN").map_or_else(build, PathBuf::from))
+    PROGRAM.get_or_init(|| std::env::var_os("MICROSCALE_BIN").map_or_else(built, PathBuf::from))
 }
 
-/// Tests run from `TARGET/PROFILE/deps`; the program belongs into `TARGET/PROFILE`.
-fn build() -> PathBuf {
+/// Tests run from `TARGET/PROFILE/deps`; the program lies in `TARGET/PROFILE`. Cargo tells the test where,
+/// but only its own crate.
+fn built() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
-    let profile_dir = test.parent().and_then(Path::parent).expect("a test lies in TARGET/PROFILE/deps");
-    let profile = match profile_dir.file_name().and_then(OsStr::to_str) {
-        Some("debug") | None => "dev",
-        Some(profile) => profile,
-    };
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args([
-        "build",
-        "--quiet",
-        "--package",
-        "microscale-cli",
-        "--bin",
-        "microscale",
-        "--profile",
-        profile,
-    ]);
-    cargo.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(profile_dir.parent().unwrap());
-    let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "the program could not be built: {cargo:?}");
-    profile_dir.join("microscale").with_extension(std::env::consts::EXE_EXTENSION)
+    let folder = test.parent().and_then(Path::parent).expect("a test lies in TARGET/PROFILE/deps");
+    folder.join("microscale").with_extension(std::env::consts::EXE_EXTENSION)
 }
 
 /// An argument: words and paths alike.
