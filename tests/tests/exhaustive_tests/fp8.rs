@@ -7,7 +7,9 @@ use microscale_test_support::golden::tables;
 use microscale_test_support::oracle::{self, e4m3_value, e5m2_value};
 use rayon::prelude::*;
 
-use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};
+use super::walk::{
+    INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
+};
 
 /// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The last range,
 /// that of the largest number, ends with infinity.
@@ -23,12 +25,12 @@ fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
 
 /// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one code.
 #[inline(always)]
-fn assert_codes(magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
+fn assert_codes(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
     let steps = steps(magnitudes);
     (0..steps.len()).into_par_iter().for_each(|code| {
         let right = both_signs(code as u32, code as u32 | 0x80);
         let found = |bits| both_signs(found(bits), found(bits | SIGN));
-        assert_everywhere(steps[code].clone(), right, found, what);
+        assert_everywhere(walk, steps[code].clone(), right, found, what);
     });
 }
 
@@ -46,18 +48,18 @@ fn the_steps_are_where_the_nearest_code_changes() {
     }
 }
 
-#[test]
-fn e4m3_from_every_f32() {
-    let found = |bits| u32::from(E4m3::from_f32(f32::from_bits(bits)).to_bits());
-    assert_codes(&oracle::E4M3, found, "E4m3::from_f32");
-    assert_nan_codes(0x7F, found, "E4m3::from_f32");
-}
+walks! {
+    fn e4m3_from_f32(walk: Walk) {
+        let found = |bits| u32::from(E4m3::from_f32(f32::from_bits(bits)).to_bits());
+        assert_codes(walk, &oracle::E4M3, found, "E4m3::from_f32");
+        assert_nan_codes(walk, 0x7F, found, "E4m3::from_f32");
+    }
 
-#[test]
-fn e5m2_from_every_f32() {
-    let found = |bits| u32::from(E5m2::from_f32(f32::from_bits(bits)).to_bits());
-    assert_codes(&oracle::E5M2, found, "E5m2::from_f32");
-    assert_nan_codes(0x7F, found, "E5m2::from_f32");
+    fn e5m2_from_f32(walk: Walk) {
+        let found = |bits| u32::from(E5m2::from_f32(f32::from_bits(bits)).to_bits());
+        assert_codes(walk, &oracle::E5M2, found, "E5m2::from_f32");
+        assert_nan_codes(walk, 0x7F, found, "E5m2::from_f32");
+    }
 }
 
 /// Whether two numbers are the same bits, or both NaN.
@@ -120,21 +122,22 @@ fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     }
 }
 
-/// `float8` agrees likewise: on every f32 but NaN and what saturates.
-#[test]
-fn float8_agrees_on_every_f32_up_to_saturation() {
-    fn check(magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
-        let largest = magnitudes[magnitudes.len() - 1];
-        let end = first(|v| v > largest);
-        let steps = steps(magnitudes);
-        (0..steps.len()).into_par_iter().for_each(|code| {
-            let range = steps[code].start..steps[code].end.min(end);
-            let right = both_signs(code as u32, code as u32 | 0x80);
-            assert_everywhere(range, right, |bits| both_signs(found(bits), found(bits | SIGN)), what);
-        });
+walks! {
+    /// `float8` agrees likewise: on every f32 but NaN and what saturates.
+    fn float8_agrees_up_to_saturation(walk: Walk) {
+        fn check(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
+            let largest = magnitudes[magnitudes.len() - 1];
+            let end = first(|v| v > largest);
+            let steps = steps(magnitudes);
+            (0..steps.len()).into_par_iter().for_each(|code| {
+                let range = steps[code].start..steps[code].end.min(end);
+                let right = both_signs(code as u32, code as u32 | 0x80);
+                assert_everywhere(walk, range, right, |bits| both_signs(found(bits), found(bits | SIGN)), what);
+            });
+        }
+        let e4m3 = |bits| u32::from(float8::F8E4M3::from_f32(f32::from_bits(bits)).to_bits());
+        check(walk, &oracle::E4M3, e4m3, "float8's E4M3");
+        let e5m2 = |bits| u32::from(float8::F8E5M2::from_f32(f32::from_bits(bits)).to_bits());
+        check(walk, &oracle::E5M2, e5m2, "float8's E5M2");
     }
-    let e4m3 = |bits| u32::from(float8::F8E4M3::from_f32(f32::from_bits(bits)).to_bits());
-    check(&oracle::E4M3, e4m3, "float8's E4M3");
-    let e5m2 = |bits| u32::from(float8::F8E5M2::from_f32(f32::from_bits(bits)).to_bits());
-    check(&oracle::E5M2, e5m2, "float8's E5M2");
 }
