@@ -44,3 +44,16 @@ fn no_modules_import_each_other_in_a_circle() {
     let circles: Vec<_> = arrows.circles().iter().map(|circle| arrows.describe(circle)).collect();
     assert!(circles.is_empty(), "\n{}", circles.join("\n"));
 }
+
+/// `cargo run` builds the libraries and programs of all default members: among these may be no crate of tests.
+#[test]
+fn cargo_run_builds_no_test_crate() {
+    let Some(manifest) = read(Path::new("Cargo.toml")) else { return };
+    let manifest: toml::Table = manifest.parse().expect("the workspace's manifest");
+    for member in manifest["workspace"]["default-members"].as_array().expect("a list") {
+        let member = member.as_str().expect("a folder");
+        let product = ["formats", "kernels-abi", "host", "checkpoint", "cli"].contains(&member);
+        let builds = ["src/lib.rs", "src/main.rs"].map(|root| read(&Path::new(member).join(root)).is_some());
+        assert!(product || builds == [false, false], "{member} would be built");
+    }
+}
