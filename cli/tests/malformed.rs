@@ -1,5 +1,5 @@
-//! Malformed input and output that cannot be written: an error that names file and tensor, exit code 1, nothing left
-//! behind, and never a panic.
+//! Malformed input and output that cannot be written: an error that names file and tensor, exit code 1,
+//! nothing left behind, and never a panic.
 
 mod malformed_tests {
     #[cfg(unix)]

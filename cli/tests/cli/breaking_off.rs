@@ -1,5 +1,5 @@
-//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is complete or
-//! absent. (A full disk is in `malformed`.)
+//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is
+//! complete or absent. (A full disk is in `malformed`.)
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,8 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.file_name().unwrap().into(), fs::read(path).unwrap())).collect()
 }
 
-/// What lies in a scratch directory beside what is expected, but for temporary directories, which only a kill leaves.
+/// What lies in a scratch directory beside what is expected, but for temporary directories, which only a kill
+/// leaves.
 fn visible(scratch: &Scratch) -> Vec<String> {
     let entries = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();

@@ -204,7 +204,8 @@ fn quantized_files_are_read_back() {
             tensors.iter().map(|(name, shape, ..)| (name.clone(), shape.clone())).collect::<Vec<_>>()
         };
         assert_eq!(names(&tensors), names(&model()));
-        // The values are those of the same tensors in safetensors files, whose scales differ by a rounding at most.
+        // The values are those of the same tensors in safetensors files, whose scales differ by a rounding at
+        // most.
         let text = run(&[&"compare", &input, &out]).ok();
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         let total = rows.iter().find(|row| row.first() == Some(&"total")).unwrap();

@@ -1,4 +1,5 @@
-//! Quantized tensors in files whose parts are no scales, or do not fit: errors that name file and tensor, never a panic.
+//! Quantized tensors in files whose parts are no scales, or do not fit: errors that name file and tensor,
+//! never a panic.
 
 use microscale_test_support::{Scratch, TensorData, run};
 use safetensors::tensor::Dtype;

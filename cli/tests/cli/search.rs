@@ -1,4 +1,5 @@
-//! Searched scales: the words, what is printed of them, weights by column, and global scales that are searched too.
+//! Searched scales: the words, what is printed of them, weights by column, and global scales that are
+//! searched too.
 
 use half::bf16;
 use microscale::{

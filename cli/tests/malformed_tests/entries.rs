@@ -1,5 +1,5 @@
-//! What a directory may hold beside files: links in circles, links out, pipes and devices. Nothing waits, nothing
-//! is written elsewhere.
+//! What a directory may hold beside files: links in circles, links out, pipes and devices. Nothing waits,
+//! nothing is written elsewhere.
 
 use std::fs;
 use std::os::unix::fs::symlink;

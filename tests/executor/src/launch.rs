@@ -68,14 +68,16 @@ impl Launch {
     }
 }
 
-/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block, blocks. A
-/// correct kernel gives the same results in every order.
+/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block,
+/// blocks. A correct kernel gives the same results in every order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early as they can.
+    /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early
+    /// as they can.
     #[default]
     LowestFirst,
-    /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late as they can.
+    /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late
+    /// as they can.
     HighestFirst,
     /// By chance, from this seed, with a change every few instructions.
     Random(u64),
@@ -169,7 +171,8 @@ impl Statistics {
     }
 }
 
-/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`] takes.
+/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`]
+/// takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) seen: Vec<u8>,
@@ -194,7 +197,8 @@ impl Coverage {
         self.seen.get(index).is_some_and(|seen| seen & EXECUTED != 0)
     }
 
-    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not taken.
+    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not
+    /// taken.
     pub fn skipped(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & SKIPPED != 0)
     }

@@ -135,7 +135,8 @@ impl Memory {
         self.buffers.iter().enumerate().map(|(index, store)| Buffer { index, address: store.address })
     }
 
-    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must not overlap.
+    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must
+    /// not overlap.
     pub fn place(&mut self, buffer: Buffer, address: u64) {
         self.placed = true;
         self.buffers[buffer.index].address = address;

@@ -9,7 +9,8 @@ use crate::lower;
 use crate::parse::{self, Statement};
 use crate::program::Program;
 
-/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked for.
+/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked
+/// for.
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
@@ -63,7 +64,8 @@ impl Module {
                 }
                 ".visible" | ".extern" | ".weak" => {}
                 ".shared" => shared.push(parse::variable(&mut lexer)?.into()),
-                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known here.
+                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known
+                // here.
                 ".global" => global.push(parse::variable(&mut lexer)?.into()),
                 ".entry" => kernels.push(entry(&mut lexer)?),
                 // Kernels that call a function are refused when they are lowered; the others need not know.

@@ -40,8 +40,8 @@ pub fn every_mxfp8_recipe() -> Vec<Recipe> {
 pub const NVFP4_CONVENTIONS: [Convention; 4] =
     [Convention::Torchao, Convention::CompressedTensors, Convention::Modelopt, Convention::TransformerEngine];
 
-/// Every combination of convention, treatment of −0 and non-finite policy of NVFP4, with the global scale computed,
-/// absent, and given as what suits each of these amaxes.
+/// Every combination of convention, treatment of −0 and non-finite policy of NVFP4, with the global scale
+/// computed, absent, and given as what suits each of these amaxes.
 pub fn every_nvfp4_recipe(amaxes: &[f32]) -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for convention in NVFP4_CONVENTIONS {
@@ -70,7 +70,8 @@ pub fn nvfp4_arithmetic(convention: Convention) -> Arithmetic {
     convention.nvfp4().expect("a convention of NVFP4")
 }
 
-/// A global scale that suits this amax, as near to it as the range allows: 448 / G and 448 · s are finite, both are normal.
+/// A global scale that suits this amax, as near to it as the range allows: 448 / G and 448 · s are finite,
+/// both are normal.
 pub fn given_for(direction: Direction, amax: f32) -> GlobalScale {
     match direction {
         Direction::Divisor => {
@@ -89,8 +90,9 @@ fn under_every_policy(scheme: Scheme) -> impl Iterator<Item = Recipe> {
     NonFinite::WORDS.iter().map(move |&(_, non_finite)| Recipe { scheme, non_finite, ..Recipe::default() })
 }
 
-/// A block, of a convention under the global scale `global`, that gets the scale byte `scale` and whose other elements
-/// are the midpoints of E2M1 under that scale and their neighbours, so that quotients land on ties and one step beside them.
+/// A block, of a convention under the global scale `global`, that gets the scale byte `scale` and whose other
+/// elements are the midpoints of E2M1 under that scale and their neighbours, so that quotients land on ties
+/// and one step beside them.
 pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -> Vec<T> {
     const MIDPOINTS: [f64; 8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0];
     let scaling = rule.scaling(scale);
@@ -151,7 +153,8 @@ pub fn quantize<T: Element>(
     Ok((tensor, report))
 }
 
-/// Asserts that every instruction set gives what the oracle gives, bytes and counts, or refuses with the same counts.
+/// Asserts that every instruction set gives what the oracle gives, bytes and counts, or refuses with the same
+/// counts.
 pub fn assert_as_expected<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expected {
     let expected = oracle::quantize(values, shape, recipe);
     for isa in Isa::available() {

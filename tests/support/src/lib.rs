@@ -16,8 +16,8 @@ use std::path::PathBuf;
 pub use program::{Arg, Run, command, program, run};
 pub use scratch::{Scratch, TensorData, header, make_pipe, raw_file};
 
-/// The repository's root, which holds `sample/`, `tests/golden/` and `fuzz/corpus/`; or what `MICROSCALE_TEST_DATA`
-/// names, for tests that run on another machine than they were built on.
+/// The repository's root, which holds `sample/`, `tests/golden/` and `fuzz/corpus/`; or what
+/// `MICROSCALE_TEST_DATA` names, for tests that run on another machine than they were built on.
 pub fn data_dir() -> PathBuf {
     let root = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from)

@@ -1,5 +1,5 @@
-//! Weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing, so that only f32's
-//! roundings and their order are left.
+//! Weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing, so that
+//! only f32's roundings and their order are left.
 
 use microscale::{Format, QuantizedTensor};
 
@@ -9,7 +9,8 @@ use crate::weights::STEP;
 
 /// Columns of a chunk, which is a lane's in a step.
 const CHUNK: usize = 32;
-/// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a [`STEP`] does.
+/// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a
+/// [`STEP`] does.
 const GROUP: usize = 16;
 
 /// The order in which a kernel adds.
@@ -75,8 +76,8 @@ impl Order {
     }
 }
 
-/// A sum that is exact however it is added, with two bits to spare: all terms' magnitudes come to at most 2^22 times
-/// the lowest of their last bits.
+/// A sum that is exact however it is added, with two bits to spare: all terms' magnitudes come to at most
+/// 2^22 times the lowest of their last bits.
 fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
     let last_bit = |term: f64| {
         let significand = term.to_bits() & ((1 << 52) - 1) | 1 << 52;

@@ -53,8 +53,8 @@ impl Scratch {
         self.write(Path::new(directory).join("model.safetensors.index.json"), index.to_string())
     }
 
-    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has changed.
-    /// Links have what they point to; what else there may be is not opened.
+    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has
+    /// changed. Links have what they point to; what else there may be is not opened.
     pub fn contents(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let (mut found, mut open) = (BTreeMap::new(), vec![self.0.path().to_path_buf()]);
         while let Some(directory) = open.pop() {
@@ -84,7 +84,8 @@ pub fn raw_file(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// A header that describes tensors by (name, dtype, shape, start, end), with numbers as they are written in JSON.
+/// A header that describes tensors by (name, dtype, shape, start, end), with numbers as they are written in
+/// JSON.
 pub fn header(tensors: &[(&str, &str, &str, &str, &str)]) -> String {
     let entries = tensors.iter().map(|(name, dtype, shape, start, end)| {
         format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)

@@ -44,8 +44,8 @@ pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastr
     std::iter::repeat_with(|| one(random)).filter(fits).take(count).collect()
 }
 
-/// How far a result may be from an exact sum, besides its rounding: γ times the sum of the products' magnitudes, and δ,
-/// which is without the global scale.
+/// How far a result may be from an exact sum, besides its rounding: γ times the sum of the products'
+/// magnitudes, and δ, which is without the global scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     gamma: f64,
@@ -58,10 +58,10 @@ const ONE: u8 = 2;
 pub(crate) const STEP: usize = 128;
 /// `mma`s of a step, one after the other from zero.
 const CHAIN: f64 = 8.0;
-/// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The largest addend
-/// is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once, 16 others are cut and so
-/// is their sum. If they are added by halves, as an A100 does, 8 others are cut and a sum, twice. One addition
-/// after the other, each rounded to nearest, loses half of 16 units.
+/// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The
+/// largest addend is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once,
+/// 16 others are cut and so is their sum. If they are added by halves, as an A100 does, 8 others are cut and
+/// a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
 const LOST: f64 = 18.0;
 
 impl Bound {
@@ -76,14 +76,15 @@ impl Bound {
 
     /// That of tensor cores, for rows that are not computed by the definition.
     ///
-    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at most `LOST`
-    /// units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of 2^−24. The n-th
-    /// is room for products of errors and for what is rounded to f64. A part of a row has its own sum: a row is
-    /// divided between `segments` and between `splits`.
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at
+    /// most `LOST` units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of
+    /// 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of a row has its
+    /// own sum: a row is divided between `segments` and between `splits`.
     ///
-    /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16, weights are
-    /// lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of an `mma`'s sum, of
-    /// which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where they may not be.
+    /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
+    /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
+    /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
+    /// they may not be.
     pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
         let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
         let is_bf16 = T::LARGEST > 1e5;
@@ -93,16 +94,18 @@ impl Bound {
         }
     }
 
-    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the definition.
+    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the
+    /// definition.
     ///
-    /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them, besides
-    /// zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of 2^−24; so are the
-    /// sums of eight lanes, by pairs; one more is room for products of errors and for what is rounded to f64. A part of
-    /// a row has its own sum: a row is divided between two segments, each between four lanes, and between `splits`.
+    /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them,
+    /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
+    /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
+    /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
+    /// between four lanes, and between `splits`.
     ///
-    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma` loses at
-    /// most five times `least` there, a product's or a sum's, under the group's scale; and of the sum with it, which
-    /// tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
+    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
+    /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
+    /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
     pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
         let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
@@ -118,8 +121,8 @@ impl Bound {
         }
     }
 
-    /// How far a result may be, given the sum of the products' magnitudes under the global scale, and what becomes of
-    /// one under it.
+    /// How far a result may be, given the sum of the products' magnitudes under the global scale, and what
+    /// becomes of one under it.
     pub fn error(self, magnitudes: f64, scale: f64) -> f64 {
         self.gamma * magnitudes + self.delta * scale
     }
@@ -240,14 +243,14 @@ pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
     if near { Ok(()) } else { Err(format!("{y:?} is not {exact:e} ± {error:e}")) }
 }
 
-/// The first and the last scale of MXFP4 under which weights are exact in a dtype of activations and their products far
-/// from its ends.
+/// The first and the last scale of MXFP4 under which weights are exact in a dtype of activations and their
+/// products far from its ends.
 pub fn usual_scales<T: Exact>() -> [u8; 2] {
     if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
 }
 
-/// Whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that is not all zeros
-/// has another scale than [`usual_scales`].
+/// Whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that is not
+/// all zeros has another scale than [`usual_scales`].
 pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
     let QuantizedShape { format, .. } = weights.shape();
     if format != Format::Mxfp4 {

@@ -19,7 +19,8 @@ use super::walk::{
 
 const ALL_TIES: [Ties; 3] = [Ties::Even, Ties::Away, Ties::Zero];
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed. The last range ends with infinity.
+/// The magnitude bits of each code: where the exact midpoint below it is passed. The last range ends with
+/// infinity.
 fn steps(ties: Ties) -> [Range<u32>; 8] {
     let start = |code: usize| {
         let Some(below) = code.checked_sub(1) else { return 0 };
@@ -126,7 +127,8 @@ walks! {
 
 fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::Element) {
     for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
-        // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax else.
+        // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax
+        // else.
         let start = |k: i32| match rule {
             ScaleRule::Floor => first(|v| v >= element.power() * power_of_two(k)),
             ScaleRule::Even => first(|v| v >= element.even_from() * power_of_two(k)),
@@ -173,8 +175,8 @@ fn every_16_bit_pattern_widens_exactly() {
     }
 }
 
-/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a value midway
-/// goes to the even one.
+/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a
+/// value midway goes to the even one.
 fn narrow_to<T: Exact>(walk: Walk, infinity: u32, nan: u32) {
     let value_of = |bits: u32| match infinity - bits {
         0 => 2.0 * T::LARGEST - T::of_bits(infinity - 2).to_f64(),

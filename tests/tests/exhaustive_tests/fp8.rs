@@ -1,4 +1,5 @@
-//! The 8-bit floats, from every f32 and of every byte, against the oracle's list of magnitudes, `ml_dtypes` and `float8`.
+//! The 8-bit floats, from every f32 and of every byte, against the oracle's list of magnitudes, `ml_dtypes`
+//! and `float8`.
 
 use std::ops::Range;
 
@@ -11,8 +12,8 @@ use super::walk::{
     INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
 };
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The last range,
-/// that of the largest number, ends with infinity.
+/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The
+/// last range, that of the largest number, ends with infinity.
 fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     let last = magnitudes.len() - 1;
     let start = |code: usize| {
@@ -23,7 +24,8 @@ fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     (0..=last).map(|code| start(code)..if code == last { INFINITY + 1 } else { start(code + 1) }).collect()
 }
 
-/// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one code.
+/// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one
+/// code.
 #[inline(always)]
 fn assert_codes(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
     let steps = steps(magnitudes);
@@ -96,7 +98,8 @@ fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     let tables = tables("nvfp4");
     let e4m3 = |x| E4m3::from_f32(x).to_bits();
     let e5m2 = |x| E5m2::from_f32(x).to_bits();
-    // The type, what ml_dtypes gives beyond (whose infinity is E5M2's 0x7C), its NaN, the largest number's code.
+    // The type, what ml_dtypes gives beyond (whose infinity is E5M2's 0x7C), its NaN, the largest number's
+    // code.
     type FromF32<'a> = &'a dyn Fn(f32) -> u8;
     let types: [(&str, FromF32<'_>, f32, u8, u8); 2] =
         [("e4m3", &e4m3, 464.0, 0x7F, 0x7E), ("e5m2", &e5m2, 61439.996, 0x7C, 0x7B)];

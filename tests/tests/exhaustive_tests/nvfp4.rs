@@ -1,7 +1,7 @@
 //! The block scale of every amax, in every convention.
 //!
-//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function of amax.
-//! The oracle says where the steps are, and the library must have no others.
+//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function
+//! of amax. The oracle says where the steps are, and the library must have no others.
 
 use half::{bf16, f16};
 use microscale::Convention;
@@ -13,8 +13,8 @@ use microscale_test_support::oracle::nvfp4::Rule;
 
 use super::walk::{INFINITY, Walk, assert_everywhere, walks};
 
-/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that underflows
-/// to zero becomes 1, so it comes first.
+/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that
+/// underflows to zero becomes 1, so it comes first.
 fn expected<T: Exact>(rule: Rule, bits: u32) -> u8 {
     rule.byte(rule.wanted::<T>(f32::from_bits(bits)))
 }

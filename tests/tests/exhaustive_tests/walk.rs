@@ -1,5 +1,6 @@
-//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with exact f64
-//! arithmetic and then walks every pattern of each step, comparing the library's answer with the step's one answer.
+//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with
+//! exact f64 arithmetic and then walks every pattern of each step, comparing the library's answer with the
+//! step's one answer.
 
 use std::ops::Range;
 
@@ -52,7 +53,8 @@ pub(super) fn value(magnitude: u32) -> f64 {
     }
 }
 
-/// The first finite magnitude bits for which `passed` holds, which must not stop holding above; infinity's if none.
+/// The first finite magnitude bits for which `passed` holds, which must not stop holding above; infinity's if
+/// none.
 pub(super) fn first(passed: impl Fn(f64) -> bool) -> u32 {
     let (mut below, mut above) = (0, INFINITY);
     while below < above {

@@ -7,7 +7,8 @@ use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
 
 use super::mx::every_file;
 
-/// What a block of a group is for, in the terms of its elements' exact values; one block of the group must be so.
+/// What a block of a group is for, in the terms of its elements' exact values; one block of the group must be
+/// so.
 fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
     let values: Vec<f64> = block.iter().map(|v| v.to_f64()).collect();
     let all = |is: fn(&f64) -> bool| values.iter().all(is);

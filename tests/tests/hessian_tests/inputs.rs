@@ -94,7 +94,8 @@ pub(crate) fn hessian(inputs: Inputs, cols: usize, block: usize, numbers: &mut N
     all
 }
 
-/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block can hold.
+/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block
+/// can hold.
 pub(crate) fn element(kind: usize, numbers: &mut Numbers) -> f64 {
     let normal = numbers.normal();
     match kind {

@@ -133,7 +133,8 @@ fn errors_say_what_is_wrong() {
     assert_eq!(report, Report { nan: 2, infinite: 1, first_non_finite: Some(first), ..Report::default() });
 }
 
-/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is allocated.
+/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is
+/// allocated.
 #[test]
 fn a_large_shape_of_a_short_slice_is_refused() {
     for shape in [
@@ -352,7 +353,8 @@ fn global_scales_that_cannot_be_are_refused() {
     }
 }
 
-/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for every amax.
+/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for
+/// every amax.
 #[test]
 fn every_amax_has_a_global_scale_in_range() {
     fn check<T: Exact>(amax: T) {

@@ -150,7 +150,8 @@ fn counts_count_what_they_say() {
     assert_eq!(report.first_non_finite.map(|at| (at.row, at.col)), Some((2, 0)));
 }
 
-/// Each of NVFP4's counts alone, by construction, under a global scale of 1 in every convention: block scales are amax / 6.
+/// Each of NVFP4's counts alone, by construction, under a global scale of 1 in every convention: block scales
+/// are amax / 6.
 #[test]
 fn nvfp4_counts_count_what_they_say() {
     let block = |first: f32, rest: f32| std::iter::once(first).chain(std::iter::repeat_n(rest, 15));
@@ -187,7 +188,8 @@ fn nvfp4_counts_count_what_they_say() {
     }
 }
 
-/// Elements whose quotients are ties and their neighbours, under every block scale, and global scales of every size.
+/// Elements whose quotients are ties and their neighbours, under every block scale, and global scales of
+/// every size.
 #[test]
 fn nvfp4_ties_are_as_expected_under_every_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {

@@ -45,7 +45,8 @@ fn no_modules_import_each_other_in_a_circle() {
     assert!(circles.is_empty(), "\n{}", circles.join("\n"));
 }
 
-/// `cargo run` builds the libraries and programs of all default members: among these may be no crate of tests.
+/// `cargo run` builds the libraries and programs of all default members: among these may be no crate of
+/// tests.
 #[test]
 fn cargo_run_builds_no_test_crate() {
     let Some(manifest) = read(Path::new("Cargo.toml")) else { return };

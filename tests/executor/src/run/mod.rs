@@ -148,8 +148,8 @@ impl Grid<'_> {
         }
     }
 
-    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA 9.7.13,
-    /// `barrier`, and 9.7.12, `exit`: threads that exit and hold up a barrier release it).
+    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA
+    /// 9.7.13, `barrier`, and 9.7.12, `exit`: threads that exit and hold up a barrier release it).
     fn release(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let program = &*self.kernel.program;
         let waiting = warps.iter().find_map(|warp| Some((warp.index, warp.at_barrier(program)?)));

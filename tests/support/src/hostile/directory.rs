@@ -1,5 +1,5 @@
-//! A directory: index, configs and shards that agree or not, links that go round in circles or out, pipes, and things
-//! with names of files that are none.
+//! A directory: index, configs and shards that agree or not, links that go round in circles or out, pipes,
+//! and things with names of files that are none.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A GGUF file: any bytes, or one by a grammar, with counts, lengths, types and offsets that need not be true.
+//! A GGUF file: any bytes, or one by a grammar, with counts, lengths, types and offsets that need not be
+//! true.
 
 use super::checkpoints::names;
 use super::draw::Draw;

@@ -1,9 +1,9 @@
-//! Hostile input: what each target of `fuzz/` does with its bytes. `tests/tests/corpus.rs` does the same
-//! with the kept inputs.
+//! Hostile input: what each target of `fuzz/` does with its bytes. `tests/tests/corpus.rs` does the same with
+//! the kept inputs.
 //!
-//! A target takes any bytes. It must come back, whatever they are: with an error or a success inside, which are both
-//! fine, without a panic, and with nothing written but where output was asked for. Some of them make files of the bytes
-//! by a grammar, because raw bytes would seldom pass the first check.
+//! A target takes any bytes. It must come back, whatever they are: with an error or a success inside, which
+//! are both fine, without a panic, and with nothing written but where output was asked for. Some of them make
+//! files of the bytes by a grammar, because raw bytes would seldom pass the first check.
 
 mod checkpoints;
 mod directory;

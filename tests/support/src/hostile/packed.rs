@@ -1,5 +1,5 @@
-//! Sound files with any values: NaN scales, signed scales, codes and floats of every bit pattern, and a recipe
-//! to quantize them by.
+//! Sound files with any values: NaN scales, signed scales, codes and floats of every bit pattern, and a
+//! recipe to quantize them by.
 
 use microscale::{Device, NonFinite, Recipe, Search, Words};
 use microscale_checkpoint::{Checkpoint, Plan, Selection, quantize};

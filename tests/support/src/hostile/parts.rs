@@ -1,5 +1,5 @@
-//! `OUT.parts`: notes that lie, and other things in the shards' places. Nobody but the user writes there, but what a
-//! run left that was killed, or a disk that was full, must not end in a crash either.
+//! `OUT.parts`: notes that lie, and other things in the shards' places. Nobody but the user writes there, but
+//! what a run left that was killed, or a disk that was full, must not end in a crash either.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! A safetensors file: any bytes; a header of any text, of which the length is true; or a header by a grammar, with lies.
+//! A safetensors file: any bytes; a header of any text, of which the length is true; or a header by a
+//! grammar, with lies.
 
 use super::checkpoints::{HEADER_WORDS, Template, encode, names};
 use super::draw::Draw;

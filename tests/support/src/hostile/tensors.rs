@@ -1,4 +1,5 @@
-//! Codes, scales, values and shapes from a caller who may have them from anywhere: lengths and strides that lie.
+//! Codes, scales, values and shapes from a caller who may have them from anywhere: lengths and strides that
+//! lie.
 
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{GlobalScale, ScaleLayout};

@@ -6,7 +6,8 @@ use microscale::{Format, QuantizedTensor};
 
 use super::{e2m1_value, e4m3_value, mx, unpack};
 
-/// Bits of a sum: more than from the square of f32's smallest number to that of its largest, over 2^64 products.
+/// Bits of a sum: more than from the square of f32's smallest number to that of its largest, over 2^64
+/// products.
 const LIMBS: usize = 12;
 
 /// The power of two that the lowest bit counts.
@@ -90,7 +91,8 @@ pub fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f
     })
 }
 
-/// The sum of the products of two rows, and that of their magnitudes, without global scales; nothing if a scale is NaN.
+/// The sum of the products of two rows, and that of their magnitudes, without global scales; nothing if a
+/// scale is NaN.
 pub fn quantized(
     matrix: &QuantizedTensor,
     row: usize,

@@ -68,7 +68,8 @@ macro_rules! exact_16_bit {
             }
 
             fn round_f64(value: f64) -> Self {
-                // half 2.7 looks at the upper half of an f64 only, and takes what lies just beside a tie for the tie.
+                // half 2.7 looks at the upper half of an f64 only, and takes what lies just beside a tie for
+                // the tie.
                 let step = step_at(value, 1 - $bias - $mantissa, $mantissa);
                 let rounded = if value.is_finite() { (value / step).round_ties_even() * step } else { value };
                 if value.is_nan() { $type::from_bits($nan) } else { $type::from_f64(rounded) }

@@ -1,8 +1,8 @@
 //! The 128×4 scale layout, as a walk through memory: what lies at the next byte, not where a byte lies.
 
-/// Linear scales `[rows, blocks]` in the swizzled order: tiles of 128 rows by 4 blocks from left to right, then from top to
-/// bottom; in a tile 32 lines of 16 bytes, in a line four blocks each of four rows that are 32 apart; zeros
-/// for what is not there.
+/// Linear scales `[rows, blocks]` in the swizzled order: tiles of 128 rows by 4 blocks from left to right,
+/// then from top to bottom; in a tile 32 lines of 16 bytes, in a line four blocks each of four rows that are
+/// 32 apart; zeros for what is not there.
 pub fn swizzle(linear: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
     assert_eq!(linear.len(), rows * blocks);
     let mut bytes = Vec::new();

@@ -1,5 +1,5 @@
-//! Every format the slow and obvious way, written from the formats' definitions and the libraries' formulas, and
-//! sharing no code with the library.
+//! Every format the slow and obvious way, written from the formats' definitions and the libraries' formulas,
+//! and sharing no code with the library.
 
 pub mod dot;
 mod element;
@@ -152,8 +152,8 @@ pub fn nan_scale(format: Format) -> u8 {
     }
 }
 
-/// The value of a code under a scale byte and a global scale, before it is rounded to an output type: exact for the MX
-/// formats, and rounded to f32 in two steps for NVFP4.
+/// The value of a code under a scale byte and a global scale, before it is rounded to an output type: exact
+/// for the MX formats, and rounded to f32 in two steps for NVFP4.
 pub fn value(format: Format, code: u8, scale: u8, global: Option<GlobalScale>) -> f64 {
     match format {
         Format::Mxfp4 => e2m1_value(code) * mx::scale_value(scale),

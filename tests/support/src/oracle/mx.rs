@@ -1,4 +1,5 @@
-//! The MX formats in f64, in which all values, scales and quotients are exact, so nothing is rounded but the codes.
+//! The MX formats in f64, in which all values, scales and quotients are exact, so nothing is rounded but the
+//! codes.
 
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
 

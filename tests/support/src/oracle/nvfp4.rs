@@ -1,4 +1,5 @@
-//! NVFP4 step by step. Each step is one f32 operation, which Rust rounds correctly; E4M3 and E2M1 are looked for in f64.
+//! NVFP4 step by step. Each step is one f32 operation, which Rust rounds correctly; E4M3 and E2M1 are looked
+//! for in f64.
 
 use microscale::formats::nvfp4::{Arithmetic, Direction, GlobalScale};
 use microscale::formats::{NegativeZero, Ties};
@@ -47,8 +48,8 @@ pub fn direction(convention: Convention) -> Direction {
 
 /// The global scale that a convention computes for a tensor of `T` with this finite amax.
 ///
-/// compressed-tensors rounds to `T` twice; where that leaves its range, it takes 1, which is not reproduced: 2688 / amax is
-/// taken there.
+/// compressed-tensors rounds to `T` twice; where that leaves its range, it takes 1, which is not reproduced:
+/// 2688 / amax is taken there.
 pub fn global_scale<T: Exact>(convention: Convention, amax: f32) -> GlobalScale {
     let in_type = |value: f32| T::round_f64(value.into()).to_f64() as f32;
     let zero = amax == 0.0;
@@ -70,7 +71,8 @@ pub fn global_scale<T: Exact>(convention: Convention, amax: f32) -> GlobalScale 
     }
 }
 
-/// The amax of the elements that count: the finite ones, or the largest finite value where infinities become that.
+/// The amax of the elements that count: the finite ones, or the largest finite value where infinities become
+/// that.
 pub fn tensor_amax<T: Exact>(values: impl IntoIterator<Item = T>, policy: NonFinite) -> f32 {
     let mut amax = 0.0f64;
     for value in values.into_iter().map(Exact::to_f64) {
