@@ -1,5 +1,6 @@
-//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target, under every
-//! schedule and approximation. What every kernel does with every option is tested in `microscale-tests`.
+//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target,
+//! under every schedule and approximation. What every kernel does with every option is tested in
+//! `microscale-tests`.
 
 use std::mem::offset_of;
 
@@ -22,7 +23,8 @@ fn module(target: &str) -> Module {
 
 /// The argument of a structure of `kernels-abi`.
 fn argument<T: Copy>(value: &T) -> Argument {
-    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no padding.
+    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no
+    // padding.
     unsafe { Argument::of(value) }
 }
 

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::{NonFinite, Recipe, Shape};
-use microscale_tests::cases::quantize;
-use microscale_tests::oracle::Exact;
+use microscale_test_support::cases::quantize;
+use microscale_test_support::oracle::Exact;
 
 use super::oracle::{self, FORMATS, recipe, taken_apart};
 

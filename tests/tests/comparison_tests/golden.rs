@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::formats::{E3m0, nf4};
 use microscale::{Element, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Shape, dequantize};
-use microscale_tests::cases::quantize;
-use microscale_tests::golden::{Input, Tensors, files};
-use microscale_tests::oracle::Exact;
+use microscale_test_support::cases::quantize;
+use microscale_test_support::golden::{Input, Tensors, files};
+use microscale_test_support::oracle::Exact;
 
 use super::oracle::{format, recipe, taken_apart};
 

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{Format, NonFinite, Recipe, Report, Shape};
-use microscale_tests::oracle::{Exact, elements, power_of_two};
+use microscale_test_support::oracle::{Exact, elements, power_of_two};
 
 /// The formats.
 pub(super) const FORMATS: [(&str, usize); 2] = [("mxfp4-e3m0", 32), ("nf4", 64)];

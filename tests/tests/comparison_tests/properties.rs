@@ -7,8 +7,8 @@ use microscale::{
     Strided, WorstBlocks, dequantize, dequantize_into, gemv, quantize_hessian, quantize_strided,
     quantize_weighted,
 };
-use microscale_tests::cases::quantize;
-use microscale_tests::oracle::Exact;
+use microscale_test_support::cases::quantize;
+use microscale_test_support::oracle::Exact;
 use proptest::prelude::*;
 
 use super::oracle::{self, FORMATS, format, recipe, taken_apart};

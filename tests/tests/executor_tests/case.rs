@@ -11,7 +11,7 @@ use microscale_kernels_abi::{
 
 /// A target's PTX.
 pub(crate) fn ptx(target: &str) -> String {
-    let path = microscale_tests::data_dir().join(format!("host/ptx/microscale_{target}.ptx"));
+    let path = microscale_test_support::data_dir().join(format!("host/ptx/microscale_{target}.ptx"));
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

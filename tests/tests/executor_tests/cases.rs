@@ -8,9 +8,9 @@ use microscale::{
     ScaleLayout, Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
-use microscale_tests::inputs::patterns;
-use microscale_tests::operands::{Scales, tensor};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
+use microscale_test_support::inputs::patterns;
+use microscale_test_support::operands::{Scales, tensor};
 
 use super::case::Prepared;
 use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};

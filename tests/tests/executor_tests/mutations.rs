@@ -213,6 +213,7 @@ fn runs(case: &Case, name: &str) -> bool {
 }
 
 #[test]
+#[ignore = "takes minutes: .ci/run does it, or cargo test-all"]
 fn changes_to_kernels_are_noticed() {
     let all = cases();
     for target in ["sm_90", "sm_100f"] {

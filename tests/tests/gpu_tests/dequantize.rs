@@ -6,7 +6,7 @@ use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{
     Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, dequantize, dequantize_into,
 };
-use microscale_tests::cases::given_for;
+use microscale_test_support::cases::given_for;
 
 use super::support::SHAPES;
 

@@ -2,7 +2,7 @@
 
 use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{Error, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, Words};
-use microscale_tests::golden::{Tensors, files};
+use microscale_test_support::golden::{Tensors, files};
 
 /// A tensor of random bytes, whose scales are not zero, so that padding shows.
 fn tensor(shape: QuantizedShape, rng: &mut fastrand::Rng) -> QuantizedTensor {

@@ -4,8 +4,8 @@ use microscale::gpu::Gpu;
 use microscale::{
     Convention, Element, Format, NonFinite, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
 };
-use microscale_tests::cases::every_recipe;
-pub(crate) use microscale_tests::inputs::patterns;
+use microscale_test_support::cases::every_recipe;
+pub(crate) use microscale_test_support::inputs::patterns;
 
 /// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and
 /// given for these amaxes.

@@ -7,8 +7,8 @@ use microscale::{
     QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize, dequantize_into,
     quantize,
 };
-use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{any_of, runs};
@@ -133,7 +133,8 @@ fn errors_say_what_is_wrong() {
     assert_eq!(report, Report { nan: 2, infinite: 1, first_non_finite: Some(first), ..Report::default() });
 }
 
-/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is allocated.
+/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is
+/// allocated.
 #[test]
 fn a_large_shape_of_a_short_slice_is_refused() {
     for shape in [
@@ -353,7 +354,8 @@ fn global_scales_that_cannot_be_are_refused() {
     }
 }
 
-/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for every amax.
+/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for
+/// every amax.
 #[test]
 fn every_amax_has_a_global_scale_in_range() {
     fn check<T: Exact>(amax: T) {

@@ -9,8 +9,8 @@ use super::copies::COPIES;
 use super::probe::opcodes;
 use super::{convert, double, float, integer, packed};
 
-/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and
-/// its number in `%number`; gives the output.
+/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in
+/// `%place`, and its number in `%number`; gives the output.
 fn run(text: &str, out: &[u8], warps: u32) -> Vec<u8> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64
@@ -172,7 +172,8 @@ fn hints_change_nothing() {
     }
 }
 
-/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of access.
+/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of
+/// access.
 #[test]
 fn exchanges() {
     for barrier in ["bar.sync", "barrier.sync.aligned", "barrier.cta.sync.aligned"] {
