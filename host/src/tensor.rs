@@ -41,8 +41,11 @@ impl QuantizedTensor {
     pub fn from_parts(shape: QuantizedShape, codes: Vec<u8>, scales: Vec<u8>) -> Result<Self> {
         shape.check(codes.len(), scales.len())?;
         let scale_type = shape.format.facts().scale;
-        let mut each = scales.chunks_exact(scale_type.bytes()).map(|bytes| scale_type.read(bytes));
-        if let Some(index) = each.position(|scale| !scale_type.is_scale(scale)) {
+        let foreign = match scale_type.bytes() {
+            1 => scales.iter().position(|byte| !scale_type.is_scale((*byte).into())),
+            n => scales.chunks_exact(n).position(|bytes| !scale_type.is_scale(scale_type.read(bytes))),
+        };
+        if let Some(index) = foreign {
             let scale = scale_type.read(&scales[index * scale_type.bytes()..]);
             return Err(Error::SignedScale { format: shape.format, index, scale });
         }

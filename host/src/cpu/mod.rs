@@ -45,6 +45,8 @@ pub(crate) use vector::Scalars;
 pub use weights::{gemv_weights, gemv_weights_with};
 
 use crate::element::Element;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::layout;
 use crate::recipe::{Recipe, Scheme, check_importance};
