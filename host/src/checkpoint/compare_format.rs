@@ -12,9 +12,9 @@ use super::values::with_values;
 use crate::device::Device;
 use crate::{ErrorStats, Recipe, Shape};
 
-/// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension, and compares
-/// what becomes of them with what they are. Each has a global scale of its own, if the format has any. Tensors that are
-/// not selected, or quantized already, are left out.
+/// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension,
+/// and compares what becomes of them with what they are. Each has a global scale of its own, if the format
+/// has any. Tensors that are not selected, or quantized already, are left out.
 ///
 /// # Errors
 /// [`Error::Tensor`], [`Error::Interrupted`].
