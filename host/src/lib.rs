@@ -1,4 +1,5 @@
-//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes from both.
+//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes
+//! from both.
 //!
 //! ```
 //! use microscale::{Recipe, Shape, dequantize, quantize};
@@ -11,7 +12,8 @@
 //! # Ok::<(), microscale::Error>(())
 //! ```
 //!
-//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and back.
+//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and
+//! back.
 //!
 //! | to | see |
 //! |---|---|

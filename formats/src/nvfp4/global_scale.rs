@@ -2,18 +2,20 @@
 
 use crate::fp8::E4m3;
 
-/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
+/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type
+/// always says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Direction {
-    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine, FlashInfer.
+    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine,
+    /// FlashInfer.
     Divisor = 0,
     /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
     Multiplier = 1,
 }
 
-/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale,
-/// does not overflow. Each amax has such a one.
+/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest
+/// block scale, does not overflow. Each amax has such a one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalScale {
     /// Values are element · block scale / this.
@@ -29,7 +31,8 @@ impl GlobalScale {
         scale.in_range().then_some(scale)
     }
 
-    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it, for instance.
+    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it,
+    /// for instance.
     pub const fn of(direction: Direction, value: f32) -> Self {
         match direction {
             Direction::Divisor => Self::Divisor(value),

@@ -1,7 +1,7 @@
 //! Choosing a global scale by the squared error that it makes.
 //!
-//! The convention brings a tensor's amax to 2688, 6 times E4M3's largest value. A smaller number moves all block scales
-//! on E4M3's grid, and leaves a search room above the plain scale of the block with the amax.
+//! The convention brings a tensor's amax to 2688, 6 times E4M3's largest value. A smaller number moves all
+//! block scales on E4M3's grid, and leaves a search room above the plain scale of the block with the amax.
 
 use core::ops::Deref;
 
@@ -25,9 +25,9 @@ impl Deref for Candidates {
     }
 }
 
-/// The global scales that are tried for a tensor, or several that share one, with this finite amax: n / amax or amax /
-/// n for each n of [`TRIED`], computed as the convention computes it, without those that
-/// [cannot be a global scale](GlobalScale::in_range). The first is the convention's own, and the only one if amax is 0.
+/// The global scales that are tried for a tensor, or several that share one, with this finite amax: n / amax
+/// or amax / n for each n of [`TRIED`], computed as the convention computes it, without those that [cannot be
+/// a global scale](GlobalScale::in_range). The first is the convention's own, and the only one if amax is 0.
 /// `narrow` rounds to the dtype of the input.
 pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) -> f32) -> Candidates {
     let plain = arithmetic.global_scale(amax, &narrow);
@@ -50,9 +50,9 @@ pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) ->
     candidates
 }
 
-/// The global scale, of those given, with the least error; the first of equals. `measure` quantizes everything that is to
-/// share it, and gives the relative squared error. Nothing is measured where there is one alone. Errors are not weighted,
-/// also where the search for block scales weights them.
+/// The global scale, of those given, with the least error; the first of equals. `measure` quantizes
+/// everything that is to share it, and gives the relative squared error. Nothing is measured where there is
+/// one alone. Errors are not weighted, also where the search for block scales weights them.
 ///
 /// # Errors
 /// Those of `measure`.

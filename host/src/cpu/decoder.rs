@@ -14,6 +14,7 @@ use crate::tensor::QuantizedTensor;
 /// How blocks are dequantized.
 pub(crate) struct Decoder {
     pub(super) format: Format,
+    scale_type: ScaleType,
     global_scale: Option<GlobalScale>,
     /// Of E2M1, if values have 16 bits.
     pub(super) values: Option<Arc<Values>>,
@@ -25,7 +26,8 @@ impl Decoder {
     /// For the blocks of a tensor, and values of a dtype.
     pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
-        let mut decoder = Self { format, global_scale, values: None, streams: false };
+        let scale_type = format.facts().scale;
+        let mut decoder = Self { format, scale_type, global_scale, values: None, streams: false };
         if T::DTYPE != Dtype::F32 && format.facts().element == ElementType::E2m1 {
             decoder.values = Some(Values::of::<T>(format, |scale| decoder.factor(scale)));
         }
@@ -41,10 +43,10 @@ impl Decoder {
     #[inline(always)]
     pub(crate) fn factor(&self, scale: impl Into<u16>) -> Option<f32> {
         let scale = scale.into();
-        if self.format.is_nan_scale(scale) {
+        if self.scale_type.is_nan(scale) {
             return None;
         }
-        Some(match (self.format.facts().scale, self.global_scale) {
+        Some(match (self.scale_type, self.global_scale) {
             (ScaleType::E4m3, Some(global)) => global.factor(E4m3::from_bits(scale as u8)),
             (scale_type, _) => scale_type.value(scale),
         })

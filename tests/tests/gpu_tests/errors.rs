@@ -40,3 +40,21 @@ pub(crate) fn of_another_shape_are_refused(gpu: &Gpu) {
     let refused = gpu.errors(&[1.0f32; 128], Shape::new(4, 32), &tensor);
     assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{refused:?}");
 }
+
+/// Formats to compare with are the CPU's alone.
+pub(crate) fn of_formats_without_kernels_are_refused(gpu: &Gpu) {
+    let (values, shape) = ([1.0f32; 128], Shape::new(2, 64));
+    for format in Format::ALL.into_iter().filter(|format| !Format::WITH_KERNELS.contains(format)) {
+        let recipe = Recipe::of(format, Convention::default_for(format)).unwrap();
+        let tensor = quantize(&values, shape, &recipe).unwrap().tensor;
+        let refused = [
+            gpu.quantize(&values, shape, &recipe).map(drop),
+            gpu.dequantize::<f32>(&tensor).map(drop),
+            gpu.errors(&values, shape, &tensor).map(drop),
+            gpu.convert_layout(&tensor, ScaleLayout::Swizzled).map(drop),
+        ];
+        for refused in refused {
+            assert!(matches!(refused, Err(Error::NoKernel { format: of }) if of == format), "{refused:?}");
+        }
+    }
+}
