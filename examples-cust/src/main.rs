@@ -57,10 +57,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let scheme = Scheme::Mxfp4(arithmetic);
     let recipe = Recipe { scheme, non_finite: NonFinite::Propagate, ..Recipe::default() };
     let grid = BlockGrid::new(rows as u64, cols as u64, cols as u64, BLOCK as u64);
-    let grid = Argument(grid.ok_or("an empty matrix")?);
+    // Device memory starts on 256 bytes, and so does every row.
+    let grid = Argument(grid.ok_or("an empty matrix")?.with_aligned_rows(true));
     let scale_grid = Argument(ScaleGrid::linear((cols / BLOCK) as u64));
     let options = Argument(QuantizeOptions {
         mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
+        ties: arithmetic.ties as u32,
         negative_zero: arithmetic.negative_zero as u32,
         saturate_non_finite: 0,
     });

@@ -41,7 +41,8 @@ impl Bf16 {
         if self.is_nan() { f32::from_bits(0x7FC0_0000) } else { f32::from_bits((self.0 as u32) << 16) }
     }
 
-    /// A finite number that is not negative, rounded to nearest, ties to even; what is above the largest becomes that.
+    /// A finite number that is not negative, rounded to nearest, ties to even; what is above the largest
+    /// becomes that.
     #[inline]
     pub const fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();

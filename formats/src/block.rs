@@ -18,8 +18,8 @@ pub enum NegativeZero {
 /// What happened in one block, besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEvents {
-    /// amax is above the largest element times the scale, by more than the scale's own rounding accounts for: at least one
-    /// element was clipped.
+    /// amax is above the largest element times the scale, by more than the scale's own rounding accounts for:
+    /// at least one element was clipped.
     pub clipped: bool,
     /// amax is not zero, and every element comes back as zero.
     pub flushed: bool,

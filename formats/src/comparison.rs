@@ -1,8 +1,8 @@
 //! Formats that are there to be compared with: what would a tensor lose in them?
 //!
-//! One is quantized, dequantized and measured on CPUs, by its definition, a block after another. No kernel computes it
-//! and no convention of checkpoints stores it. It is a variant of [`ComparisonFormat`], with its [`Facts`] and its
-//! [`Definition`] here, and a file for its element or arithmetic.
+//! One is quantized, dequantized and measured on CPUs, by its definition, a block after another. No kernel
+//! computes it and no convention of checkpoints stores it. It is a variant of [`ComparisonFormat`], with its
+//! [`Facts`] and its [`Definition`] here, and a file for its element or arithmetic.
 
 use crate::bf16::Bf16;
 use crate::block::{BlockEvents, NegativeZero};
@@ -17,21 +17,23 @@ use crate::scale::ScaleType;
 /// A format without kernels and without files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ComparisonFormat {
-    /// MXFP4 with E3M0 elements: blocks of 32 with an E8M0 scale, quantized as the OCP's convention does, floor.
+    /// MXFP4 with E3M0 elements: blocks of 32 with an E8M0 scale, quantized as the OCP's convention does,
+    /// floor.
     Mxfp4E3m0,
     /// NF4 in blocks of 64 with a bf16 scale, quantized as bitsandbytes does. See [`nf4`].
     Nf4,
 }
 
-/// How blocks of a format are computed. A block at the end of a row may have fewer elements; the others are zeros.
+/// How blocks of a format are computed. A block at the end of a row may have fewer elements; the others are
+/// zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// Quantizes a block: the bits of its scale, and what happened. The second slice takes its packed codes, for all of
-    /// its elements. A block that holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy
-    /// replace those values first.
+    /// Quantizes a block: the bits of its scale, and what happened. The second slice takes its packed codes,
+    /// for all of its elements. A block that holds a NaN or an infinity gets the NaN scale and codes 0;
+    /// callers with another policy replace those values first.
     pub quantize_block: fn(&[f32], &mut [u8]) -> (u16, BlockEvents),
-    /// Dequantizes a block, given the bits of its scale and its packed codes: as many elements as the slice has room
-    /// for. A NaN scale gives the canonical NaN.
+    /// Dequantizes a block, given the bits of its scale and its packed codes: as many elements as the slice
+    /// has room for. A NaN scale gives the canonical NaN.
     pub dequantize_block: fn(u16, &[u8], &mut [f32]),
 }
 

@@ -1,17 +1,18 @@
 //! The product of two vectors in four bits: what GEMV computes for each row of its matrix.
 //!
-//! Two blocks are multiplied exactly: twice an element is an integer up to 12, so four times the sum of a block's
-//! products is one too. With the block scales that is a term. A term is exact in f64, whatever codes and scales are. In
-//! NVFP4 it is so in f32: a product of two scales has 8 significant bits, a sum of 16 products 12.
+//! Two blocks are multiplied exactly: twice an element is an integer up to 12, so four times the sum of a
+//! block's products is one too. With the block scales that is a term. A term is exact in f64, whatever codes
+//! and scales are. In NVFP4 it is so in f32: a product of two scales has 8 significant bits, a sum of 16
+//! products 12.
 //!
-//! The elements are cut into chunks of [`CHUNK`], chunk c belongs to stream c mod [`STREAMS`], and each stream adds up
-//! its terms in order. Then streams are added in pairs: those 16 apart, then 8, 4, 2 and 1. All sums are f64. NVFP4's
-//! terms are multiples of 2^−20, so that nothing is rounded while partial sums stay below 2^33; beyond that, and in
-//! MXFP4 where scales differ by more than some 2^40, the order decides the last bits, and is therefore
-//! part of the definition.
+//! The elements are cut into chunks of [`CHUNK`], chunk c belongs to stream c mod [`STREAMS`], and each
+//! stream adds up its terms in order. Then streams are added in pairs: those 16 apart, then 8, 4, 2 and 1.
+//! All sums are f64. NVFP4's terms are multiples of 2^−20, so that nothing is rounded while partial sums stay
+//! below 2^33; beyond that, and in MXFP4 where scales differ by more than some 2^40, the order decides the
+//! last bits, and is therefore part of the definition.
 //!
-//! The sum is multiplied with, or divided by, the matrix' global scale and then the vector's, in f64, and rounded once
-//! to the output's type ([`rounded_to_odd`] tells how to 16 bits).
+//! The sum is multiplied with, or divided by, the matrix' global scale and then the vector's, in f64, and
+//! rounded once to the output's type ([`rounded_to_odd`] tells how to 16 bits).
 
 use crate::nvfp4::Direction;
 use crate::{E2m1x2, E4m3, E8m0, GlobalScale};
@@ -98,9 +99,9 @@ pub fn scaled(sum: f64, global: Option<GlobalScale>) -> f64 {
     }
 }
 
-/// Rounded to f32 so that what it is rounded to next, in at least two bits less, is what it would be rounded to at
-/// once: toward zero, with the last bit set if that was not exact. (Sylvie Boldo and Guillaume Melquiond, 2008:
-/// emulation of FMA and correctly rounded sums.)
+/// Rounded to f32 so that what it is rounded to next, in at least two bits less, is what it would be rounded
+/// to at once: toward zero, with the last bit set if that was not exact. (Sylvie Boldo and Guillaume
+/// Melquiond, 2008: emulation of FMA and correctly rounded sums.)
 #[inline(always)]
 pub fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;

@@ -43,8 +43,8 @@ impl E2m1 {
         self.0
     }
 
-    /// Rounds to the nearest code, saturating at ±6. Zero and what rounds to it keep their sign. NaN gives code 7, its
-    /// sign dropped, as NVIDIA's `cvt.rn.satfinite.e2m1x2.f32` does.
+    /// Rounds to the nearest code, saturating at ±6. Zero and what rounds to it keep their sign. NaN gives
+    /// code 7, its sign dropped, as NVIDIA's `cvt.rn.satfinite.e2m1x2.f32` does.
     #[inline]
     pub fn from_f32(x: f32, ties: Ties) -> Self {
         if x.is_nan() {
@@ -57,7 +57,8 @@ impl E2m1 {
     /// The exact value.
     #[inline]
     pub fn to_f32(self) -> f32 {
-        // Two exponent bits and a mantissa bit, put where f32 has them, are the value times 2^-126; subnormals included.
+        // Two exponent bits and a mantissa bit, put where f32 has them, are the value times 2^-126;
+        // subnormals included.
         let bits = ((self.0 as u32 & 8) << 28) | ((self.0 as u32 & 7) << 22);
         f32::from_bits(bits) * f32::from_bits((126 + 127) << 23)
     }
@@ -81,17 +82,18 @@ pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
     code
 }
 
-/// Constants of the identity that replaces the seven comparisons, ties to even, by three additions and three minima:
+/// Constants of the identity that replaces the seven comparisons, ties to even, by three additions and three
+/// minima:
 ///
 /// ```text
 /// code(a) = min(rne(2a), rne(a) + 2, rne(a / 2) + 4, 7)          for a ≥ 0
 /// ```
 ///
-/// Each term is the code on the part of the grid whose step is ½, 1 or 2, continued as a straight line; the true grid is
-/// coarser further out, so the smallest line wins, and at the seven ties the even neighbour is the same in all of them.
-/// An addition rounds to nearest even for us: where one unit in the last place is 1, `BASE + y` is `BASE + rne(y)`, and
-/// its bits are those of `BASE` plus rne(y). So the minimum may be taken of floats or of bit patterns, and the code stands
-/// in the low bits, which in every `BASE` are zero.
+/// Each term is the code on the part of the grid whose step is ½, 1 or 2, continued as a straight line; the
+/// true grid is coarser further out, so the smallest line wins, and at the seven ties the even neighbour is
+/// the same in all of them. An addition rounds to nearest even for us: where one unit in the last place is 1,
+/// `BASE + y` is `BASE + rne(y)`, and its bits are those of `BASE` plus rne(y). So the minimum may be taken
+/// of floats or of bit patterns, and the code stands in the low bits, which in every `BASE` are zero.
 pub mod identity {
     /// One unit in the last place of f32 is 1 around it: 1.5 · 2²³.
     pub const BASE_F32: f32 = 12_582_912.0;
@@ -103,8 +105,8 @@ pub mod identity {
     pub const BASE_BF16X2: u32 = 0x4300_4300;
 }
 
-/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are no longer
-/// exact, but still above the 7, also at infinity.
+/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are
+/// no longer exact, but still above the 7, also at infinity.
 #[inline(always)]
 pub fn magnitude_code_even(a: f32) -> u32 {
     use identity::BASE_F32 as BASE;
@@ -128,8 +130,8 @@ pub fn magnitude_codes_even<M: Machine>(a: M::Number) -> M::Number {
 
 /// The value of a code from 0 to 7, without subnormal numbers, which are slow on CPUs, and without a table.
 ///
-/// Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack their hidden one, so
-/// (½, ¾) is taken for them and stretched to (0, ½).
+/// Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack their
+/// hidden one, so (½, ¾) is taken for them and stretched to (0, ½).
 #[inline(always)]
 pub const fn magnitude_value(code: u32) -> f32 {
     let rebased = f32::from_bits((code + 2 * 126) << 22);
@@ -173,7 +175,8 @@ impl E2m1x2 {
     }
 }
 
-/// Fills `packed` with the codes of `values`: two a byte for codes of 4 bits, the lower index in the low nibble, or one.
+/// Fills `packed` with the codes of `values`: two a byte for codes of 4 bits, the lower index in the low
+/// nibble, or one.
 #[inline(always)]
 pub(crate) fn pack(packed: &mut [u8], values: &[f32], bits: usize, code: impl Fn(f32) -> u8) {
     if bits == 8 {

@@ -1,9 +1,10 @@
-//! E3M0, an element of 4 bits without a mantissa: a sign and three bits of exponent, with bias 3. No infinities, no NaN.
+//! E3M0, an element of 4 bits without a mantissa: a sign and three bits of exponent, with bias 3. No
+//! infinities, no NaN.
 //!
 //! It is what the OCP MX specification's rules for elements give for these widths, as microxcaling's
-//! `_quantize_elemwise_core` has them for three bits of exponent and none of mantissa: exponent field 0 is that of
-//! subnormal numbers, of which there is none but 0, and the largest field is a number. So the magnitudes are 0 and the
-//! powers of two from ¼ to 16.
+//! `_quantize_elemwise_core` has them for three bits of exponent and none of mantissa: exponent field 0 is
+//! that of subnormal numbers, of which there is none but 0, and the largest field is a number. So the
+//! magnitudes are 0 and the powers of two from ¼ to 16.
 
 /// The magnitudes of codes 0 to 7. Bit 3 of a code is the sign.
 pub const VALUES: [f32; 8] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0];
@@ -29,12 +30,12 @@ impl E3m0 {
         self.0
     }
 
-    /// Rounds to the nearest code, saturating at ±16. Zero and what rounds to it keep their sign; NaN gives code 7, its
-    /// sign dropped, as with [`E2m1`](crate::E2m1).
+    /// Rounds to the nearest code, saturating at ±16. Zero and what rounds to it keep their sign; NaN gives
+    /// code 7, its sign dropped, as with [`E2m1`](crate::E2m1).
     ///
-    /// Ties go to the even neighbour, which is 0 where that is one, and otherwise to the larger magnitude: the significands
-    /// of both are 1, and IEEE 754-2019 (4.3.1) has roundTiesToEven take the larger where neither is even. microxcaling's
-    /// `round="even"` does the same.
+    /// Ties go to the even neighbour, which is 0 where that is one, and otherwise to the larger magnitude:
+    /// the significands of both are 1, and IEEE 754-2019 (4.3.1) has roundTiesToEven take the larger where
+    /// neither is even. microxcaling's `round="even"` does the same.
     #[inline]
     pub fn from_f32(x: f32) -> Self {
         if x.is_nan() {

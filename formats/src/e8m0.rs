@@ -1,4 +1,5 @@
-//! E8M0, the power-of-two block scale of the MX formats (OCP MX v1.0, section 5.4.1): byte b is 2^(b − 127), 255 is NaN.
+//! E8M0, the power-of-two block scale of the MX formats (OCP MX v1.0, section 5.4.1): byte b is 2^(b − 127),
+//! 255 is NaN.
 
 /// A block scale 2^(b − 127), stored as the byte b; 255 is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -48,15 +48,21 @@ const MXFP8_E4M3: Facts = Facts { word: "mxfp8-e4m3", element: ElementType::E4m3
 const MXFP8_E5M2: Facts = Facts { word: "mxfp8-e5m2", element: ElementType::E5m2, ..MXFP4 };
 
 impl Format {
+    /// The formats that kernels compute: all but those to compare with.
+    pub const WITH_KERNELS: [Self; 4] = [Self::Mxfp4, Self::Nvfp4, Self::Mxfp8E4m3, Self::Mxfp8E5m2];
+
     /// Every format.
-    pub const ALL: [Self; 6] = [
-        Self::Mxfp4,
-        Self::Nvfp4,
-        Self::Mxfp8E4m3,
-        Self::Mxfp8E5m2,
-        Self::Comparison(ComparisonFormat::Mxfp4E3m0),
-        Self::Comparison(ComparisonFormat::Nf4),
-    ];
+    pub const ALL: [Self; Self::WITH_KERNELS.len() + ComparisonFormat::ALL.len()] = {
+        let mut all = [Self::Mxfp4; Self::WITH_KERNELS.len() + ComparisonFormat::ALL.len()];
+        let (kernels, comparisons) = all.split_at_mut(Self::WITH_KERNELS.len());
+        kernels.copy_from_slice(&Self::WITH_KERNELS);
+        let mut i = 0;
+        while i < comparisons.len() {
+            comparisons[i] = Self::Comparison(ComparisonFormat::ALL[i]);
+            i += 1;
+        }
+        all
+    };
 
     /// The facts.
     #[inline]

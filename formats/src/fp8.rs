@@ -1,8 +1,8 @@
-//! The 8-bit floats: [`E4m3`], the block scale of NVFP4 and an element of MXFP8, and [`E5m2`], MXFP8's other element
-//! (OCP MX v1.0, sections 5.3.1; OFP8 v1.0).
+//! The 8-bit floats: [`E4m3`], the block scale of NVFP4 and an element of MXFP8, and [`E5m2`], MXFP8's other
+//! element (OCP MX v1.0, sections 5.3.1; OFP8 v1.0).
 
-/// Rounds the magnitude `a` ≥ 0 of an f32 to a float of `mantissa` bits whose smallest step is 2^`smallest`: to
-/// nearest, ties to even, as a code without sign. `a` is at most the format's largest value.
+/// Rounds the magnitude `a` ≥ 0 of an f32 to a float of `mantissa` bits whose smallest step is 2^`smallest`:
+/// to nearest, ties to even, as a code without sign. `a` is at most the format's largest value.
 #[inline(always)]
 fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     let bits = a.to_bits();
@@ -10,7 +10,8 @@ fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     let dropped = 23 - mantissa;
     let normal =
         bits.wrapping_sub(rebias).wrapping_add((1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
-    // Below it the code counts smallest steps: adding a number whose unit in the last place is one step rounds for us.
+    // Below it the code counts smallest steps: adding a number whose unit in the last place is one step
+    // rounds for us.
     let base = ((smallest + 23 + 127) as u32) << 23;
     let subnormal = (a + f32::from_bits(base)).to_bits() - base;
     if bits < rebias + (1 << 23) { subnormal } else { normal }
@@ -60,8 +61,8 @@ macro_rules! fp8 {
                 self.0
             }
 
-            /// Rounds to nearest, ties to even, saturating at the largest finite value, infinities too; NaN gives
-            /// [`Self::NAN`]. That is NVIDIA's `cvt.rn.satfinite`.
+            /// Rounds to nearest, ties to even, saturating at the largest finite value, infinities too; NaN
+            /// gives [`Self::NAN`]. That is NVIDIA's `cvt.rn.satfinite`.
             #[inline]
             pub fn from_f32(x: f32) -> Self {
                 if x.is_nan() {
@@ -97,17 +98,17 @@ macro_rules! fp8 {
 }
 
 fp8! {
-    /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹. No infinities; 0x7F and
-    /// 0xFF are NaN.
+    /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹. No infinities;
+    /// 0x7F and 0xFF are NaN.
     ///
-    /// As the block scale of NVFP4 it is used without its sign: a scale byte with the sign bit set is not a negative scale
-    /// (IF4 uses the bit as a flag).
+    /// As the block scale of NVFP4 it is used without its sign: a scale byte with the sign bit set is not a
+    /// negative scale (IF4 uses the bit as a flag).
     E4m3 { mantissa: 3, smallest: -9, max: 448.0, largest_code: 0x7E, special: |_| f32::from_bits(0x7FC0_0000) }
 }
 
 fp8! {
-    /// Five exponent bits (bias 15) and two mantissa bits, as the upper half of an f16: up to 57344, in steps down to
-    /// 2⁻¹⁶. 0x7C is infinity, 0x7D to 0x7F are NaN.
+    /// Five exponent bits (bias 15) and two mantissa bits, as the upper half of an f16: up to 57344, in steps
+    /// down to 2⁻¹⁶. 0x7C is infinity, 0x7D to 0x7F are NaN.
     E5m2 { mantissa: 2, smallest: -16, max: 57344.0, largest_code: 0x7B,
         special: |code| if code == 0x7C { f32::INFINITY } else { f32::from_bits(0x7FC0_0000) } }
 }

@@ -1,9 +1,10 @@
-//! Choosing a block's scale by the error that it makes in a layer's output: a Hessian for each block of columns.
+//! Choosing a block's scale by the error that it makes in a layer's output: a Hessian for each block of
+//! columns.
 //!
 //! # The error
-//! H is symmetric and positive semidefinite, XᵀX of the inputs X that a block's columns meet, for instance. With r what
-//! the codes of a scale leave of the block, the error of the scale is rᵀHr, in f64, each product and each sum rounded
-//! once:
+//! H is symmetric and positive semidefinite, XᵀX of the inputs X that a block's columns meet, for instance.
+//! With r what the codes of a scale leave of the block, the error of the scale is rᵀHr, in f64, each product
+//! and each sum rounded once:
 //!
 //! ```text
 //! rᵢ = xᵢ − f·qᵢ                        f·qᵢ is exact: f what codes are multiplied with, qᵢ the value of the code
@@ -11,16 +12,17 @@
 //! E  = (chain 0 + chain 1) + (chain 2 + chain 3)        chain c adds yᵢ·rᵢ for i = c, c + 4, c + 8, …
 //! ```
 //!
-//! The codes are those that the format gives under the scale, ties and all: with a Hessian, which of two equally near
-//! codes is taken matters. No square overflows or vanishes, for f64 has eight times the exponents of f32.
+//! The codes are those that the format gives under the scale, ties and all: with a Hessian, which of two
+//! equally near codes is taken matters. No square overflows or vanishes, for f64 has eight times the
+//! exponents of f32.
 //!
 //! The plain scale wins ties, then the smallest scale.
 //!
 //! # Why most scales are skipped
-//! *The floor.* For positive definite M the least of rᵀMr, given rᵢ and with all others free, is rᵢ²/(M⁻¹)ᵢᵢ. So with
-//! dᵢ = 1/(M⁻¹)ᵢᵢ no scale errs by less than the largest dᵢ·rᵢ², which takes N operations instead of N². What is
-//! skipped must have a larger error *as it is rounded*. So M is not H but H − εtI, where t is the trace of H and ε =
-//! 2⁻⁴³. Then
+//! *The floor.* For positive definite M the least of rᵀMr, given rᵢ and with all others free, is rᵢ²/(M⁻¹)ᵢᵢ.
+//! So with dᵢ = 1/(M⁻¹)ᵢᵢ no scale errs by less than the largest dᵢ·rᵢ², which takes N operations instead of
+//! N². What is skipped must have a larger error *as it is rounded*. So M is not H but H − εtI, where t is the
+//! trace of H and ε = 2⁻⁴³. Then
 //!
 //! ```text
 //! rᵀHr = rᵀMr + εt·|r|² ≥ max dᵢ·rᵢ² + εt·|r|²
@@ -28,30 +30,31 @@
 //!
 //! and the last term pays for all roundings: with u = 2⁻⁵³ and N up to 32,
 //!
-//! - the rounded E differs from rᵀHr by at most (2N + 2)u·Σ|rᵢ||Hᵢⱼ||rⱼ| ≤ (2N + 2)u·t·|r|², because the Frobenius norm
-//!   of a positive semidefinite H is at most its trace;
-//! - the factors that are computed of M, which exist if the pivots are positive, are the exact ones of a matrix at most
-//!   (N + 2)u·t away (the error is bounded by |L|D|Lᵀ|, whose norm is at most the trace of LDLᵀ), and so the matrix is
-//!   positive definite;
+//! - the rounded E differs from rᵀHr by at most (2N + 2)u·Σ|rᵢ||Hᵢⱼ||rⱼ| ≤ (2N + 2)u·t·|r|², because the
+//!   Frobenius norm of a positive semidefinite H is at most its trace;
+//! - the factors that are computed of M, which exist if the pivots are positive, are the exact ones of a
+//!   matrix at most (N + 2)u·t away (the error is bounded by |L|D|Lᵀ|, whose norm is at most the trace of
+//!   LDLᵀ), and so the matrix is positive definite;
 //! - solving Lz = eᵢ is exact for another L, which moves that matrix by at most (2N + 1)u·t.
 //!
-//! Together that is less than 2⁻⁴⁵t. What rounding does to dᵢ and dᵢ·rᵢ² themselves, a factor of dᵢ of 1 − 2⁻⁴⁰
-//! outweighs. If a pivot is not positive, dᵢ = 0 and nothing is skipped. A column of zeros, as padding and inputs that
-//! are never active have, is left out instead.
+//! Together that is less than 2⁻⁴⁵t. What rounding does to dᵢ and dᵢ·rᵢ² themselves, a factor of dᵢ of 1 −
+//! 2⁻⁴⁰ outweighs. If a pivot is not positive, dᵢ = 0 and nothing is skipped. A column of zeros, as padding
+//! and inputs that are never active have, is left out instead.
 //!
-//! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also when rounded. Once the floor of these exceeds the least
-//! error found, it does so for all smaller scales. Where columns go together, floors are low, and another bound ends
-//! the search: √(rᵀHr) is a norm, so
+//! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also when rounded. Once the floor of these exceeds the
+//! least error found, it does so for all smaller scales. Where columns go together, floors are low, and
+//! another bound ends the search: √(rᵀHr) is a norm, so
 //!
 //! ```text
 //! √(rᵀHr) ≥ √(xᵀHx) − √(fq·Hfq) ≥ √(xᵀHx) − 6f·√S         S the sum of all |Hᵢⱼ|
 //! ```
 //!
-//! which needs a semidefinite H only. What was rounded to f32 may just fail to be that, so η is looked for with which H
-//! + ηtI is, and (η + ε)t·(|x|² + |r|²), with |r|² at most 2·(|x|² + 36·N·f²), pays for it and for the roundings.
+//! which needs a semidefinite H only. What was rounded to f32 may just fail to be that, so η is looked for
+//! with which H + ηtI is, and (η + ε)t·(|x|² + |r|²), with |r|² at most 2·(|x|² + 36·N·f²), pays for it and
+//! for the roundings.
 //!
-//! *Above.* Codes do not grow with the scale. Once all are zeros, they are for all larger scales, which therefore tie
-//! with the first.
+//! *Above.* Codes do not grow with the scale. Once all are zeros, they are for all larger scales, which
+//! therefore tie with the first.
 
 use core::cmp::Ordering;
 
@@ -90,9 +93,9 @@ struct Zeros {
 }
 
 impl<const N: usize> Hessian<N> {
-    /// From finite entries, row by row, of which the first `used` rows and columns count; the others are those of
-    /// padding. Of entries that mirror each other the mean is taken. A matrix that is not positive semidefinite is no
-    /// mistake here: errors may then be negative, and fewer scales are skipped.
+    /// From finite entries, row by row, of which the first `used` rows and columns count; the others are
+    /// those of padding. Of entries that mirror each other the mean is taken. A matrix that is not positive
+    /// semidefinite is no mistake here: errors may then be negative, and fewer scales are skipped.
     pub fn new(entries: &[[f32; N]; N], used: usize) -> Self {
         const { assert!(N.is_multiple_of(CHAINS) && N <= 32, "roundings are accounted for up to 32") };
         let mut mean = [[0.0; N]; N];
@@ -166,9 +169,9 @@ impl<const N: usize> Hessian<N> {
         rest > 0.0 && rest * rest > 4.0 * reach * self.sum * least
     }
 
-    /// The search for the scale of a block of finite values. `plain` is the convention's byte, `larger` what it would
-    /// be for 1.5 times the amax. `decoded` gives the values, from −6 to 6, of the codes that the format has for the
-    /// block under a scale.
+    /// The search for the scale of a block of finite values. `plain` is the convention's byte, `larger` what
+    /// it would be for 1.5 times the amax. `decoded` gives the values, from −6 to 6, of the codes that the
+    /// format has for the block under a scale.
     #[inline(always)]
     pub fn search<S: Scales>(
         &self,
@@ -334,7 +337,8 @@ mod tests {
     fn floors_of_a_diagonal_are_its_entries() {
         let hessian = diagonal([2.0, 0.5, 0.0, 1e30]);
         let floors = hessian.floors.map(|floor| floor as f32);
-        // The shift is 2^-43 of the trace, more than the small entries: not positive definite by more than roundings.
+        // The shift is 2^-43 of the trace, more than the small entries: not positive definite by more than
+        // roundings.
         assert_eq!(floors, [0.0; 4]);
         let hessian = diagonal([2.0, 0.5, 0.0, 3.0]);
         for (floor, entry) in hessian.floors.iter().zip([2.0, 0.5, 0.0, 3.0]) {

@@ -1,4 +1,5 @@
-//! Where a block's scale lies: [`ScaleLayout`]. Sizes are for scales of one byte; of others a place has as many bytes.
+//! Where a block's scale lies: [`ScaleLayout`]. Sizes are for scales of one byte; of others a place has as
+//! many bytes.
 
 /// The order of scales in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -6,8 +7,8 @@ pub enum ScaleLayout {
     /// Row by row, without gaps: `[rows, blocks_per_row]`.
     #[default]
     Linear,
-    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm` read them. Rows are padded
-    /// to a multiple of 128 and the blocks of a row to one of 4, with zeros.
+    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm` read them.
+    /// Rows are padded to a multiple of 128 and the blocks of a row to one of 4, with zeros.
     Swizzled,
 }
 
@@ -23,7 +24,8 @@ pub const TILE_ROWS_TOGETHER: usize = 4;
 pub const TILE_ROWS_APART: usize = TILE_ROWS / TILE_ROWS_TOGETHER;
 
 impl ScaleLayout {
-    /// Places for the scales of a matrix, padding included, and so bytes if a scale is one; `None` if that overflows.
+    /// Places for the scales of a matrix, padding included, and so bytes if a scale is one; `None` if that
+    /// overflows.
     pub const fn bytes(self, rows: usize, blocks_per_row: usize) -> Option<usize> {
         match self {
             Self::Linear => rows.checked_mul(blocks_per_row),
@@ -60,8 +62,8 @@ pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
         + block % TILE_COLS as u64
 }
 
-/// How much further than a scale another lies: that of the `together`-th row of those that lie together with the first
-/// of them, and `blocks` to the right of one that starts a tile.
+/// How much further than a scale another lies: that of the `together`-th row of those that lie together with
+/// the first of them, and `blocks` to the right of one that starts a tile.
 #[inline(always)]
 pub const fn swizzled_distance(together: u32, blocks: u32) -> u32 {
     let (tile, in_tile) = (blocks / TILE_COLS as u32, blocks % TILE_COLS as u32);

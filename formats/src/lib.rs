@@ -1,8 +1,8 @@
 //! The microscaling formats and the arithmetic of one block, written once.
 //!
-//! The same functions are compiled for the CPU and for the GPU. They are the *definition*: vector code on either side
-//! may be cleverer and is tested bit for bit against them. The crate needs neither `std` nor `alloc` and has no
-//! dependencies.
+//! The same functions are compiled for the CPU and for the GPU. They are the *definition*: vector code on
+//! either side may be cleverer and is tested bit for bit against them. The crate needs neither `std` nor
+//! `alloc` and has no dependencies.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -28,7 +28,8 @@
 //! | [`weights`] | the product of a quantized row and a vector of 16 bits |
 //! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //!
-//! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions name theirs.
+//! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions
+//! name theirs.
 #![no_std]
 
 pub mod arithmetic;

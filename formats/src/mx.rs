@@ -1,5 +1,5 @@
-//! The MX formats: blocks of 32 elements along a row that share one [`E8m0`] scale (OCP MX v1.0). MXFP4 has [`E2m1`]
-//! elements, two a byte; MXFP8 has [`E4m3`] or [`E5m2`] ones, a byte each.
+//! The MX formats: blocks of 32 elements along a row that share one [`E8m0`] scale (OCP MX v1.0). MXFP4 has
+//! [`E2m1`] elements, two a byte; MXFP8 has [`E4m3`] or [`E5m2`] ones, a byte each.
 
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
@@ -106,19 +106,21 @@ impl Element for E3m0 {
 
 /// How a block's scale follows from its largest magnitude.
 ///
-/// All four are one formula on the bits of amax as f32: add a constant to the mantissa, keep the exponent field, subtract
-/// the exponent of the element's largest value, clamp at 0. Being integer arithmetic they are exact everywhere, next to
-/// powers of two too, where implementations by `log2` slip.
+/// All four are one formula on the bits of amax as f32: add a constant to the mantissa, keep the exponent
+/// field, subtract the exponent of the element's largest value, clamp at 0. Being integer arithmetic they are
+/// exact everywhere, next to powers of two too, where implementations by `log2` slip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleRule {
-    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest element are clipped.
+    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest element are
+    /// clipped.
     #[default]
     Floor,
     /// The exponent of amax, rounded up unless amax is a power of two.
     Ceil,
     /// The exponent of amax after rounding its mantissa half up to the element's bits: compressed-tensors.
     Even,
-    /// The smallest power of two that is at least amax over the largest element, so that nothing is clipped: NVIDIA.
+    /// The smallest power of two that is at least amax over the largest element, so that nothing is clipped:
+    /// NVIDIA.
     Rceil,
 }
 
@@ -130,7 +132,8 @@ impl ScaleRule {
             Self::Floor => 0,
             Self::Ceil => 0x7F_FFFF,
             Self::Even => 1 << (22 - E::MANTISSA_BITS),
-            // amax ≤ m · 2^e · 2^k for the largest element m · 2^e: up by one exactly when the mantissa is above m's.
+            // amax ≤ m · 2^e · 2^k for the largest element m · 2^e: up by one exactly when the mantissa is
+            // above m's.
             Self::Rceil => 0x7F_FFFF - E::LARGEST_MANTISSA,
         }
     }
@@ -163,7 +166,8 @@ pub struct Arithmetic {
 #[inline(always)]
 pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> BlockEvents {
     let scale_saturated = rounded_exponent < E::LARGEST_EXPONENT && amax_bits != 0;
-    // Every rule's own scale keeps amax far from zero; only the clamped one can leave it below the first midpoint.
+    // Every rule's own scale keeps amax far from zero; only the clamped one can leave it below the first
+    // midpoint.
     let flushed = scale_saturated && E::encode(f32::from_bits(amax_bits) * E8m0::MIN.reciprocal(), ties) == 0;
     BlockEvents {
         clipped: clips::<E>(amax_bits, scale_from_exponent::<E>(rounded_exponent)),
@@ -175,8 +179,8 @@ pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> 
 /// Whether a finite magnitude is above the largest element times a scale, from its bits.
 #[inline(always)]
 pub fn clips<E: Element>(amax_bits: u32, scale: E8m0) -> bool {
-    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above every
-    // amax as it is itself.
+    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above
+    // every amax as it is itself.
     amax_bits > ((scale.to_bits() as u32 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
 
@@ -186,8 +190,9 @@ pub fn encode<E: Element>(value: f32, reciprocal: f32, ties: Ties, negative_zero
     with_zero_sign(E::encode(value * reciprocal, ties), 1 << (E::BITS - 1), value, negative_zero)
 }
 
-/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block that holds a
-/// NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
+/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block
+/// that holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those
+/// values first.
 pub fn quantize_block<E: Element>(
     values: &[f32; BLOCK],
     arithmetic: &Arithmetic,

@@ -1,13 +1,15 @@
-//! NF4, four bits from a codebook (QLoRA, Dettmers et al. 2023), as bitsandbytes has it, under bf16 scales: blocks of 64.
+//! NF4, four bits from a codebook (QLoRA, Dettmers et al. 2023), as bitsandbytes has it, under bf16 scales:
+//! blocks of 64.
 //!
-//! The codebook's 16 values are quantiles of the normal distribution, from −1 to 1 with an exact 0. The scale of a block
-//! is its largest magnitude, rounded to bf16, to nearest and ties to even; for bf16 values it is exact. (bitsandbytes
-//! keeps it in f32, or quantizes it once more.) An element x under scale s has the code of the value that is nearest to
-//! x · (1 / s), each step rounded to f32: how many [`MIDPOINTS`] lie below that, so that a tie goes down, as in
-//! `dQuantizeNF4` of bitsandbytes' kernels and `torch.bucketize` of its CPU path. Where 1 / s is not finite it is x / s.
+//! The codebook's 16 values are quantiles of the normal distribution, from −1 to 1 with an exact 0. The scale
+//! of a block is its largest magnitude, rounded to bf16, to nearest and ties to even; for bf16 values it is
+//! exact. (bitsandbytes keeps it in f32, or quantizes it once more.) An element x under scale s has the code
+//! of the value that is nearest to x · (1 / s), each step rounded to f32: how many [`MIDPOINTS`] lie below
+//! that, so that a tie goes down, as in `dQuantizeNF4` of bitsandbytes' kernels and `torch.bucketize` of its
+//! CPU path. Where 1 / s is not finite it is x / s.
 //!
-//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last place. What is then above
-//! 1 has the code of 1, which is the nearest; no code is out of reach.
+//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last place. What is
+//! then above 1 has the code of 1, which is the nearest; no code is out of reach.
 
 use crate::bf16::Bf16;
 use crate::block::{self, BlockEvents};
@@ -39,7 +41,8 @@ pub const VALUES: [f32; 16] = [
 /// The code of zero.
 pub const ZERO: u8 = 7;
 
-/// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`, rounded to f32: bitsandbytes' thresholds.
+/// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`, rounded to f32: bitsandbytes'
+/// thresholds.
 pub const MIDPOINTS: [f32; 15] = {
     let mut midpoints = [0.0; 15];
     let mut i = 0;
@@ -74,8 +77,8 @@ pub fn encode(x: f32, scale: Bf16) -> u8 {
     }
 }
 
-/// Quantizes a block: the definition. A block that holds a NaN or an infinity gets the NaN scale and codes 0; callers
-/// with another policy replace those values first.
+/// Quantizes a block: the definition. A block that holds a NaN or an infinity gets the NaN scale and codes 0;
+/// callers with another policy replace those values first.
 pub fn quantize_block(values: &[f32; BLOCK], codes: &mut [u8]) -> (Bf16, BlockEvents) {
     let amax_bits = block::amax_bits(values);
     if block::is_non_finite(amax_bits) {

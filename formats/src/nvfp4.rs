@@ -1,9 +1,14 @@
 //! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale, and a tensor's blocks
 //! one [`GlobalScale`].
 //!
-//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in bytes; what
-//! tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
+//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in
+//! bytes; what tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
 //! ([`Arithmetic::TORCHAO`] and so on). All steps are single f32 operations, rounded to nearest.
+
+mod global_scale;
+pub mod search_global;
+
+pub use global_scale::{Direction, GlobalScale};
 
 use crate::arithmetic::{Fused, Machine};
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
@@ -18,87 +23,13 @@ pub const BLOCK_BYTES: usize = BLOCK / 2;
 /// The largest element times the largest block scale, 6 · 448: where a tensor's amax should land.
 pub const LARGEST: f32 = e2m1::MAX * E4m3::MAX;
 
-/// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to E4M3.
+/// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to
+/// E4M3.
 pub const CLIPPED: f32 = 6.5;
 
 /// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is
 /// no longer the nearest.
 pub const LARGEST_UNSATURATED: f32 = 464.0;
-
-/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type always says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Direction {
-    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine, FlashInfer.
-    Divisor = 0,
-    /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
-    Multiplier = 1,
-}
-
-/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest block scale,
-/// does not overflow. Each amax has such a one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GlobalScale {
-    /// Values are element · block scale / this.
-    Divisor(f32),
-    /// Values are element · block scale · this.
-    Multiplier(f32),
-}
-
-impl GlobalScale {
-    /// The global scale of this direction and value; `None` unless the value is [in range](Self::in_range).
-    pub fn new(direction: Direction, value: f32) -> Option<Self> {
-        let scale = Self::of(direction, value);
-        scale.in_range().then_some(scale)
-    }
-
-    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it, for instance.
-    pub const fn of(direction: Direction, value: f32) -> Self {
-        match direction {
-            Direction::Divisor => Self::Divisor(value),
-            Direction::Multiplier => Self::Multiplier(value),
-        }
-    }
-
-    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that
-    /// zero elements stay zero.
-    pub fn in_range(self) -> bool {
-        self.value() >= f32::MIN_POSITIVE
-            && self.value() <= f32::MAX
-            && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
-    }
-
-    /// The same scale in a direction: itself, or its inverse, which is rounded.
-    pub fn toward(self, direction: Direction) -> Self {
-        if self.direction() == direction { self } else { Self::of(direction, 1.0 / self.value()) }
-    }
-
-    /// The direction.
-    #[inline(always)]
-    pub const fn direction(self) -> Direction {
-        match self {
-            Self::Divisor(_) => Direction::Divisor,
-            Self::Multiplier(_) => Direction::Multiplier,
-        }
-    }
-
-    /// The number, as it is stored.
-    #[inline(always)]
-    pub const fn value(self) -> f32 {
-        match self {
-            Self::Divisor(value) | Self::Multiplier(value) => value,
-        }
-    }
-
-    /// What a block's elements are multiplied with: its scale, and this applied to it.
-    #[inline(always)]
-    pub fn factor(self, scale: E4m3) -> f32 {
-        match self {
-            Self::Divisor(divisor) => scale.to_f32() / divisor,
-            Self::Multiplier(multiplier) => scale.to_f32() * multiplier,
-        }
-    }
-}
 
 /// How the global scale follows from the tensor's finite amax, if it is above 0; T is the input's dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,8 +37,8 @@ impl GlobalScale {
 pub enum FromAmax {
     /// s = amax / 2688, at least the smallest normal number, so that 1 / s is finite: torchao, ModelOpt.
     OverLargest = 0,
-    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's observer. Where that
-    /// overflows, they take 1 and lose the tensor's small blocks, and we G = 2688 / amax as below.
+    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's observer.
+    /// Where that overflows, they take 1 and lose the tensor's small blocks, and we G = 2688 / amax as below.
     NarrowInverse = 1,
     /// G = 2688 / amax, at most the largest number: Transformer Engine, FlashInfer.
     LargestOver = 2,
@@ -127,11 +58,13 @@ pub enum BlockScale {
     TimesSixthOfGlobal = 3,
 }
 
-/// How an element x is brought to the range of E2M1, given its block's rounded scale b. G is a divisor, s a multiplier.
+/// How an element x is brought to the range of E2M1, given its block's rounded scale b. G is a divisor, s a
+/// multiplier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Quotient {
-    /// x · min((1 / s) / b, the largest f32): torchao 0.17 and later, which lacks the minimum and makes NaN of zeros there.
+    /// x · min((1 / s) / b, the largest f32): torchao 0.17 and later, which lacks the minimum and makes NaN
+    /// of zeros there.
     TimesInverseOverScale = 0,
     /// x / (b / G): compressed-tensors.
     OverScaleOverGlobal = 1,
@@ -206,7 +139,8 @@ impl Arithmetic {
 }
 
 impl Arithmetic {
-    /// The global scale for a tensor's finite amax, 1 if that is 0. `narrow` rounds to the dtype of the input.
+    /// The global scale for a tensor's finite amax, 1 if that is 0. `narrow` rounds to the dtype of the
+    /// input.
     #[inline(always)]
     pub fn global_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> GlobalScale {
         let divisor = (LARGEST / amax).min(f32::MAX);
@@ -287,7 +221,8 @@ impl<F: Fn(f32) -> f32> ScaleSteps<f32> for Narrowing<F> {
 }
 
 impl Quantizer {
-    /// For a tensor with this global scale, whose direction is taken to be the arithmetic's. A tensor without one has 1.
+    /// For a tensor with this global scale, whose direction is taken to be the arithmetic's. A tensor without
+    /// one has 1.
     #[inline(always)]
     pub fn new(arithmetic: Arithmetic, global_scale: f32) -> Self {
         let for_scale = match arithmetic.block_scale {
@@ -380,7 +315,8 @@ impl Quantizer {
         with_zero_sign(code, 8, value, self.arithmetic.negative_zero)
     }
 
-    /// The numbers that the global scale entered into; where both are far from underflow and overflow, so are the steps.
+    /// The numbers that the global scale entered into; where both are far from underflow and overflow, so are
+    /// the steps.
     #[inline(always)]
     pub const fn operands(&self) -> [f32; 2] {
         [self.for_scale, self.for_quotient]
@@ -398,8 +334,9 @@ impl Quantizer {
         self.arithmetic.negative_zero
     }
 
-    /// Quantizes a block: the definition. `narrow` rounds to the dtype that the values have in the input. A block that
-    /// holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those values first.
+    /// Quantizes a block: the definition. `narrow` rounds to the dtype that the values have in the input. A
+    /// block that holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy
+    /// replace those values first.
     pub fn quantize_block(
         &self,
         values: &[f32; BLOCK],
@@ -425,7 +362,8 @@ impl Quantizer {
     }
 }
 
-/// 1 / d in two parts: the nearest number, and the rest. `d` is a normal number far from underflow and overflow.
+/// 1 / d in two parts: the nearest number, and the rest. `d` is a normal number far from underflow and
+/// overflow.
 #[inline(always)]
 pub fn reciprocal<F: Fused>(d: f32) -> [f32; 2] {
     let y = 1.0 / d;
@@ -439,14 +377,15 @@ pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     <F as Fused>::fma(rest * y, rest, rest * y)
 }
 
-/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of vectors. A
-/// `short` x has a significand of 11 bits or less.
+/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of
+/// vectors. A `short` x has a significand of 11 bits or less.
 ///
-/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong neighbour, and
-/// matters where x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that close to where it begins to,
-/// but for one d, with which the parts are exact (`tests/tests/division.rs` looks at every d). Another x is corrected
-/// once more, by Markstein's theorem to x/d rounded to nearest: q + (x − d·q)·y, for q off by at most one unit in the
-/// last place. Where x/d is so small that what is left underflows, the code is 0 all the same.
+/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong
+/// neighbour, and matters where x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that
+/// close to where it begins to, but for one d, with which the parts are exact (`tests/tests/division.rs`
+/// looks at every d). Another x is corrected once more, by Markstein's theorem to x/d rounded to nearest: q +
+/// (x − d·q)·y, for q off by at most one unit in the last place. Where x/d is so small that what is left
+/// underflows, the code is 0 all the same.
 ///
 /// With z = 0 it is the product x·y, rounded, of a short x.
 #[inline(always)]
@@ -455,8 +394,8 @@ pub fn quotient<M: Machine>(x: M::Number, [y, z]: [M::Number; 2], d: M::Number, 
     if short { q } else { M::fma(M::fnma(d, q, x), y, q) }
 }
 
-/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a global
-/// one. A NaN scale gives 16 times the canonical NaN.
+/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a
+/// global one. A NaN scale gives 16 times the canonical NaN.
 pub fn dequantize_block(scale: E4m3, global: Option<GlobalScale>, codes: &[u8]) -> [f32; BLOCK] {
     let factor = global.map_or(scale.to_f32(), |global| global.factor(scale));
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];

@@ -1,31 +1,32 @@
 //! Choosing a block's scale by the squared error that it makes, instead of by amax alone.
 //!
 //! # The error
-//! A block is looked at through a power of two p, so that no square overflows or vanishes: 1, unless its amax is far
-//! from that. With a = |x|·p and f = p times what the format multiplies codes with when it dequantizes
+//! A block is looked at through a power of two p, so that no square overflows or vanishes: 1, unless its amax
+//! is far from that. With a = |x|·p and f = p times what the format multiplies codes with when it dequantizes
 //! ([`Scales::factor`]), the error of a scale is
 //!
 //! ```text
 //! Σ w·(a − f·q)²          q the E2M1 magnitude nearest to a / f
 //! ```
 //!
-//! Each step is one operation of f32, products and sums fused ([`Candidate::rest`]), and sixteen terms are added in
-//! four chains: element i to chain i mod 4, then (chain 0 + chain 1) + (chain 2 + chain 3); the halves of a block of 32
-//! are added last. So every implementation finds the same scale.
+//! Each step is one operation of f32, products and sums fused ([`Candidate::rest`]), and sixteen terms are
+//! added in four chains: element i to chain i mod 4, then (chain 0 + chain 1) + (chain 2 + chain 3); the
+//! halves of a block of 32 are added last. So every implementation finds the same scale.
 //!
 //! The plain scale wins ties, then the smallest scale.
 //!
 //! # Why the full search skips most scales
-//! *Above.* Let s be a scale with 2s a scale too, and no element above 7s. Doubling E2M1's values gives 0, 1, 2, 3, 4,
-//! 6, 8, 12, and what is nearest to an element up to 7 among these is at most 6 (or 8, as far from it as 6 is), so
-//! nearest among values that s has as well. So s errs no more than 2s in any element, and is the smaller. (As the
-//! errors are rounded, it may err more by a rounding.) With m the smallest scale that has no element above 7m, every
-//! scale of 2m or more is the double of one that is m or more, if that can be stored; it can unless it is a subnormal
-//! E4M3 with an odd last bit, and so all bytes below 16 are looked at.
+//! *Above.* Let s be a scale with 2s a scale too, and no element above 7s. Doubling E2M1's values gives 0, 1,
+//! 2, 3, 4, 6, 8, 12, and what is nearest to an element up to 7 among these is at most 6 (or 8, as far from
+//! it as 6 is), so nearest among values that s has as well. So s errs no more than 2s in any element, and is
+//! the smaller. (As the errors are rounded, it may err more by a rounding.) With m the smallest scale that
+//! has no element above 7m, every scale of 2m or more is the double of one that is m or more, if that can be
+//! stored; it can unless it is a subnormal E4M3 with an odd last bit, and so all bytes below 16 are looked
+//! at.
 //!
-//! *Below.* Elements above 6s are clipped, and err by what they exceed it. Once that of one element, squared and
-//! weighted, exceeds the error of the plain scale, no smaller scale can win. Rounding is monotone, so this holds of the
-//! rounded numbers too. Without weights the largest element is the one.
+//! *Below.* Elements above 6s are clipped, and err by what they exceed it. Once that of one element, squared
+//! and weighted, exceeds the error of the plain scale, no smaller scale can win. Rounding is monotone, so
+//! this holds of the rounded numbers too. Without weights the largest element is the one.
 //!
 //! Both are elementwise and hold with weights.
 
@@ -46,11 +47,12 @@ pub enum Search {
     /// By the convention: the plain scale.
     #[default]
     None,
-    /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax, so that the
-    /// largest element lands on 4 instead of 6 (Transformer Engine and FlashInfer call it four over six).
+    /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax,
+    /// so that the largest element lands on 4 instead of 6 (Transformer Engine and FlashInfer call it four
+    /// over six).
     FourSix,
-    /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`]; for MXFP4
-    /// it is the same, except under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with weights.
+    /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`];
+    /// for MXFP4 it is the same, except under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with weights.
     Window,
     /// The best of all scales that can be stored.
     Full,
@@ -103,12 +105,12 @@ impl Scales for PowersOfTwo {
     }
 }
 
-/// How far from 1, in powers of two, a block's amax may be for errors to be computed as it stands: squares neither
-/// overflow nor vanish beside each other.
+/// How far from 1, in powers of two, a block's amax may be for errors to be computed as it stands: squares
+/// neither overflow nor vanish beside each other.
 pub const FAR: u32 = 40;
 
-/// The power of two that a block is looked at through, from the bits of its finite amax: 1, or if that is [far](FAR)
-/// from 1, what brings it into [1, 2), as far as powers of two go.
+/// The power of two that a block is looked at through, from the bits of its finite amax: 1, or if that is
+/// [far](FAR) from 1, what brings it into [1, 2), as far as powers of two go.
 #[inline(always)]
 pub const fn unit(amax_bits: u32) -> f32 {
     if is_near(amax_bits) {
@@ -149,7 +151,8 @@ pub trait Measure {
     /// The most that a candidate's clipping takes from an element, as its term of the error.
     fn most_clipped<M: Fused>(&self, candidate: &Candidate) -> f32;
 
-    /// The search for the scale. `plain` is the convention's byte, `larger` what it would be for 1.5 times the amax.
+    /// The search for the scale. `plain` is the convention's byte, `larger` what it would be for 1.5 times
+    /// the amax.
     #[inline(always)]
     fn search<M: Fused, S: Scales>(&self, search: Search, scales: &S, plain: u8, larger: u8) -> Found {
         let mut least = self.error::<M>(scales.factor(plain));

@@ -1,46 +1,48 @@
-//! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each vector
-//! that is not quantized.
+//! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each
+//! vector that is not quantized.
 //!
-//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products with a
-//! 128th of the weights are exact in f32, whatever an activation is; they are added in order, each sum rounded to f32.
-//! That is the group's [`fraction`]. Whether a product is fused with its sum makes no difference, and none of it can
-//! overflow: sixteen times 6/128 is below 1.
+//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products
+//! with a 128th of the weights are exact in f32, whatever an activation is; they are added in order, each sum
+//! rounded to f32. That is the group's [`fraction`]. Whether a product is fused with its sum makes no
+//! difference, and none of it can overflow: sixteen times 6/128 is below 1.
 //!
-//! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32, the one that
-//! the group's chunk has in [`dot`](crate::dot); groups come in order. Twice, because twice 2^−127 is a normal number.
-//! The sums are then added as there, in f64, and 64 times that is the [`total`]. It comes under the matrix' global
-//! scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
+//! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32,
+//! the one that the group's chunk has in [`dot`](crate::dot); groups come in order. Twice, because twice
+//! 2^−127 is a normal number. The sums are then added as there, in f64, and 64 times that is the [`total`].
+//! It comes under the matrix' global scale in f64 ([`scaled`](crate::dot::scaled)), and is rounded once.
 //!
-//! How far that is from the exact sum: with u = 2^−24, a product meets 15 roundings in its group, 2⌈K / 1024⌉ in its
-//! stream, and six of 2^−53 afterwards. So, while K is below 2^21 and no sum overflows,
+//! How far that is from the exact sum: with u = 2^−24, a product meets 15 roundings in its group, 2⌈K / 1024⌉
+//! in its stream, and six of 2^−53 afterwards. So, while K is below 2^21 and no sum overflows,
 //!
 //! ```text
 //! |y − Σ w·x| ≤ ½ ulp(y) + γ · Σ |w·x| + δ        γ = (16 + 2⌈K / 1024⌉) · 2^−24
 //! ```
 //!
-//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose terms are
-//! multiples of 2^−149 here, and at most K · 2^−148 in MXFP4. A stream overflows where its products come to 64 times
-//! the largest f32, and are infinite or NaN from there.
+//! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose
+//! terms are multiples of 2^−149 here, and at most K · 2^−148 in MXFP4. A stream overflows where its products
+//! come to 64 times the largest f32, and are infinite or NaN from there.
 //!
-//! GPUs add the products by tensor cores, and differ from that in their last bits. A tensor core multiplies 16
-//! weights of a row, already scaled, with 16 activations exactly, cuts each product and the sum before them to 24
-//! bits of the largest one's, and adds. Eight follow each other from zero: each loses at most 18 units of 2^−23 of
-//! what the eight come to without signs. Their sums are added in f32, one for each step of 128 elements or more. So
-//! there γ is [`tensor_core_gamma`], and with bf16, whose products may be below f32's normal numbers, K · 2^−110
-//! comes to δ; with it, sums overflow at 2^14 times the largest f32.
+//! GPUs add the products by tensor cores, and differ from that in their last bits. A tensor core multiplies
+//! 16 weights of a row, already scaled, with 16 activations exactly, cuts each product and the sum before
+//! them to 24 bits of the largest one's, and adds. Eight follow each other from zero: each loses at most 18
+//! units of 2^−23 of what the eight come to without signs. Their sums are added in f32, one for each step of
+//! 128 elements or more. So there γ is [`tensor_core_gamma`], and with bf16, whose products may be below
+//! f32's normal numbers, K · 2^−110 comes to δ; with it, sums overflow at 2^14 times the largest f32.
 //!
-//! With one token, weights are not scaled first: four multiplications with four products each make a group, and lose
-//! six units each; groups come under their scales as they are fused to sums of f32, two for each 256 elements or
-//! more, and the sums of eight lanes in f32. γ is smaller then. δ is more, because sums of f32 are lower: by 2^14 with
-//! f16, where it is K · 2^−140 in MXFP4, and by 2^24 with bf16, where it is K · 2^−130. With bf16 there is K · 2^−101
-//! times the largest block scale over elements that are not all zeros, too, as though activations ended near 2^−101;
-//! less by 2^23 where tensor cores keep subnormal numbers. Sums that are infinite or NaN, and those of bf16
-//! activations from 2^24 on, are computed as on CPUs, so that they are never less.
+//! With one token, weights are not scaled first: four multiplications with four products each make a group,
+//! and lose six units each; groups come under their scales as they are fused to sums of f32, two for each 256
+//! elements or more, and the sums of eight lanes in f32. γ is smaller then. δ is more, because sums of f32
+//! are lower: by 2^14 with f16, where it is K · 2^−140 in MXFP4, and by 2^24 with bf16, where it is K ·
+//! 2^−130. With bf16 there is K · 2^−101 times the largest block scale over elements that are not all zeros,
+//! too, as though activations ended near 2^−101; less by 2^23 where tensor cores keep subnormal numbers. Sums
+//! that are infinite or NaN, and those of bf16 activations from 2^24 on, are computed as on CPUs, so that
+//! they are never less.
 //!
-//! The order is given, too, by how many warps share a row. For several tokens, steps of 128 elements go by turns to a
-//! row's parts: each warp has segments side by side, eight over the number of tokens as a power of two. Parts are added
-//! in f64, warp by warp. For one token, chunks of 32 go by turns to the lanes, four for each of a warp's two segments;
-//! lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in f64.
+//! The order is given, too, by how many warps share a row. For several tokens, steps of 128 elements go by
+//! turns to a row's parts: each warp has segments side by side, eight over the number of tokens as a power of
+//! two. Parts are added in f64, warp by warp. For one token, chunks of 32 go by turns to the lanes, four for
+//! each of a warp's two segments; lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in
+//! f64.
 
 use crate::arithmetic::Fused;
 use crate::dot::Sums;
@@ -49,7 +51,8 @@ use crate::{E2m1x2, E4m3, E8m0};
 /// Elements of a group: what block scales have in common.
 pub const GROUP: usize = 16;
 
-/// A 128th of the sum of a group's products, without its scale. Where there are no activations left, nothing is added.
+/// A 128th of the sum of a group's products, without its scale. Where there are no activations left, nothing
+/// is added.
 pub fn fraction(codes: &[u8], activations: &[f32]) -> f32 {
     let pairs = codes.iter().map(|codes| E2m1x2::from_bits(*codes));
     let weights = pairs.flat_map(|pair| [pair.low(), pair.high()]).map(|code| code.to_f32() / 128.0);

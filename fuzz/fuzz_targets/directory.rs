@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/directory.rs`.
+//! See `tests/support/src/hostile/directory.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("directory", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("directory", bytes));

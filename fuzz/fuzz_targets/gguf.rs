@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/gguf.rs`.
+//! See `tests/support/src/hostile/gguf.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("gguf", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("gguf", bytes));

@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/packed.rs`.
+//! See `tests/support/src/hostile/packed.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("packed", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("packed", bytes));

@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/parts.rs`.
+//! See `tests/support/src/hostile/parts.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("parts", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("parts", bytes));

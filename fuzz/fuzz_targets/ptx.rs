@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/ptx.rs`.
+//! See `tests/support/src/hostile/ptx.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("ptx", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("ptx", bytes));

@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/recipe.rs`.
+//! See `tests/support/src/hostile/recipe.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("recipe", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("recipe", bytes));

@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/safetensors.rs`.
+//! See `tests/support/src/hostile/safetensors.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("safetensors", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("safetensors", bytes));

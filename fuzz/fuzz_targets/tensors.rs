@@ -1,5 +1,5 @@
-//! See `tests/src/hostile/tensors.rs`.
+//! See `tests/support/src/hostile/tensors.rs`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_tests::hostile::run("tensors", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| microscale_test_support::hostile::run("tensors", bytes));

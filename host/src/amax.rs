@@ -31,7 +31,8 @@ impl Amax {
         self.infinite |= other.infinite;
     }
 
-    /// The amax that counts under a policy for a tensor of `T`: where infinities become the largest number, that.
+    /// The amax that counts under a policy for a tensor of `T`: where infinities become the largest number,
+    /// that.
     pub fn under<T: Element>(&self, policy: NonFinite) -> f32 {
         if self.infinite && policy == NonFinite::Saturate { T::MAX } else { self.finite }
     }

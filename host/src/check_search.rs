@@ -10,21 +10,21 @@ use crate::formats::{E8m0, block, mx, nvfp4};
 use crate::recipe::{Format, NonFinite, Recipe, check_importance};
 use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
 
-/// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its steps, each to
-/// 2⁻²⁴: the factor and its reciprocal, the difference, and a sum of at most eight roundings make 6; once for either of
-/// two scales. What lies between the scales that are compared and those that are stored (a global scale brought to the
-/// other direction) is as much again.
+/// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its
+/// steps, each to 2⁻²⁴: the factor and its reciprocal, the difference, and a sum of at most eight roundings
+/// make 6; once for either of two scales. What lies between the scales that are compared and those that are
+/// stored (a global scale brought to the other direction) is as much again.
 const ROUNDING: f64 = 24.0 / (1 << 24) as f64;
 
-/// Compares the error of each block's scale with those of all scales that can be stored, 126 or 255, for the result of
-/// a full search ([`Search::Full`](crate::Search::Full)) on any device: nothing that the search skipped may have less,
-/// by more than rounding. It takes ten times as long as the search. Blocks with the NaN scale are left out. Returns how
-/// many blocks were looked at.
+/// Compares the error of each block's scale with those of all scales that can be stored, 126 or 255, for the
+/// result of a full search ([`Search::Full`](crate::Search::Full)) on any device: nothing that the search
+/// skipped may have less, by more than rounding. It takes ten times as long as the search. Blocks with the
+/// NaN scale are left out. Returns how many blocks were looked at.
 ///
 /// # Errors
-/// [`Error::SkippedScale`] for a block that another scale fits better; [`Error::Length`], [`Error::RowStride`],
-/// [`Error::TooLarge`], [`Error::QuantizedShape`] and [`Error::Importance`] if the arguments do not fit together;
-/// [`Error::NoSearch`] for a format whose scales are not searched.
+/// [`Error::SkippedScale`] for a block that another scale fits better; [`Error::Length`],
+/// [`Error::RowStride`], [`Error::TooLarge`], [`Error::QuantizedShape`] and [`Error::Importance`] if the
+/// arguments do not fit together; [`Error::NoSearch`] for a format whose scales are not searched.
 pub fn check_search<T: Element>(
     values: &[T],
     shape: Shape,

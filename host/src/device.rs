@@ -5,11 +5,13 @@ mod loaded;
 use std::fmt;
 use std::str::FromStr;
 
+pub use loaded::{Loaded, QuantizedThere};
+
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
-pub(crate) use loaded::{Loaded, Origin, Part, QuantizedThere};
-
+pub use crate::origin::Origin;
 use crate::recipe::Words;
+pub use crate::tensor::Part;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -42,7 +44,8 @@ impl Device {
     /// Makes the device ready.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto` never fails.
+    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto`
+    /// never fails.
     pub fn choose(choice: DeviceChoice) -> Result<Self> {
         match choice {
             DeviceChoice::Cpu => Ok(Self::Cpu),
@@ -106,8 +109,9 @@ impl Device {
         Self::gpu(0)
     }
 
-    /// Whether values are copied to where the device works, so that it is worth while to do several things with them there.
-    pub(crate) fn has_memory(&self) -> bool {
+    /// Whether values are copied to where the device works, so that it is worth while to do several things
+    /// with them there.
+    pub fn has_memory(&self) -> bool {
         !matches!(self, Self::Cpu)
     }
 
@@ -116,13 +120,34 @@ impl Device {
     /// # Errors
     /// [`Error::Gpu`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU's memory is not counted"))]
-    pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Self>> {
+    pub fn workers(&self, largest: usize) -> Result<Vec<Self>> {
         match self {
             Self::Cpu => Ok((0..CPU_WORKERS).map(|_| Self::Cpu).collect()),
             #[cfg(feature = "cuda")]
             Self::Gpus(gpus) => {
                 Ok(gpus.workers(largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
             }
+        }
+    }
+
+    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are
+    /// a mapped file's, `origin` says where they are in it, and a device with memory of its own has them read
+    /// from there: in pieces, which costs less than having the system map their pages.
+    ///
+    /// # Errors
+    /// Those of [`cpu::quantize`] about shapes, [`Error::Gpu`], and that reading fails.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU reads the map"))]
+    pub fn load<'a, T: Element>(
+        &'a self,
+        values: &'a [T],
+        shape: Shape,
+        origin: Option<Origin<'_>>,
+    ) -> Result<Loaded<'a, T>> {
+        shape.check("the input", values.len())?;
+        match self {
+            Self::Cpu => Ok(Loaded::on_cpu(values, shape)),
+            #[cfg(feature = "cuda")]
+            Self::Gpus(gpus) => Loaded::on_gpu(gpus.first(), values, shape, origin),
         }
     }
 
@@ -134,8 +159,8 @@ impl Device {
         self.quantize_weighted(values, shape, recipe, None)
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1. See
-    /// [`cpu::quantize_weighted`].
+    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1.
+    /// See [`cpu::quantize_weighted`].
     ///
     /// # Errors
     /// Those of [`cpu::quantize_weighted`], and [`Error::Gpu`].
@@ -172,7 +197,8 @@ impl Device {
     }
 }
 
-/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for each of several.
+/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for
+/// each of several.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! What can go wrong with tensors. Checkpoint files have their own errors, in [`crate::checkpoint`].
+//! What can go wrong with tensors. Checkpoint files have errors of their own, in the crate `microscale-checkpoint`.
 
 mod operands;
 

@@ -1,7 +1,7 @@
 //! Matrix–vector products of quantized operands: what goes in, and whether it fits.
 //!
-//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does it in
-//! `cpu::gemv` and `cpu::weights`, GPUs in `gpu`.
+//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does
+//! it in `cpu::gemv` and `cpu::weights`, GPUs in `gpu`.
 
 use crate::element::Element;
 use crate::error::{Error, OperandFault, Result};
@@ -11,7 +11,8 @@ use microscale_formats::ScaleLayout;
 /// How the rows of two tensors are matrices and vectors.
 ///
 /// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows, and the vector of batch l is row l ·
-/// `vector_stride` of the vector tensor: rows between, such as padding to 128, are not looked at. The result is `[L, M]`.
+/// `vector_stride` of the vector tensor: rows between, such as padding to 128, are not looked at. The result
+/// is `[L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Matrices (L), at least 1; as many vectors.
@@ -38,7 +39,8 @@ impl Batch {
         Self { vector_stride, ..self }
     }
 
-    /// Checks that a matrix, vectors and an output of so many elements fit; returns the rows of one matrix (M).
+    /// Checks that a matrix, vectors and an output of so many elements fit; returns the rows of one matrix
+    /// (M).
     pub(crate) fn check(
         &self,
         matrix: QuantizedShape,
@@ -87,7 +89,8 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// Checks that weights, activations and an output of so many elements fit; returns the rows of the weights (M).
+/// Checks that weights, activations and an output of so many elements fit; returns the rows of the weights
+/// (M).
 pub(crate) fn check_weights(
     weights: QuantizedShape,
     activations: usize,

@@ -1,4 +1,5 @@
-//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes from both.
+//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes
+//! from both.
 //!
 //! ```
 //! use microscale::{Recipe, Shape, dequantize, quantize};
@@ -11,7 +12,8 @@
 //! # Ok::<(), microscale::Error>(())
 //! ```
 //!
-//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and back.
+//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and
+//! back.
 //!
 //! | to | see |
 //! |---|---|
@@ -21,41 +23,30 @@
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] |
 //! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
-//! | read and write checkpoints | [`checkpoint`] |
+//!
+//! Checkpoints, files of many tensors, are read and written by the crate `microscale-checkpoint`.
 
 mod amax;
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod bench;
 mod bounds;
 mod check_search;
-pub mod checkpoint;
 pub mod cpu;
 pub mod device;
 mod element;
+mod elements;
 mod error;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod layout;
-mod quality;
-mod loss {
-    pub(crate) use crate::quality::ErrorStats;
-}
+mod loss;
+mod origin;
 mod recipe;
 mod report;
-mod round_trip;
 mod scheme;
-pub mod search_global;
 mod shape;
 mod strided;
 mod tensor;
 mod words;
-mod worst_blocks;
-
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod cli;
 
 pub use amax::Amax;
 pub use check_search::check_search;
@@ -67,16 +58,16 @@ pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use gemv::{Activation, Batch};
+pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
+pub use microscale_formats::nvfp4::search_global;
 pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search};
-pub use quality::ErrorStats;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
 pub use scheme::{Convention, Global, NonFinite, Scheme};
 pub use shape::{QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 pub use words::Words;
-pub use worst_blocks::{BlockError, WorstBlocks};
 
 // The README's example is compiled and run like the others.
 #[cfg(doctest)]

@@ -8,7 +8,6 @@ use crate::shape::{QuantizedShape, Shape};
 
 pub(crate) use crate::scheme::{Convention, Global, NonFinite, Scheme};
 pub(crate) use crate::words::Words;
-pub(crate) use crate::words::words;
 pub(crate) use microscale_formats::Format;
 
 /// How to quantize. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
@@ -88,8 +87,12 @@ impl Recipe {
         }
     }
 
-    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be. All operations
+    /// do; this is for those who want to know before they begin.
+    ///
+    /// # Errors
+    /// [`Error::NoSearch`], [`Error::GlobalScaleDirection`], [`Error::GlobalScale`].
+    pub fn check(&self) -> Result<()> {
         if self.search != Search::None && !self.format().is_searched() {
             return Err(Error::NoSearch { format: self.format() });
         }
@@ -120,7 +123,7 @@ pub(crate) fn check_importance(importance: Option<&[f32]>, shape: Shape) -> Resu
 
 impl QuantizedShape {
     /// What a recipe makes of a matrix.
-    pub(crate) const fn of(recipe: &Recipe, shape: Shape) -> Self {
+    pub const fn of(recipe: &Recipe, shape: Shape) -> Self {
         Self::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
     }
 }

@@ -18,8 +18,8 @@ pub struct Report {
     pub nan: u64,
     /// Infinite elements in the input.
     pub infinite: u64,
-    /// Blocks whose largest magnitude is above the largest element times the scale, for NVFP4 by more than rounding the
-    /// scale accounts for (above 6.5 scales): clipped.
+    /// Blocks whose largest magnitude is above the largest element times the scale, for NVFP4 by more than
+    /// rounding the scale accounts for (above 6.5 scales): clipped.
     pub clipped_blocks: u64,
     /// Blocks that were not zero and became zeros.
     pub flushed_blocks: u64,

@@ -151,6 +151,15 @@ impl Scheme {
         }
     }
 
+    /// The arithmetic by which a global scale is computed from amax; `None` where there is no global scale,
+    /// or it is given.
+    pub const fn global_from_amax(&self) -> Option<nvfp4::Arithmetic> {
+        match self {
+            Self::Nvfp4(arithmetic, Global::FromAmax) => Some(*arithmetic),
+            _ => None,
+        }
+    }
+
     /// The convention that this is, if it has a name.
     pub fn convention(&self) -> Option<Convention> {
         let without_global = match *self {

@@ -1,4 +1,5 @@
-//! Matrices whose rows and columns lie anywhere in a slice: quantizing a tensor along any axis, without a copy.
+//! Matrices whose rows and columns lie anywhere in a slice: quantizing a tensor along any axis, without a
+//! copy.
 
 use crate::error::{Error, Result};
 use crate::shape::Shape;
@@ -6,12 +7,12 @@ use crate::shape::Shape;
 pub(crate) use crate::shape::Strided;
 
 impl Strided {
-    /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy with that
-    /// axis moved to the end would be.
+    /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy
+    /// with that axis moved to the end would be.
     ///
     /// # Errors
-    /// [`Error::Axis`] if there is no such axis, [`Error::StridedTooLarge`] if there are more elements than can be
-    /// addressed.
+    /// [`Error::Axis`] if there is no such axis, [`Error::StridedTooLarge`] if there are more elements than
+    /// can be addressed.
     pub fn along(dims: &[usize], axis: usize) -> Result<Self> {
         let Some(cols) = dims.get(axis).copied() else {
             return Err(Error::Axis { axis, rank: dims.len() });
@@ -27,8 +28,8 @@ impl Strided {
     /// A tensor with given strides, in elements, along one of its axes.
     ///
     /// # Errors
-    /// Those of [`Strided::along`]; [`Error::Strides`] if there is not a stride for each dimension, or the other
-    /// dimensions are more than two that no one stride passes through; [`Error::ZeroStride`].
+    /// Those of [`Strided::along`]; [`Error::Strides`] if there is not a stride for each dimension, or the
+    /// other dimensions are more than two that no one stride passes through; [`Error::ZeroStride`].
     pub fn from_strides(dims: &[usize], strides: &[usize], axis: usize) -> Result<Self> {
         if axis >= dims.len() {
             return Err(Error::Axis { axis, rank: dims.len() });
@@ -101,8 +102,8 @@ impl Strided {
         ]
     }
 
-    /// Counts and strides, the largest stride first. What one stride passes through is together, and a count of 1 comes
-    /// first.
+    /// Counts and strides, the largest stride first. What one stride passes through is together, and a count
+    /// of 1 comes first.
     pub(crate) fn in_memory_order(&self) -> [(usize, usize); 3] {
         let mut dimensions =
             self.dimensions().map(|(_, count, stride)| (count, if count > 1 { stride } else { usize::MAX }));

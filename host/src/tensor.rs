@@ -12,9 +12,9 @@ pub(crate) use crate::shape::{QuantizedShape, Shape};
 
 /// A quantized matrix.
 ///
-/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps: of 4 bits, two a byte with the lower index in the low
-/// nibble, or of 8. Scales are one byte each, in the order of the [`ScaleLayout`]. A row whose length is not a multiple
-/// of the block ends in a block padded with zeros.
+/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps: of 4 bits, two a byte with the lower index
+/// in the low nibble, or of 8. Scales are one byte each, in the order of the [`ScaleLayout`]. A row whose
+/// length is not a multiple of the block ends in a block padded with zeros.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedTensor {
     shape: QuantizedShape,
@@ -33,16 +33,21 @@ impl QuantizedTensor {
         Ok(Self { shape, codes: vec![0; codes], scales: vec![0; scales], global_scale: None })
     }
 
-    /// From parts made elsewhere, a file for instance. There is no global scale but by [`Self::with_global_scale`].
+    /// From parts made elsewhere, a file for instance. There is no global scale but by
+    /// [`Self::with_global_scale`].
     ///
     /// # Errors
     /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for one.
+    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for
+    /// one.
     pub fn from_parts(shape: QuantizedShape, codes: Vec<u8>, scales: Vec<u8>) -> Result<Self> {
         shape.check(codes.len(), scales.len())?;
         let scale_type = shape.format.facts().scale;
-        let mut each = scales.chunks_exact(scale_type.bytes()).map(|bytes| scale_type.read(bytes));
-        if let Some(index) = each.position(|scale| !scale_type.is_scale(scale)) {
+        let foreign = match scale_type.bytes() {
+            1 => scales.iter().position(|byte| !scale_type.is_scale((*byte).into())),
+            n => scales.chunks_exact(n).position(|bytes| !scale_type.is_scale(scale_type.read(bytes))),
+        };
+        if let Some(index) = foreign {
             let scale = scale_type.read(&scales[index * scale_type.bytes()..]);
             return Err(Error::SignedScale { format: shape.format, index, scale });
         }
@@ -99,7 +104,7 @@ impl QuantizedTensor {
     }
 
     /// The block scales in linear order: copied, if they are in another.
-    pub(crate) fn linear_scales(&self) -> Cow<'_, [u8]> {
+    pub fn linear_scales(&self) -> Cow<'_, [u8]> {
         match self.shape.scale_layout {
             ScaleLayout::Linear => Cow::Borrowed(&self.scales),
             ScaleLayout::Swizzled => Cow::Owned(layout::unswizzle(&self.scales, self.shape)),
@@ -139,6 +144,15 @@ impl QuantizedTensor {
     pub(crate) fn set_global_scale(&mut self, global_scale: Option<GlobalScale>) {
         self.global_scale = global_scale;
     }
+}
+
+/// Parts of a quantized tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The packed codes.
+    Codes,
+    /// The block scales, in the order of their layout.
+    Scales,
 }
 
 /// A quantized matrix and what happened to it.

@@ -1,5 +1,6 @@
-//! The inputs that the fuzzer has found worth keeping, `fuzz/corpus/`, through the targets that it found them with: no
-//! panic, no more memory than such small files deserve, an end, and nothing written but where output was asked for.
+//! The inputs that the fuzzer has found worth keeping, `fuzz/corpus/`, through the targets that it found them
+//! with: no panic, no more memory than such small files deserve, an end, and nothing written but where output
+//! was asked for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -7,12 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use microscale_tests::{data_dir, hostile};
+use microscale_test_support::{data_dir, hostile};
 
 /// The most bytes of a single allocation, as of the fuzzer's.
 const MOST_AT_ONCE: usize = 256 << 20;
 
-/// The longest that an input may take. Usually they take milliseconds; the rest is for machines that do other things too.
+/// The longest that an input may take. Usually they take milliseconds; the rest is for machines that do other
+/// things too.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Counts on the system's allocator.

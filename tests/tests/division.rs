@@ -1,9 +1,9 @@
 //! What the NVFP4 quantizers rely on where a convention divides.
 //!
 //! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`nvfp4::quotient`). That is off the
-//! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the midpoints m
-//! of E2M1, so they are right unless x / d is that close to m ± half a unit in the last place, where rounding to m
-//! begins and ends. The same goes for 6.5, above which values count as clipped.
+//! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the
+//! midpoints m of E2M1, so they are right unless x / d is that close to m ± half a unit in the last place,
+//! where rounding to m begins and ends. The same goes for 6.5, above which values count as clipped.
 //!
 //! For x of 11 bits or less and every divisor d of 24, none is, but for one: d = 2 − 2⁻²³ and a power of two.
 
@@ -20,9 +20,9 @@ const ONES: u64 = (1 << 24) - 1;
 
 /// The smallest distance of any x from d · (m ± half a unit), in units of 2^-50 or more of the latter.
 ///
-/// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of 2^(e+f−47), or D · (μ·2^22
-/// − 1) in half of them below a power of two, whose lower neighbours are closer. Both lie between 2^47 and 2^50. An x
-/// of 11 bits near it is a multiple of 2^37 in the same units, or of 2^38.
+/// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of 2^(e+f−47), or D
+/// · (μ·2^22 − 1) in half of them below a power of two, whose lower neighbours are closer. Both lie between
+/// 2^47 and 2^50. An x of 11 bits near it is a multiple of 2^37 in the same units, or of 2^38.
 fn closest(divisor: u64) -> u64 {
     let mut closest = u64::MAX;
     for mantissa in MANTISSAS {

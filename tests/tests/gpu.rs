@@ -71,6 +71,7 @@ const TESTS: &[Test] = &[
     ("amax_may_start_anywhere", amax::may_start_anywhere),
     ("errors_equal_the_cpu", errors::equal_the_cpu),
     ("errors_of_another_shape_are_refused", errors::of_another_shape_are_refused),
+    ("formats_without_kernels_are_refused", errors::of_formats_without_kernels_are_refused),
     ("gemv_equals_the_cpu_for_every_kernel", gemv::equals_the_cpu_for_every_kernel),
     ("gemv_equals_the_cpu_on_published_shapes", gemv::equals_the_cpu_on_published_shapes),
     ("gemv_refuses_what_the_cpu_refuses", gemv::refuses_what_the_cpu_refuses),

@@ -1,4 +1,5 @@
-//! What holds for any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by law.
+//! What holds for any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by
+//! law.
 
 mod property_tests {
     mod amax;

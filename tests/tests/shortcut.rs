@@ -1,13 +1,13 @@
-//! The arithmetic by which the GPU's NVFP4 quantizers encode 16-bit values (`kernels-abi/src/shortcut.rs`), done here
-//! as the kernels do it, against the definition: for every value, block scales of every mantissa and exponent,
-//! and many global scales.
+//! The arithmetic by which the GPU's NVFP4 quantizers encode 16-bit values (`kernels-abi/src/shortcut.rs`),
+//! done here as the kernels do it, against the definition: for every value, block scales of every mantissa
+//! and exponent, and many global scales.
 
 use half::{bf16, f16};
 use microscale::Words;
 use microscale_formats::nvfp4::{Quantizer, Scaling};
-use microscale_formats::{E2m1, E4m3, Ties};
 use microscale_formats::shortcut::NvShortcut;
-use microscale_tests::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
+use microscale_formats::{E2m1, E4m3, Ties};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
 use rayon::prelude::*;
 
 /// A dtype of 16 bits.
@@ -37,8 +37,8 @@ impl Short for f16 {
     }
 }
 
-/// The kernels' steps for a positive value: the product cut to f16, which may be a subnormal one, with its last bit set
-/// or not, and rounded to E2M1, ties to even.
+/// The kernels' steps for a positive value: the product cut to f16, which may be a subnormal one, with its
+/// last bit set or not, and rounded to E2M1, ties to even.
 fn by_shortcut(value: f32, factor: u32) -> u8 {
     let nearest = f16::from_f32(value * f32::from_bits(factor));
     let above = nearest.to_f32() > value * f32::from_bits(factor);
@@ -47,8 +47,8 @@ fn by_shortcut(value: f32, factor: u32) -> u8 {
     E2m1::from_f32(scaled.to_f32(), Ties::Even).to_bits()
 }
 
-/// Compares all positive values of a dtype under a third of the normal scales, as far as these scale them below 6.5.
-/// Says how many are ties.
+/// Compares all positive values of a dtype under a third of the normal scales, as far as these scale them
+/// below 6.5. Says how many are ties.
 fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -> usize {
     let mut ties = 0;
     for byte in (0x08..=0x7Eu8).step_by(3) {
@@ -68,7 +68,8 @@ fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -
     ties
 }
 
-/// How many of the global scales that follow from these amaxes have a shortcut, each compared with the definition.
+/// How many of the global scales that follow from these amaxes have a shortcut, each compared with the
+/// definition.
 fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
     let of_convention = |convention| {
         let arithmetic = nvfp4_arithmetic(convention);

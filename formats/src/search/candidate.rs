@@ -1,18 +1,18 @@
 //! A scale to try, and what elements lose under it.
 //!
 //! # Rounding to E2M1 by three additions
-//! Where one unit in the last place is S, P − (P − s) is s rounded to multiples of S. E2M1's step is ½ below 2, 1 from
-//! there to 4, and 2 up to 6; so P must lie in [2²², 2²³) for the first, in [2²³, 2²⁴) for the second and in [2²⁴, 2²⁵)
-//! for the third. Around 2 and 4 both steps give the same: from 1.75 to 2.25 nothing but 2 is near, from 3.5 to 4.5
-//! nothing but 4. That is room enough for P = 2²²·(33 + 197/32·s²)/32, which reaches 2²³ at s = 2.244, 2²⁴ at 3.928 and
-//! 2²⁵ at 6.019, where all further rounding gives 6 or more, which becomes 6. Of two magnitudes that are equally near
-//! it takes one or the other, as P has it.
+//! Where one unit in the last place is S, P − (P − s) is s rounded to multiples of S. E2M1's step is ½ below
+//! 2, 1 from there to 4, and 2 up to 6; so P must lie in [2²², 2²³) for the first, in [2²³, 2²⁴) for the
+//! second and in [2²⁴, 2²⁵) for the third. Around 2 and 4 both steps give the same: from 1.75 to 2.25 nothing
+//! but 2 is near, from 3.5 to 4.5 nothing but 4. That is room enough for P = 2²²·(33 + 197/32·s²)/32, which
+//! reaches 2²³ at s = 2.244, 2²⁴ at 3.928 and 2²⁵ at 6.019, where all further rounding gives 6 or more, which
+//! becomes 6. Of two magnitudes that are equally near it takes one or the other, as P has it.
 
 use crate::arithmetic::{Fused, Machine};
 use crate::e2m1::MAX;
 
-/// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a reciprocal
-/// exists. (A block under a factor beyond is all clipped or all zeros.)
+/// The smallest and the largest factor of a candidate, far enough from 0 and infinity that the square of a
+/// reciprocal exists. (A block under a factor beyond is all clipped or all zeros.)
 const FACTORS: (f32, f32) = (f32::from_bits((127 - 50) << 23), f32::from_bits((127 + 50) << 23));
 
 /// A scale as errors take it, or one in each lane.
@@ -58,8 +58,8 @@ impl<N: Copy> Candidate<N> {
         Self { factor, inverse, curve: M::mul(M::mul(inverse, inverse), M::splat(CURVE)) }
     }
 
-    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all elements
-    /// are [`NEAR`], it is an instruction less.
+    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all
+    /// elements are [`NEAR`], it is an instruction less.
     #[inline(always)]
     pub fn rest<M: Machine<Number = N>, const ALL_NEAR: bool>(&self, a: N, square: N) -> N {
         let p = M::fma(square, self.curve, M::splat(START));

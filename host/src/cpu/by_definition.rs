@@ -12,8 +12,8 @@ use crate::report::{Position, Report};
 use crate::shape::Strided;
 use crate::tensor::QuantizedTensor;
 
-/// Quantizes a matrix to a comparison format. The caller has checked that the slice holds the matrix and that `out` is
-/// what the recipe makes of it.
+/// Quantizes a matrix to a comparison format. The caller has checked that the slice holds the matrix and that
+/// `out` is what the recipe makes of it.
 pub(super) fn quantize<T: Element>(
     values: &[T],
     strided: &Strided,

@@ -1,67 +1,25 @@
-//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block at a time.
+//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block
+//! at a time.
 
 use microscale_formats::hessian::Hessian;
 use microscale_formats::search::{Found, Scales};
 use microscale_formats::{Search, mx, nvfp4};
 use rayon::prelude::*;
 
-use super::lanes::{Vectorised, Widen, decode_e2m1};
+use super::decode::decode_e2m1;
+use super::lanes::Vectorised;
+use super::piece::Output;
 use super::policy::Tally;
 use super::rule::Rule;
 use super::search::{self, Find, Start};
-use super::{Isa, Weighting, quantize_by};
+use super::widen::Widen;
 use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
 use crate::recipe::{Format, Recipe};
-use crate::report::Report;
-use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
 
-/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what products
-/// summed in 16 bits come to.
+/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what
+/// products summed in 16 bits come to.
 const ASYMMETRY: f64 = 1.0 / 256.0;
-
-/// [`quantize`](super::quantize), searching scales (`recipe.search`) by the error that they make in what a layer
-/// computes: rᵀHr, with r what the codes of a scale leave of a block and H the block's Hessian.
-///
-/// `hessian` is `[blocks in a row, N, N]`, row by row, with N the format's block: 16 for NVFP4 and 32 for MXFP4. It is
-/// shared by all rows. Block j is the j-th of the diagonal blocks of XᵀX, with X the inputs `[tokens, columns]` that
-/// the layer meets, in any unit. Rows and columns behind the last column of the matrix are ignored. With
-/// [`Search::Full`] the result is the least error that any scale has, in the arithmetic of
-/// [`microscale_formats::hessian`]; [`Search::Window`] and [`Search::FourSix`] look at fewer scales.
-///
-/// # Errors
-/// Those of [`quantize`](super::quantize); [`Error::HessianWithoutSearch`] if the recipe has no search and
-/// [`Error::NoSearch`] if the format has none; [`Error::HessianLength`] and [`Error::HessianEntry`] if there are not as
-/// many entries as needed, or one is not finite, not symmetric (beyond 1/256 of the geometric mean of its diagonal
-/// entries), or negative on the diagonal.
-pub fn quantize_hessian<T: Element>(
-    values: &[T],
-    shape: Shape,
-    recipe: &Recipe,
-    hessian: &[f32],
-) -> Result<Quantized> {
-    shape.check("the input", values.len())?;
-    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, shape))?;
-    let report = quantize_hessian_with(Isa::best(), values, shape, recipe, hessian, &mut tensor)?;
-    Ok(Quantized { tensor, report })
-}
-
-/// [`quantize_hessian`] on a chosen instruction set, into a tensor that exists already.
-///
-/// # Errors
-/// Those of [`quantize_hessian`] and [`quantize_into`](super::quantize_into).
-pub fn quantize_hessian_with<T: Element>(
-    isa: Isa,
-    values: &[T],
-    shape: Shape,
-    recipe: &Recipe,
-    hessian: &[f32],
-    out: &mut QuantizedTensor,
-) -> Result<Report> {
-    shape.check("the input", values.len())?;
-    let store = HessianStore::new(hessian, recipe, shape.cols)?;
-    quantize_by(isa, values, shape, recipe, Weighting::Hessians(&store), out)
-}
 
 /// The Hessians of all blocks of columns.
 pub(super) enum HessianStore {
@@ -78,7 +36,7 @@ pub(super) enum Hessians<'a> {
 
 impl HessianStore {
     /// Checks the entries and prepares what searches need of them.
-    fn new(entries: &[f32], recipe: &Recipe, columns: usize) -> Result<Self> {
+    pub(super) fn new(entries: &[f32], recipe: &Recipe, columns: usize) -> Result<Self> {
         let format = recipe.format();
         if !format.is_searched() {
             return Err(Error::NoSearch { format });
@@ -146,13 +104,10 @@ pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
     hessians: Hessians<'_>,
     rule: &Rule,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
     match &rule.searching {
-        Some(searching) => {
-            search::quantize_finding::<T, W>(values, &hessians, rule, searching, codes, scales)
-        }
+        Some(searching) => search::quantize_finding::<T, W>(values, &hessians, rule, searching, output),
         // Refused where Hessians are checked.
         None => Tally::default(),
     }
@@ -208,7 +163,8 @@ fn find<T: Element, const N: usize>(
         decode_e2m1(codes, 1.0, &mut values);
         values
     };
-    // One type of function, so that the search is compiled once and not for each dtype, format and instruction set.
+    // One type of function, so that the search is compiled once and not for each dtype, format and
+    // instruction set.
     let decoded: &dyn Fn(u8) -> [f32; N] = &decoded;
     hessian.search(wide, search, candidates, (plain, larger), decoded)
 }

@@ -3,7 +3,7 @@
 use microscale_formats::search::Found;
 use microscale_formats::{BlockEvents, block};
 
-use super::rule::Blocks;
+use super::blocks::Blocks;
 use crate::element::Element;
 use crate::recipe::NonFinite;
 use crate::report::{Position, Report};
@@ -86,7 +86,8 @@ pub(super) fn replace_non_finite<T: Element, const N: usize>(
     }
 }
 
-/// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which holds zeros.
+/// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which
+/// holds zeros.
 #[inline(always)]
 pub(super) fn block_at<'a, T: Element, const N: usize>(
     values: &'a [T],

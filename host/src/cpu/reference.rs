@@ -2,27 +2,29 @@
 
 use microscale_formats::{mx, nvfp4};
 
+use super::blocks::Blocks;
+use super::decoder::Decoder;
+use super::piece::Output;
 use super::policy::{Tally, block_at, quantize_block};
-use super::rule::{Blocks, Decoder, Kind, Rule};
+use super::rule::{Kind, Rule};
 use super::search;
 use crate::element::Element;
 use crate::recipe::{Format, NonFinite};
 
 pub(super) fn quantize<T: Element>(
     values: &[T],
-    weights: Option<&[f32]>,
+    importance: Option<&[f32]>,
     rule: &Rule,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
     if let Some(searching) = &rule.searching {
-        return search::quantize_by_definition(values, weights, rule, searching, codes, scales);
+        return search::quantize_by_definition(values, importance, rule, searching, output);
     }
     match &rule.kind {
-        Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
-        Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
-        Kind::Mxfp8E5m2(mx) => quantize_blocks(values, mx, rule.non_finite, codes, scales),
-        Kind::Nvfp4(quantizer, _) => quantize_blocks(values, quantizer, rule.non_finite, codes, scales),
+        Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, output),
+        Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, output),
+        Kind::Mxfp8E5m2(mx) => quantize_blocks(values, mx, rule.non_finite, output),
+        Kind::Nvfp4(quantizer, _) => quantize_blocks(values, quantizer, rule.non_finite, output),
     }
 }
 
@@ -30,12 +32,11 @@ fn quantize_blocks<T: Element, const N: usize>(
     values: &[T],
     blocks: &impl Blocks<N>,
     non_finite: NonFinite,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
     let mut tally = Tally::default();
-    let block_bytes = codes.len() / scales.len();
-    for (i, (codes, scale)) in codes.chunks_mut(block_bytes).zip(scales).enumerate() {
+    let codes = output.codes.chunks_mut(output.codes.len() / output.scales.len());
+    for (i, (codes, scale)) in codes.zip(output.scales).enumerate() {
         let mut padded = [T::default(); N];
         let block = block_at(values, i, &mut padded);
         *scale = quantize_block(block, i * N, blocks, non_finite, codes, &mut tally);

@@ -1,5 +1,6 @@
-//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is `microscale_formats::search`,
-//! [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is in its own file.
+//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is
+//! `microscale_formats::search`, [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is
+//! in its own file.
 
 use std::marker::PhantomData;
 
@@ -7,11 +8,14 @@ use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
 
-use super::lanes::{AWAY, ByElement, EVEN, Mxfp4, Nvfp4, Vectorised, Widen, ZERO};
+use super::blocks::{Blocks, Mx};
+use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, ZERO};
+use super::piece::Output;
 use super::policy::{self, Tally, block_at};
-use super::rule::{Blocks, Kind, Mx, Rule, Searching};
+use super::rule::{Kind, Rule, Searching};
 use super::search_lanes;
 use super::vector::{LANES, Portable, Scalars, Vector};
+use super::widen::{ByElement, Widen};
 use crate::element::Element;
 
 /// What finds the scale of a block of a piece.
@@ -136,10 +140,9 @@ pub(super) fn quantize_by_definition<T: Element>(
     weights: Option<&[f32]>,
     rule: &Rule,
     searching: &Searching,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
-    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(weights), rule, searching, codes, scales)
+    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(weights), rule, searching, output)
 }
 
 /// Quantizes a piece. `weights` are those of its elements.
@@ -149,16 +152,14 @@ pub(super) fn quantize<T: Element, W: Widen>(
     weights: Option<&[f32]>,
     rule: &Rule,
     searching: &Searching,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
     quantize_finding::<T, W>(
         values,
         &WeightedLanes(Weighted(weights), PhantomData::<W::Vector>),
         rule,
         searching,
-        codes,
-        scales,
+        output,
     )
 }
 
@@ -169,10 +170,9 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
     finder: &(impl Find<{ mx::BLOCK }> + Find<{ nvfp4::BLOCK }>),
     rule: &Rule,
     searching: &Searching,
-    codes: &mut [u8],
-    scales: &mut [u8],
+    output: Output<'_>,
 ) -> Tally {
-    let mut piece = Piece { values, finder, rule, searching, codes, scales };
+    let mut piece = Piece { values, finder, rule, searching, output };
     match &rule.kind {
         Kind::Mxfp4(mx) => piece.blocks::<W, _, _, _>(&AnyMxfp4(*mx), &PowersOfTwo),
         Kind::Nvfp4(quantizer, _) => piece.blocks::<W, _, _, _>(&AnyNvfp4(*quantizer), &searching.factors),
@@ -181,8 +181,8 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
     }
 }
 
-/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block, and so the search is not
-/// compiled for each.
+/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block,
+/// and so the search is not compiled for each.
 struct AnyMxfp4(Mx<E2m1>);
 
 impl Blocks<{ mx::BLOCK }> for AnyMxfp4 {
@@ -259,8 +259,7 @@ struct Piece<'a, T, F> {
     finder: &'a F,
     rule: &'a Rule,
     searching: &'a Searching,
-    codes: &'a mut [u8],
-    scales: &'a mut [u8],
+    output: Output<'a>,
 }
 
 impl<T: Element, F> Piece<'_, T, F> {
@@ -274,9 +273,10 @@ impl<T: Element, F> Piece<'_, T, F> {
         F: Find<N>,
     {
         let mut tally = Tally::default();
-        let block_bytes = self.codes.len() / self.scales.len();
+        let block_bytes = self.output.block_bytes();
         let unset = (format.scale::<T>(0).1, BlockEvents::default());
-        let groups = self.codes.chunks_mut(block_bytes * LANES).zip(self.scales.chunks_mut(LANES));
+        let Output { codes, scales } = &mut self.output;
+        let groups = codes.chunks_mut(block_bytes * LANES).zip(scales.chunks_mut(LANES));
         for (number, (codes, scales)) in groups.enumerate() {
             let first = number * LANES;
             let mut wide = [[0.0; N]; LANES];

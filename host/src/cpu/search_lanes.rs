@@ -1,5 +1,6 @@
-//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search` without a branch on what a block
-//! holds. Each lane goes through the scales that its block may take, until the last is done.
+//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search`
+//! without a branch on what a block holds. Each lane goes through the scales that its block may take, until
+//! the last is done.
 
 use microscale_formats::search::{
     self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,
@@ -77,7 +78,7 @@ impl<'a, const N: usize> Group<'a, N> {
             for i in 0..CHAINED {
                 let (a, square) = (&self.magnitudes[first + i], &self.squares[first + i]);
                 let rest = candidate.rest::<V, ALL_NEAR>(V::load(a), V::load(square));
-                #[expect(clippy::manual_map, reason = "a closure does not have the stamp's features")]
+                #[expect(clippy::manual_map, reason = "a closure does not have the instance's features")]
                 let weight = match self.weights {
                     Some(weights) => Some(V::load(&weights[first + i])),
                     None => None,

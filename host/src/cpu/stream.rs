@@ -1,7 +1,7 @@
 //! Writing what is too large for caches past them: memory is not read first, and nothing else is driven out.
 
-/// Outputs from this many bytes on are written past the caches: more than most have, and what reads such an output begins at its other
-/// end.
+/// Outputs from this many bytes on are written past the caches: more than most have, and what reads such an
+/// output begins at its other end.
 pub(super) const FROM: usize = 32 << 20;
 
 /// Copies, past the caches where the processor can. Before another thread may read, [`finish`] is called.
@@ -17,8 +17,8 @@ pub(super) fn copy(from: &[u8], to: &mut [u8]) {
         let (from_vectors, from_tail) = rest.as_chunks::<16>();
         head.copy_from_slice(from_head);
         for (from, to) in from_vectors.iter().zip(vectors) {
-            // SAFETY: SSE2 is part of x86-64; sixteen bytes are read without a demand on alignment, and written where `align_to_mut`
-            // has aligned them.
+            // SAFETY: SSE2 is part of x86-64; sixteen bytes are read without a demand on alignment, and
+            // written where `align_to_mut` has aligned them.
             unsafe { write(to, _mm_loadu_si128(from.as_ptr().cast())) };
         }
         tail.copy_from_slice(from_tail);

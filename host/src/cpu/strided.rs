@@ -1,39 +1,45 @@
-//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time, and a tile
-//! fits the second-level cache.
+//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time,
+//! and a tile fits the second-level cache.
 
+use microscale_formats::ScaleLayout;
+use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 use rayon::prelude::*;
 
-use super::amax::of_part;
+use super::amax::amax_of_part;
+use super::by_definition;
+use super::isa::Isa;
+use super::piece::Output;
+use super::pieces::TASK_BLOCKS;
+use super::quantize::{quantize_weighted_with, rule_of};
 use super::rule::Rule;
-use super::{Isa, TASK_BLOCKS, TILE_BYTES, TILE_COLS, TILE_ROWS, by_definition, quantize_weighted_with};
 use crate::amax::Amax;
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::elements::{Elements, by_dtype};
+use crate::error::Result;
 use crate::layout::scatter_row;
 use crate::recipe::{Recipe, Scheme, check_importance};
 use crate::report::{Position, Report};
 use crate::strided::Strided;
 use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
-use microscale_formats::ScaleLayout;
 
 /// Elements of a row that are gathered together: whole blocks.
 const COLS: usize = 512;
-/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the first-level
-/// cache.
+/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the
+/// first-level cache.
 const PITCH: usize = COLS + 32;
 /// Rows that are gathered together, at most: their elements of one column are two or more lines of the cache.
 const ROWS: usize = TILE_ROWS;
 
-/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run along its
-/// columns. The result is that of [`quantize`](super::quantize) for a copy whose rows are contiguous, or of
-/// [`quantize_weighted`](super::quantize_weighted) if there are weights by column.
+/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
+/// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
+/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there are weights by column.
 ///
 /// It is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
 /// # Errors
-/// [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`] if the slice does not hold the matrix,
-/// and those of [`quantize_weighted`](super::quantize_weighted) that do not concern shapes. Positions are those of the
-/// copy.
+/// [`crate::Error::StridedLength`], [`crate::Error::ZeroStride`] or [`crate::Error::StridedTooLarge`] if the
+/// slice does not hold the matrix, and those of [`quantize_weighted`](crate::quantize_weighted) that do not
+/// concern shapes. Positions are those of the copy.
 pub fn quantize_strided<T: Element>(
     values: &[T],
     strided: &Strided,
@@ -49,8 +55,8 @@ pub fn quantize_strided<T: Element>(
 /// [`quantize_strided`] on a chosen instruction set, into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize_strided`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or scale
-/// layout.
+/// Those of [`quantize_strided`], and [`crate::Error::QuantizedShape`] if `out` is a tensor of another shape,
+/// format or scale layout.
 pub fn quantize_strided_with<T: Element>(
     isa: Isa,
     values: &[T],
@@ -70,17 +76,19 @@ pub fn quantize_strided_with<T: Element>(
     if let Scheme::Comparison(format) = recipe.scheme {
         return by_definition::quantize(values, strided, recipe, format, out);
     }
-    let (rule, global_scale) = Rule::new::<T, _>(recipe, isa, |arithmetic| {
-        Ok::<_, Error>(amax(isa, values, strided).global_scale::<T>(arithmetic, recipe.non_finite))
-    })?;
+    let values = Elements::of(values);
+    let (rule, global_scale) =
+        rule_of(isa, values, recipe, || by_dtype!(Elements, values => amax(isa, values, strided)));
     out.set_global_scale(if strided.is_empty() { None } else { global_scale });
-    let job = Job { isa, values, strided, rule, importance, block: recipe.format().block() };
     let (codes, scales) = out.parts_mut();
-    let report = match recipe.scale_layout {
-        _ if strided.is_empty() => Report::default(),
-        ScaleLayout::Linear => job.linear(quantized, codes, scales),
-        ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
-    };
+    let report = by_dtype!(Elements, values => {
+        let job = Job { isa, values, strided, rule, importance, block: recipe.format().block() };
+        match recipe.scale_layout {
+            _ if strided.is_empty() => Report::default(),
+            ScaleLayout::Linear => job.linear(quantized, codes, scales),
+            ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
+        }
+    });
     recipe.accept(report)
 }
 
@@ -102,7 +110,7 @@ impl<T: Element> Job<'_, T> {
         let rows = rows_a_task(size_of::<T>(), quantized);
         let tasks = codes.par_chunks_mut(rows * row_bytes).zip(scales.par_chunks_mut(rows * row_blocks));
         let report = |tile: &mut Vec<T>, (task, (codes, scales)): (usize, (&mut [u8], &mut [u8]))| {
-            self.rows(task * rows, codes, scales, row_blocks, tile)
+            self.rows(task * rows, Output { codes, scales }, row_blocks, tile)
         };
         tasks.enumerate().map_init(Vec::new, report).reduce(Report::default, Report::plus)
     }
@@ -115,7 +123,8 @@ impl<T: Element> Job<'_, T> {
         let tasks = tasks.zip(codes.par_chunks_mut(TILE_ROWS * row_bytes)).enumerate();
         let reports = tasks.map_init(Vec::new, |tile, (task, (places, codes))| {
             let mut linear = vec![0; codes.len() / row_bytes * row_blocks];
-            let report = self.rows(task * TILE_ROWS, codes, &mut linear, row_blocks, tile);
+            let output = Output { codes, scales: &mut linear };
+            let report = self.rows(task * TILE_ROWS, output, row_blocks, tile);
             places.fill(0);
             for (row, scales) in linear.chunks(row_blocks).enumerate() {
                 scatter_row(scales, row, places);
@@ -125,27 +134,18 @@ impl<T: Element> Job<'_, T> {
         reports.reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes the rows that `scales` has room for, from row `first` on.
-    fn rows(
-        &self,
-        first: usize,
-        codes: &mut [u8],
-        scales: &mut [u8],
-        row_blocks: usize,
-        tile: &mut Vec<T>,
-    ) -> Report {
-        let row_bytes = codes.len() / scales.len() * row_blocks;
-        let count = scales.len() / row_blocks;
+    /// Quantizes the rows that the output has room for, from row `first` on.
+    fn rows(&self, first: usize, mut output: Output<'_>, row_blocks: usize, tile: &mut Vec<T>) -> Report {
+        let count = output.scales.len() / row_blocks;
         let mut report = Report::default();
         let mut done = 0;
         while done < count {
             // Rows of one group lie `row_stride` apart.
             let in_group = self.strided.rows - (first + done) % self.strided.rows;
             let rows = in_group.min(count - done).min(ROWS);
-            let codes = &mut codes[done * row_bytes..][..rows * row_bytes];
-            let scales = &mut scales[done * row_blocks..][..rows * row_blocks];
+            let mut output = output.blocks(done * row_blocks, rows * row_blocks);
             for col in (0..self.strided.cols).step_by(COLS) {
-                report += self.tile(first + done, col, codes, scales, row_blocks, tile);
+                report += self.tile(first + done, col, &mut output, row_blocks, tile);
             }
             done += rows;
         }
@@ -157,32 +157,28 @@ impl<T: Element> Job<'_, T> {
         &self,
         first: usize,
         col: usize,
-        codes: &mut [u8],
-        scales: &mut [u8],
+        output: &mut Output<'_>,
         row_blocks: usize,
         tile: &mut Vec<T>,
     ) -> Report {
-        let block_bytes = codes.len() / scales.len();
+        let rows = output.scales.len() / row_blocks;
         let (cols, start) =
             (COLS.min(self.strided.cols - col), self.strided.start(first) + col * self.col_stride());
         let blocks = cols.div_ceil(self.block);
         let in_place = self.col_stride() == 1;
         if !in_place {
             tile.resize(ROWS * PITCH, T::default());
-            self.gather(start, scales.len() / row_blocks, cols, tile);
+            self.gather(start, rows, cols, tile);
         }
         let weights = self.importance.map(|weights| &weights[col..][..cols]);
         let mut report = Report::default();
-        let rows = codes.chunks_mut(row_blocks * block_bytes).zip(scales.chunks_mut(row_blocks));
-        for (row, (codes, scales)) in rows.enumerate() {
+        for row in 0..rows {
             let values = match in_place {
                 true => &self.values[start + row * self.strided.row_stride..][..cols],
                 false => &tile[row * PITCH..][..cols],
             };
-            let skipped = col / self.block;
-            let codes = &mut codes[skipped * block_bytes..][..blocks * block_bytes];
-            let scales = &mut scales[skipped..][..blocks];
-            let tally = self.isa.quantize(values, weights, &self.rule, codes, scales);
+            let output = output.blocks(row * row_blocks + col / self.block, blocks);
+            let tally = self.isa.quantize(Elements::of(values), weights, &self.rule, output);
             report += tally.placed(|offset| Position { row: first + row, col: col + offset });
         }
         report
@@ -232,9 +228,9 @@ fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usi
 /// The side of the squares that are transposed at once.
 const SIDE: usize = 8;
 
-/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an element's
-/// place by one, so that three shuffles exchange rows and columns; and it is what the vector instructions for
-/// interleaving do, where a loop over single elements stays one.
+/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an
+/// element's place by one, so that three shuffles exchange rows and columns; and it is what the vector
+/// instructions for interleaving do, where a loop over single elements stays one.
 #[inline(always)]
 fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
@@ -243,7 +239,8 @@ fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     [low(a, e), high(a, e), low(b, f), high(b, f), low(c, g), high(c, g), low(d, h), high(d, h)]
 }
 
-/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads without work.
+/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads
+/// without work.
 fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
     const LINE: usize = 64;
     let tasks = quantized.rows.div_ceil(ROWS);
@@ -269,7 +266,9 @@ fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
         let len = PIECE.min(inner - at);
         let mut sum = Amax::default();
         if step == 1 {
-            values[start..][..len].chunks(PART).for_each(|part| sum.add(of_part(isa, part)));
+            values[start..][..len]
+                .chunks(PART)
+                .for_each(|part| sum.add(amax_of_part(isa, Elements::of(part))));
         } else {
             let values = values[start..].iter().step_by(step).take(len);
             values.for_each(|value| sum.add(Amax::of_value(value.to_f32())));

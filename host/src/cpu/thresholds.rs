@@ -1,7 +1,8 @@
 //! The thresholds of 16-bit values: how large one may be to get a code of E2M1, for each scale byte.
 //!
-//! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to all 32,768 magnitudes of a
-//! dtype are known by seven of these, found here by asking the definitions of scaling and rounding, and quantizing is comparing.
+//! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to
+//! all 32,768 magnitudes of a dtype are known by seven of these, found here by asking the definitions of
+//! scaling and rounding, and quantizing is comparing.
 
 use std::sync::{Arc, OnceLock};
 
@@ -98,7 +99,8 @@ fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     rows
 }
 
-/// The bits of the last magnitude that has a code or a smaller one, under sixteen scales; and which of them are wrong, a bit each.
+/// The bits of the last magnitude that has a code or a smaller one, under sixteen scales; and which of them
+/// are wrong, a bit each.
 #[inline(always)]
 fn lasts<T: Element, V: Vector, const DIVIDES: bool>(
     code: usize,

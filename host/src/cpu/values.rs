@@ -4,38 +4,31 @@ use std::sync::{Arc, OnceLock};
 
 use microscale_formats::e2m1;
 
-use super::rule::Decoder;
+use super::words::ValueRow;
 use crate::element::{Dtype, Element, word_from_f32};
-
-/// The sixteen values that codes have under a scale, their bits in two halves: vectors look bytes up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C, align(32))]
-pub(super) struct ValueRow {
-    pub(super) low: [u8; 16],
-    pub(super) high: [u8; 16],
-}
+use crate::recipe::Format;
 
 /// A row for each scale byte.
 pub(super) struct Values(Box<[ValueRow; 256]>);
 
 impl Values {
-    /// Those of a decoder of E2M1 and a 16-bit dtype.
-    pub(super) fn of<T: Element>(decoder: &Decoder) -> Arc<Self> {
+    /// Those of a format of E2M1 elements in a 16-bit dtype. `factor` is what elements are multiplied with
+    /// under a scale; there is none for NaN.
+    pub(super) fn of<T: Element>(format: Format, factor: impl Fn(u8) -> Option<f32>) -> Arc<Self> {
         static MXFP4: [OnceLock<Arc<Values>>; 2] = [const { OnceLock::new() }; 2];
-        let new = || Arc::new(Self::new::<T>(decoder));
-        if decoder.format == crate::recipe::Format::Mxfp4 {
+        let new = || Arc::new(Self::new::<T>(factor));
+        if format == Format::Mxfp4 {
             MXFP4[usize::from(T::DTYPE == Dtype::F16)].get_or_init(new).clone()
         } else {
             new()
         }
     }
 
-    fn new<T: Element>(decoder: &Decoder) -> Self {
+    fn new<T: Element>(factor: impl Fn(u8) -> Option<f32>) -> Self {
         let mut rows = Box::new([ValueRow::default(); 256]);
         for (scale, row) in (0..=u8::MAX).zip(rows.iter_mut()) {
-            let factor = decoder.factor(scale);
             let mut values = [word_from_f32::<T>(f32::NAN); 16];
-            if let Some(factor) = factor {
+            if let Some(factor) = factor(scale) {
                 let (positive, negative) = values.split_at_mut(8);
                 for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
                     *positive = word_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);

@@ -1,8 +1,8 @@
-//! Thirty-two 16-bit values at a time, f16 or bf16 by their bits: as [`super::vector`] is for f32, one trait and a thin file for each
-//! instruction set.
+//! Thirty-two 16-bit values at a time, f16 or bf16 by their bits: as [`super::vector`] is for f32, one trait
+//! and a thin file for each instruction set.
 //!
-//! Bits without the sign order as magnitudes do, so that nothing is widened: a block's largest magnitude is its largest integer, and a
-//! code is how many [thresholds](Row) a magnitude is above.
+//! Bits without the sign order as magnitudes do, so that nothing is widened: a block's largest magnitude is
+//! its largest integer, and a code is how many [thresholds](Row) a magnitude is above.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -12,19 +12,25 @@ mod avx512;
 mod neon;
 mod portable;
 
-use super::values::ValueRow;
-
 /// Values of a vector.
 pub(super) const WORDS: usize = 32;
 
 /// Sixteen bits of each value.
 pub(super) type Words = [u16; WORDS];
 
-/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at most `i`. The last counts
-/// for nothing.
+/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at
+/// most `i`. The last counts for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Row(pub(super) [u16; 8]);
+
+/// The sixteen values that codes have under a scale, their bits in two halves: vectors look bytes up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(32))]
+pub(super) struct ValueRow {
+    pub(super) low: [u8; 16],
+    pub(super) high: [u8; 16],
+}
 
 /// Vectors of 16-bit values. Those called magnitudes have no sign bit.
 pub(super) trait WordVector {
@@ -99,108 +105,4 @@ pub(super) trait WordVector {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::vector::{Portable, Vector};
-    #[cfg(target_arch = "x86_64")]
-    use crate::cpu::{
-        Isa,
-        vector::{Avx2, Avx512},
-    };
-
-    /// Calls every method and compares it with what it is for each value.
-    fn check<V: Vector>() {
-        let mut random = fastrand::Rng::with_seed(7);
-        for _ in 0..if cfg!(miri) { 2 } else { 1000 } {
-            let [a, b]: [Words; 2] = std::array::from_fn(|_| std::array::from_fn(|_| random.u16(..)));
-            let all: [Words; 8] = std::array::from_fn(|_| std::array::from_fn(|_| random.u16(..0x8000)));
-            let magnitudes = all.map(|words| V::load_words(&words));
-            let rows: [Row; 2] = std::array::from_fn(|_| {
-                let mut row: [u16; 8] = std::array::from_fn(|_| random.u16(..0x8000));
-                row.sort();
-                Row(row)
-            });
-
-            let at_zero = std::array::from_fn(|i| if i % 3 == 0 { 0 } else { all[0][i] });
-            let nibbles = all.map(|words| words.map(|word| word >> 3 & 15));
-            let codes = |words: &Words| -> Words {
-                std::array::from_fn(|i| {
-                    rows[i / 16].0[..7].iter().map(|&last| u16::from(words[i] > last)).sum()
-                })
-            };
-            // A value that is a row's own, for the bounds.
-            let mut tied = all[1];
-            (tied[3], tied[20]) = (rows[0].0[3], rows[1].0[6]);
-
-            // Vectors are looked at by what packs them.
-            let low = |words: V::Words| V::pack(&[words; 4])[..16].to_vec();
-            let packed = |words: &Words| -> Vec<u8> {
-                words.as_chunks::<2>().0.iter().map(|[a, b]| (a & 15 | (b & 15) << 4) as u8).collect()
-            };
-            assert_eq!(
-                V::pack(&nibbles.each_ref().map(V::load_words)[..4].try_into().unwrap())[..],
-                nibbles[..4].iter().flat_map(packed).collect::<Vec<_>>()
-            );
-            let signs = V::load_words(&b);
-            for words in [all[0], tied] {
-                let expected = codes(&words);
-                let found = V::codes(V::load_words(&words), V::two_rows(&rows[0], &rows[1]), V::steps());
-                assert_eq!(low(V::and_words(found, V::splat_word(7))), packed(&expected));
-                let expected = std::array::from_fn(|i| expected[i] | b[i] >> 12 & 8);
-                assert_eq!(low(V::signed(found, signs)), packed(&expected));
-            }
-            let sign_of = |words: V::Words| {
-                low(V::signed(V::codes(magnitudes[0], V::one_row(&Row([0x7FFF; 8])), V::steps()), words))
-            };
-            let sign = |f: &dyn Fn(usize) -> bool| packed(&std::array::from_fn(|i| u16::from(f(i)) << 3));
-            assert_eq!(sign_of(V::load_words(&a)), sign(&|i| a[i] >= 0x8000));
-            assert_eq!(sign_of(V::above_zero(V::load_words(&at_zero))), sign(&|i| at_zero[i] != 0));
-            assert_eq!(sign_of(V::and_words(V::load_words(&a), signs)), sign(&|i| a[i] & b[i] >= 0x8000));
-            assert_eq!(sign_of(V::or_not_words(V::load_words(&a), signs)), sign(&|i| a[i] | !b[i] >= 0x8000));
-
-            assert_eq!(
-                V::largest(V::magnitudes(V::load_words(&a))),
-                a.map(|a| a & 0x7FFF).into_iter().max().unwrap()
-            );
-            let larger = V::larger(magnitudes[0], magnitudes[1]);
-            assert_eq!(V::largest(larger), all[..2].as_flattened().iter().copied().max().unwrap());
-            let halves = all.as_flattened().as_chunks::<16>().0;
-            let stored = |bits: V::Bits| V::store(V::number(bits)).map(f32::to_bits);
-            let largest = |half: &[u16; 16]| u32::from(*half.iter().max().unwrap());
-            assert!(
-                stored(V::largest_words_of_halves(&magnitudes)).into_iter().eq(halves.iter().map(largest))
-            );
-            let folded = [V::folded_words(magnitudes[0], magnitudes[1]); 8];
-            let expected = all.map(|words| u32::from(*words.iter().max().unwrap()));
-            let found = stored(V::largest_words_of_halves(&folded));
-            assert_eq!(found[..2], expected[..2]);
-        }
-    }
-
-    #[test]
-    fn portable_words() {
-        check::<Portable>();
-    }
-
-    #[cfg(target_arch = "aarch64")]
-    #[test]
-    fn neon_words() {
-        check::<crate::cpu::vector::Neon>();
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn avx2_words() {
-        if Isa::available().any(|isa| isa == Isa::Avx2) {
-            check::<Avx2>();
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn avx512_words() {
-        if Isa::available().any(|isa| isa == Isa::Avx512) {
-            check::<Avx512>();
-        }
-    }
-}
+mod tests;

@@ -8,8 +8,8 @@ use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid}
 
 use super::tensor::DeviceTensor;
 use crate::element::{Dtype, Element};
-use crate::error::{Error, Result};
 use crate::error::OperandFault;
+use crate::error::{Error, Result};
 use crate::shape::{QuantizedShape, Shape};
 
 /// A structure of `microscale_kernels_abi`, passed by value.

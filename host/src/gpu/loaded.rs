@@ -13,14 +13,14 @@ use super::launch;
 use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use crate::amax::Amax;
-use crate::device::{Origin, Part};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::formats::nvfp4::GlobalScale;
-use crate::quality::ErrorStats;
+use crate::loss::ErrorStats;
+use crate::origin::Origin;
 use crate::recipe::{NonFinite, Recipe};
 use crate::report::Report;
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::tensor::{Part, QuantizedShape, QuantizedTensor, Shape};
 
 /// A matrix in device memory.
 pub(crate) struct LoadedOnGpu<'a, T: Element> {

@@ -15,8 +15,8 @@ use cudarc::driver::{
 use rayon::prelude::*;
 
 use super::driver::doing;
-use crate::device::Origin;
 use crate::error::{Error, Result};
+use crate::origin::Origin;
 
 /// Bytes of a piece.
 const PIECE: usize = 4 << 20;

@@ -48,7 +48,7 @@ impl DeviceTensor {
     /// A copy of a tensor in host memory, made on the stream.
     ///
     /// # Errors
-    /// [`crate::Error::Gpu`].
+    /// [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`].
     pub fn from_host(stream: &Arc<CudaStream>, tensor: &QuantizedTensor) -> Result<Self> {
         let mut device = Self::zeros(stream, tensor.shape())?;
         if !tensor.scales().is_empty() {

@@ -11,7 +11,8 @@ const ELEMENTS: usize = 1024 * 1024;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for target in ["sm_80", "sm_120f"] {
-        let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
+        let ptx = if target == "sm_80" { "sm_80" } else { "sm_100f" };
+        let path = format!("{}/../../host/ptx/quantize.{ptx}.ptx", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(path)?;
         let start = Instant::now();
         let module = Module::parse(&text)?;
@@ -35,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let report = memory.allocate_from("report", &report);
                 let grid = BlockGrid::new(1, ELEMENTS as u64, ELEMENTS as u64, 32).ok_or("an empty grid")?;
                 let options =
-                    QuantizeOptions { mantissa_addend: 0, negative_zero: 0, saturate_non_finite: 0 };
+                    QuantizeOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 };
                 // SAFETY: structures of numbers of one size each, which leave no padding.
                 let [grid, scale_grid, options] = unsafe {
                     [Argument::of(&grid), Argument::of(&ScaleGrid::linear(1)), Argument::of(&options)]

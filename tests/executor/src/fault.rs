@@ -30,9 +30,11 @@ pub enum FaultKind {
     Misaligned(Access),
     /// A byte was read that nobody wrote.
     Uninitialised(Access),
-    /// A byte was both written in this launch and read by `ld.global.nc`, which may only read what does not change.
+    /// A byte was both written in this launch and read by `ld.global.nc`, which may only read what does not
+    /// change.
     NotConstant(Access),
-    /// A copy to the byte is under way: nobody may access it before the thread that began the copy has waited for it.
+    /// A copy to the byte is under way: nobody may access it before the thread that began the copy has waited
+    /// for it.
     InFlight(Access),
     /// A thread exited without having waited for a copy, whose instruction is that of the fault.
     NeverAwaited(Access),

@@ -7,9 +7,9 @@ pub(crate) type Words = [u32; LANES];
 /// A register of 64 bits of every lane.
 pub(crate) type Longs = [u64; LANES];
 
-/// A function of the values of a lane alone, done for all 32: what an instruction computes. The names say the result,
-/// then the sources: `W` a word, `L` a long, `P` a predicate. Lanes that are not active are computed too, from whatever
-/// they hold, and thrown away, so that the loops have no branches.
+/// A function of the values of a lane alone, done for all 32: what an instruction computes. The names say the
+/// result, then the sources: `W` a word, `L` a long, `P` a predicate. Lanes that are not active are computed
+/// too, from whatever they hold, and thrown away, so that the loops have no branches.
 #[derive(Clone, Copy)]
 #[allow(clippy::upper_case_acronyms, reason = "no acronyms: a letter an operand")]
 pub(crate) enum Shape {

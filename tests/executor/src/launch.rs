@@ -1,8 +1,6 @@
 //! How a kernel is launched, and what a launch tells.
 
-use std::fmt;
-use std::sync::Arc;
-
+use crate::approximation::Approximation;
 use crate::memory::Buffer;
 
 /// A one-dimensional grid and how it is executed.
@@ -70,50 +68,19 @@ impl Launch {
     }
 }
 
-/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block, blocks. A
-/// correct kernel gives the same results in every order.
+/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block,
+/// blocks. A correct kernel gives the same results in every order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early as they can.
+    /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early
+    /// as they can.
     #[default]
     LowestFirst,
-    /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late as they can.
+    /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late
+    /// as they can.
     HighestFirst,
     /// By chance, from this seed, with a change every few instructions.
     Random(u64),
-}
-
-/// Which of the permitted results an instruction gives that is not exact.
-///
-/// Of `rcp.approx`, those within one ulp of the exact one. Of `mma`, sums in f32 of exact products, in any order
-/// and rounded in any way.
-#[derive(Clone, Default)]
-pub enum Approximation {
-    /// The correctly rounded one.
-    #[default]
-    Nearest,
-    /// The smallest magnitude that is permitted. Of `mma`, the sum as tensor cores make it: addends are cut to 24 bits,
-    /// counted from the largest one's first, and so is the sum.
-    Low,
-    /// The largest magnitude that is permitted. Of `mma`, the sum of one addition after the other, each rounded to nearest.
-    High,
-    /// One that depends on the seed and the operand. Of `mma`, as `High`, in an order that depends on both.
-    Scattered(u64),
-    /// The caller's: operand bits to result bits. Zeros, infinities and NaN are not asked for, and with `.ftz`
-    /// subnormals neither. Of `mma`, the correctly rounded sum.
-    Table(Arc<dyn Fn(u32) -> u32 + Send + Sync>),
-}
-
-impl fmt::Debug for Approximation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nearest => f.write_str("Nearest"),
-            Self::Low => f.write_str("Low"),
-            Self::High => f.write_str("High"),
-            Self::Scattered(seed) => write!(f, "Scattered({seed})"),
-            Self::Table(_) => f.write_str("Table(..)"),
-        }
-    }
 }
 
 /// A kernel's argument.
@@ -204,7 +171,8 @@ impl Statistics {
     }
 }
 
-/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`] takes.
+/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`]
+/// takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) seen: Vec<u8>,
@@ -229,7 +197,8 @@ impl Coverage {
         self.seen.get(index).is_some_and(|seen| seen & EXECUTED != 0)
     }
 
-    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not taken.
+    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not
+    /// taken.
     pub fn skipped(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & SKIPPED != 0)
     }

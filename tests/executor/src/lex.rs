@@ -1,7 +1,8 @@
 //! PTX text as words and signs.
 //!
 //! ISA section 4.1 to 4.5: comments as in C, identifiers, directives, constants. A word keeps its dots
-//! (`ld.global.b32`, `%tid.x`, `.reg`) and its double colons (`L1::no_allocate`), so that an opcode is one word.
+//! (`ld.global.b32`, `%tid.x`, `.reg`) and its double colons (`L1::no_allocate`), so that an opcode is one
+//! word.
 
 use crate::error::{Error, Result};
 

@@ -37,6 +37,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod approximation;
+mod declared;
 mod error;
 mod fault;
 mod lanes;
@@ -51,8 +53,10 @@ mod race;
 mod run;
 mod semantics;
 
+pub use approximation::Approximation;
+pub use declared::Parameter;
 pub use error::Error;
 pub use fault::{Access, Fault, FaultKind, Space};
-pub use launch::{Approximation, Argument, Coverage, Launch, Schedule, Statistics};
+pub use launch::{Argument, Coverage, Launch, Schedule, Statistics};
 pub use memory::{Buffer, Memory};
-pub use module::{Kernel, Module, Parameter};
+pub use module::{Kernel, Module};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::fault::{Access, FaultKind, Space};
-use crate::program::{GlobalPlace, SharedPlace};
+use crate::program::{GlobalPlace, Manner, SharedPlace};
 use crate::race::{Cells, Id, Races};
 
 /// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
@@ -135,7 +135,8 @@ impl Memory {
         self.buffers.iter().enumerate().map(|(index, store)| Buffer { index, address: store.address })
     }
 
-    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must not overlap.
+    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must
+    /// not overlap.
     pub fn place(&mut self, buffer: Buffer, address: u64) {
         self.placed = true;
         self.buffers[buffer.index].address = address;
@@ -296,17 +297,6 @@ pub(crate) enum Wrong {
     NotConstant(usize),
     InFlight(usize),
     Race(usize, Id),
-}
-
-/// How an access is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// A plain one.
-    Weak,
-    /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
-    Atomic,
-    /// `ld.global.nc`
-    Constant,
 }
 
 impl Bytes {

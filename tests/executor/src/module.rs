@@ -2,12 +2,15 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::lex::Lexer;
-use crate::lower::{self, Program};
-use crate::parse::{self, Statement, Variable};
+use crate::lower;
+use crate::parse::{self, Statement};
+use crate::program::Program;
 
-/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked for.
+/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked
+/// for.
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
@@ -24,33 +27,6 @@ struct Entry {
     body: usize,
     line: u32,
     kernel: OnceLock<Result<Kernel>>,
-}
-
-/// A variable in shared or global memory that the whole module sees.
-#[derive(Clone, Debug)]
-pub(crate) struct ModuleVariable {
-    pub(crate) name: String,
-    pub(crate) align: u32,
-    pub(crate) size: Option<u32>,
-}
-
-impl From<Variable<'_>> for ModuleVariable {
-    fn from(variable: Variable<'_>) -> Self {
-        Self { name: variable.name.into(), align: variable.align, size: variable.size }
-    }
-}
-
-/// A kernel's parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    /// Its name in the PTX.
-    pub name: String,
-    /// Its bytes.
-    pub size: usize,
-    /// Its alignment in bytes.
-    pub align: usize,
-    /// Where it lies in the parameter space.
-    pub(crate) offset: usize,
 }
 
 /// A kernel, ready to run.
@@ -88,7 +64,8 @@ impl Module {
                 }
                 ".visible" | ".extern" | ".weak" => {}
                 ".shared" => shared.push(parse::variable(&mut lexer)?.into()),
-                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known here.
+                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known
+                // here.
                 ".global" => global.push(parse::variable(&mut lexer)?.into()),
                 ".entry" => kernels.push(entry(&mut lexer)?),
                 // Kernels that call a function are refused when they are lowered; the others need not know.

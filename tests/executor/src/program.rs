@@ -1,7 +1,6 @@
 //! A kernel's instructions in the form in which they are executed.
 
 use crate::lanes::Shape;
-use crate::memory::Manner;
 use crate::semantics::Element;
 
 /// The number of a register in its file; there is one file of words, one of longs, one of predicates.
@@ -58,6 +57,17 @@ pub(crate) struct GlobalPlace {
     pub(crate) address: u64,
     /// In bytes.
     pub(crate) size: u32,
+}
+
+/// How an access is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// A plain one.
+    Weak,
+    /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
+    Atomic,
+    /// `ld.global.nc`
+    Constant,
 }
 
 /// Where an instruction stands in the module's text.

@@ -1,13 +1,15 @@
-//! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing orders.
+//! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing
+//! orders.
 //!
-//! Orders are `bar.sync` among the threads of a block, and `bar.warp.sync` among the lanes of a warp if it joins all
-//! lanes that the warp was launched with. One that joins only some orders nothing here, and shuffles never do: where
-//! this errs, it reports too much. A thread that exits lets others pass a barrier, but takes no part in it: what its
-//! warp did since the last one is not ordered before what follows. The memory model (ISA chapter 8) orders more, by
-//! fences and by acquiring and releasing, which are not supported.
+//! Orders are `bar.sync` among the threads of a block, and `bar.warp.sync` among the lanes of a warp if it
+//! joins all lanes that the warp was launched with. One that joins only some orders nothing here, and
+//! shuffles never do: where this errs, it reports too much. A thread that exits lets others pass a barrier,
+//! but takes no part in it: what its warp did since the last one is not ordered before what follows. The
+//! memory model (ISA chapter 8) orders more, by fences and by acquiring and releasing, which are not
+//! supported.
 //!
-//! Every byte remembers its last write and its last reads, as FastTrack does (Flanagan and Freund, 2009). An access is
-//! a number: which execution of an instruction by a warp, and which lane.
+//! Every byte remembers its last write and its last reads, as FastTrack does (Flanagan and Freund, 2009). An
+//! access is a number: which execution of an instruction by a warp, and which lane.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -72,11 +74,11 @@ impl Races {
 
 /// Who accessed the bytes of a buffer.
 ///
-/// Two reads by different threads are enough: a write is in no race with either only if both are before it or its own,
-/// and reads are dropped only when a later one is after them, or when the two that stay are of different warps, one of
-/// which is in a race with every write that the dropped one would be. (Of three lanes of one warp the third may be
-/// dropped, because a barrier orders all lanes of a warp or none.) Two writes are needed where atomic ones meet, which
-/// do not race with each other.
+/// Two reads by different threads are enough: a write is in no race with either only if both are before it or
+/// its own, and reads are dropped only when a later one is after them, or when the two that stay are of
+/// different warps, one of which is in a race with every write that the dropped one would be. (Of three lanes
+/// of one warp the third may be dropped, because a barrier orders all lanes of a warp or none.) Two writes
+/// are needed where atomic ones meet, which do not race with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,

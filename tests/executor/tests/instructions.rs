@@ -1,6 +1,9 @@
-//! Each instruction that the embedded PTX uses, against oracles that share nothing with the executor: `rustc_apfloat`
-//! for floating point, `float4` for E2M1, and plain integers written down from the PTX ISA. All inputs where there are
-//! few, edge cases and very many random ones where there are not.
+//! Each instruction that the embedded PTX uses, against oracles that share nothing with the executor:
+//! `rustc_apfloat` for floating point, `float4` for E2M1, and plain integers written down from the PTX ISA.
+//! All inputs where there are few, edge cases and very many random ones where there are not.
+
+#[path = "../../support/src/ptx.rs"]
+mod ptx;
 
 mod instructions {
     mod convert;

@@ -1,5 +1,6 @@
-//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target, under every
-//! schedule and approximation. What every kernel does with every option is tested in `microscale-tests`.
+//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target,
+//! under every schedule and approximation. What every kernel does with every option is tested in
+//! `microscale-tests`.
 
 use std::mem::offset_of;
 
@@ -9,18 +10,22 @@ use microscale::formats::{E2m1, GlobalScale};
 use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, dequantize, quantize};
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
 use microscale_formats::plan::NvPlan;
-use microscale_kernels_abi::{ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
+use microscale_kernels_abi::{    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot,
+    ScaleGrid, TARGETS, Target, kernels};
 
-const TARGETS: [&str; 4] = ["sm_80", "sm_90", "sm_100f", "sm_120f"];
+#[path = "../../support/src/ptx.rs"]
+mod ptx;
 
-fn module(target: &str) -> Module {
-    let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
-    Module::parse(&std::fs::read_to_string(&path).unwrap()).unwrap()
+/// The kernels of a target.
+fn module(target: &Target) -> Module {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
+    Module::parse(&ptx::of_target(folder.as_ref(), target).unwrap()).unwrap()
 }
 
 /// The argument of a structure of `kernels-abi`.
 fn argument<T: Copy>(value: &T) -> Argument {
-    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no padding.
+    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no
+    // padding.
     unsafe { Argument::of(value) }
 }
 
@@ -99,7 +104,7 @@ fn values(elements: usize, seed: u64) -> Vec<f32> {
 fn mxfp4_of_bf16_and_back() {
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
     let Scheme::Mxfp4(arithmetic) = recipe.scheme else { unreachable!() };
-    for target in TARGETS {
+    for target in &TARGETS {
         let module = module(target);
         for (elements, seed) in [(9000, 1), (64, 2), (1, 3), (4096, 4)] {
             let input: Vec<bf16> = values(elements, seed).into_iter().map(bf16::from_f32).collect();
@@ -112,6 +117,7 @@ fn mxfp4_of_bf16_and_back() {
                 let [codes, scales, report] = trial.outputs(32);
                 let [grid, scale_grid] = trial.grids(32);
                 let options = QuantizeOptions {
+                    ties: 0,
                     mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
                     negative_zero: arithmetic.negative_zero as u32,
                     saturate_non_finite: 0,
@@ -127,14 +133,14 @@ fn mxfp4_of_bf16_and_back() {
                 let arguments = [&arguments[..], &[argument(&options)]].concat();
                 let statistics = trial.run("mxfp4_quantize_bf16_even", &arguments);
                 assert!(statistics.lane_instructions > 0);
-                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
-                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{}, {elements}", target.name);
+                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{}, {elements}", target.name);
 
                 let back = trial.memory.allocate("back", elements * 2);
                 let arguments = [codes.into(), scales.into(), back.into(), grid, scale_grid];
                 trial.run("mxfp4_dequantize_bf16_vector", &arguments);
                 let wanted = bytes(&dequantize::<bf16>(&expected), |x: bf16| x.to_bits().to_le_bytes());
-                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{}, {elements}", target.name);
             }
         }
     }
@@ -150,7 +156,7 @@ fn nvfp4_of_f32_and_back() {
     };
     let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(Global::Given(given));
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..recipe };
-    for target in TARGETS {
+    for target in &TARGETS {
         let module = module(target);
         for (elements, seed) in [(9000, 5), (16, 6), (3, 7)] {
             let input = values(elements, seed);
@@ -167,8 +173,8 @@ fn nvfp4_of_f32_and_back() {
                 let arguments = [values, codes, scales, slot, report].map(Argument::from);
                 let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
                 trial.run("nvfp4_quantize_f32_given", &[&arguments[..], &rest].concat());
-                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{target}, {elements}");
-                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{}, {elements}", target.name);
+                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{}, {elements}", target.name);
 
                 let back = trial.memory.allocate("back", elements * 4);
                 let apply = match arithmetic.direction {
@@ -179,7 +185,7 @@ fn nvfp4_of_f32_and_back() {
                 let rest = [grid, scale_grid, (apply as u32).into()];
                 trial.run("nvfp4_dequantize_f32_vector", &[&arguments[..], &rest].concat());
                 let wanted = bytes(&dequantize::<f32>(&expected), f32::to_le_bytes);
-                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{target}, {elements}");
+                assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{}, {elements}", target.name);
             }
         }
     }

@@ -1,21 +1,26 @@
 //! Every kernel that the library embeds has a meaning here.
 
 use microscale_executor::Module;
+use microscale_kernels_abi::TARGETS;
+
+#[path = "../../support/src/ptx.rs"]
+mod ptx;
 
 /// The committed PTX of a target.
-fn ptx(target: &str) -> String {
-    let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+fn ptx_of(target: &str) -> String {
+    let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
+    ptx::of_target(folder.as_ref(), target).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn every_kernel_of_every_target_is_lowered() {
     let mut refused = Vec::new();
-    for target in ["sm_80", "sm_90", "sm_100f", "sm_120f"] {
-        let module = Module::parse(&ptx(target)).unwrap();
-        assert_eq!(module.kernels().count(), microscale_kernels_abi::kernels().count(), "{target}");
+    for target in &TARGETS {
+        let module = Module::parse(&ptx_of(target.name)).unwrap();
+        assert_eq!(module.kernels().count(), microscale_kernels_abi::kernels().count(), "{}", target.name);
         let errors = module.kernels().filter_map(|name| Some((name, module.kernel(name).err()?)));
-        refused.extend(errors.map(|(name, error)| format!("{target}, {name}: {error}")));
+        refused.extend(errors.map(|(name, error)| format!("{}, {name}: {error}", target.name)));
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }

@@ -6,12 +6,14 @@ use microscale::{Element, Format, GlobalScale, Position, QuantizedTensor, Report
 use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
 use microscale_formats::plan::NvPlan;
-use microscale_kernels_abi::{ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, Target, kernels};
+use microscale_kernels_abi::{
+    ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, Target, kernels,
+};
 
 /// A target's PTX: the modules of all families as one.
 pub(crate) fn ptx(target: &Target) -> String {
-    let folder = microscale_tests::data_dir().join("host/ptx");
-    microscale_tests::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
+    let folder = microscale_test_support::data_dir().join("host/ptx");
+    microscale_test_support::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A kernel's description.
@@ -182,11 +184,11 @@ unsafe impl Plain for microscale_kernels_abi::Divider {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::GemvGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemv::GemvGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::WeightsGrid {}
+unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::TurnsGrid {}
+unsafe impl Plain for microscale_kernels_abi::weights::TurnsGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {

@@ -8,9 +8,9 @@ use microscale::{
     ScaleLayout, Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
-use microscale_tests::inputs::patterns;
-use microscale_tests::operands::{Scales, tensor};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
+use microscale_test_support::inputs::patterns;
+use microscale_test_support::operands::{Scales, tensor};
 
 use super::case::Prepared;
 use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
@@ -189,7 +189,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             push(kernel.clone(), shape, Box::new(make));
         }
         for access in Access::BOTH {
-            for &(_, format) in Format::WORDS {
+            for format in Format::WITH_KERNELS {
                 let recipe = Recipe::of(format, Convention::Torchao).expect("torchao has every format");
                 let values = values.clone();
                 let make = move || {
@@ -214,7 +214,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
 }
 
 fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
-    for (_, format) in Format::WORDS {
+    for format in &Format::WITH_KERNELS {
         for (i, shape) in SHAPES.into_iter().enumerate() {
             for access in Access::BOTH {
                 let row_stride = shape.row_stride;

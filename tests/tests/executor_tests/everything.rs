@@ -7,8 +7,8 @@ use half::bf16;
 use microscale::Format;
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
 use microscale_kernels_abi::{TARGETS, Target, kernels};
-use microscale_tests::operands::Scales;
-use microscale_tests::weights::Activations;
+use microscale_test_support::operands::Scales;
+use microscale_test_support::weights::Activations;
 use rayon::prelude::*;
 
 use super::case::ptx;
@@ -19,7 +19,9 @@ use super::weights::{Kind, Launched, Product, Weights};
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
     static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
     MODULES.get_or_init(|| {
-        let read = |target: &Target| Module::parse(&ptx(target)).unwrap_or_else(|error| panic!("{}: {error}", target.name));
+        let read = |target: &Target| {
+            Module::parse(&ptx(target)).unwrap_or_else(|error| panic!("{}: {error}", target.name))
+        };
         TARGETS.iter().map(|target| (target.name, read(target))).collect()
     })
 }
@@ -35,47 +37,79 @@ fn launches() -> [Launch; 4] {
     ]
 }
 
-/// Each target, each with all cases; how concurrent lanes are scheduled and what approximate instructions give goes round.
+/// Runs cases on a target; how concurrent lanes are scheduled and what approximate instructions give goes round. Gives
+/// what the kernels did.
+fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Statistics> {
+    let one = |(case, launch): (&Case, &Launch)| {
+        let done = (case.make)().run(&[module], launch);
+        done.map(|(_, statistics)| statistics)
+            .map_err(|wrong| format!("{target}, {}: {wrong}\n  {}, {launch:?}", case.kernel, case.what))
+    };
+    // All of them where results depend on it.
+    let launches = launches();
+    let of_case = |i: usize| {
+        let case = cases[i];
+        let own = if case.by_tensor_cores { &launches[..] } else { &launches[i % 4..][..1] };
+        own.iter().map(move |launch| (case, launch))
+    };
+    let runs: Vec<(&Case, &Launch)> = (0..cases.len()).flat_map(of_case).collect();
+    let results: Vec<_> = runs.into_par_iter().map(one).collect();
+    let wrong: Vec<_> = results.iter().filter_map(|result| result.as_ref().err().cloned()).collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases, for example:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong[..wrong.len().min(5)].join("\n")
+    );
+
+    let mut seen: BTreeMap<String, Statistics> = BTreeMap::new();
+    for (kernel, statistics) in results.into_iter().flatten().flatten() {
+        seen.entry(kernel).or_default().merge(&statistics);
+    }
+    for kernel in kernels() {
+        assert!(seen.contains_key(kernel.name), "{target}: no case runs {}", kernel.name);
+    }
+    seen
+}
+
+/// Some of each kernel's cases, from all over them.
+fn sample(cases: &[Case]) -> Vec<&Case> {
+    const OF_A_KERNEL: usize = 5;
+    let mut by_kernel: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
+    for case in cases {
+        by_kernel.entry(&case.kernel).or_default().push(case);
+    }
+    let each = by_kernel.into_values().flat_map(|own| {
+        let step = own.len().div_ceil(OF_A_KERNEL);
+        own.into_iter().step_by(step)
+    });
+    each.collect()
+}
+
 #[test]
+fn some_cases_of_every_kernel_of_every_target_equal_the_library() {
+    let cases = cases();
+    let some = sample(&cases);
+    for (target, module) in modules() {
+        run(target, module, &some);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes for every option: .ci/run does it, or cargo test-all"]
 fn every_kernel_of_every_target_equals_the_library() {
     let cases = cases();
+    let all: Vec<&Case> = cases.iter().collect();
     for (target, module) in modules() {
-        let one = |(case, launch): (&Case, &Launch)| {
-            let done = (case.make)().run(&[module], launch);
-            done.map(|(_, statistics)| statistics)
-                .map_err(|wrong| format!("{target}, {}: {wrong}\n  {}, {launch:?}", case.kernel, case.what))
-        };
-        // All of them where results depend on it.
-        let launches = launches();
-        let of_case = |i: usize| {
-            let case = &cases[i];
-            let own = if case.by_tensor_cores { &launches[..] } else { &launches[i % 4..][..1] };
-            own.iter().map(move |launch| (case, launch))
-        };
-        let runs: Vec<(&Case, &Launch)> = (0..cases.len()).flat_map(of_case).collect();
-        let results: Vec<_> = runs.into_par_iter().map(one).collect();
-        let wrong: Vec<_> = results.iter().filter_map(|result| result.as_ref().err().cloned()).collect();
-        assert!(
-            wrong.is_empty(),
-            "{} of {} cases, for example:\n{}",
-            wrong.len(),
-            cases.len(),
-            wrong[..wrong.len().min(5)].join("\n")
-        );
-
-        let mut seen: BTreeMap<String, Statistics> = BTreeMap::new();
-        for (kernel, statistics) in results.into_iter().flatten().flatten() {
-            seen.entry(kernel).or_default().merge(&statistics);
-        }
+        let seen = run(target, module, &all);
         let (mut executed, mut all) = (0, 0);
-        for kernel in kernels() {
-            let statistics =
-                seen.get(kernel.name).unwrap_or_else(|| panic!("{target}: no case runs {}", kernel.name));
-            let instructions = module.kernel(kernel.name).unwrap().len();
+        for (kernel, statistics) in &seen {
+            let instructions = module.kernel(kernel).unwrap().len();
             let never = statistics.coverage.never_executed().count();
             // What is left are ways that no option leads to, such as -0 dropped from MXFP8, which the compiler cannot know.
             let some = never * 10 <= instructions * 4;
-            assert!(some, "{target}, {}: {never} of {instructions} never executed", kernel.name);
+            assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
             executed += instructions - never;
             all += instructions;
         }

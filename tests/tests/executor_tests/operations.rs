@@ -6,8 +6,8 @@ use microscale::{
     Element, Format, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, Words, dequantize_into,
     quantize,
 };
-use microscale_formats::mx;
 use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};
+use microscale_formats::mx;
 use microscale_kernels_abi::{Divider, GlobalSlot, ScaleGrid};
 
 use super::case::{Prepared, argument};

@@ -2,8 +2,8 @@
 
 use microscale::{Batch, Dtype, Element, Format, QuantizedTensor, gemv};
 use microscale_executor::Argument;
-use microscale_kernels_abi::{Divider, Dtype as OutputDtype};
 use microscale_kernels_abi::gemv::GemvGrid;
+use microscale_kernels_abi::{Divider, Dtype as OutputDtype};
 
 use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;

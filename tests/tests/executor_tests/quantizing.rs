@@ -5,9 +5,9 @@ use microscale::{
     amax, quantize, quantize_weighted,
 };
 use microscale_executor::Argument;
-use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, Ties, mx};
 use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
+use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, Ties, mx};
 use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, ScaleGrid};
 
 use super::case::{Prepared, argument, nv_options};
@@ -82,7 +82,7 @@ pub(crate) fn mx_options(recipe: &Recipe) -> (QuantizeOptions, &'static str) {
         Scheme::Mxfp4(arithmetic) => of(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
         Scheme::Mxfp8E4m3(rule) => of(with(rule), rule.mantissa_addend::<E4m3>()),
         Scheme::Mxfp8E5m2(rule) => of(with(rule), rule.mantissa_addend::<E5m2>()),
-        Scheme::Nvfp4(..) => panic!("not an MX format"),
+        Scheme::Nvfp4(..) | Scheme::Comparison(_) => panic!("not an MX format with kernels"),
     }
 }
 

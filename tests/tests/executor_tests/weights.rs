@@ -6,10 +6,10 @@ use half::{bf16, f16};
 use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
 use microscale_kernels_abi::weights::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
-use microscale_tests::operands::{Scales, changed, scale_of_one, tensor};
-use microscale_tests::oracle::{self, Exact, dot};
-use microscale_tests::order::{Order, cancelling};
-use microscale_tests::weights::{
+use microscale_test_support::operands::{Scales, changed, scale_of_one, tensor};
+use microscale_test_support::oracle::{self, Exact, dot};
+use microscale_test_support::order::{Order, cancelling};
+use microscale_test_support::weights::{
     Activations, Bound, ExactProducts, activations, is_unusual, segments, usual_scales,
 };
 

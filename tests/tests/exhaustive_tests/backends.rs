@@ -1,10 +1,11 @@
-//! Each instruction set against the reference: every 16-bit element beside many amaxes, and f32 next to every tie.
+//! Each instruction set against the reference: every 16-bit element beside many amaxes, and f32 next to every
+//! tie.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, quantize_with};
 use microscale::formats::{NegativeZero, ScaleRule, Ties, e2m1, mx};
 use microscale::{Element, Global, QuantizedTensor, Recipe, Scheme, Shape, dequantize};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
 use rayon::prelude::*;
 
 /// The recipes with code of their own: two rules of scales, each rule of ties, each treatment of −0.
@@ -78,7 +79,8 @@ fn every_f16_beside_many_amaxes() {
     every_element(f16::from_bits);
 }
 
-/// Every exponent of an amax; and beside it what is scaled to each midpoint of E2M1, its neighbours and theirs.
+/// Every exponent of an amax; and beside it what is scaled to each midpoint of E2M1, its neighbours and
+/// theirs.
 #[test]
 fn every_f32_next_to_a_tie() {
     recipes().par_iter().for_each(|recipe| {

@@ -9,15 +9,18 @@ use microscale::Element;
 use microscale::formats::e2m1::{self, E2m1, E2m1x2, Ties};
 use microscale::formats::mx::{self, rounded_exponent, scale_from_exponent};
 use microscale::formats::{E4m3, E5m2, E8m0, ScaleRule};
-use microscale_tests::golden::tables;
-use microscale_tests::oracle::{self, Exact, MAGNITUDES, e2m1_value, nearest, power_of_two};
+use microscale_test_support::golden::tables;
+use microscale_test_support::oracle::{self, Exact, MAGNITUDES, e2m1_value, nearest, power_of_two};
 use rayon::prelude::*;
 
-use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};
+use super::walk::{
+    INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
+};
 
 const ALL_TIES: [Ties; 3] = [Ties::Even, Ties::Away, Ties::Zero];
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed. The last range ends with infinity.
+/// The magnitude bits of each code: where the exact midpoint below it is passed. The last range ends with
+/// infinity.
 fn steps(ties: Ties) -> [Range<u32>; 8] {
     let start = |code: usize| {
         let Some(below) = code.checked_sub(1) else { return 0 };
@@ -34,9 +37,15 @@ fn steps(ties: Ties) -> [Range<u32>; 8] {
 
 /// [`assert_everywhere`] for both signs of every magnitude but NaN, `found` being codes with a sign.
 #[inline(always)]
-fn assert_codes(ties: Ties, found: impl Fn(u32) -> u32 + Sync, what: &str) {
+fn assert_codes(walk: Walk, ties: Ties, found: impl Fn(u32) -> u32 + Sync, what: &str) {
     for (code, range) in (0..).zip(steps(ties)) {
-        assert_everywhere(range, both_signs(code, code | 8), |b| both_signs(found(b), found(b | SIGN)), what);
+        assert_everywhere(
+            walk,
+            range,
+            both_signs(code, code | 8),
+            |b| both_signs(found(b), found(b | SIGN)),
+            what,
+        );
     }
 }
 
@@ -62,68 +71,64 @@ fn the_steps_are_where_the_nearest_code_changes() {
     }
 }
 
-#[test]
-fn e2m1_from_every_f32_ties_to_even() {
-    assert_codes(Ties::Even, encode::<0>, "E2m1::from_f32");
-    assert_nan_codes(7, encode::<0>, "E2m1::from_f32");
-}
-
-#[test]
-fn e2m1_from_every_f32_ties_away() {
-    assert_codes(Ties::Away, encode::<1>, "E2m1::from_f32");
-    assert_nan_codes(7, encode::<1>, "E2m1::from_f32");
-}
-
-#[test]
-fn e2m1_from_every_f32_ties_to_zero() {
-    assert_codes(Ties::Zero, encode::<2>, "E2m1::from_f32");
-    assert_nan_codes(7, encode::<2>, "E2m1::from_f32");
-}
-
-/// `float4` agrees everywhere, on NaN too.
-#[test]
-fn float4_agrees_on_every_f32() {
-    let float4 = |bits| u32::from(F4E2M1::from_f64(f32::from_bits(bits).into()).to_bits());
-    assert_codes(Ties::Even, float4, "float4");
-    assert_nan_codes(7, float4, "float4");
-}
-
-/// `microfloat` agrees on everything but NaN, which it makes −0.
-#[test]
-fn microfloat_agrees_on_every_f32_but_nan() {
-    let microfloat = |bits| u32::from(f4e2m1fn::from_f32(f32::from_bits(bits)).to_bits());
-    assert_codes(Ties::Even, microfloat, "microfloat");
-    assert_nan_codes(8, microfloat, "microfloat");
-}
-
-#[test]
-fn magnitude_codes_of_every_non_negative_f32() {
-    for (code, range) in (0..).zip(steps(Ties::Even)) {
-        let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Even).into();
-        assert_everywhere(range, code, found, "magnitude_code, even");
+walks! {
+    fn e2m1_from_f32_ties_to_even(walk: Walk) {
+        assert_codes(walk, Ties::Even, encode::<0>, "E2m1::from_f32");
+        assert_nan_codes(walk, 7, encode::<0>, "E2m1::from_f32");
     }
-    for (code, range) in (0..).zip(steps(Ties::Away)) {
-        let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Away).into();
-        assert_everywhere(range, code, found, "magnitude_code, away");
-    }
-    for (code, range) in (0..).zip(steps(Ties::Zero)) {
-        let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Zero).into();
-        assert_everywhere(range, code, found, "magnitude_code, zero");
-    }
-}
 
-#[test]
-fn the_identity_of_every_f32_up_to_its_bound() {
-    let end = first(|v| v > power_of_two(20));
-    for (code, range) in (0..).zip(steps(Ties::Even)) {
-        let found = |bits| e2m1::magnitude_code_even(f32::from_bits(bits));
-        assert_everywhere(range.start..range.end.min(end), code, found, "magnitude_code_even");
+    fn e2m1_from_f32_ties_away(walk: Walk) {
+        assert_codes(walk, Ties::Away, encode::<1>, "E2m1::from_f32");
+        assert_nan_codes(walk, 7, encode::<1>, "E2m1::from_f32");
+    }
+
+    fn e2m1_from_f32_ties_to_zero(walk: Walk) {
+        assert_codes(walk, Ties::Zero, encode::<2>, "E2m1::from_f32");
+        assert_nan_codes(walk, 7, encode::<2>, "E2m1::from_f32");
+    }
+
+    /// `float4` agrees everywhere, on NaN too.
+    fn float4_agrees(walk: Walk) {
+        let float4 = |bits| u32::from(F4E2M1::from_f64(f32::from_bits(bits).into()).to_bits());
+        assert_codes(walk, Ties::Even, float4, "float4");
+        assert_nan_codes(walk, 7, float4, "float4");
+    }
+
+    /// `microfloat` agrees on everything but NaN, which it makes −0.
+    fn microfloat_agrees_but_nan(walk: Walk) {
+        let microfloat = |bits| u32::from(f4e2m1fn::from_f32(f32::from_bits(bits)).to_bits());
+        assert_codes(walk, Ties::Even, microfloat, "microfloat");
+        assert_nan_codes(walk, 8, microfloat, "microfloat");
+    }
+
+    fn magnitude_codes(walk: Walk) {
+        for (code, range) in (0..).zip(steps(Ties::Even)) {
+            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Even).into();
+            assert_everywhere(walk, range, code, found, "magnitude_code, even");
+        }
+        for (code, range) in (0..).zip(steps(Ties::Away)) {
+            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Away).into();
+            assert_everywhere(walk, range, code, found, "magnitude_code, away");
+        }
+        for (code, range) in (0..).zip(steps(Ties::Zero)) {
+            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Zero).into();
+            assert_everywhere(walk, range, code, found, "magnitude_code, zero");
+        }
+    }
+
+    fn the_identity_up_to_its_bound(walk: Walk) {
+        let end = first(|v| v > power_of_two(20));
+        for (code, range) in (0..).zip(steps(Ties::Even)) {
+            let found = |bits| e2m1::magnitude_code_even(f32::from_bits(bits));
+            assert_everywhere(walk, range.start..range.end.min(end), code, found, "magnitude_code_even");
+        }
     }
 }
 
-fn the_scale_of_every_amax<E: mx::Element>(element: &oracle::Element) {
+fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::Element) {
     for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
-        // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax else.
+        // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax
+        // else.
         let start = |k: i32| match rule {
             ScaleRule::Floor => first(|v| v >= element.power() * power_of_two(k)),
             ScaleRule::Even => first(|v| v >= element.even_from() * power_of_two(k)),
@@ -132,9 +137,9 @@ fn the_scale_of_every_amax<E: mx::Element>(element: &oracle::Element) {
         };
         let addend = rule.mantissa_addend::<E>();
         let found = |bits| u32::from(scale_from_exponent::<E>(rounded_exponent(bits, addend)).to_bits());
-        assert_everywhere(0..start(-126), 0, found, "the scale");
+        assert_everywhere(walk, 0..start(-126), 0, found, "the scale");
         for k in -126..=127 {
-            assert_everywhere(start(k)..start(k + 1), (k + 127) as u32, found, "the scale");
+            assert_everywhere(walk, start(k)..start(k + 1), (k + 127) as u32, found, "the scale");
             if start(k) < INFINITY {
                 assert_eq!(element.scale_exponent(value(start(k)), rule), k);
                 assert_eq!(element.scale_exponent(value(start(k) - 1), rule), k - 1);
@@ -143,19 +148,18 @@ fn the_scale_of_every_amax<E: mx::Element>(element: &oracle::Element) {
     }
 }
 
-#[test]
-fn the_e2m1_scale_of_every_amax() {
-    the_scale_of_every_amax::<E2m1>(&oracle::Element::e2m1());
-}
+walks! {
+    fn the_e2m1_scale(walk: Walk) {
+        the_scale_of_amaxes::<E2m1>(walk, &oracle::Element::e2m1());
+    }
 
-#[test]
-fn the_e4m3_scale_of_every_amax() {
-    the_scale_of_every_amax::<E4m3>(&oracle::Element::e4m3());
-}
+    fn the_e4m3_scale(walk: Walk) {
+        the_scale_of_amaxes::<E4m3>(walk, &oracle::Element::e4m3());
+    }
 
-#[test]
-fn the_e5m2_scale_of_every_amax() {
-    the_scale_of_every_amax::<E5m2>(&oracle::Element::e5m2());
+    fn the_e5m2_scale(walk: Walk) {
+        the_scale_of_amaxes::<E5m2>(walk, &oracle::Element::e5m2());
+    }
 }
 
 #[test]
@@ -171,9 +175,9 @@ fn every_16_bit_pattern_widens_exactly() {
     }
 }
 
-/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a value midway
-/// goes to the even one.
-fn narrow_every_f32<T: Exact>(infinity: u32, nan: u32) {
+/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a
+/// value midway goes to the even one.
+fn narrow_to<T: Exact>(walk: Walk, infinity: u32, nan: u32) {
     let value_of = |bits: u32| match infinity - bits {
         0 => 2.0 * T::LARGEST - T::of_bits(infinity - 2).to_f64(),
         _ => T::of_bits(bits).to_f64(),
@@ -186,23 +190,24 @@ fn narrow_every_f32<T: Exact>(infinity: u32, nan: u32) {
     (0..=infinity).into_par_iter().for_each(|bits| {
         let range = start(bits)..if bits == infinity { INFINITY + 1 } else { start(bits + 1) };
         assert_everywhere(
+            walk,
             range,
             both_signs(bits, bits | 0x8000),
             |b| both_signs(narrow(b), narrow(b | SIGN)),
             "from_f32",
         );
     });
-    assert_nan_codes(nan, narrow, "from_f32");
+    assert_nan_codes(walk, nan, narrow, "from_f32");
 }
 
-#[test]
-fn f16_from_every_f32() {
-    narrow_every_f32::<f16>(0x7C00, 0x7E00);
-}
+walks! {
+    fn f16_from_f32(walk: Walk) {
+        narrow_to::<f16>(walk, 0x7C00, 0x7E00);
+    }
 
-#[test]
-fn bf16_from_every_f32() {
-    narrow_every_f32::<bf16>(0x7F80, 0x7FC0);
+    fn bf16_from_f32(walk: Walk) {
+        narrow_to::<bf16>(walk, 0x7F80, 0x7FC0);
+    }
 }
 
 /// `ml_dtypes` agrees on everything but NaN, which it makes a zero of the opposite sign.

@@ -1,16 +1,19 @@
-//! The 8-bit floats, from every f32 and of every byte, against the oracle's list of magnitudes, `ml_dtypes` and `float8`.
+//! The 8-bit floats, from every f32 and of every byte, against the oracle's list of magnitudes, `ml_dtypes`
+//! and `float8`.
 
 use std::ops::Range;
 
 use microscale::formats::{E4m3, E5m2};
-use microscale_tests::golden::tables;
-use microscale_tests::oracle::{self, e4m3_value, e5m2_value};
+use microscale_test_support::golden::tables;
+use microscale_test_support::oracle::{self, e4m3_value, e5m2_value};
 use rayon::prelude::*;
 
-use super::walk::{INFINITY, SIGN, assert_everywhere, assert_nan_codes, both_signs, first, value};
+use super::walk::{
+    INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
+};
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The last range,
-/// that of the largest number, ends with infinity.
+/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The
+/// last range, that of the largest number, ends with infinity.
 fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     let last = magnitudes.len() - 1;
     let start = |code: usize| {
@@ -21,14 +24,15 @@ fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     (0..=last).map(|code| start(code)..if code == last { INFINITY + 1 } else { start(code + 1) }).collect()
 }
 
-/// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one code.
+/// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one
+/// code.
 #[inline(always)]
-fn assert_codes(magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
+fn assert_codes(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
     let steps = steps(magnitudes);
     (0..steps.len()).into_par_iter().for_each(|code| {
         let right = both_signs(code as u32, code as u32 | 0x80);
         let found = |bits| both_signs(found(bits), found(bits | SIGN));
-        assert_everywhere(steps[code].clone(), right, found, what);
+        assert_everywhere(walk, steps[code].clone(), right, found, what);
     });
 }
 
@@ -46,18 +50,18 @@ fn the_steps_are_where_the_nearest_code_changes() {
     }
 }
 
-#[test]
-fn e4m3_from_every_f32() {
-    let found = |bits| u32::from(E4m3::from_f32(f32::from_bits(bits)).to_bits());
-    assert_codes(&oracle::E4M3, found, "E4m3::from_f32");
-    assert_nan_codes(0x7F, found, "E4m3::from_f32");
-}
+walks! {
+    fn e4m3_from_f32(walk: Walk) {
+        let found = |bits| u32::from(E4m3::from_f32(f32::from_bits(bits)).to_bits());
+        assert_codes(walk, &oracle::E4M3, found, "E4m3::from_f32");
+        assert_nan_codes(walk, 0x7F, found, "E4m3::from_f32");
+    }
 
-#[test]
-fn e5m2_from_every_f32() {
-    let found = |bits| u32::from(E5m2::from_f32(f32::from_bits(bits)).to_bits());
-    assert_codes(&oracle::E5M2, found, "E5m2::from_f32");
-    assert_nan_codes(0x7F, found, "E5m2::from_f32");
+    fn e5m2_from_f32(walk: Walk) {
+        let found = |bits| u32::from(E5m2::from_f32(f32::from_bits(bits)).to_bits());
+        assert_codes(walk, &oracle::E5M2, found, "E5m2::from_f32");
+        assert_nan_codes(walk, 0x7F, found, "E5m2::from_f32");
+    }
 }
 
 /// Whether two numbers are the same bits, or both NaN.
@@ -94,7 +98,8 @@ fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     let tables = tables("nvfp4");
     let e4m3 = |x| E4m3::from_f32(x).to_bits();
     let e5m2 = |x| E5m2::from_f32(x).to_bits();
-    // The type, what ml_dtypes gives beyond (whose infinity is E5M2's 0x7C), its NaN, the largest number's code.
+    // The type, what ml_dtypes gives beyond (whose infinity is E5M2's 0x7C), its NaN, the largest number's
+    // code.
     type FromF32<'a> = &'a dyn Fn(f32) -> u8;
     let types: [(&str, FromF32<'_>, f32, u8, u8); 2] =
         [("e4m3", &e4m3, 464.0, 0x7F, 0x7E), ("e5m2", &e5m2, 61439.996, 0x7C, 0x7B)];
@@ -120,21 +125,22 @@ fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     }
 }
 
-/// `float8` agrees likewise: on every f32 but NaN and what saturates.
-#[test]
-fn float8_agrees_on_every_f32_up_to_saturation() {
-    fn check(magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
-        let largest = magnitudes[magnitudes.len() - 1];
-        let end = first(|v| v > largest);
-        let steps = steps(magnitudes);
-        (0..steps.len()).into_par_iter().for_each(|code| {
-            let range = steps[code].start..steps[code].end.min(end);
-            let right = both_signs(code as u32, code as u32 | 0x80);
-            assert_everywhere(range, right, |bits| both_signs(found(bits), found(bits | SIGN)), what);
-        });
+walks! {
+    /// `float8` agrees likewise: on every f32 but NaN and what saturates.
+    fn float8_agrees_up_to_saturation(walk: Walk) {
+        fn check(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
+            let largest = magnitudes[magnitudes.len() - 1];
+            let end = first(|v| v > largest);
+            let steps = steps(magnitudes);
+            (0..steps.len()).into_par_iter().for_each(|code| {
+                let range = steps[code].start..steps[code].end.min(end);
+                let right = both_signs(code as u32, code as u32 | 0x80);
+                assert_everywhere(walk, range, right, |bits| both_signs(found(bits), found(bits | SIGN)), what);
+            });
+        }
+        let e4m3 = |bits| u32::from(float8::F8E4M3::from_f32(f32::from_bits(bits)).to_bits());
+        check(walk, &oracle::E4M3, e4m3, "float8's E4M3");
+        let e5m2 = |bits| u32::from(float8::F8E5M2::from_f32(f32::from_bits(bits)).to_bits());
+        check(walk, &oracle::E5M2, e5m2, "float8's E5M2");
     }
-    let e4m3 = |bits| u32::from(float8::F8E4M3::from_f32(f32::from_bits(bits)).to_bits());
-    check(&oracle::E4M3, e4m3, "float8's E4M3");
-    let e5m2 = |bits| u32::from(float8::F8E5M2::from_f32(f32::from_bits(bits)).to_bits());
-    check(&oracle::E5M2, e5m2, "float8's E5M2");
 }

@@ -1,20 +1,20 @@
 //! The block scale of every amax, in every convention.
 //!
-//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function of amax.
-//! The oracle says where the steps are, and the library must have no others.
+//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function
+//! of amax. The oracle says where the steps are, and the library must have no others.
 
 use half::{bf16, f16};
 use microscale::Convention;
 use microscale::formats::NegativeZero;
 use microscale::formats::nvfp4::Quantizer;
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
-use microscale_tests::oracle::Exact;
-use microscale_tests::oracle::nvfp4::Rule;
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::oracle::nvfp4::Rule;
 
-use super::walk::{INFINITY, assert_everywhere};
+use super::walk::{INFINITY, Walk, assert_everywhere, walks};
 
-/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that underflows
-/// to zero becomes 1, so it comes first.
+/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that
+/// underflows to zero becomes 1, so it comes first.
 fn expected<T: Exact>(rule: Rule, bits: u32) -> u8 {
     rule.byte(rule.wanted::<T>(f32::from_bits(bits)))
 }
@@ -37,7 +37,7 @@ fn end_of_step<T: Exact>(rule: Rule, start: u32) -> u32 {
     other
 }
 
-fn check<T: Exact>(convention: Convention, amax: f32) {
+fn check<T: Exact>(walk: Walk, convention: Convention, amax: f32) {
     let arithmetic = nvfp4_arithmetic(convention);
     let global = given_for(arithmetic.direction, amax).value();
     let rule = Rule { convention, global, negative_zero: NegativeZero::Keep };
@@ -50,32 +50,30 @@ fn check<T: Exact>(convention: Convention, amax: f32) {
     let (mut start, mut steps) = (0, 0);
     while start < INFINITY {
         let end = end_of_step::<T>(rule, start);
-        assert_everywhere(start..end, expected::<T>(rule, start).into(), found, &what);
+        assert_everywhere(walk, start..end, expected::<T>(rule, start).into(), found, &what);
         (start, steps) = (end, steps + 1);
     }
     assert!((1..=128).contains(&steps), "{what}: {steps} steps");
 }
 
-#[test]
-fn the_torchao_scale_of_every_amax() {
-    check::<f32>(Convention::Torchao, 1.7);
-}
+walks! {
+    fn the_torchao_scale(walk: Walk) {
+        check::<f32>(walk, Convention::Torchao, 1.7);
+    }
 
-/// compressed-tensors alone rounds amax / 6 to the input's type, so the types differ.
-#[test]
-fn the_compressed_tensors_scale_of_every_amax() {
-    check::<f32>(Convention::CompressedTensors, 1.7);
-    check::<bf16>(Convention::CompressedTensors, 1.7);
-}
+    /// compressed-tensors alone rounds amax / 6 to the input's type, so the types differ.
+    fn the_compressed_tensors_scale(walk: Walk) {
+        check::<f32>(walk, Convention::CompressedTensors, 1.7);
+        check::<bf16>(walk, Convention::CompressedTensors, 1.7);
+    }
 
-#[test]
-fn the_modelopt_scale_of_every_amax() {
-    check::<f32>(Convention::Modelopt, 1.7);
-}
+    fn the_modelopt_scale(walk: Walk) {
+        check::<f32>(walk, Convention::Modelopt, 1.7);
+    }
 
-#[test]
-fn the_transformer_engine_scale_of_every_amax() {
-    check::<f32>(Convention::TransformerEngine, 1.7);
+    fn the_transformer_engine_scale(walk: Walk) {
+        check::<f32>(walk, Convention::TransformerEngine, 1.7);
+    }
 }
 
 /// Under other global scales, at the steps and beside them.

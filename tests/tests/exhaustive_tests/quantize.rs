@@ -2,16 +2,16 @@
 
 use half::{bf16, f16};
 use microscale::{Format, Global, Recipe, Shape};
-use microscale_tests::cases::{
+use microscale_test_support::cases::{
     NVFP4_CONVENTIONS, assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, every_nvfp4_recipe,
     given_for, nvfp4_arithmetic,
 };
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{Exact, power_of_two};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{Exact, power_of_two};
 use rayon::prelude::*;
 
-/// Blocks of neighbouring patterns, whose codes are all large, and of patterns from everywhere, whose codes are mostly
-/// zeros; and in between.
+/// Blocks of neighbouring patterns, whose codes are all large, and of patterns from everywhere, whose codes
+/// are mostly zeros; and in between.
 fn quantize_every_16_bit_pattern<T: Exact>(recipes: &[Recipe]) {
     for step in [1, 1 << 3, 1 << 5, 1 << 8, 1 << 11] {
         let patterns = (0..step).flat_map(|start| (start..1 << 16).step_by(step));
@@ -78,7 +78,8 @@ fn quantize_every_bf16_to_nvfp4_under_one_scale() {
     quantize_every_16_bit_pattern_under_one_scale::<bf16>(&[1e-39, 1e-30, 0.01, 1.0, 5.0, 77.7, 3.3e38]);
 }
 
-/// With amax at 4 and 6 scales and one ulp to either side, each scale rule reaches every scale byte and every code.
+/// With amax at 4 and 6 scales and one ulp to either side, each scale rule reaches every scale byte and every
+/// code.
 #[test]
 fn quantize_every_tie_at_every_scale() {
     let mut values = Vec::new();

@@ -1,10 +1,45 @@
-//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with exact f64
-//! arithmetic and then walks every pattern of each step, comparing the library's answer with the step's one answer.
+//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with
+//! exact f64 arithmetic and then walks every pattern of each step, comparing the library's answer with the
+//! step's one answer.
 
 use std::ops::Range;
 
-use microscale_tests::oracle::power_of_two;
+use microscale_test_support::oracle::power_of_two;
 use rayon::prelude::*;
+
+/// How many of the patterns are walked.
+#[derive(Clone, Copy)]
+pub(super) enum Walk {
+    /// Those next to where the answer changes, and some in between.
+    Sampled,
+    /// All of them.
+    Every,
+}
+
+/// Two tests of each walk: over a sample of the patterns on every change, over all of them in `.ci/run`.
+macro_rules! walks {
+    ($($(#[$attribute:meta])* fn $name:ident($walk:ident: Walk) $body:block)*) => {$(
+        $(#[$attribute])*
+        mod $name {
+            use super::*;
+
+            fn over($walk: Walk) $body
+
+            #[test]
+            fn sampled() {
+                over(Walk::Sampled);
+            }
+
+            #[test]
+            #[ignore = "takes seconds for every f32: .ci/run does it, or cargo test-all"]
+            fn every() {
+                over(Walk::Every);
+            }
+        }
+    )*};
+}
+
+pub(super) use walks;
 
 pub(super) const SIGN: u32 = 0x8000_0000;
 pub(super) const INFINITY: u32 = 0x7F80_0000;
@@ -18,7 +53,8 @@ pub(super) fn value(magnitude: u32) -> f64 {
     }
 }
 
-/// The first finite magnitude bits for which `passed` holds, which must not stop holding above; infinity's if none.
+/// The first finite magnitude bits for which `passed` holds, which must not stop holding above; infinity's if
+/// none.
 pub(super) fn first(passed: impl Fn(f64) -> bool) -> u32 {
     let (mut below, mut above) = (0, INFINITY);
     while below < above {
@@ -32,26 +68,39 @@ pub(super) fn first(passed: impl Fn(f64) -> bool) -> u32 {
     above
 }
 
-/// Asserts that `found` is `expected` on every pattern of a range. `found` must be inlined to be fast.
+/// Asserts that `found` is `expected` on the patterns of a range. `found` must be inlined to be fast.
 #[inline(always)]
 pub(super) fn assert_everywhere(
+    walk: Walk,
     range: Range<u32>,
     expected: u32,
     found: impl Fn(u32) -> u32 + Sync,
     what: &str,
 ) {
     const CHUNK: u32 = 1 << 18;
-    let chunks = (range.end - range.start).div_ceil(CHUNK);
-    (0..chunks).into_par_iter().for_each(|chunk| {
-        let start = range.start + chunk * CHUNK;
-        let end = range.end.min(start.saturating_add(CHUNK));
+    const EDGE: u32 = 1 << 10;
+    // No divisor of a power of two, so that no bits of a mantissa are left out.
+    const STRIDE: usize = 61;
+    let differs = |bits: &u32| found(*bits) != expected;
+    let first_wrong = match walk {
         // No early exit: the loop has to vectorise.
-        let differences = (start..end).fold(0, |all, bits| all | (found(bits) ^ expected));
-        if differences != 0 {
-            let bits = (start..end).find(|bits| found(*bits) != expected).expect("one differs");
-            panic!("{what} of {bits:#010x}: {:#x}, not {expected:#x}", found(bits));
+        Walk::Every => {
+            let chunks = (range.end - range.start).div_ceil(CHUNK);
+            (0..chunks).into_par_iter().find_map_first(|chunk| {
+                let start = range.start + chunk * CHUNK;
+                let end = range.end.min(start.saturating_add(CHUNK));
+                let differences = (start..end).fold(0, |all, bits| all | (found(bits) ^ expected));
+                (differences != 0).then(|| (start..end).find(differs).expect("one differs"))
+            })
         }
-    });
+        Walk::Sampled => {
+            let edges = range.clone().take(EDGE as usize).chain(range.clone().rev().take(EDGE as usize));
+            edges.chain(range.step_by(STRIDE)).find(differs)
+        }
+    };
+    if let Some(bits) = first_wrong {
+        panic!("{what} of {bits:#010x}: {:#x}, not {expected:#x}", found(bits));
+    }
 }
 
 /// What a magnitude gives and what its negative gives, to be compared at once.
@@ -60,11 +109,12 @@ pub(super) fn both_signs(positive: u32, negative: u32) -> u32 {
     positive | negative << 16
 }
 
-/// [`assert_everywhere`] for every NaN.
+/// [`assert_everywhere`] for NaN.
 #[inline(always)]
-pub(super) fn assert_nan_codes(expected: u32, found: impl Fn(u32) -> u32 + Sync, what: &str) {
+pub(super) fn assert_nan_codes(walk: Walk, expected: u32, found: impl Fn(u32) -> u32 + Sync, what: &str) {
     let every_nan = INFINITY + 1..SIGN;
     assert_everywhere(
+        walk,
         every_nan,
         both_signs(expected, expected),
         |b| both_signs(found(b), found(b | SIGN)),

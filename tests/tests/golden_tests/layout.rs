@@ -1,8 +1,8 @@
 //! torchao's 128×4 swizzle of random bytes.
 
 use microscale::{Format, QuantizedShape, QuantizedTensor, ScaleLayout};
-use microscale_tests::golden::{Tensors, files};
-use microscale_tests::oracle;
+use microscale_test_support::golden::{Tensors, files};
+use microscale_test_support::oracle;
 
 #[test]
 fn swizzled_scales_are_torchaos() {

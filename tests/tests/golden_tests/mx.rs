@@ -9,10 +9,12 @@ use microscale::{
     Convention, Error, Format, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape,
     Words,
 };
-use microscale_tests::cases::{assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, quantize, spread};
-use microscale_tests::golden::{Block, Golden, Input, files};
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{self, Exact, unpack};
+use microscale_test_support::cases::{
+    assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, quantize, spread,
+};
+use microscale_test_support::golden::{Block, Golden, Input, files};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{self, Exact, unpack};
 
 /// A file, and in how many blocks of which groups the library departs from its own convention.
 type File = (&'static str, &'static [(&'static str, usize)]);

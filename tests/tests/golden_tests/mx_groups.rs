@@ -1,13 +1,14 @@
 //! The MXFP4 and MXFP8 files' groups of rows are all there, and hold the cases that they are named for.
 
 use microscale::Format;
-use microscale_tests::golden::{Golden, Input};
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
+use microscale_test_support::golden::{Golden, Input};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
 
 use super::mx::every_file;
 
-/// What a block of a group is for, in the terms of its elements' exact values; one block of the group must be so.
+/// What a block of a group is for, in the terms of its elements' exact values; one block of the group must be
+/// so.
 fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
     let values: Vec<f64> = block.iter().map(|v| v.to_f64()).collect();
     let all = |is: fn(&f64) -> bool| values.iter().all(is);

@@ -1,5 +1,5 @@
-//! The NVFP4 files: every block is the library's under its global scale, and the global scale that is computed is the
-//! library's too, but for what is listed here with its reason.
+//! The NVFP4 files: every block is the library's under its global scale, and the global scale that is
+//! computed is the library's too, but for what is listed here with its reason.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use microscale::{
     Convention, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, QuantizedTensor, Recipe,
     Result, ScaleLayout, Shape,
 };
-use microscale_tests::cases::{assert_as_expected, every_nvfp4_recipe, quantize, spread};
-use microscale_tests::golden::{Case, Input, Nvfp4, files};
-use microscale_tests::oracle::nvfp4::BLOCK;
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{assert_as_expected, every_nvfp4_recipe, quantize, spread};
+use microscale_test_support::golden::{Case, Input, Nvfp4, files};
+use microscale_test_support::oracle::nvfp4::BLOCK;
+use microscale_test_support::oracle::{self, Exact};
 
 /// A file, and its cases whose global scale is not the one that we compute, by the reason.
 type File = (&'static str, &'static [(Why, &'static [&'static str])]);
@@ -119,7 +119,8 @@ fn no_file_is_left_out() {
     assert_eq!(files("nvfp4"), known);
 }
 
-/// Blocks in which a library departs from the rule: a negative quotient underflows to −0 there, which it takes for a +0.
+/// Blocks in which a library departs from the rule: a negative quotient underflows to −0 there, which it
+/// takes for a +0.
 const SLIPS: [(&str, usize); 6] = [
     ("compressed-tensors-0.20.0-given-bf16", 5),
     ("compressed-tensors-0.20.0-given-f16", 2),
@@ -215,8 +216,8 @@ fn assert_blocks<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> (usize, usi
     (same, 0)
 }
 
-/// The global scale that is computed is the library's, except in exactly the cases that are listed; and with it all
-/// blocks are what they are under it as given, which the test before compares.
+/// The global scale that is computed is the library's, except in exactly the cases that are listed; and with
+/// it all blocks are what they are under it as given, which the test before compares.
 #[test]
 fn every_global_scale_is_the_librarys() {
     for (name, departures) in FILES {

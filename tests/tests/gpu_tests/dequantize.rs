@@ -4,10 +4,9 @@ use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
 use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{
-    Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, Words, dequantize,
-    dequantize_into,
+    Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, dequantize, dequantize_into,
 };
-use microscale_tests::cases::given_for;
+use microscale_test_support::cases::given_for;
 
 use super::support::SHAPES;
 
@@ -57,7 +56,7 @@ pub(crate) fn equals_the_cpu_on_every_code_and_scale(gpu: &Gpu) {
             }
         }
     }
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         run::<f32>(gpu, format);
         run::<f16>(gpu, format);
         run::<bf16>(gpu, format);
@@ -87,7 +86,7 @@ pub(crate) fn equals_the_cpu_on_every_shape(gpu: &Gpu) {
             }
         }
     }
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         run::<f32>(gpu, format);
         run::<f16>(gpu, format);
         run::<bf16>(gpu, format);

@@ -8,7 +8,7 @@ use microscale::{
     Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Shape,
     amax, quantize,
 };
-use microscale_tests::cases::quantized_shape;
+use microscale_test_support::cases::quantized_shape;
 
 use super::support::{assert_is_cpus, default_recipes, patterns};
 
@@ -63,7 +63,7 @@ pub(crate) fn used_tensors_keep_nothing(gpu: &Gpu) {
     let (stream, shape) = (gpu.stream(), Shape::new(130, 100));
     for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
         for recipe in default_recipes(scale_layout) {
-            let used = microscale_tests::cases::used_tensor(quantized_shape(shape, &recipe));
+            let used = microscale_test_support::cases::used_tensor(quantized_shape(shape, &recipe));
             let mut out = DeviceTensor::from_host(stream, &used).unwrap();
             for seed in 0..3 {
                 let values = patterns::<f32>(shape.elements(), false, seed);

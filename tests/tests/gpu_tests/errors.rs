@@ -9,7 +9,7 @@ use microscale::{
 use super::support::{SHAPES, patterns};
 
 fn recipes() -> impl Iterator<Item = Recipe> {
-    Format::WORDS.iter().enumerate().map(|(i, (_, format))| {
+    Format::WITH_KERNELS.iter().enumerate().map(|(i, format)| {
         let recipe = Recipe::of(*format, Convention::default_for(*format)).unwrap();
         let scale_layout = [ScaleLayout::Linear, ScaleLayout::Swizzled][i % 2];
         Recipe { non_finite: NonFinite::Propagate, scale_layout, ..recipe }
@@ -39,4 +39,22 @@ pub(crate) fn of_another_shape_are_refused(gpu: &Gpu) {
     let tensor = quantize(&[1.0f32; 128], Shape::new(2, 64), &Recipe::default()).unwrap().tensor;
     let refused = gpu.errors(&[1.0f32; 128], Shape::new(4, 32), &tensor);
     assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{refused:?}");
+}
+
+/// Formats to compare with are the CPU's alone.
+pub(crate) fn of_formats_without_kernels_are_refused(gpu: &Gpu) {
+    let (values, shape) = ([1.0f32; 128], Shape::new(2, 64));
+    for format in Format::ALL.into_iter().filter(|format| !Format::WITH_KERNELS.contains(format)) {
+        let recipe = Recipe::of(format, Convention::default_for(format)).unwrap();
+        let tensor = quantize(&values, shape, &recipe).unwrap().tensor;
+        let refused = [
+            gpu.quantize(&values, shape, &recipe).map(drop),
+            gpu.dequantize::<f32>(&tensor).map(drop),
+            gpu.errors(&values, shape, &tensor).map(drop),
+            gpu.convert_layout(&tensor, ScaleLayout::Swizzled).map(drop),
+        ];
+        for refused in refused {
+            assert!(matches!(refused, Err(Error::NoKernel { format: of }) if of == format), "{refused:?}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use microscale::gpu::Gpu;
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys};
 use microscale_executor::{Approximation, Argument, Launch, Module};
-use microscale_kernels_abi::kernels;
+use microscale_kernels_abi::{TARGETS, kernels};
 
 use crate::executor_tests::case::{Prepared, Step, ptx};
 use crate::executor_tests::cases::{Case, cases};
@@ -350,7 +350,7 @@ pub(crate) fn computes_what_it_does(gpu: &Gpu) {
     let all = cases();
     let mut compared = 0;
     for target in ["sm_80", "sm_90"] {
-        let text = ptx(target);
+        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target"));
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
         for kernel in kernels().filter(|kernel| kernel.name != "empty") {

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{DeviceTensor, GemvKernel, Gpu};
 use microscale::{Batch, Element, Error, Format, QuantizedTensor, ScaleLayout, Words, gemv};
-use microscale_tests::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, tensor};
 
 const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 

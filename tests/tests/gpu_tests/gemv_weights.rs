@@ -6,9 +6,9 @@ use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu};
 use microscale::{
     Activation, Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights,
 };
-use microscale_tests::operands::{Scales, tensor};
-use microscale_tests::oracle::Exact;
-use microscale_tests::weights::{
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::weights::{
     Activations, Bound, ExactProducts, activations, is_unusual, near, segments, usual_scales,
 };
 

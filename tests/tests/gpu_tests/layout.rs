@@ -2,7 +2,7 @@
 
 use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{Error, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, Words};
-use microscale_tests::golden::{Tensors, files};
+use microscale_test_support::golden::{Tensors, files};
 
 /// A tensor of random bytes, whose scales are not zero, so that padding shows.
 fn tensor(shape: QuantizedShape, rng: &mut fastrand::Rng) -> QuantizedTensor {
@@ -20,7 +20,7 @@ pub(crate) fn converting_equals_the_cpu(gpu: &Gpu) {
     let mut rng = fastrand::Rng::with_seed(80);
     for rows in [0, 1, 31, 32, 33, 127, 128, 129, 256, 300, 1025] {
         for blocks in [1, 2, 3, 4, 5, 7, 8, 17, 64, 129] {
-            for &(_, format) in Format::WORDS {
+            for format in Format::WITH_KERNELS {
                 let cols = blocks * format.block() - rng.usize(..3);
                 let linear = tensor(QuantizedShape::new(format, rows, cols), &mut rng);
                 for from in [&linear, &linear.convert_layout(ScaleLayout::Swizzled)] {

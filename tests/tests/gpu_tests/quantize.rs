@@ -7,10 +7,10 @@ use microscale::{
     Element, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, Recipe, ScaleLayout, Shape,
     Words, cpu, quantize,
 };
-use microscale_tests::cases::{NVFP4_CONVENTIONS, block_of_ties, given_for, nvfp4_arithmetic};
-use microscale_tests::golden::{Golden, Input, Nvfp4, files};
-use microscale_tests::oracle::Exact;
-use microscale_tests::oracle::nvfp4::Rule;
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, block_of_ties, given_for, nvfp4_arithmetic};
+use microscale_test_support::golden::{Golden, Input, Nvfp4, files};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::oracle::nvfp4::Rule;
 
 use super::support::{SHAPES, assert_is_cpus, check, default_recipes, patterns, recipes};
 

@@ -5,7 +5,7 @@ use microscale::gpu::Gpu;
 use microscale::{
     Element, Format, Global, NonFinite, Recipe, ScaleLayout, Search, Shape, Words, quantize_weighted,
 };
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
 
 use super::support::{SHAPES, check, patterns};
 

@@ -4,8 +4,8 @@ use microscale::gpu::Gpu;
 use microscale::{
     Convention, Element, Format, NonFinite, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
 };
-use microscale_tests::cases::every_recipe;
-pub(crate) use microscale_tests::inputs::patterns;
+use microscale_test_support::cases::every_recipe;
+pub(crate) use microscale_test_support::inputs::patterns;
 
 /// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and
 /// given for these amaxes.
@@ -17,7 +17,7 @@ pub(crate) fn recipes(amaxes: &[f32], scale_layout: ScaleLayout) -> Vec<Recipe> 
 /// Each format's default convention, in one layout, with non-finite values propagated.
 pub(crate) fn default_recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
     let of = |format: Format| Recipe::of(format, Convention::default_for(format)).expect("the default");
-    let recipes = Format::WORDS.iter().map(|(_, format)| of(*format));
+    let recipes = Format::WITH_KERNELS.iter().map(|format| of(*format));
     recipes.map(|recipe| Recipe { scale_layout, non_finite: NonFinite::Propagate, ..recipe }).collect()
 }
 

@@ -6,8 +6,8 @@ use microscale::formats::{GlobalScale, ScaleLayout, Search};
 use microscale::{
     Format, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, quantize, quantize_hessian,
 };
-use microscale_tests::oracle::nvfp4::{self, Rule};
-use microscale_tests::oracle::{self, Exact, mx};
+use microscale_test_support::oracle::nvfp4::{self, Rule};
+use microscale_test_support::oracle::{self, Exact, mx};
 
 use super::inputs::{ALL_INPUTS, Inputs, Numbers, hessian, matrix, recipes};
 
@@ -104,8 +104,8 @@ fn error(hessian: &[f64], rests: &[f64]) -> f64 {
     (chains[0] + chains[1]) + (chains[2] + chains[3])
 }
 
-/// The error in another order, and how far roundings can have brought either from the truth: there are fewer than 2^8
-/// of them, each of 2^-53 of the sum of magnitudes.
+/// The error in another order, and how far roundings can have brought either from the truth: there are fewer
+/// than 2^8 of them, each of 2^-53 of the sum of magnitudes.
 pub(crate) fn error_otherwise(hessian: &[f64], rests: &[f64]) -> (f64, f64) {
     let n = rests.len();
     let terms = (0..n * n).rev().map(|at| hessian[at] * (rests[at / n] * rests[at % n]));
@@ -114,7 +114,8 @@ pub(crate) fn error_otherwise(hessian: &[f64], rests: &[f64]) -> (f64, f64) {
     (sum, magnitudes * 1100.0 * 2f64.powi(-53))
 }
 
-/// Compares every block with all scales tried; returns how many there were, and how many scales the search tried.
+/// Compares every block with all scales tried; returns how many there were, and how many scales the search
+/// tried.
 fn check<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, entries: &[f32], what: &str) -> (usize, u64) {
     let Quantized { tensor, report } = quantize_hessian(values, shape, recipe, entries).expect(what);
     for isa in Isa::available() {

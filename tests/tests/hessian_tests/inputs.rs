@@ -1,7 +1,7 @@
 //! Matrices, what layers' inputs look like, and recipes.
 
 use microscale::{Convention, Format, Global, Recipe, Shape};
-use microscale_tests::oracle::Exact;
+use microscale_test_support::oracle::Exact;
 
 /// Numbers that look random.
 pub(crate) struct Numbers(pub(crate) fastrand::Rng);
@@ -94,7 +94,8 @@ pub(crate) fn hessian(inputs: Inputs, cols: usize, block: usize, numbers: &mut N
     all
 }
 
-/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block can hold.
+/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block
+/// can hold.
 pub(crate) fn element(kind: usize, numbers: &mut Numbers) -> f64 {
     let normal = numbers.normal();
     match kind {

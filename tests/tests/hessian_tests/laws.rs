@@ -6,7 +6,7 @@ use microscale::{
     Convention, Error, Format, Global, HessianFault, NonFinite, QuantizedTensor, Recipe, Shape, quantize,
     quantize_hessian, quantize_weighted,
 };
-use microscale_tests::oracle;
+use microscale_test_support::oracle;
 
 use super::every_scale::error_otherwise;
 use super::inputs::{Inputs, Numbers, hessian, matrix, recipes};

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax_with};
 use microscale::{Amax, Error, Format, NonFinite, Recipe, Shape, amax, quantize};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{Matrix, matrix, runs};

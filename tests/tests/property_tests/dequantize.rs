@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};
 use microscale::formats::GlobalScale;
 use microscale::{Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, dequantize, dequantize_into};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{any_tensor_of_any_format, runs};
@@ -45,7 +45,8 @@ fn tensor(format: Format, rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<
     QuantizedTensor::from_parts(shape, codes, scales).expect("parts of the right length")
 }
 
-/// A row a scale byte, with every pair of codes in it, or every code of 8 bits; in whole blocks and with the last one cut.
+/// A row a scale byte, with every pair of codes in it, or every code of 8 bits; in whole blocks and with the
+/// last one cut.
 #[test]
 fn every_code_at_every_scale_is_exact() {
     for format in [Format::Mxfp4, Format::Mxfp8E4m3, Format::Mxfp8E5m2] {
@@ -59,8 +60,8 @@ fn every_code_at_every_scale_is_exact() {
     }
 }
 
-/// The same for NVFP4, under global scales of both directions, of every size and at the ends of their range; 448 times the
-/// largest multiplier is finite.
+/// The same for NVFP4, under global scales of both directions, of every size and at the ends of their range;
+/// 448 times the largest multiplier is finite.
 #[test]
 fn every_nvfp4_code_at_every_scale_is_rounded_as_specified() {
     let codes: Vec<u8> = (0..128 * 256).map(|index| (index % 256) as u8).collect();
@@ -107,8 +108,8 @@ fn zero_elements_stay_zero() {
     }
 }
 
-/// The narrowing conversion of the oracle, checked against its definition: no neighbour is nearer, and of two equally
-/// near ones the even is taken.
+/// The narrowing conversion of the oracle, checked against its definition: no neighbour is nearer, and of two
+/// equally near ones the even is taken.
 #[test]
 fn the_oracle_rounds_to_nearest_even() {
     fn check<T: Exact>() {
@@ -145,7 +146,8 @@ fn the_oracle_rounds_to_nearest_even() {
     check::<bf16>();
 }
 
-/// NaN scales give NaN whatever the codes; so do the NaN codes of MXFP8, of either sign, and E5M2 has infinities.
+/// NaN scales give NaN whatever the codes; so do the NaN codes of MXFP8, of either sign, and E5M2 has
+/// infinities.
 #[test]
 fn nan_is_canonical() {
     fn assert_nan(tensor: &QuantizedTensor) {
@@ -154,7 +156,7 @@ fn nan_is_canonical() {
         assert!(dequantize::<f16>(tensor).iter().all(|v| v.to_bits() == 0x7E00), "{what}, f16");
         assert!(dequantize::<bf16>(tensor).iter().all(|v| v.to_bits() == 0x7FC0), "{what}, bf16");
     }
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         let codes = (0..format.block_bytes()).map(|i| (i * 16 + 8) as u8).collect();
         let nan = tensor(format, 1, format.block(), codes, vec![oracle::nan_scale(format)]);
         assert!(format.is_nan_scale(oracle::nan_scale(format)), "{format}");

@@ -7,8 +7,8 @@ use microscale::{
     QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize, dequantize_into,
     quantize,
 };
-use microscale_tests::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
-use microscale_tests::oracle::{self, Exact};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
 use super::inputs::{any_of, runs};
@@ -133,7 +133,8 @@ fn errors_say_what_is_wrong() {
     assert_eq!(report, Report { nan: 2, infinite: 1, first_non_finite: Some(first), ..Report::default() });
 }
 
-/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is allocated.
+/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is
+/// allocated.
 #[test]
 fn a_large_shape_of_a_short_slice_is_refused() {
     for shape in [
@@ -150,14 +151,14 @@ fn a_large_shape_of_a_short_slice_is_refused() {
 #[test]
 fn tensors_of_another_shape_are_refused() {
     let (values, shape) = ([1.0f32; 64], Shape::new(2, 32));
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         let recipe = Recipe::of(format, Convention::default_for(format)).expect("the default");
         let right = quantized_shape(shape, &recipe);
         let sizes = [(1, 64), (2, 31), (3, 32), (0, 0), (64, 1)];
         let of_size = |(rows, cols): (usize, usize)| QuantizedShape { rows, cols, ..right };
         let mut others: Vec<_> = sizes.into_iter().map(of_size).collect();
         others.push(right.with_scale_layout(ScaleLayout::Swizzled));
-        others.extend(Format::WORDS.iter().map(|(_, format)| QuantizedShape { format: *format, ..right }));
+        others.extend(Format::WITH_KERNELS.iter().map(|format| QuantizedShape { format: *format, ..right }));
         others.retain(|other| *other != right);
         assert_eq!(others.len(), 5 + 1 + 3);
         for other in others {
@@ -238,7 +239,7 @@ fn shapes_beyond_memory_are_refused() {
 /// A sign bit on an NVFP4 scale means something else; the MX formats use all eight bits.
 #[test]
 fn signed_scales_are_refused() {
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         for &(_, scale_layout) in ScaleLayout::WORDS {
             let shape = QuantizedShape::new(format, 2, 40).with_scale_layout(scale_layout);
             let (codes, scales) = shape.bytes().expect("a small shape");
@@ -251,8 +252,9 @@ fn signed_scales_are_refused() {
                     Ok(_) => {
                         assert!(format != Format::Nvfp4 || byte < 128, "{byte:#04x} was accepted in {format}")
                     }
-                    Err(Error::SignedScale { index: at, scale }) => {
-                        assert_eq!((format, at, scale, byte >= 128), (Format::Nvfp4, index, byte, true));
+                    Err(Error::SignedScale { format: of, index: at, scale }) => {
+                        assert_eq!((format, of, at), (Format::Nvfp4, format, index));
+                        assert_eq!((scale, byte >= 128), (byte.into(), true));
                     }
                     Err(why) => panic!("{format}, {byte:#04x}: {why}"),
                 }
@@ -352,7 +354,8 @@ fn global_scales_that_cannot_be_are_refused() {
     }
 }
 
-/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for every amax.
+/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for
+/// every amax.
 #[test]
 fn every_amax_has_a_global_scale_in_range() {
     fn check<T: Exact>(amax: T) {

@@ -1,4 +1,5 @@
-//! GEMV: every instruction set gives the definition's bits, and the definition is as near to the exact sum as it says.
+//! GEMV: every instruction set gives the definition's bits, and the definition is as near to the exact sum as
+//! it says.
 
 use half::{bf16, f16};
 use microscale::Words;
@@ -7,9 +8,9 @@ use microscale::{
     Activation, Batch, Error, Format, OperandFault, QuantizedShape, QuantizedTensor, ScaleLayout, gemv,
     gemv_weights,
 };
-use microscale_tests::operands::{Scales, tensor};
-use microscale_tests::oracle::{self, Exact, dot};
-use microscale_tests::weights::{Activations, Bound, ExactProducts, activations, near};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::{self, Exact, dot};
+use microscale_test_support::weights::{Activations, Bound, ExactProducts, activations, near};
 use proptest::prelude::*;
 
 use super::inputs::runs;
@@ -105,8 +106,8 @@ fn a_nan_scale_costs_its_row() {
     }
 }
 
-/// Everything of one product with activations; returns how many results are more than an ulp away from the exact ones,
-/// and how many there are.
+/// Everything of one product with activations; returns how many results are more than an ulp away from the
+/// exact ones, and how many there are.
 fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> (usize, usize) {
     let rows = weights.rows();
     let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());

@@ -5,9 +5,9 @@ use std::fmt;
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleLayout, ScaleRule, Ties, mx};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, Words};
-use microscale_tests::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
-use microscale_tests::oracle::nvfp4::tensor_amax;
-use microscale_tests::oracle::{self, Exact, power_of_two};
+use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::oracle::nvfp4::tensor_amax;
+use microscale_test_support::oracle::{self, Exact, power_of_two};
 use proptest::prelude::*;
 
 /// A matrix and its place in memory.
@@ -101,7 +101,8 @@ impl<T: Exact> Matrix<T> {
     }
 }
 
-/// Any tensor of a format: any codes, scales that a loader accepts, any global scale in range or none, either layout.
+/// Any tensor of a format: any codes, scales that a loader accepts, any global scale in range or none, either
+/// layout.
 pub(crate) fn any_tensor(format: Format) -> impl Strategy<Value = QuantizedTensor> {
     let common = if format == Format::Nvfp4 { 1..127u8 } else { 100..140u8 };
     let any_scale = any::<u8>().prop_map(move |byte| if format == Format::Nvfp4 { byte % 128 } else { byte });
@@ -137,7 +138,8 @@ pub(crate) fn any_tensor_of_any_format() -> impl Strategy<Value = QuantizedTenso
     any_of::<Format>().prop_flat_map(any_tensor)
 }
 
-/// One element, given the exponent around which the matrix lies: near it, at a tie of it, a zero, or anything.
+/// One element, given the exponent around which the matrix lies: near it, at a tie of it, a zero, or
+/// anything.
 fn element<T: Exact>(exponent: i32) -> impl Strategy<Value = T> {
     let near = (any::<bool>(), 0..256u32, -6..3i32)
         .prop_map(|(negative, mantissa, below)| (negative, 1.0 + f64::from(mantissa) / 256.0, below));

@@ -6,9 +6,9 @@ use microscale::{
     Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe,
     Report, ScaleLayout, Shape, Words, quantize,
 };
-use microscale_tests::cases::{assert_same_blocks, quantized_shape, spread};
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::{self, Exact, Expected};
+use microscale_test_support::cases::{assert_same_blocks, quantized_shape, spread};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::{self, Exact, Expected};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Where work may be cut: around multiples of 65 536 elements, in one row or many, whole blocks or not.
@@ -52,7 +52,8 @@ fn values<T: Exact>(rows: usize, cols: usize, rng: &mut fastrand::Rng) -> Vec<T>
     (0..rows * cols).map(one).map(T::round_f64).collect()
 }
 
-/// The rows one by one, quantized by the reference alone under the global scale of all, and the sum of their reports.
+/// The rows one by one, quantized by the reference alone under the global scale of all, and the sum of their
+/// reports.
 fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Expected) -> Expected {
     let global = whole.global_scale.map_or(Global::Absent, Global::Given);
     let alone = Recipe { scale_layout: ScaleLayout::Linear, ..recipe.with_global(global) };
@@ -79,7 +80,7 @@ fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Exp
 /// A recipe of each format, in both layouts, under both policies that refuse nothing.
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
-    for &(_, format) in Format::WORDS {
+    for format in Format::WITH_KERNELS {
         for &(_, scale_layout) in ScaleLayout::WORDS {
             for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
                 let named = Recipe::of(format, Convention::default_for(format)).expect("the default");
@@ -164,7 +165,7 @@ fn the_first_non_finite_element_is_the_first_in_row_major_order() {
 fn dequantizing_is_row_by_row_and_leaves_gaps_alone() {
     let mut rng = fastrand::Rng::with_seed(8);
     for (rows, cols) in SHAPES {
-        for &(_, format) in Format::WORDS {
+        for format in Format::WITH_KERNELS {
             dequantize_row_by_row(format, rows, cols, &mut rng);
         }
     }
@@ -200,7 +201,8 @@ fn dequantize_row_by_row(format: Format, rows: usize, cols: usize, rng: &mut fas
     }
 }
 
-/// The largest magnitude is found wherever it stands, and what is not finite is told apart, whichever thread meets it.
+/// The largest magnitude is found wherever it stands, and what is not finite is told apart, whichever thread
+/// meets it.
 #[test]
 fn the_amax_of_large_matrices_is_found() {
     let mut rng = fastrand::Rng::with_seed(13);
@@ -243,7 +245,8 @@ fn error_figures_do_not_depend_on_threads() {
     assert!(figures.iter().all(|figure| *figure == figures[0]), "{figures:?}");
 }
 
-/// So large an output is written past the caches: from any address, into rows that lie together and into rows that do not.
+/// So large an output is written past the caches: from any address, into rows that lie together and into rows
+/// that do not.
 fn past_the_caches<T: Exact>(format: Format) {
     let (rows, cols) = (4100, 33 * 128);
     let mut rng = fastrand::Rng::with_seed(5);

@@ -5,8 +5,8 @@ use microscale::cpu::Isa;
 use microscale::{
     ErrorStats, Format, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, dequantize,
 };
-use microscale_tests::cases::quantize;
-use microscale_tests::oracle;
+use microscale_test_support::cases::quantize;
+use microscale_test_support::oracle;
 use proptest::prelude::*;
 
 use super::inputs::{any_of, any_tensor_of_any_format, case, runs};

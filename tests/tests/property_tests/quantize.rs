@@ -4,13 +4,13 @@ use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::formats::{NegativeZero, ScaleLayout};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Report, Scheme, Shape};
-use microscale_tests::cases::{
+use microscale_test_support::cases::{
     NVFP4_CONVENTIONS, assert_as_expected, block_of_ties, every_recipe, given_for, nvfp4_arithmetic,
     quantize, spread,
 };
-use microscale_tests::oracle::mx::BLOCK;
-use microscale_tests::oracle::nvfp4::{Rule, Scaling};
-use microscale_tests::oracle::{self, Exact, power_of_two, unpack};
+use microscale_test_support::oracle::mx::BLOCK;
+use microscale_test_support::oracle::nvfp4::{Rule, Scaling};
+use microscale_test_support::oracle::{self, Exact, power_of_two, unpack};
 use proptest::prelude::*;
 
 use super::inputs::{case, runs};
@@ -60,7 +60,7 @@ fn is_forced(scheme: Scheme) -> bool {
     match scheme {
         Scheme::Mxfp4(arithmetic) => arithmetic.negative_zero == NegativeZero::Force,
         Scheme::Nvfp4(arithmetic, _) => arithmetic.negative_zero == NegativeZero::Force,
-        Scheme::Mxfp8E4m3(_) | Scheme::Mxfp8E5m2(_) => false,
+        Scheme::Mxfp8E4m3(_) | Scheme::Mxfp8E5m2(_) | Scheme::Comparison(_) => false,
     }
 }
 
@@ -150,7 +150,8 @@ fn counts_count_what_they_say() {
     assert_eq!(report.first_non_finite.map(|at| (at.row, at.col)), Some((2, 0)));
 }
 
-/// Each of NVFP4's counts alone, by construction, under a global scale of 1 in every convention: block scales are amax / 6.
+/// Each of NVFP4's counts alone, by construction, under a global scale of 1 in every convention: block scales
+/// are amax / 6.
 #[test]
 fn nvfp4_counts_count_what_they_say() {
     let block = |first: f32, rest: f32| std::iter::once(first).chain(std::iter::repeat_n(rest, 15));
@@ -187,7 +188,8 @@ fn nvfp4_counts_count_what_they_say() {
     }
 }
 
-/// Elements whose quotients are ties and their neighbours, under every block scale, and global scales of every size.
+/// Elements whose quotients are ties and their neighbours, under every block scale, and global scales of
+/// every size.
 #[test]
 fn nvfp4_ties_are_as_expected_under_every_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {

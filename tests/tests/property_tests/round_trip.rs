@@ -4,17 +4,17 @@ use half::{bf16, f16};
 use microscale::formats::mx::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
 use microscale::{Format, GlobalScale, NonFinite, Recipe, ScaleLayout, Scheme, Shape, dequantize, quantize};
-use microscale_tests::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES, power_of_two};
+use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES, power_of_two};
 use proptest::prelude::*;
 
 use super::inputs::{Case, Matrix, case, matrix, mxfp4_recipe, runs};
 
-/// With `floor`, amax lies in [4, 8) scales, so its code is 4 or 6 and amax of the dequantized block in [4, 8) scales
-/// too: the scale is found again, and with it every code, clipped ones included. At the clamped scale 2^−127 amax only
-/// shrinks, and the scale stays clamped.
+/// With `floor`, amax lies in [4, 8) scales, so its code is 4 or 6 and amax of the dequantized block in [4,
+/// 8) scales too: the scale is found again, and with it every code, clipped ones included. At the clamped
+/// scale 2^−127 amax only shrinks, and the scale stays clamped.
 ///
-/// With `even`, amax lies in [3.5, 7) scales and its code is 4 or 6 (unless the tie 3.5 goes down): the same, except
-/// where 4·2^126 is beyond the type.
+/// With `even`, amax lies in [3.5, 7) scales and its code is 4 or 6 (unless the tie 3.5 goes down): the same,
+/// except where 4·2^126 is beyond the type.
 ///
 /// −0 survives if it is kept, and if none is ever written.
 fn is_repeatable(recipe: &Recipe) -> bool {
@@ -41,8 +41,8 @@ fn assert_repeatable<T: Exact>(matrix: &Matrix<T>, recipe: &Recipe) {
     assert_eq!(again, first);
 }
 
-/// The exact step from code to value of a block: the scale byte's value, under the global scale. All of it is exact in
-/// f64 but a division by G, which is off by an f64 rounding.
+/// The exact step from code to value of a block: the scale byte's value, under the global scale. All of it is
+/// exact in f64 but a division by G, which is off by an f64 rounding.
 fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
     match (format, global) {
         (Format::Nvfp4, None) => oracle::e4m3_value(byte),
@@ -54,9 +54,9 @@ fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
     }
 }
 
-/// The difference is at most half a step at the element's magnitude, times the scale; elements beyond the largest give the
-/// largest. For the MX formats that is exact in f64; NVFP4 rounds what it divides and multiplies by to f32, up to five
-/// times in all, which `slack` leaves room for, relative to the element.
+/// The difference is at most half a step at the element's magnitude, times the scale; elements beyond the
+/// largest give the largest. For the MX formats that is exact in f64; NVFP4 rounds what it divides and
+/// multiplies by to f32, up to five times in all, which `slack` leaves room for, relative to the element.
 fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
     let recipe = Recipe { non_finite: NonFinite::Propagate, scale_layout: ScaleLayout::Linear, ..*recipe };
     let format = recipe.format();
@@ -66,6 +66,7 @@ fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
         Format::Nvfp4 => (&MAGNITUDES, 5.0 * power_of_two(-24)),
         Format::Mxfp8E4m3 => (&E4M3, 0.0),
         Format::Mxfp8E5m2 => (&E5M2, 0.0),
+        Format::Comparison(_) => unreachable!("tested by `comparison`"),
     };
     let largest = magnitudes[magnitudes.len() - 1];
     let Shape { cols, .. } = matrix.shape;
@@ -148,7 +149,8 @@ proptest! {
     }
 }
 
-/// `ceil` and `rceil` clip nothing that is not beyond the largest scale's reach; `rceil` is the smallest that does not.
+/// `ceil` and `rceil` clip nothing that is not beyond the largest scale's reach; `rceil` is the smallest that
+/// does not.
 #[test]
 fn ceil_and_rceil_never_clip() {
     let mut rng = fastrand::Rng::with_seed(10);

@@ -7,7 +7,7 @@ use microscale::{
     Error, Format, Position, Quantized, QuantizedShape, QuantizedTensor, Recipe, Report, ScaleLayout, Shape,
     Strided, quantize, quantize_strided, quantize_weighted,
 };
-use microscale_tests::oracle::Exact;
+use microscale_test_support::oracle::Exact;
 use proptest::prelude::*;
 
 use super::inputs::{Case, any_of, case, runs};

@@ -27,13 +27,14 @@ fn factor(tensor: &QuantizedTensor, byte: u8) -> f64 {
     }
 }
 
-/// Every byte that a scale can have, but for NaN, and for NVFP4's 0: that makes zeros, and no scale errs more.
+/// Every byte that a scale can have, but for NaN, and for NVFP4's 0: that makes zeros, and no scale errs
+/// more.
 fn scale_bytes(format: Format) -> std::ops::RangeInclusive<u8> {
     if format == Format::Mxfp4 { 0..=254 } else { 1..=126 }
 }
 
-/// The weighted squared error of a block if every element takes the magnitude that is nearest; or, once the sum is
-/// `enough`, what it has come to.
+/// The weighted squared error of a block if every element takes the magnitude that is nearest; or, once the
+/// sum is `enough`, what it has come to.
 fn nearest_error(block: &[f64], weights: &[f64], factor: f64, enough: f64) -> f64 {
     let magnitudes = MAGNITUDES.map(|magnitude| factor * magnitude);
     let mut error = 0.0;
@@ -63,14 +64,14 @@ pub(crate) struct BlockErrors {
 impl BlockErrors {
     /// By how much more than the least the written error may be, as norms, in units of the block's.
     ///
-    /// Let u be 2⁻²⁴, x the block, r what a scale leaves of it, all weighted. A search sees the factor f with an error
-    /// of u, and its reciprocal with another, which may take the farther of two magnitudes where that is farther by no
-    /// more than 2u·a. What an element leaves is rounded once. That is u·f·q + 2u·a + u·|r| an element, and f·q is at
-    /// most a + |r|: 3u·‖x‖ + 2u·‖r‖. The sum rounds a term at most eight times (weight, four of a chain, three sums),
-    /// which makes 4u·‖r‖ of the norm. So a norm is off by less than 6u·(‖x‖ + ‖r‖), once for the scale that is taken
-    /// and once for the best. Where the largest element is within u of 7 scales, skipping the double of a scale may
-    /// cost 2u·‖x‖. Codes are written by the convention's quotient, which up to four roundings lie in: 8u·‖x‖. In all
-    /// 22u·(‖x‖ + ‖r‖) at most.
+    /// Let u be 2⁻²⁴, x the block, r what a scale leaves of it, all weighted. A search sees the factor f with
+    /// an error of u, and its reciprocal with another, which may take the farther of two magnitudes where
+    /// that is farther by no more than 2u·a. What an element leaves is rounded once. That is u·f·q + 2u·a +
+    /// u·|r| an element, and f·q is at most a + |r|: 3u·‖x‖ + 2u·‖r‖. The sum rounds a term at most eight
+    /// times (weight, four of a chain, three sums), which makes 4u·‖r‖ of the norm. So a norm is off by less
+    /// than 6u·(‖x‖ + ‖r‖), once for the scale that is taken and once for the best. Where the largest element
+    /// is within u of 7 scales, skipping the double of a scale may cost 2u·‖x‖. Codes are written by the
+    /// convention's quotient, which up to four roundings lie in: 8u·‖x‖. In all 22u·(‖x‖ + ‖r‖) at most.
     fn excess(&self) -> f64 {
         (self.written.sqrt() - self.least.sqrt())
             / (self.energy.sqrt() + self.least.sqrt()).max(f64::MIN_POSITIVE)

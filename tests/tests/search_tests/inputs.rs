@@ -53,13 +53,15 @@ pub(crate) fn matrices(block: usize, blocks: usize) -> Vec<(&'static str, Vec<f3
     matrices
 }
 
-/// The matrices of a checkpoint end to end, cut into rows of [`COLS`], of which evenly many are taken from everywhere.
+/// The matrices of a checkpoint end to end, cut into rows of [`COLS`], of which evenly many are taken from
+/// everywhere.
 fn weights(most: usize) -> Vec<f32> {
     let files = match std::env::var_os("MICROSCALE_WEIGHTS") {
         Some(file) => vec![PathBuf::from(file)],
         None => {
-            let shard =
-                |shard| microscale_tests::sample().join(format!("model-0000{shard}-of-00002.safetensors"));
+            let shard = |shard| {
+                microscale_test_support::sample().join(format!("model-0000{shard}-of-00002.safetensors"))
+            };
             vec![shard(1), shard(2)]
         }
     };

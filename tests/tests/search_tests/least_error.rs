@@ -33,8 +33,8 @@ fn table(format: Format) {
             assert!(better <= worse * (1.0 + 1e-6), "{format}, {name}: {better} is more than {worse}");
         }
         let [lost_by_four_six, lost_by_window] = [1, 2].map(|i| Loss::of(&errors[i], &errors[3]));
-        // MXFP4's window holds whatever can win; NVFP4's does not, which shows that brute force finds what a search
-        // misses.
+        // MXFP4's window holds whatever can win; NVFP4's does not, which shows that brute force finds what a
+        // search misses.
         assert!(
             (lost_by_window.blocks == 0) == (format == Format::Mxfp4),
             "{format}, {name}: {lost_by_window}"
@@ -118,8 +118,8 @@ fn the_example_whose_best_scale_is_smaller() {
 
 #[test]
 fn mxfp4_window_misses_a_quarter_of_what_ceil_gives() {
-    // Ceil alone gives an amax of 2.1 the scale 1. The 0.125's are lost under 1 and ½, and kept under ¼, which clips
-    // 2.1 by 0.6.
+    // Ceil alone gives an amax of 2.1 the scale 1. The 0.125's are lost under 1 and ½, and kept under ¼,
+    // which clips 2.1 by 0.6.
     let mut values = vec![0.125f32; COLS];
     values.iter_mut().step_by(mx::BLOCK).for_each(|value| *value = 2.1);
     let ceil = mx::Arithmetic { scale_rule: ScaleRule::Ceil, ..Default::default() };

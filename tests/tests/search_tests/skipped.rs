@@ -19,8 +19,9 @@ impl Fused for Hosts {
     }
 }
 
-/// Asserts that the full search took the scale that its definition names, and that no scale it skipped errs less, by
-/// the search's own arithmetic. `plain` and `full` are the bytes of the block without a search and with it.
+/// Asserts that the full search took the scale that its definition names, and that no scale it skipped errs
+/// less, by the search's own arithmetic. `plain` and `full` are the bytes of the block without a search and
+/// with it.
 fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales: &S, plain: u8, full: u8) {
     let error = |byte| block.error::<Hosts>(scales.factor(byte));
     let plain_error = error(plain);
@@ -37,8 +38,8 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
     for byte in S::FIRST..first {
         assert!(error(byte) >= best.1, "{what}: {byte:#x} errs less than {best:?}");
     }
-    // What is skipped above may win by a rounding. Under the largest factor there is, all become zeros, and the error
-    // is Σ w·a².
+    // What is skipped above may win by a rounding. Under the largest factor there is, all become zeros, and
+    // the error is Σ w·a².
     let least = f64::from(best.1).sqrt();
     let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
     for byte in last + 1..=S::LAST {

@@ -16,7 +16,8 @@ pub(super) struct Executable {
 
 /// The program, as released.
 pub(super) fn build_program(root: &Path) -> Result<Executable> {
-    let messages = cargo(root, &["build", "--release", "--package", "microscale", "--bin", "microscale"])?;
+    let messages =
+        cargo(root, &["build", "--release", "--package", "microscale-cli", "--bin", "microscale"])?;
     let found = executables(&messages, false)?.pop();
     let program = found.context("cargo built no program `microscale`")?;
     Ok(Executable { name: "microscale".to_owned(), ..program })
@@ -55,7 +56,7 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Executable>> {
     Ok(found)
 }
 
-/// Package folder and target: `formats-unit` for a library's unit tests, `host-microscale-unit` for a program's, and
+/// Package folder and target: `formats-unit` for a library's unit tests, `cli-microscale-unit` for a program's, and
 /// `tests-golden` for tests/tests/golden.rs.
 fn name(message: &Value) -> Result<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned).context("cargo's message lacks a name");
@@ -86,8 +87,8 @@ mod tests {
     fn executables_get_stable_names() {
         let messages = [
             artifact("host", "lib", "microscale", false, "null"),
-            artifact("host", "bin", "microscale", false, "\"/t/microscale\""),
-            artifact("host", "bin", "microscale", true, "\"/t/microscale-1\""),
+            artifact("cli", "bin", "microscale", false, "\"/t/microscale\""),
+            artifact("cli", "bin", "microscale", true, "\"/t/microscale-1\""),
             artifact("host", "lib", "microscale", true, "\"/t/microscale-2\""),
             artifact("tests", "test", "golden", true, "\"/t/golden-3\""),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
@@ -95,7 +96,7 @@ mod tests {
         .join("\n");
         let tests = executables(&messages, true).unwrap();
         let names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
-        assert_eq!(names, ["host-microscale-unit", "host-unit", "tests-golden"]);
+        assert_eq!(names, ["cli-microscale-unit", "host-unit", "tests-golden"]);
         assert_eq!(executables(&messages, false).unwrap()[0].path, PathBuf::from("/t/microscale"));
     }
 

@@ -1,8 +1,10 @@
-//! Groups of f32, by arithmetic on vectors: even and odd elements apart, for a byte has the codes of one of each.
+//! Groups of f32, by arithmetic on vectors: even and odd elements apart, for a byte has the codes of one of
+//! each.
 
 use microscale_formats::{e2m1, nvfp4};
 
-use super::{DROP_INPUT, Factors, Grouped, KEEP, prefetch, side_by_side};
+use super::grouped::{DROP_INPUT, Factors, Grouped, KEEP};
+use super::reading::{prefetch, side_by_side};
 use crate::cpu::vector::{LANES, Vector};
 
 /// Elements that two vectors hold: of one block of MXFP4 or two of NVFP4.
@@ -28,7 +30,7 @@ fn larger<V: Vector>(values: &[f32; PAIRS]) -> V::Bits {
     V::max_bits(magnitudes::<V>(V::load(&halves[0])), magnitudes::<V>(V::load(&halves[1])))
 }
 
-/// [`super::amax_bits`]
+/// The bits of the largest magnitude.
 #[inline(always)]
 pub(super) fn amax_bits<V: Vector>(values: &[f32]) -> u32 {
     let (chunks, rest) = values.as_chunks::<PAIRS>();

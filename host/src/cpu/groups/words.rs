@@ -1,13 +1,13 @@
 //! Groups of 16-bit values, by comparing.
 
-use super::{DROP, DROP_INPUT, FORCE, KEEP, prefetch, side_by_side};
+use super::grouped::{DROP, DROP_INPUT, FORCE, KEEP};
+use super::reading::{prefetch, side_by_side};
 use crate::cpu::thresholds::Thresholds;
-use crate::cpu::values::Values;
 use crate::cpu::vector::{LANES, Vector};
 use crate::cpu::words::{WORDS, WordVector, Words};
 use crate::element::{Element, word_to_f32};
 
-/// [`super::amax_bits`]
+/// The bits of the largest magnitude.
 #[inline(always)]
 pub(super) fn amax_bits<T: Element, V: WordVector>(values: &[u16]) -> u32 {
     let (chunks, rest) = values.as_chunks::<WORDS>();
@@ -84,29 +84,4 @@ fn nibbles_of<V: WordVector, const SIGNS: u8>(values: &Words, rows: V::Rows, ste
         _ => unreachable!("a treatment of -0"),
     };
     V::signed(codes, signs)
-}
-
-/// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
-#[inline(always)]
-pub(in crate::cpu) fn decode<V: WordVector, const N: usize>(
-    rows: &Values,
-    codes: &[u8],
-    scales: &[u8],
-    values: &mut [u16],
-) -> usize {
-    let (chunks, _) = values.as_chunks_mut::<WORDS>();
-    let (pairs, _) = chunks.as_chunks_mut::<2>();
-    let done = pairs.len() * 2 * WORDS;
-    let (codes, _) = codes.as_chunks::<WORDS>();
-    for ((pair, codes), scales) in pairs.iter_mut().zip(codes).zip(scales.chunks_exact(2 * WORDS / N)) {
-        // Two rows twice, or four.
-        let [a, b, c, d] = if N == WORDS {
-            [scales[0], scales[0], scales[1], scales[1]]
-        } else {
-            [scales[0], scales[1], scales[2], scales[3]]
-        };
-        let [first, second] = V::decode(codes, [rows.row(a), rows.row(b), rows.row(c), rows.row(d)]);
-        *pair = [V::store_words(first), V::store_words(second)];
-    }
-    done
 }

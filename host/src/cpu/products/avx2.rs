@@ -15,11 +15,12 @@ use std::arch::x86_64::{
 };
 
 use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
-use crate::cpu::vector::{Avx2, halves, parts};
+use crate::cpu::machines::{Avx2, halves, parts};
 
 impl Products for Avx2 {
     type Sums = [__m256d; 2];
-    /// Of four chunks in each 128 bits the first two bytes, then the other two, as unpacking bytes to words asks for.
+    /// Of four chunks in each 128 bits the first two bytes, then the other two, as unpacking bytes to words
+    /// asks for.
     type Column = [__m256i; 2];
 
     #[inline(always)]
@@ -31,7 +32,8 @@ impl Products for Avx2 {
     #[inline(always)]
     fn store_sums([first, second]: [__m256d; 2]) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: eight f64 are twice the 32 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: eight f64 are twice the 32 bytes that are written, without a demand on alignment; for the
+        // rest as above.
         unsafe {
             _mm256_storeu_pd(stored.as_mut_ptr(), first);
             _mm256_storeu_pd(stored.as_mut_ptr().add(4), second);
@@ -57,8 +59,8 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn quarters(codes: &[u8; STEP], by: &Twice) -> [__m256i; 2] {
-        // SAFETY: the table has the sixteen bytes that are read, each of `STEP` bytes four times the 32, and the surplus twice eight
-        // i32, all without a demand on alignment; for the rest as above.
+        // SAFETY: the table has the sixteen bytes that are read, each of `STEP` bytes four times the 32, and
+        // the surplus twice eight i32, all without a demand on alignment; for the rest as above.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = parts!(0 1 2 3; i => {
@@ -109,7 +111,8 @@ impl Products for Avx2 {
         bytes: &[u8; 8],
         powers: &[f64; 8],
     ) -> [__m256d; 2] {
-        // SAFETY: four bytes and four f64 are read each time, without a demand on alignment; for the rest as above.
+        // SAFETY: four bytes and four f64 are read each time, without a demand on alignment; for the rest as
+        // above.
         unsafe {
             let integers = _mm256_add_epi32(integers[0], integers[1]);
             let integers = [_mm256_castsi256_si128(integers), _mm256_extracti128_si256::<1>(integers)];

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 };
 
 use super::{FRACTIONS, LANES, Products, RAISED, STEP, TILE, Twice};
-use crate::cpu::vector::{Avx512, halves, parts};
+use crate::cpu::machines::{Avx512, halves, parts};
 
 impl Products for Avx512 {
     type Sums = __m512d;
@@ -31,7 +31,8 @@ impl Products for Avx512 {
     #[inline(always)]
     fn store_sums(sums: __m512d) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: eight f64 are the 64 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: eight f64 are the 64 bytes that are written, without a demand on alignment; for the rest as
+        // above.
         unsafe { _mm512_storeu_pd(stored.as_mut_ptr(), sums) };
         stored
     }
@@ -53,8 +54,8 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn quarters(codes: &[u8; STEP], by: &Twice) -> __m512i {
-        // SAFETY: the table has the sixteen bytes that are read, and each of `STEP` bytes twice the 64, and so has the surplus sixteen
-        // i32, all without a demand on alignment; for the rest as above.
+        // SAFETY: the table has the sixteen bytes that are read, and each of `STEP` bytes twice the 64, and
+        // so has the surplus sixteen i32, all without a demand on alignment; for the rest as above.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = halves!(i => {
@@ -120,7 +121,8 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn fractions(column: __m512i) -> [__m512; 8] {
-        // SAFETY: the table has the sixteen f32 that are read; for the rest as above. Of an index the low four bits count.
+        // SAFETY: the table has the sixteen f32 that are read; for the rest as above. Of an index the low
+        // four bits count.
         unsafe {
             let table = _mm512_loadu_ps(FRACTIONS.as_ptr());
             [

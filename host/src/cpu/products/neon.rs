@@ -11,7 +11,7 @@ use std::arch::aarch64::{
 };
 
 use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
-use crate::cpu::vector::{Neon, parts, quarters};
+use crate::cpu::machines::{Neon, parts, quarters};
 
 impl Products for Neon {
     type Sums = [float64x2_t; 4];
@@ -35,7 +35,8 @@ impl Products for Neon {
 
     #[inline(always)]
     fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> [uint32x4_t; 4] {
-        // SAFETY: sixteen bytes are read each time; for the rest as above. An index that is too large, as 255, gives 0.
+        // SAFETY: sixteen bytes are read each time; for the rest as above. An index that is too large, as
+        // 255, gives 0.
         unsafe {
             let bytes = vqtbl1q_u8(vld1q_u8(bytes.as_ptr()), vld1q_u8(order.as_ptr()));
             quarters!(i => {
@@ -133,7 +134,8 @@ impl Products for Neon {
     }
 }
 
-/// The sums of an even group and the next, each in eight parts: at most 24 · 12 · 2, and all eight together below 2^15.
+/// The sums of an even group and the next, each in eight parts: at most 24 · 12 · 2, and all eight together
+/// below 2^15.
 #[inline(always)]
 fn groups(codes: &[u8; STEP], by: &Twice, i: usize) -> [int16x8_t; 2] {
     let (codes, even, odd) = (&codes[16 * i..][..16], &by.even[16 * i..][..16], &by.odd[16 * i..][..16]);

@@ -1,7 +1,7 @@
 //! Products of arrays, element by element.
 
 use super::{FRACTIONS, LANES, Lanes, Products, RAISED, STEP, TILE, Twice, chunk_of_lane};
-use crate::cpu::vector::Portable;
+use crate::cpu::machines::Portable;
 
 impl Products for Portable {
     type Sums = [f64; 8];

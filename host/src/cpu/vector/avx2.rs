@@ -15,9 +15,8 @@ use std::arch::x86_64::{
 
 use microscale_formats::arithmetic::Machine;
 
-use super::{LANES, Lanes, Vector, halves};
-
-pub(in crate::cpu) struct Avx2;
+use super::Vector;
+use crate::cpu::machines::{Avx2, LANES, Lanes, halves};
 
 /// The first eight lanes and the others.
 type Pair = [__m256; 2];
@@ -80,14 +79,16 @@ impl Machine for Avx2 {
 impl Vector for Avx2 {
     #[inline(always)]
     fn load(lanes: &Lanes<f32>) -> Pair {
-        // SAFETY: sixteen f32 are the 64 bytes that are read, without a demand on alignment; for the rest as above.
+        // SAFETY: sixteen f32 are the 64 bytes that are read, without a demand on alignment; for the rest as
+        // above.
         unsafe { [_mm256_loadu_ps(lanes.as_ptr()), _mm256_loadu_ps(lanes.as_ptr().add(8))] }
     }
 
     #[inline(always)]
     fn store(vector: Pair) -> Lanes<f32> {
         let mut lanes = [0.0; LANES];
-        // SAFETY: sixteen f32 are the 64 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: sixteen f32 are the 64 bytes that are written, without a demand on alignment; for the rest
+        // as above.
         unsafe {
             _mm256_storeu_ps(lanes.as_mut_ptr(), vector[0]);
             _mm256_storeu_ps(lanes.as_mut_ptr().add(8), vector[1]);

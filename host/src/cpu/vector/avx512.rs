@@ -14,9 +14,8 @@ use std::arch::x86_64::{
 
 use microscale_formats::arithmetic::Machine;
 
-use super::{LANES, Lanes, Vector};
-
-pub(in crate::cpu) struct Avx512;
+use super::Vector;
+use crate::cpu::machines::{Avx512, LANES, Lanes};
 
 impl Machine for Avx512 {
     type Number = __m512;
@@ -73,14 +72,16 @@ impl Machine for Avx512 {
 impl Vector for Avx512 {
     #[inline(always)]
     fn load(lanes: &Lanes<f32>) -> __m512 {
-        // SAFETY: sixteen f32 are the 64 bytes that are read, without a demand on alignment; for the rest as above.
+        // SAFETY: sixteen f32 are the 64 bytes that are read, without a demand on alignment; for the rest as
+        // above.
         unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(vector: __m512) -> Lanes<f32> {
         let mut lanes = [0.0; LANES];
-        // SAFETY: sixteen f32 are the 64 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: sixteen f32 are the 64 bytes that are written, without a demand on alignment; for the rest
+        // as above.
         unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), vector) };
         lanes
     }

@@ -10,9 +10,8 @@ use std::arch::aarch64::{
 
 use microscale_formats::arithmetic::Machine;
 
-use super::{LANES, Lanes, Portable, Vector, quarters};
-
-pub(in crate::cpu) struct Neon;
+use super::Vector;
+use crate::cpu::machines::{LANES, Lanes, Neon, Portable, quarters};
 
 /// Sixteen f32.
 type Four = [float32x4_t; 4];
@@ -75,7 +74,8 @@ impl Machine for Neon {
 impl Vector for Neon {
     #[inline(always)]
     fn load(lanes: &Lanes<f32>) -> Four {
-        // SAFETY: four f32 are the sixteen bytes that are read, without a demand on alignment; for the rest as above.
+        // SAFETY: four f32 are the sixteen bytes that are read, without a demand on alignment; for the rest
+        // as above.
         unsafe {
             let quarters = lanes.as_chunks::<4>().0;
             quarters!(i => vld1q_f32(quarters[i].as_ptr()))
@@ -84,7 +84,8 @@ impl Vector for Neon {
 
     #[inline(always)]
     fn store(vector: Four) -> Lanes<f32> {
-        // SAFETY: four f32 are the sixteen bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: four f32 are the sixteen bytes that are written, without a demand on alignment; for the
+        // rest as above.
         unsafe {
             let mut lanes = [0.0; LANES];
             for (quarter, vector) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(vector) {

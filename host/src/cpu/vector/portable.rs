@@ -1,12 +1,12 @@
-//! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64, NEON on AArch64.
+//! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64,
+//! NEON on AArch64.
 
 use half::f16;
 use microscale_formats::arithmetic::Machine;
 
-use super::{LANES, Lanes, Vector};
+use super::Vector;
+use crate::cpu::machines::{LANES, Lanes, Portable};
 use crate::element::Element;
-
-pub(in crate::cpu) struct Portable;
 
 /// Something of each lane. A loop, for the compiler sees vectors in loops.
 macro_rules! lanes {

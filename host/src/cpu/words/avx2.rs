@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::{Avx2, halves};
+use crate::cpu::machines::{Avx2, halves};
 
 /// The first sixteen words, and the others.
 type Pair = [__m256i; 2];
@@ -29,8 +29,8 @@ impl WordVector for Avx2 {
 
     #[inline(always)]
     fn load_words(words: &Words) -> Pair {
-        // SAFETY: 32 words are twice the 32 bytes that are read, without a demand on alignment. As all of this type, it is only
-        // called where AVX2 was detected.
+        // SAFETY: 32 words are twice the 32 bytes that are read, without a demand on alignment. As all of
+        // this type, it is only called where AVX2 was detected.
         unsafe {
             let halves = words.as_ptr().cast::<__m256i>();
             [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))]
@@ -40,7 +40,8 @@ impl WordVector for Avx2 {
     #[inline(always)]
     fn store_words([first, second]: Pair) -> Words {
         let mut words = [0; WORDS];
-        // SAFETY: 32 words are twice the 32 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: 32 words are twice the 32 bytes that are written, without a demand on alignment; for the
+        // rest as above.
         unsafe {
             let halves = words.as_mut_ptr().cast::<__m256i>();
             _mm256_storeu_si256(halves, first);

@@ -16,7 +16,7 @@ use std::arch::x86_64::{
 use std::hint::black_box;
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::Avx512;
+use crate::cpu::machines::Avx512;
 
 impl WordVector for Avx512 {
     type Words = __m512i;
@@ -35,15 +35,16 @@ impl WordVector for Avx512 {
 
     #[inline(always)]
     fn load_words(words: &Words) -> __m512i {
-        // SAFETY: 32 words are the 64 bytes that are read, without a demand on alignment. As all of this type, it is only called
-        // where AVX-512 F and BW were detected.
+        // SAFETY: 32 words are the 64 bytes that are read, without a demand on alignment. As all of this
+        // type, it is only called where AVX-512 F and BW were detected.
         unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
     }
 
     #[inline(always)]
     fn store_words(vector: __m512i) -> Words {
         let mut words = [0; WORDS];
-        // SAFETY: 32 words are the 64 bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: 32 words are the 64 bytes that are written, without a demand on alignment; for the rest as
+        // above.
         unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), vector) };
         words
     }
@@ -150,7 +151,8 @@ impl WordVector for Avx512 {
         let mut bytes = [0; 2 * WORDS];
         // SAFETY: 64 bytes are written, without a demand on alignment; for the rest as above.
         unsafe {
-            // The sum of each two words, the second times 16, is a byte; that of b comes above that of a, and so on.
+            // The sum of each two words, the second times 16, is a byte; that of b comes above that of a, and
+            // so on.
             let lower = _mm512_set1_epi32(1 | 16 << 16);
             let upper = _mm512_set1_epi32(0x100 | 0x1000 << 16);
             let ab = _mm512_or_si512(_mm512_madd_epi16(a, lower), _mm512_madd_epi16(b, upper));
@@ -167,7 +169,8 @@ impl WordVector for Avx512 {
 
     #[inline(always)]
     fn decode(codes: &[u8; WORDS], [a, b, c, d]: [&ValueRow; 4]) -> [__m512i; 2] {
-        // SAFETY: 32 codes are the 32 bytes that are read, without a demand on alignment; for the rest as above.
+        // SAFETY: 32 codes are the 32 bytes that are read, without a demand on alignment; for the rest as
+        // above.
         unsafe {
             let wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().cast()));
             // 0xA8: the first or the second operand, and the third.
@@ -196,7 +199,8 @@ fn four(a: &[u8; 16], b: &[u8; 16], c: &[u8; 16], d: &[u8; 16]) -> __m512i {
     }
 }
 
-/// Where the entries of rows are: of the first one in the first half, and in the second of the one after it, eight entries on.
+/// Where the entries of rows are: of the first one in the first half, and in the second of the one after it,
+/// eight entries on.
 #[inline(always)]
 fn index(entry: i32) -> __m512i {
     let (a, b) = (entry * 0x1_0001, (entry + 8) * 0x1_0001);

@@ -9,7 +9,7 @@ use std::arch::aarch64::{
 };
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::{Neon, quarters};
+use crate::cpu::machines::{Neon, quarters};
 
 type Four = [uint16x8_t; 4];
 
@@ -24,7 +24,8 @@ impl WordVector for Neon {
 
     #[inline(always)]
     fn load_words(words: &Words) -> Four {
-        // SAFETY: eight words are the sixteen bytes that are read, without a demand on alignment; NEON is part of AArch64.
+        // SAFETY: eight words are the sixteen bytes that are read, without a demand on alignment; NEON is
+        // part of AArch64.
         unsafe {
             let quarters = words.as_chunks::<8>().0;
             quarters!(i => vld1q_u16(quarters[i].as_ptr()))
@@ -33,7 +34,8 @@ impl WordVector for Neon {
 
     #[inline(always)]
     fn store_words(vector: Four) -> Words {
-        // SAFETY: eight words are the sixteen bytes that are written, without a demand on alignment; for the rest as above.
+        // SAFETY: eight words are the sixteen bytes that are written, without a demand on alignment; for the
+        // rest as above.
         unsafe {
             let mut words = [0; WORDS];
             for (quarter, vector) in words.as_chunks_mut::<8>().0.iter_mut().zip(vector) {

@@ -1,7 +1,7 @@
 //! 16-bit values in arrays, as signed integers, which every CPU compares.
 
 use super::{Row, ValueRow, WORDS, WordVector, Words};
-use crate::cpu::vector::{Lanes, Portable};
+use crate::cpu::machines::{Lanes, Portable};
 
 /// Something of each value. A loop, for the compiler sees vectors in loops.
 macro_rules! words {

@@ -42,7 +42,8 @@ pub(in crate::gpu) fn dequantize<T: Element>(
     }
     let (out, _written) = out.device_ptr_mut(stream);
     let grid = grid(shape, tensor.format().block())?.at::<T>(out);
-    let ready = kernels.ready(kind(tensor.format(), grid.0.rows_are_aligned())?.of(kernel_dtype(T::DTYPE)))?;
+    let ready =
+        kernels.ready(kind(tensor.format(), grid.0.rows_are_aligned())?.of(kernel_dtype(T::DTYPE)))?;
     let scale_grid = scale_grid(tensor.shape());
     let apply = apply_global(tensor);
     let mut launch = stream.launch_builder(&ready.function);

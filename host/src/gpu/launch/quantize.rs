@@ -143,7 +143,9 @@ fn quantize_grids<T: Element>(
     let mut scale_grid = scale_grid(out);
     if out.scale_layout == ScaleLayout::Swizzled {
         let by_rows = by_rows(shape, out.format.block())?.at::<T>(values);
-        if by_rows.0.rows_are_aligned() && ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks) {
+        if by_rows.0.rows_are_aligned()
+            && ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks)
+        {
             scale_grid.0.by_tiles = 1;
             return Ok((by_rows, scale_grid));
         }

@@ -1,4 +1,5 @@
-//! Control flow, and what the threads of a warp or a block do together (ISA 9.7.12, 9.7.13; 9.7.9 for `shfl.sync`).
+//! Control flow, and what the threads of a warp or a block do together (ISA 9.7.12, 9.7.13; 9.7.9 for
+//! `shfl.sync`).
 
 use super::Lowering;
 use crate::error::Result;
@@ -66,8 +67,8 @@ impl<'a> Lowering<'a> {
         label.ok_or_else(|| self.invalid(format!("there is no label {name}")))
     }
 
-    /// Barriers of all the block's threads. Those of some, which name a number of threads, order only these; the race
-    /// detector does not know that.
+    /// Barriers of all the block's threads. Those of some, which name a number of threads, order only these;
+    /// the race detector does not know that.
     fn barrier(&mut self, operands: &'a [Operand<'a>], aligned: bool) -> Result<Op> {
         match operands {
             [Operand::Integer(number @ 0..16)] => Ok(Op::Barrier { number: *number as u32, aligned }),

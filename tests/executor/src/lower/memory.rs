@@ -1,12 +1,11 @@
-//! Loads, stores, asynchronous copies and atomic operations (ISA 9.7.9, `ld`, `ld.global.nc`, `st`, `cp.async`; 9.7.13,
-//! `atom`, `red`).
+//! Loads, stores, asynchronous copies and atomic operations (ISA 9.7.9, `ld`, `ld.global.nc`, `st`,
+//! `cp.async`; 9.7.13, `atom`, `red`).
 
 use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
-use crate::memory::Manner;
 use crate::parse::Operand;
-use crate::program::{Address, Op, Register, Space, Update};
+use crate::program::{Address, Manner, Op, Register, Space, Update};
 
 /// What the words of a load's or store's opcode say.
 struct Modifiers<'s> {
@@ -225,8 +224,8 @@ impl<'a> Lowering<'a> {
         Ok(Address { space, base: Some(base), offset: *offset })
     }
 
-    /// `red{.relaxed}{.scope}.space.op.type [a], b` and `atom… d, [a], b{, c}`. All are done one after the other, which
-    /// is at least what any scope promises.
+    /// `red{.relaxed}{.scope}.space.op.type [a], b` and `atom… d, [a], b{, c}`. All are done one after the
+    /// other, which is at least what any scope promises.
     fn atomic(&mut self, words: &[&str], ty: &str, operands: &'a [Operand<'a>], returns: bool) -> Result<Op> {
         let mut words = words;
         if let ["relaxed", rest @ ..] = words {

@@ -1,7 +1,8 @@
 //! From statements to a [`Program`]: names become slots, opcodes functions.
 //!
-//! An opcode is looked up whole. Modifiers that have no effect on values are listed where they may stand (`.uni`,
-//! `.nc`, cache operators and hints); any other word that is not part of a known opcode makes the instruction unsupported.
+//! An opcode is looked up whole. Modifiers that have no effect on values are listed where they may stand
+//! (`.uni`, `.nc`, cache operators and hints); any other word that is not part of a known opcode makes the
+//! instruction unsupported.
 
 mod control;
 mod memory;
@@ -12,12 +13,11 @@ mod values;
 use std::collections::HashMap;
 
 use self::registers::Registers;
+use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::memory::address_of_variable;
-use crate::module::{ModuleVariable, Parameter};
 use crate::parse::{Instruction, Kind, Operand, Statement};
-pub(crate) use crate::program::Program;
-use crate::program::{GlobalPlace, Guard, Op, Place, SharedPlace};
+use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace};
 
 /// Bytes in front of a variable in shared memory that are no variable's.
 const SHARED_GAP: u32 = 256;
@@ -97,8 +97,9 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Static shared variables one after the other, dynamic ones behind them all, where they share their place (ISA
-    /// 5.1.7). Each is aligned as it asks and no further, and between them lies what is no variable's.
+    /// Static shared variables one after the other, dynamic ones behind them all, where they share their
+    /// place (ISA 5.1.7). Each is aligned as it asks and no further, and between them lies what is no
+    /// variable's.
     fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [ModuleVariable]) -> Result<()> {
         let inner = body.iter().filter_map(|statement| match &statement.kind {
             Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),

@@ -34,8 +34,8 @@ impl<'a> Lowering<'a> {
         slot(&mut self.registers).map_err(|message| self.invalid(message))
     }
 
-    /// A source of this type: a register of its width, a special register, or a constant. An untyped one (`mov`,
-    /// `selp`, stores) may be a float's bits.
+    /// A source of this type: a register of its width, a special register, or a constant. An untyped one
+    /// (`mov`, `selp`, stores) may be a float's bits.
     pub(super) fn read(&mut self, operand: &Operand<'a>, ty: Type, untyped: bool) -> Result<Slot> {
         let bits = ty.bits();
         match operand {

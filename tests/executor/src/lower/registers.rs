@@ -37,8 +37,8 @@ struct Scope<'a> {
     names: HashMap<&'a str, Declared>,
     /// `prefix<count>`: the first slot.
     ranges: Vec<(&'a str, u32, Declared)>,
-    /// In a scope of straight code, what was written so far. Its registers' slots are used again, so that what a slot held
-    /// before must not look like a value; reading before writing shows in the text already.
+    /// In a scope of straight code, what was written so far. Its registers' slots are used again, so that
+    /// what a slot held before must not look like a value; reading before writing shows in the text already.
     written: Option<HashSet<&'a str>>,
 }
 

@@ -16,7 +16,8 @@ impl<'a> Lowering<'a> {
     pub(super) fn value(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let op = match *opcode {
             ["mov", ty] => self.mov(ty, operands)?,
-            // Every space is a window of the generic one (ISA 9.7.9, `cvta`). That of global memory is at 0 here.
+            // Every space is a window of the generic one (ISA 9.7.9, `cvta`). That of global memory is at 0
+            // here.
             ["cvta", "to", "global", "u64"] | ["cvta", "global", "u64"] => {
                 let copy = lanes!(LL, |a| a; B64 B64);
                 Some(self.pure(copy, operands, false)?)

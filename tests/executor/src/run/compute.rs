@@ -1,9 +1,9 @@
 //! Instructions that only move and compute registers.
 
 use super::warp::Warp;
+use crate::approximation::Approximation;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::{LANES, Longs, Shape};
-use crate::launch::Approximation;
 use crate::program::{Guard, Logic, Program, Register, Slot};
 use crate::semantics::reciprocal;
 

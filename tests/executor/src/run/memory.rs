@@ -1,11 +1,10 @@
 //! Loads, stores and atomic operations, lane by lane.
 
-use super::Grid;
+use super::grid::{Grid, wrongly};
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::Schedule;
-use crate::memory::{Manner, Wrong};
-use crate::program::{Address, Register, Space, Update};
+use crate::program::{Address, Manner, Register, Space, Update};
 use crate::race::{Id, Record};
 
 /// The lanes of a mask, in the order in which they access memory.
@@ -229,38 +228,4 @@ pub(super) fn updated(update: Update, bits: u32, old: u64, [operand, second]: [u
             }
         }
     }
-}
-
-/// The fault of an access.
-#[cold]
-pub(super) fn wrongly<T>(
-    grid: &Grid,
-    lane: u32,
-    space: Space,
-    address: u64,
-    bytes: usize,
-    wrong: Wrong,
-) -> Step<T> {
-    let access = |at: usize| match space {
-        Space::Global => grid.memory.access(address, bytes, at),
-        Space::Shared => grid.shared.access(address, bytes, at),
-    };
-    let kind = match wrong {
-        Wrong::Uninitialised(at) => FaultKind::Uninitialised(access(at)),
-        Wrong::NotConstant(at) => FaultKind::NotConstant(access(at)),
-        Wrong::InFlight(at) => FaultKind::InFlight(access(at)),
-        Wrong::Race(at, earlier) => {
-            let races = grid.races.as_ref().expect("a race was found");
-            let (record, lane) = races.record(earlier);
-            let (line, instruction) = grid.kernel.instruction(record.pc as usize);
-            FaultKind::Race {
-                access: access(at),
-                block: record.block,
-                thread: record.warp * super::WARP + lane,
-                line,
-                instruction: instruction.into(),
-            }
-        }
-    };
-    trap(lane, kind)
 }

@@ -2,43 +2,24 @@
 
 mod compute;
 mod copies;
+mod flights;
+mod grid;
 mod memory;
 mod registers;
+mod step;
 mod together;
 mod warp;
 
 #[cfg(test)]
 mod tests;
 
+use self::grid::{Grid, Random, WARP};
 use self::warp::{Stop, Warp};
-use crate::fault::{Fault, FaultKind, Step, Trap};
-use crate::launch::{Argument, Coverage, EXECUTED, Launch, SKIPPED, Schedule, Statistics};
+use crate::fault::{Fault, FaultKind, Trap};
+use crate::launch::{Argument, Coverage, Launch, Schedule, Statistics};
 use crate::memory::{Memory, Shared};
 use crate::module::Kernel;
 use crate::race::Races;
-
-/// The lanes of a warp.
-const WARP: u32 = 32;
-
-/// A launch under way.
-struct Grid<'a> {
-    kernel: &'a Kernel,
-    launch: &'a Launch,
-    memory: &'a mut Memory,
-    parameters: Vec<u8>,
-    races: Option<Races>,
-    random: Random,
-    seen: Vec<u8>,
-    lane_instructions: u64,
-    warp_instructions: u64,
-    /// The block at hand.
-    block: u32,
-    /// How many barriers it has passed.
-    block_time: u32,
-    shared: Shared,
-    /// The instruction at hand, for faults.
-    pc: u32,
-}
 
 impl Kernel {
     /// Runs the kernel on a grid. Buffers may be read by the host afterwards, also after a fault.
@@ -167,8 +148,8 @@ impl Grid<'_> {
         }
     }
 
-    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA 9.7.13,
-    /// `barrier`, and 9.7.12, `exit`: threads that exit and hold up a barrier release it).
+    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA
+    /// 9.7.13, `barrier`, and 9.7.12, `exit`: threads that exit and hold up a barrier release it).
     fn release(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let program = &*self.kernel.program;
         let waiting = warps.iter().find_map(|warp| Some((warp.index, warp.at_barrier(program)?)));
@@ -191,44 +172,5 @@ impl Grid<'_> {
         }
         self.block_time += 1;
         Ok(())
-    }
-
-    /// Where a lane's fault was.
-    fn fault(&self, warp: u32, trap: Trap) -> Fault {
-        let (line, instruction) = self.kernel.instruction(self.pc as usize);
-        Fault {
-            kernel: self.kernel.name.clone(),
-            line,
-            instruction: instruction.into(),
-            block: self.block,
-            thread: warp * WARP + trap.lane,
-            kind: trap.kind,
-        }
-    }
-
-    /// Counts an instruction of `lanes`, of which `active` executed it.
-    #[inline]
-    fn count(&mut self, pc: u32, lanes: u32, active: u32) -> Step {
-        self.warp_instructions += 1;
-        self.lane_instructions += u64::from(active.count_ones());
-        let executed = if active != 0 { EXECUTED } else { 0 };
-        let skipped = if lanes != active { SKIPPED } else { 0 };
-        self.seen[pc as usize] |= executed | skipped;
-        if self.warp_instructions > self.launch.limit {
-            return crate::fault::trap(lanes.trailing_zeros() & 31, FaultKind::Hanging);
-        }
-        Ok(())
-    }
-}
-
-/// A small generator (SplitMix64): order only, nothing that must be hard to guess.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % u64::from(bound)) as u32
     }
 }

@@ -17,8 +17,8 @@ pub(super) struct Shuffled {
 }
 
 impl Warp {
-    /// `shfl.sync` (ISA 9.7.9) of the lanes in `active`. The ISA leaves undefined what a lane gets that takes no part;
-    /// here it is a fault.
+    /// `shfl.sync` (ISA 9.7.9) of the lanes in `active`. The ISA leaves undefined what a lane gets that takes
+    /// no part; here it is a fault.
     pub(super) fn shuffle(&mut self, program: &Program, active: u32, mode: Shuffle, of: &Shuffled) -> Step {
         let registers = &mut self.registers;
         let source = registers.word(program, of.value, active)?;
@@ -68,9 +68,9 @@ impl Warp {
         Ok(())
     }
 
-    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16"). Lane 4·g + t has of A the rows g and
-    /// g + 8, of B the column g, and of these what stands at 2t, 2t + 1, 2t + 8 and 2t + 9; of C and D it has the
-    /// columns 2t and 2t + 1 of the rows g and g + 8.
+    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16"). Lane 4·g + t has of A the
+    /// rows g and g + 8, of B the column g, and of these what stands at 2t, 2t + 1, 2t + 8 and 2t + 9; of C
+    /// and D it has the columns 2t and 2t + 1 of the rows g and g + 8.
     pub(super) fn multiply(&mut self, program: &Program, active: u32, of: &Matrices) -> Step {
         if active != u32::MAX {
             return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });

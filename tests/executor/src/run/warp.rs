@@ -1,17 +1,16 @@
 //! A warp: groups of lanes that stand at the same instruction, and which of them goes next.
 //!
-//! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go on as two
-//! groups. Groups that come to the same instruction become one. An instruction with `.sync` waits until all lanes of
-//! its member mask that have not exited are in one group before it; only what other lanes do in the meantime
-//! can bring them there.
+//! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go
+//! on as two groups. Groups that come to the same instruction become one. An instruction with `.sync` waits
+//! until all lanes of its member mask that have not exited are in one group before it; only what other lanes
+//! do in the meantime can bring them there.
 
-use super::Grid;
-use super::copies::Copies;
+use super::flights::Copies;
+use super::grid::Grid;
 use super::registers::Registers;
-use super::together::Shuffled;
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::{Launch, Schedule};
-use crate::program::{Instruction, Op, Program, Slot};
+use crate::program::{Op, Program};
 
 /// A warp of a block.
 pub(super) struct Warp {
@@ -19,11 +18,11 @@ pub(super) struct Warp {
     pub(super) index: u32,
     pub(super) registers: Registers,
     pub(super) copies: Copies,
-    groups: Vec<Group>,
+    pub(super) groups: Vec<Group>,
     /// The lanes that it was launched with.
-    launched: u32,
+    pub(super) launched: u32,
     /// Those that have not exited.
-    alive: u32,
+    pub(super) alive: u32,
     /// Those that had not exited at the last barrier of the block.
     came: u32,
     /// How many barriers of the warp all its lanes have passed.
@@ -34,14 +33,14 @@ pub(super) struct Warp {
 
 /// Lanes at the same instruction.
 #[derive(Clone, Copy, Debug)]
-struct Group {
-    pc: u32,
-    lanes: u32,
-    state: State,
+pub(super) struct Group {
+    pub(super) pc: u32,
+    pub(super) lanes: u32,
+    pub(super) state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Ready,
     /// For other lanes of the warp, at an instruction with `.sync`.
     Waiting,
@@ -60,7 +59,7 @@ pub(super) enum Stop {
 }
 
 /// What an instruction did to its group.
-enum Next {
+pub(super) enum Next {
     /// It goes to the next instruction.
     Fall,
     /// It goes elsewhere.
@@ -118,7 +117,8 @@ impl Warp {
         self.groups.iter().find(other).map(|group| group.pc)
     }
 
-    /// All lanes go on behind their barriers, but for those that exited instead; gives whether there are such.
+    /// All lanes go on behind their barriers, but for those that exited instead; gives whether there are
+    /// such.
     pub(super) fn pass_barrier(&mut self) -> bool {
         for group in &mut self.groups {
             group.pc += 1;
@@ -213,199 +213,5 @@ impl Warp {
         let exited = self.launched & !self.alive;
         let message = format!("{}; lanes {exited:#010x} have exited", all.join(", "));
         trap(waiting.lanes.trailing_zeros(), FaultKind::Deadlock(message))
-    }
-
-    /// Executes an instruction for a group, which is not in `groups`.
-    #[inline(always)]
-    fn step(&mut self, grid: &mut Grid, group: Group) -> Step<Next> {
-        let kernel = grid.kernel;
-        let program = &*kernel.program;
-        let Group { pc, lanes, .. } = group;
-        grid.pc = pc;
-        let Instruction { guard, op } = &program.code[pc as usize];
-        let active = match *guard {
-            None => lanes,
-            Some(guard) => lanes & self.registers.predicate(program, guard, lanes)?,
-        };
-        if let Op::Shuffle { members, .. }
-        | Op::Vote { members, .. }
-        | Op::Reduce { members, .. }
-        | Op::Multiply { members, .. }
-        | Op::WarpBarrier { members } = *op
-        {
-            return self.synchronize(grid, group, active, members);
-        }
-        if let Op::Barrier { aligned, .. } = *op {
-            return self.arrive(grid, group, active, aligned);
-        }
-        grid.count(pc, lanes, active)?;
-        if active == 0 {
-            return Ok(Next::Fall);
-        }
-        match *op {
-            Op::Compute { shape, to, from } => self.compute(program, active, shape, to, from)?,
-            Op::Compare { shape, to, other, from, combined } => {
-                self.compare(program, active, shape, [to, other], from, combined)?;
-            }
-            Op::SelectWord { to, from, by } => self.select_word(program, active, to, from, by)?,
-            Op::SelectLong { to, from, by } => self.select_long(program, active, to, from, by)?,
-            Op::Predicate { logic, to, from } => self.logic(program, active, logic, to, from)?,
-            Op::Carry { subtract, takes, sets, to, from } => {
-                self.carry(program, active, [subtract, takes, sets], to, from)?;
-            }
-            Op::Pack { to, ref from } => self.pack(program, active, to, from)?,
-            Op::Unpack { ref to, from } => self.unpack(program, active, to, from)?,
-            Op::Parameter { ref to, at, bytes, signed } => {
-                self.load_parameter(grid, active, to, at, bytes, signed);
-            }
-            Op::Load { ref to, from, bytes, signed, manner } => {
-                self.load(grid, active, to, from, (bytes, signed, manner))?;
-            }
-            Op::Store { to, ref from, bytes, manner } => {
-                self.store(grid, active, to, from, (bytes, manner))?
-            }
-            Op::Atomic { update, bits, to, at, from } => {
-                self.atomic(grid, active, (update, bits), to, at, from)?;
-            }
-            Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
-            Op::CloseGroup => self.copies.close_group(active),
-            Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
-            Op::Approximate { flush, to, from } => {
-                self.approximate(program, active, &grid.launch.approximation, flush, [to, from])?;
-            }
-            Op::Branch { target } => return Ok(self.branch(group, active, target)),
-            Op::Table { index, ref targets } => return self.table(program, group, active, index, targets),
-            Op::Exit => {
-                self.leave_copies(grid, active)?;
-                return Ok(self.exit(group, active));
-            }
-            Op::Trap => return trap(active.trailing_zeros(), FaultKind::Trap),
-            Op::Shuffle { .. }
-            | Op::Vote { .. }
-            | Op::Reduce { .. }
-            | Op::Multiply { .. }
-            | Op::WarpBarrier { .. }
-            | Op::Barrier { .. } => {
-                unreachable!("handled above")
-            }
-        }
-        Ok(Next::Fall)
-    }
-
-    fn ready(&mut self, pc: u32, lanes: u32) {
-        if lanes != 0 {
-            self.groups.push(Group { pc, lanes, state: State::Ready });
-        }
-    }
-
-    fn branch(&mut self, group: Group, taken: u32, target: u32) -> Next {
-        if taken == group.lanes {
-            return Next::Jump(target);
-        }
-        self.ready(target, taken);
-        self.ready(group.pc + 1, group.lanes & !taken);
-        Next::Dissolved
-    }
-
-    /// `brx.idx` (ISA 9.7.12): what lies beyond the list is undefined, and a fault here.
-    fn table(
-        &mut self,
-        program: &Program,
-        group: Group,
-        active: u32,
-        index: Slot,
-        targets: &[u32],
-    ) -> Step<Next> {
-        let indices = *self.registers.word(program, index, active)?;
-        for lane in (0..32).filter(|lane| active >> lane & 1 == 1) {
-            let index = indices[lane as usize];
-            let Some(&target) = targets.get(index as usize) else {
-                return trap(lane, FaultKind::JumpTable { index, entries: targets.len() });
-            };
-            match self.groups.iter_mut().find(|other| other.pc == target && other.state == State::Ready) {
-                Some(other) => other.lanes |= 1 << lane,
-                None => self.ready(target, 1 << lane),
-            }
-        }
-        self.ready(group.pc + 1, group.lanes & !active);
-        Ok(Next::Dissolved)
-    }
-
-    /// Lanes that wait for the others of their masks need not wait for those that exited.
-    fn exit(&mut self, group: Group, active: u32) -> Next {
-        self.alive &= !active;
-        self.ready(group.pc + 1, group.lanes & !active);
-        for group in &mut self.groups {
-            if group.state == State::Waiting {
-                group.state = State::Ready;
-            }
-        }
-        Next::Dissolved
-    }
-
-    /// An instruction with `.sync` for those lanes whose member mask is complete; the others wait.
-    fn synchronize(&mut self, grid: &mut Grid, group: Group, active: u32, members: Slot) -> Step<Next> {
-        let program = &*grid.kernel.program;
-        let Group { pc, lanes, .. } = group;
-        let masks = *self.registers.word(program, members, active)?;
-        let mut left = active;
-        let mut waiting = 0;
-        while left != 0 {
-            let lane = left.trailing_zeros();
-            let mask = masks[lane as usize];
-            let same = (0..32).filter(|&lane| left >> lane & 1 == 1 && masks[lane as usize] == mask);
-            let same = same.fold(0, |same, lane| same | 1u32 << lane);
-            left &= !same;
-            if same & !mask != 0 {
-                return trap((same & !mask).trailing_zeros(), FaultKind::NotAMember { mask });
-            }
-            if mask & self.alive != same {
-                waiting |= same;
-                continue;
-            }
-            grid.count(pc, same, same)?;
-            self.together(program, same, &program.code[pc as usize].op)?;
-        }
-        if active != lanes {
-            grid.seen[pc as usize] |= crate::launch::SKIPPED;
-        }
-        if waiting == 0 {
-            return Ok(Next::Fall);
-        }
-        self.groups.push(Group { pc, lanes: waiting, state: State::Waiting });
-        self.ready(pc + 1, lanes & !waiting);
-        Ok(Next::Dissolved)
-    }
-
-    /// An instruction with `.sync`, for lanes that are complete.
-    fn together(&mut self, program: &Program, active: u32, op: &Op) -> Step {
-        match *op {
-            Op::Shuffle { mode, to, valid, value, by, clamp, .. } => {
-                self.shuffle(program, active, mode, &Shuffled { to, valid, value, by, clamp })
-            }
-            Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
-            Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
-            Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
-            _ => {
-                // `bar.warp.sync`: the race detector knows only barriers of all lanes.
-                self.time += u32::from(active == self.launched);
-                Ok(())
-            }
-        }
-    }
-
-    /// `bar.sync` and `barrier.sync` (ISA 9.7.13). The aligned ones are for all lanes of the warp at once.
-    fn arrive(&mut self, grid: &mut Grid, group: Group, active: u32, aligned: bool) -> Step<Next> {
-        let Group { pc, lanes, .. } = group;
-        let complete = !aligned || active == self.alive;
-        let state = if complete { State::Arrived } else { State::Waiting };
-        if complete || active == 0 {
-            grid.count(pc, lanes, active)?;
-        }
-        if active != 0 {
-            self.groups.push(Group { pc, lanes: active, state });
-        }
-        self.ready(pc + 1, lanes & !active);
-        Ok(Next::Dissolved)
     }
 }

@@ -1,4 +1,5 @@
-//! Logic, shifts, fields, counting and permuting of bits (ISA 9.7.8; 9.7.1 for fields and counts; 9.7.9 for `prmt`).
+//! Logic, shifts, fields, counting and permuting of bits (ISA 9.7.8; 9.7.1 for fields and counts; 9.7.9 for
+//! `prmt`).
 
 use crate::lanes::{Pure, lanes};
 

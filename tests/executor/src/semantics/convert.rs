@@ -1,7 +1,8 @@
 //! Conversions (ISA 9.7.9, `cvt`). Of two operands the first goes into the upper half of the result.
 //!
-//! The ISA does not say in so many words that f16's and bf16's NaN become the canonical f32 one, that `.relu` makes +0
-//! of −0, and that the sign of an operand of `.ue8m0x2` does not matter: these three are read into it.
+//! The ISA does not say in so many words that f16's and bf16's NaN become the canonical f32 one, that `.relu`
+//! makes +0 of −0, and that the sign of an operand of `.ue8m0x2` does not matter: these three are read into
+//! it.
 
 use super::half::relu;
 use super::minifloat::{Bf16, E2m1, E4m3, E5m2, F16, Format, decode, encode};
@@ -131,8 +132,8 @@ fn wide(bits: u32, integer: u64) -> u64 {
     if f32::from_bits(bits).is_nan() { 1 << 63 } else { integer }
 }
 
-/// f32 to `.ue8m0` with `.satfinite`: the power of two below or above, as its biased exponent. The format has no sign;
-/// the magnitude counts. NaN is 0xff; 0 and what is below the smallest power are the smallest.
+/// f32 to `.ue8m0` with `.satfinite`: the power of two below or above, as its biased exponent. The format has
+/// no sign; the magnitude counts. NaN is 0xff; 0 and what is below the smallest power are the smallest.
 fn exponent<const MODE: u8>(bits: u32) -> u32 {
     let magnitude = bits & 0x7fff_ffff;
     if magnitude > 0x7f80_0000 {

@@ -1,4 +1,5 @@
-//! f32 (ISA 9.7.3). Subnormals are kept unless `.ftz` says to flush operands and results to zeros of the same sign.
+//! f32 (ISA 9.7.3). Subnormals are kept unless `.ftz` says to flush operands and results to zeros of the same
+//! sign.
 //!
 //! What NaN `abs` and `neg` make of a NaN is not specified. Here they touch its sign only, which the ISA
 //! announces for the future.
@@ -127,8 +128,9 @@ fn extreme<const MAX: bool>(modifiers: &[&str]) -> Option<Pure> {
     })
 }
 
-/// The smaller or larger, −0 below +0. One NaN gives the other operand, or with `.NaN` the canonical NaN, as two do.
-/// `.xorsign.abs` compares magnitudes and gives the result the product of the signs, unless it is NaN.
+/// The smaller or larger, −0 below +0. One NaN gives the other operand, or with `.NaN` the canonical NaN, as
+/// two do. `.xorsign.abs` compares magnitudes and gives the result the product of the signs, unless it is
+/// NaN.
 #[inline(always)]
 fn choose<const MAX: bool, const NAN: bool, const XORSIGN: bool>(a: u32, b: u32) -> u32 {
     let (x, y) = if XORSIGN { (a & 0x7fff_ffff, b & 0x7fff_ffff) } else { (a, b) };

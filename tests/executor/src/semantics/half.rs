@@ -1,5 +1,5 @@
-//! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results are
-//! 0x7fff; subnormals are kept.
+//! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results
+//! are 0x7fff; subnormals are kept.
 
 use super::minifloat::{Bf16, F16, Format, decode, encode};
 use super::packed::halves;

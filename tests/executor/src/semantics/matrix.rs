@@ -1,11 +1,11 @@
-//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single precision,
-//! and leaves order and rounding open; an [`Approximation`] chooses. Subnormals are kept, as on all GPUs
-//! that have been measured.
+//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single
+//! precision, and leaves order and rounding open; an [`Approximation`] chooses. Subnormals are kept, as on
+//! all GPUs that have been measured.
 
 use super::minifloat::{Bf16, F16, decode};
 use super::reciprocal::scatter;
 use super::round::{NEAREST, ZERO, canonical, sum, to_f32, to_odd, two_sum};
-use crate::launch::Approximation;
+use crate::approximation::Approximation;
 
 /// Products in a sum.
 pub(crate) const DEPTH: usize = 16;
@@ -49,8 +49,8 @@ pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approxima
     }
 }
 
-/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is lost has the
-/// sign of all that is.
+/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is
+/// lost has the sign of all that is.
 fn exact(addends: &[f64]) -> f64 {
     let mut parts: Vec<f64> = Vec::with_capacity(addends.len());
     for &addend in addends {
@@ -78,8 +78,8 @@ fn exact(addends: &[f64]) -> f64 {
     high
 }
 
-/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has, and the sum
-/// of what is left is cut to 24 bits.
+/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has,
+/// and the sum of what is left is cut to 24 bits.
 fn aligned(addends: &[f64]) -> u32 {
     let largest = addends.iter().fold(0f64, |largest, addend| largest.max(addend.abs()));
     if largest == 0.0 {

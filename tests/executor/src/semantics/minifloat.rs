@@ -2,7 +2,8 @@
 
 use super::round::{DOWN, NEAREST, UP};
 
-/// A sign, an exponent and a significand of few bits (ISA 5.2.3 and 5.2.5: `.f16`, `.bf16`, `.e4m3`, `.e5m2`, `.e2m1`).
+/// A sign, an exponent and a significand of few bits (ISA 5.2.3 and 5.2.5: `.f16`, `.bf16`, `.e4m3`, `.e5m2`,
+/// `.e2m1`).
 pub(super) trait Format {
     /// Bits of the exponent.
     const EXPONENT: u32;
@@ -74,8 +75,8 @@ fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the largest finite
-/// number of its sign, infinity too; without, what the rounding mode says.
+/// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the
+/// largest finite number of its sign, infinity too; without, what the rounding mode says.
 #[inline(always)]
 pub(super) fn encode<F: Format, const MODE: u8, const SATFINITE: bool>(x: f64) -> u32 {
     if x.is_nan() {
@@ -120,7 +121,8 @@ fn rounded<F: Format, const MODE: u8>(x: f64) -> u32 {
         DOWN => negative && rest > 0,
         _ => false,
     };
-    // A significand with its leading bit adds one to the exponent's field, which so counts from 1 for normal numbers.
+    // A significand with its leading bit adds one to the exponent's field, which so counts from 1 for normal
+    // numbers.
     (((base - F::LEAST) as u32) << F::MANTISSA) + kept as u32 + u32::from(away)
 }
 

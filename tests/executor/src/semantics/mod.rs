@@ -1,6 +1,6 @@
-//! What instructions compute. One file a family; each function names its section of the PTX ISA (numbers of version
-//! 8.8, chapter 9.7). A family is asked for an opcode, cut at its dots, and answers with the function for exactly that
-//! opcode, or not at all: whatever stands in no list is unsupported.
+//! What instructions compute. One file a family; each function names its section of the PTX ISA (numbers of
+//! version 8.8, chapter 9.7). A family is asked for an opcode, cut at its dots, and answers with the function
+//! for exactly that opcode, or not at all: whatever stands in no list is unsupported.
 
 mod bits;
 mod compare;

@@ -2,10 +2,10 @@
 
 use super::float::flush;
 use super::round::{NEAREST, canonical, quotient, to_f32};
-use crate::launch::Approximation;
+use crate::approximation::Approximation;
 
-/// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the table's value.
-/// With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
+/// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the
+/// table's value. With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
 pub(crate) fn reciprocal(bits: u32, ftz: bool, choice: &Approximation) -> u32 {
     let operand = if ftz { flush(bits) } else { bits };
     let x = f32::from_bits(operand);
@@ -37,7 +37,8 @@ pub(crate) fn reciprocal(bits: u32, ftz: bool, choice: &Approximation) -> u32 {
 
 /// The lowest and the highest normal float within one ulp of 1/x, a unit of the binade in which 1/x lies.
 ///
-/// r is within if (r ± ulp)·x lies beyond 1, which f64 decides: a float and an ulp make at most 26 bits, x has 24.
+/// r is within if (r ± ulp)·x lies beyond 1, which f64 decides: a float and an ulp make at most 26 bits, x
+/// has 24.
 fn permitted(x: f64, nearest: u32) -> (u32, u32) {
     // The binade is that of 1/x itself: rounding may have gone up to the next power of two.
     let down = if f64::from(f32::from_bits(nearest)) * x > 1.0 { nearest - 1 } else { nearest };

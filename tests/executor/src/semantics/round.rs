@@ -1,9 +1,9 @@
 //! Exact arithmetic, rounded once.
 //!
-//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: cut off, with the last bit set if
-//! anything was lost. An f64 has more than two bits beyond any format here, so rounding such a number again, in any
-//! mode, gives what rounding the exact one would give (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-//! sums: proved algorithms using rounding to odd").
+//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: cut off, with the last bit
+//! set if anything was lost. An f64 has more than two bits beyond any format here, so rounding such a number
+//! again, in any mode, gives what rounding the exact one would give (Boldo and Melquiond, "Emulation of FMA
+//! and correctly rounded sums: proved algorithms using rounding to odd").
 
 /// The rounding modes (ISA 9.7.3, `.rn`, `.rz`, `.rp`, `.rm`), as const parameters.
 pub(super) const NEAREST: u8 = 0;
@@ -11,7 +11,8 @@ pub(super) const ZERO: u8 = 1;
 pub(super) const UP: u8 = 2;
 pub(super) const DOWN: u8 = 3;
 
-/// The NaN that f32 arithmetic gives (ISA 9.7.3: "NaN payloads are not preserved; the canonical NaN is 0x7fffffff").
+/// The NaN that f32 arithmetic gives (ISA 9.7.3: "NaN payloads are not preserved; the canonical NaN is
+/// 0x7fffffff").
 pub(super) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
 /// To odd, given the nearest f64 and the sign of what it lacks.
@@ -24,7 +25,8 @@ pub(super) fn to_odd(nearest: f64, lacks: f64) -> f64 {
     f64::from_bits((nearest.to_bits() - u64::from(too_large)) | 1)
 }
 
-/// The nearest f64 to x + y, and what it lacks: Knuth's two-sum, exact because nothing here is near the ends of f64's range.
+/// The nearest f64 to x + y, and what it lacks: Knuth's two-sum, exact because nothing here is near the ends
+/// of f64's range.
 #[inline(always)]
 pub(super) fn two_sum(x: f64, y: f64) -> (f64, f64) {
     let s = x + y;
@@ -78,7 +80,8 @@ pub(super) fn to_f32<const MODE: u8>(x: f64) -> u32 {
 
 /// The bits, or the canonical NaN's.
 ///
-/// Told from the bits: LLVM 22 has been seen to take `is_nan` of a square root for false where the operand was below zero.
+/// Told from the bits: LLVM 22 has been seen to take `is_nan` of a square root for false where the operand
+/// was below zero.
 #[inline(always)]
 pub(super) fn canonical(x: f32) -> u32 {
     let bits = x.to_bits();

@@ -1,4 +1,5 @@
-//! Copies that go on while their threads do: what they copy, when they are over, and that nobody may use them earlier.
+//! Copies that go on while their threads do: what they copy, when they are over, and that nobody may use them
+//! earlier.
 
 use microscale_executor::{Access, Fault, FaultKind, Launch, Memory, Module, Schedule, Space};
 
@@ -13,8 +14,9 @@ const SCHEDULES: [Schedule; 5] = [
 /// Bytes in shared memory.
 const SHARED: usize = 4096;
 
-/// Runs a kernel of `threads` threads. It has the addresses of its input and output in `%in` and `%out`, and that of
-/// shared memory in `%shared`, of 32 bits; `%from`, `%place` and `%to` are 16 bytes a thread further in these three.
+/// Runs a kernel of `threads` threads. It has the addresses of its input and output in `%in` and `%out`, and
+/// that of shared memory in `%shared`, of 32 bits; `%from`, `%place` and `%to` are 16 bytes a thread further
+/// in these three.
 fn under(schedule: Schedule, text: &str, threads: u32, given: &[u8]) -> Result<Vec<u8>, Fault> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64
@@ -392,8 +394,8 @@ fn threads_wait_before_they_exit() {
     }
 }
 
-/// Slots in turn: in each step a warp begins to fetch 512 bytes for two steps later, waits for those of the step, and
-/// every lane sums what its neighbour fetched.
+/// Slots in turn: in each step a warp begins to fetch 512 bytes for two steps later, waits for those of the
+/// step, and every lane sums what its neighbour fetched.
 fn ring(slots: usize, pending: usize, sync: &str) -> String {
     let turn = |slot: &str| {
         format!(

@@ -37,7 +37,7 @@ fn extreme([a, b, _]: [u64; 3], larger: bool, nan: bool) -> Option<u64> {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    let arithmetic: [(&str, &str, Oracle); 15] = [
+    let arithmetic: [(&str, &str, Oracle); 16] = [
         ("add.rn.f32", "add.rn.f32 %d, %a, %b;", |[a, b, _]| {
             bits(single(a).add_r(single(b), Round::NearestTiesToEven).value)
         }),
@@ -52,6 +52,9 @@ pub(super) fn checks() -> Vec<Check> {
         }),
         ("mul.rn.f32", "mul.rn.f32 %d, %a, %b;", |[a, b, _]| {
             bits(single(a).mul_r(single(b), Round::NearestTiesToEven).value)
+        }),
+        ("mul.rz.f32", "mul.rz.f32 %d, %a, %b;", |[a, b, _]| {
+            bits(single(a).mul_r(single(b), Round::TowardZero).value)
         }),
         ("div.rn.f32", "div.rn.f32 %d, %a, %b;", |[a, b, _]| {
             bits(single(a).div_r(single(b), Round::NearestTiesToEven).value)

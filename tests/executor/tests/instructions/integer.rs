@@ -18,7 +18,8 @@ fn carried([a, b, c]: [u64; 3]) -> Option<u64> {
     Some(b.wrapping_add(c).wrapping_add(u64::from(a.checked_add(c).is_none())))
 }
 
-/// Bytes picked out of eight, a nibble of the selector each; its upper bit asks for copies of the byte's sign.
+/// Bytes picked out of eight, a nibble of the selector each; its upper bit asks for copies of the byte's
+/// sign.
 fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
     let bytes = (a & W | b << 32).to_le_bytes();
     Some((0..4).fold(0, |word, i| {
@@ -83,7 +84,8 @@ fn shifted_right(a: u64, by: u64, bits: u32) -> u64 {
     if by >= 64 { 0 } else { (a & (u64::MAX >> (64 - bits))) >> by }
 }
 
-/// Four products of signed or unsigned bytes, and the third operand, in integers that are wide enough for all.
+/// Four products of signed or unsigned bytes, and the third operand, in integers that are wide enough for
+/// all.
 fn dot([a, b, c]: [u64; 3], signed: [bool; 2]) -> Option<u64> {
     let byte = |word: u64, i: u32, signed: bool| {
         let byte = (word >> (8 * i) & 0xFF) as i64;

@@ -1,4 +1,5 @@
-//! `mma` with sums in f32: fragments as the ISA's formulas place them, and sums by exact integers and `rustc_apfloat`.
+//! `mma` with sums in f32: fragments as the ISA's formulas place them, and sums by exact integers and
+//! `rustc_apfloat`.
 
 use half::{bf16, f16};
 use microscale_executor::{Approximation, Launch, Memory, Module};

@@ -11,8 +11,8 @@ pub(super) type Oracle = fn([u64; 3]) -> Option<u64>;
 
 /// An instruction, how it is used, what it is tried on, and what it should give.
 ///
-/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the lowest bit); results
-/// `%d %ld %hd %pd`, of which the one that the text names is stored.
+/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the lowest bit);
+/// results `%d %ld %hd %pd`, of which the one that the text names is stored.
 pub(super) struct Check {
     pub(super) opcode: &'static str,
     pub(super) text: &'static str,

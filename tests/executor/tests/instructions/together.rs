@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 
 use microscale_executor::{Buffer, Launch, Memory, Module};
+use microscale_kernels_abi::TARGETS;
 
 use super::copies::COPIES;
 use super::probe::opcodes;
 use super::{convert, double, float, integer, packed};
 
-/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in `%place`, and
-/// its number in `%number`; gives the output.
+/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in
+/// `%place`, and its number in `%number`; gives the output.
 fn run(text: &str, out: &[u8], warps: u32) -> Vec<u8> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64
@@ -172,7 +173,8 @@ fn hints_change_nothing() {
     }
 }
 
-/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of access.
+/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of
+/// access.
 #[test]
 fn exchanges() {
     for barrier in ["bar.sync", "barrier.sync.aligned", "barrier.cta.sync.aligned"] {
@@ -282,9 +284,9 @@ fn no_instruction_of_the_library_is_untested() {
         tested.append(&mut opcodes(&checks));
     }
     let mut used = BTreeSet::new();
-    for target in ["sm_80", "sm_90", "sm_100f", "sm_120f"] {
-        let path = format!("{}/../../host/ptx/microscale_{target}.ptx", env!("CARGO_MANIFEST_DIR"));
-        let module = Module::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
+    for target in &TARGETS {
+        let module = Module::parse(&super::super::ptx::of_target(folder.as_ref(), target).unwrap()).unwrap();
         for kernel in module.kernels() {
             used.extend(module.kernel(kernel).unwrap().instructions().into_iter().map(str::to_owned));
         }

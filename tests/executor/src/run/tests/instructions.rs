@@ -1,4 +1,5 @@
-//! Instructions through text: operands, vectors and what has state. What they compute is tested in `semantics`.
+//! Instructions through text: operands, vectors and what has state. What they compute is tested in
+//! `semantics`.
 
 use super::{Run, words};
 use crate::{Approximation, Launch, Schedule};

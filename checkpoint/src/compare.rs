@@ -1,0 +1,115 @@
+//! Comparing two checkpoints, tensor by tensor.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+
+use microscale::{Device, ErrorStats};
+
+use crate::conventions::packed::{Logical, logical};
+use crate::error::{Error, Result};
+use crate::read::checkpoint::Checkpoint;
+use crate::read::values::Values;
+use crate::write::progress::{OnProgress, Progress};
+
+/// How two checkpoints differ.
+#[derive(Clone, Debug, Default)]
+pub struct Comparison {
+    /// The tensors that both have, in the first one's order.
+    pub tensors: Vec<Compared>,
+    /// The names that only the first has.
+    pub only_first: Vec<String>,
+    /// The names that only the second has.
+    pub only_second: Vec<String>,
+    /// Over all values that both have.
+    pub total: ErrorStats,
+}
+
+/// How one tensor differs.
+#[derive(Clone, Debug)]
+pub struct Compared {
+    /// Its name.
+    pub name: String,
+    /// Its sizes.
+    pub shape: Vec<usize>,
+    /// The difference.
+    pub difference: Difference,
+}
+
+/// How two tensors of one shape differ.
+#[derive(Clone, Debug)]
+pub enum Difference {
+    /// Floats, quantized or not: the errors of the second against the first.
+    Values(ErrorStats),
+    /// Something else: whether dtype and bytes are the same.
+    Bytes {
+        /// Whether they are.
+        same: bool,
+    },
+}
+
+/// Compares the tensors of `second` with those of the same names in `first`. Quantized ones are dequantized
+/// to F32.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
+/// [`Error::Interrupted`].
+pub fn compare(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Comparison> {
+    let (a, b) = (logical(first)?, logical(second)?);
+    let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.name(), tensor)).collect();
+    let total = a.iter().map(|tensor| tensor.stored().data.len() as u64).sum();
+    let mut done = 0;
+    let mut comparison = Comparison::default();
+    for tensor in &a {
+        let (name, shape) = (tensor.name(), tensor.shape().to_vec());
+        if let ControlFlow::Break(()) = progress(Progress { tensor: name, done, total }) {
+            return Err(Error::Interrupted);
+        }
+        match others.remove(name) {
+            None => comparison.only_first.push(name.into()),
+            Some(other) => {
+                let difference = difference(tensor, other, device)?;
+                if let Difference::Values(errors) = &difference {
+                    comparison.total += *errors;
+                }
+                comparison.tensors.push(Compared { name: name.into(), shape, difference });
+            }
+        }
+        done += tensor.stored().data.len() as u64;
+    }
+    comparison.only_second =
+        b.iter().map(Logical::name).filter(|name| others.contains_key(name)).map(Into::into).collect();
+    Ok(comparison)
+}
+
+fn difference(a: &Logical<'_>, b: &Logical<'_>, device: &Device) -> Result<Difference> {
+    if a.shape() != b.shape() {
+        return Err(Error::ShapeMismatch {
+            tensor: a.name().into(),
+            first: a.stored().file.into(),
+            first_shape: a.shape().into(),
+            second: b.stored().file.into(),
+            second_shape: b.shape().into(),
+        });
+    }
+    let (stored_a, stored_b) = (a.stored(), b.stored());
+    Ok(match (values(a, device)?, values(b, device)?) {
+        (Some(a), Some(b)) => Difference::Values(a.errors_of(&b)),
+        _ => Difference::Bytes { same: stored_a.dtype == stored_b.dtype && stored_a.data == stored_b.data },
+    })
+}
+
+fn values<'a>(tensor: &Logical<'a>, device: &Device) -> Result<Option<Values<'a>>> {
+    Ok(match tensor {
+        Logical::Plain(tensor) => tensor.values(),
+        Logical::Packed(packed) => {
+            let values = packed.values(device)?;
+            Some(Values::F32(Cow::Owned(values)))
+        }
+    })
+}

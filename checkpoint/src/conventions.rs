@@ -1,0 +1,26 @@
+//! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
+//!
+//! A convention is a file with its [`Convention`](convention::Convention), and a row of the [table](table):
+//! writing, reading, converting and the doctor go by that. This is about files and not about arithmetic:
+//! codes and scales of any [`microscale::Convention`] are stored so, to the byte. Only a global scale may
+//! change, by a rounding: [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `table` | all conventions |
+//! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf` | one each: names, dtypes, config |
+//! | `convention`, `storage`, `group` | what a convention says; how a format is stored; the layers that are stored alike |
+//! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
+//! | `packed` | quantized tensors in files: what belongs together, and in which format |
+
+pub(crate) mod compressed_tensors;
+pub(crate) mod convention;
+pub(crate) mod gguf;
+pub(crate) mod gpt_oss;
+pub(crate) mod group;
+pub(crate) mod ignored;
+pub(crate) mod modelopt;
+pub(crate) mod packed;
+pub(crate) mod storage;
+pub(crate) mod table;
+pub(crate) mod targets;

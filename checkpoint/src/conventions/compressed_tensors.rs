@@ -1,0 +1,178 @@
+//! The compressed-tensors convention of files (0.20.0), which vLLM and transformers load: names, dtypes and
+//! config.
+//!
+//! A tensor X (`fc.weight`, say) of sizes [N, K] becomes, where K is a multiple of the block:
+//!
+//! | format | codes | block scales | global scale |
+//! |---|---|---|---|
+//! | mxfp4 | `X_packed` U8 [N, K/2] | `X_scale` U8 [N, K/32] | |
+//! | nvfp4 | `X_packed` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_global_scale` F32 \[1\], a divisor |
+//! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | `X_scale` U8 [N, K/32] | |
+//!
+//! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A
+//! layer whose inputs are quantized to NVFP4 too has their global scale beside its weight,
+//! `input_global_scale` F32 \[1\], a divisor.
+
+use microscale::Format;
+use microscale::formats::nvfp4::Direction;
+use serde_json::{Map, Value, json};
+
+use crate::conventions::convention::Convention;
+use crate::conventions::group::Group;
+use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
+use crate::conventions::targets::targets;
+use crate::dtype::FileDtype;
+use crate::file_convention::FileConvention;
+use crate::read::description::Description;
+
+const VERSION: &str = "0.20.0";
+const PACKED: &str = "_packed";
+const SCALE: &str = "_scale";
+
+/// A tensor's global scale.
+pub(crate) const GLOBAL_SCALE: StoredGlobal =
+    StoredGlobal::after("_global_scale", Direction::Divisor, Numbers::One);
+const INPUT_SCALE: StoredGlobal =
+    StoredGlobal::beside(".input_global_scale", Direction::Divisor, Numbers::One);
+
+/// The convention.
+pub(crate) const CONVENTION: Convention = Convention {
+    describe,
+    is_method: |method| method == "compressed-tensors",
+    ..Convention::new(FileConvention::CompressedTensors, STORED)
+};
+
+/// The formats that the convention has.
+const STORED: &[Storage] = &[
+    Storage {
+        convention: FileConvention::CompressedTensors,
+        format: Format::Mxfp4,
+        codes_suffix: PACKED,
+        codes: FileDtype::U8,
+        scales_suffix: SCALE,
+        scales: FileDtype::U8,
+        global_scale: None,
+        input_scale: None,
+        blocks: None,
+        blocks_apart: false,
+        transposed: false,
+        experts: None,
+    },
+    Storage {
+        convention: FileConvention::CompressedTensors,
+        format: Format::Nvfp4,
+        codes_suffix: PACKED,
+        codes: FileDtype::U8,
+        scales_suffix: SCALE,
+        scales: FileDtype::F8_E4M3,
+        global_scale: Some(GLOBAL_SCALE),
+        input_scale: Some(INPUT_SCALE),
+        blocks: None,
+        blocks_apart: false,
+        transposed: false,
+        experts: None,
+    },
+    Storage {
+        convention: FileConvention::CompressedTensors,
+        format: Format::Mxfp8E4m3,
+        codes_suffix: "",
+        codes: FileDtype::F8_E4M3,
+        scales_suffix: SCALE,
+        scales: FileDtype::U8,
+        global_scale: None,
+        input_scale: None,
+        blocks: None,
+        blocks_apart: false,
+        transposed: false,
+        experts: None,
+    },
+];
+
+/// What the config calls a format, and how its scales are shared and typed.
+fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
+    match format {
+        Format::Nvfp4 => ("nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"),
+        Format::Mxfp4 => ("mxfp4-pack-quantized", "group", "torch.uint8"),
+        // The only other one that is stored.
+        _ => ("mxfp8-quantized", "group", "torch.uint8"),
+    }
+}
+
+/// What a config with several formats calls them as a whole.
+const MIXED: &str = "mixed-precision";
+
+/// What the config calls a format.
+pub(crate) fn format_word(format: Format) -> &'static str {
+    words_of(format).0
+}
+
+/// Writes the config.
+///
+/// Where there is one format its group is that of all linear layers. Where there are several each group has
+/// [`targets`], the largest one too: vLLM looks for a layer's class before it looks for the parts of a fused
+/// one, so that "Linear" would take those from the others.
+fn describe(groups: &[Group], ignore: &[String], description: &mut Description) {
+    let format = match groups {
+        [only] => words_of(only.storage.format).0,
+        _ => MIXED,
+    };
+    let targets = match groups {
+        [_] => vec![vec!["Linear".into()]],
+        _ => targets(groups),
+    };
+    let config_groups: Map<String, Value> = groups
+        .iter()
+        .zip(targets)
+        .enumerate()
+        .map(|(i, (group, targets))| {
+            let activations = description.activations && group.storage.input_scale.is_some();
+            (format!("group_{i}"), config_group(group.storage, &targets, activations))
+        })
+        .collect();
+    let cache = json!({
+        "dynamic": false,
+        "num_bits": 8,
+        "strategy": "tensor",
+        "symmetric": true,
+        "type": "float",
+    });
+    let quantization = json!({
+        "config_groups": config_groups,
+        "format": format,
+        "global_compression_ratio": null,
+        "ignore": ignore,
+        "kv_cache_scheme": if description.fp8_cache { cache } else { Value::Null },
+        "moe_sparsity_config": null,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": VERSION,
+    });
+    description.set(quantization);
+}
+
+/// The entry for layers of one format.
+fn config_group(storage: &Storage, targets: &[String], activations: bool) -> Value {
+    let (name, strategy, scale_dtype) = words_of(storage.format);
+    let args = |dynamic: Value| {
+        json!({
+            "dynamic": dynamic,
+            "group_size": storage.format.block(),
+            "num_bits": storage.format.bits(),
+            "scale_dtype": scale_dtype,
+            "strategy": strategy,
+            "symmetric": true,
+            "type": "float",
+        })
+    };
+    // A block scale of inputs is found as they come, under a global scale that is known.
+    let activations = if activations { args("local".into()) } else { Value::Null };
+    json!({
+        "format": name,
+        "input_activations": activations,
+        "output_activations": null,
+        "targets": targets,
+        "weights": args(false.into()),
+    })
+}

@@ -1,0 +1,38 @@
+//! What a convention of files says: how it stores formats, and what no table can say.
+
+use crate::conventions::group::Group;
+use crate::conventions::storage::Storage;
+use crate::file_convention::FileConvention;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+
+/// A convention of files.
+pub(crate) struct Convention {
+    pub(crate) name: FileConvention,
+    /// How it stores each format that it has.
+    pub(crate) stored: &'static [Storage],
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
+    /// linear layers are not quantized. There is one group at least.
+    pub(crate) describe: fn(&[Group], &[String], &mut Description),
+    /// Whether a config that names this method is of the convention.
+    pub(crate) is_method: fn(&str) -> bool,
+    /// Why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
+    pub(crate) rescaled: fn(&Checkpoint, &str) -> Option<String>,
+    /// Why codes that no [`Storage`] fits cannot be read, if they look like some of the convention's.
+    pub(crate) unreadable: fn(&Checkpoint, &Tensor<'_>) -> Option<String>,
+}
+
+impl Convention {
+    /// One that has nothing to say beyond tables.
+    pub(crate) const fn new(name: FileConvention, stored: &'static [Storage]) -> Self {
+        Self {
+            name,
+            stored,
+            describe: |_, _, _| {},
+            is_method: |_| false,
+            rescaled: |_, _| None,
+            unreadable: |_, _| None,
+        }
+    }
+}

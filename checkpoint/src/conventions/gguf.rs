@@ -1,0 +1,52 @@
+//! ggml's convention of files (llama.cpp): blocks that hold their scales, in GGUF files.
+
+use microscale::Format;
+use microscale::formats::nvfp4::Direction;
+
+use crate::conventions::convention::Convention;
+use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
+use crate::dtype::FileDtype;
+use crate::dtype::ggml::GgmlType;
+use crate::file_convention::FileConvention;
+use crate::gguf::blocks::Blocks;
+
+/// A tensor's global scale, with which llama.cpp multiplies what a layer gives.
+const GLOBAL_SCALE: StoredGlobal =
+    StoredGlobal::beside(".scale", Direction::Multiplier, Numbers::EachExpert).or_one();
+const INPUT_SCALE: StoredGlobal =
+    StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::EachExpert);
+
+/// The convention. Its file says how layers are stored.
+pub(crate) const CONVENTION: Convention = Convention::new(FileConvention::Gguf, STORED);
+
+/// The formats that the convention has.
+const STORED: &[Storage] = &[
+    Storage {
+        convention: FileConvention::Gguf,
+        format: Format::Mxfp4,
+        codes_suffix: "",
+        codes: FileDtype::Ggml(GgmlType::MXFP4),
+        scales_suffix: "",
+        scales: FileDtype::U8,
+        global_scale: None,
+        input_scale: None,
+        blocks: Some(Blocks::Mxfp4),
+        blocks_apart: false,
+        transposed: false,
+        experts: None,
+    },
+    Storage {
+        convention: FileConvention::Gguf,
+        format: Format::Nvfp4,
+        codes_suffix: "",
+        codes: FileDtype::Ggml(GgmlType::NVFP4),
+        scales_suffix: "",
+        scales: FileDtype::F8_E4M3,
+        global_scale: Some(GLOBAL_SCALE),
+        input_scale: Some(INPUT_SCALE),
+        blocks: Some(Blocks::Nvfp4),
+        blocks_apart: false,
+        transposed: false,
+        experts: None,
+    },
+];

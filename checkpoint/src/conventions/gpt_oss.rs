@@ -1,0 +1,50 @@
+//! The convention of OpenAI's gpt-oss models, whose experts are MXFP4.
+//!
+//! | tensor X of sizes [E, K, N] | codes | block scales |
+//! |---|---|---|
+//! | `….experts.gate_up_proj`, `….experts.down_proj` | `X_blocks` U8 [E, N, K/32, 16] | `X_scales` U8 [E, N, K/32] |
+//!
+//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold
+//! its transpose. All other weights stay as they are, for loaders look for no others.
+
+use microscale::Format;
+use serde_json::json;
+
+use crate::conventions::convention::Convention;
+use crate::conventions::group::Group;
+use crate::conventions::storage::Storage;
+use crate::dtype::FileDtype;
+use crate::file_convention::FileConvention;
+use crate::read::description::Description;
+
+/// The convention.
+pub(crate) const CONVENTION: Convention = Convention {
+    describe,
+    is_method: |method| method == "mxfp4",
+    ..Convention::new(FileConvention::GptOss, STORED)
+};
+
+const STORED: &[Storage] = &[Storage {
+    convention: FileConvention::GptOss,
+    format: Format::Mxfp4,
+    codes_suffix: "_blocks",
+    codes: FileDtype::U8,
+    scales_suffix: "_scales",
+    scales: FileDtype::U8,
+    global_scale: None,
+    input_scale: None,
+    blocks: None,
+    blocks_apart: true,
+    transposed: true,
+    experts: Some(EXPERTS),
+}];
+
+/// The parameters that hold all experts of a layer, by the ends of their names.
+const EXPERTS: &[&str] = &[".experts.gate_up_proj", ".experts.down_proj"];
+
+/// Writes the config. Loaders convert experts alone; the list of what they leave out is written for those who
+/// read it.
+fn describe(_: &[Group], ignore: &[String], description: &mut Description) {
+    let quantization = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ignore });
+    description.set(quantization);
+}

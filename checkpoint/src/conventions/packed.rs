@@ -1,0 +1,303 @@
+//! Reading quantized tensors: which stored tensors belong together, and what they are.
+//!
+//! Names, dtypes and shapes tell, by the tables of the [conventions](FileConvention), and not the
+//! config.json, which a single file lacks.
+
+use std::borrow::Cow;
+
+use microscale::formats::nvfp4::Direction;
+use microscale::{Device, Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Words};
+
+use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::conventions::table::{CONVENTIONS, stored};
+use crate::dtype::FileDtype;
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::tensor::{Tensor, elements};
+use crate::read::transposed::transposed;
+
+/// A tensor by the name that the model knows it by.
+#[derive(Clone, Debug)]
+pub enum Logical<'a> {
+    /// Stored as it is.
+    Plain(Tensor<'a>),
+    /// Stored as codes and scales.
+    Packed(Box<Packed<'a>>),
+}
+
+/// A quantized tensor in a file.
+#[derive(Clone, Debug)]
+pub struct Packed<'a> {
+    /// The name that the model knows.
+    pub name: &'a str,
+    /// The format.
+    pub format: Format,
+    /// The sizes of the model's parameter.
+    pub shape: Vec<usize>,
+    /// The codes; in GGUF files with their scales, in ggml's blocks.
+    pub codes: Tensor<'a>,
+    /// The block scales, if they are a tensor of their own.
+    pub scales: Option<Tensor<'a>>,
+    /// The global scale, if the format has one and it is stored: as it is stored and as a number.
+    pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
+    /// The global scale that the layer's inputs are quantized with, if they are.
+    pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
+    pub(crate) storage: &'static Storage,
+}
+
+impl<'a> Logical<'a> {
+    /// The name that the model knows.
+    pub fn name(&self) -> &'a str {
+        match self {
+            Self::Plain(tensor) => tensor.name,
+            Self::Packed(packed) => packed.name,
+        }
+    }
+
+    /// The sizes before packing.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Self::Plain(tensor) => tensor.shape,
+            Self::Packed(packed) => &packed.shape,
+        }
+    }
+
+    /// The tensor whose file and place stand for it: itself, or the codes.
+    pub fn stored(&self) -> &Tensor<'a> {
+        match self {
+            Self::Plain(tensor) => tensor,
+            Self::Packed(packed) => &packed.codes,
+        }
+    }
+}
+
+impl<'a> Packed<'a> {
+    /// The convention that it is stored by.
+    pub fn convention(&self) -> FileConvention {
+        self.storage.convention
+    }
+
+    /// Reads codes and scales: the matrix that is stored, whose rows the blocks run along.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign
+    /// bit set.
+    pub fn read(&self) -> Result<QuantizedTensor> {
+        let stored = self.storage.stored_shape(&self.shape);
+        let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
+        let (codes, scales) = self.parts();
+        let (codes, scales) = (codes.into_owned(), scales.into_owned());
+        let tensor = QuantizedTensor::from_parts(QuantizedShape::new(self.format, rows, cols), codes, scales);
+        let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
+            None => Ok(tensor),
+            Some((_, global_scale)) => tensor.with_global_scale(global_scale),
+        });
+        with_global_scale.map_err(|source| self.error(source))
+    }
+
+    /// The codes, two a byte, and the block scales in linear order, whatever the container.
+    pub fn parts(&self) -> (Cow<'a, [u8]>, Cow<'a, [u8]>) {
+        match (self.scales, self.storage.blocks) {
+            (Some(scales), _) => (self.codes.data.into(), scales.data.into()),
+            (None, Some(blocks)) => {
+                let (codes, scales) = blocks.unpack(self.codes.data);
+                (codes.into(), scales.into())
+            }
+            (None, None) => (self.codes.data.into(), Cow::default()),
+        }
+    }
+
+    /// Blocks.
+    pub fn blocks(&self) -> u64 {
+        elements(&self.shape) / self.format.block() as u64
+    }
+
+    /// The values of the model's parameter.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`], and [`Error::Tensor`] if the device fails.
+    pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
+        let values = device.dequantize(&self.read()?).map_err(|source| self.error(source))?;
+        Ok(if self.storage.transposed {
+            transposed(&values, &self.storage.stored_shape(&self.shape))
+        } else {
+            values
+        })
+    }
+
+    /// Gives an error this tensor's name.
+    pub fn error(&self, source: microscale::Error) -> Error {
+        Error::tensor(self.codes.file, self.name, source)
+    }
+
+    /// The stored tensors beside the codes.
+    pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
+        let global_scales = self.global_scale.iter().chain(&self.input_scale);
+        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor))
+    }
+
+    /// Bytes of everything that is stored.
+    pub fn bytes(&self) -> usize {
+        self.codes.data.len() + self.scale_tensors().map(|tensor| tensor.data.len()).sum::<usize>()
+    }
+}
+
+/// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
+///
+/// # Errors
+/// [`ConventionError::Packed`](crate::ConventionError::Packed) for codes without scales, for shapes that do
+/// not fit, and for other formats; [`Error::Tensor`] for a number that cannot be a global scale.
+pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
+    checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
+}
+
+/// What a stored tensor stands for; `None` for scales, which their codes stand for.
+pub(crate) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Result<Option<Logical<'a>>> {
+    if let Some(packed) = of_codes(checkpoint, tensor) {
+        return packed.map(|packed| Some(Logical::Packed(packed.into())));
+    }
+    for owner in stored().flat_map(|storage| storage.owners_of(tensor.name)) {
+        let codes = checkpoint.tensor(&owner);
+        if let Some(Ok(packed)) = codes.and_then(|codes| of_codes(checkpoint, codes))
+            && packed.scale_tensors().any(|scales| scales.name == tensor.name)
+        {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Logical::Plain(tensor)))
+}
+
+impl Storage {
+    /// The names of the codes that a tensor of this name may be the scales of.
+    fn owners_of(&self, name: &str) -> impl Iterator<Item = String> {
+        let scales =
+            name.strip_suffix(self.scales_suffix).filter(|_| self.blocks.is_none()).map(String::from);
+        let globals = self.global_scale.iter().chain(&self.input_scale);
+        let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
+        tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
+    }
+
+    /// Whether codes and scales of these dtypes are stored so. Both dtypes of bytes stand for E8M0.
+    fn has_dtypes(&self, codes: FileDtype, scales: FileDtype) -> bool {
+        let scales = if scales == FileDtype::F8_E8M0 { FileDtype::U8 } else { scales };
+        (self.codes, self.scales) == (codes, scales)
+    }
+}
+
+/// The quantized tensor whose codes these are; `None` if they are no codes.
+fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
+    let mut claimed = None;
+    for storage in stored() {
+        let Some(name) = codes.name.strip_suffix(storage.codes_suffix) else { continue };
+        if storage.blocks.is_some() {
+            if storage.codes == codes.dtype {
+                return Some(packed(checkpoint, name, codes, None, storage));
+            }
+            continue;
+        }
+        let scales = checkpoint.tensor(&format!("{name}{}", storage.scales_suffix));
+        match scales {
+            Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
+                return Some(packed(checkpoint, name, codes, Some(scales), storage));
+            }
+            // A suffix of its own says that these are codes. Without one, they may be anything.
+            _ if storage.codes_suffix.is_empty() => {}
+            Some(scales) => claimed = Some(format!("{} with scales of {}", codes.dtype, scales.dtype)),
+            None if codes.dtype == storage.codes => {
+                let missing = format!("its scales, {name}{}, are missing", storage.scales_suffix);
+                return Some(Err(missing_part(&codes, missing)));
+            }
+            None => {}
+        }
+    }
+    let why = match claimed {
+        Some(dtypes) => format!("{dtypes} is no format that can be read"),
+        None => CONVENTIONS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes))?,
+    };
+    Some(Err(unreadable(&codes, why)))
+}
+
+fn unreadable(codes: &Tensor<'_>, why: String) -> Error {
+    Error::Convention(ConventionError::Packed { file: codes.file.into(), tensor: codes.name.into(), why })
+}
+
+fn missing_part(codes: &Tensor<'_>, what: String) -> Error {
+    unreadable(codes, format!("{what}; complete the checkpoint"))
+}
+
+/// Puts a quantized tensor together, and checks that its parts fit.
+fn packed<'a>(
+    checkpoint: &'a Checkpoint,
+    name: &'a str,
+    codes: Tensor<'a>,
+    scales: Option<Tensor<'a>>,
+    storage: &'static Storage,
+) -> Result<Packed<'a>> {
+    if let Some(why) = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name)) {
+        return Err(unreadable(&codes, why));
+    }
+    let format = storage.format;
+    let scales_shape = scales.map(|scales| scales.shape);
+    let Some(shape) = storage.model_shape(codes.shape, scales_shape) else {
+        let (codes_shape, scales_shape) = (codes.shape, scales_shape.unwrap_or_default());
+        let (word, block) = (format.word(), format.block());
+        let why = format!(
+            "codes of shape {codes_shape:?} and scales of shape {scales_shape:?} are not {word} blocks of {block}"
+        );
+        return Err(unreadable(&codes, why));
+    };
+    let of = |global: &StoredGlobal| -> Option<Result<(Tensor<'a>, GlobalScale)>> {
+        let name = global.name_for(name)?;
+        let Some(stored) = checkpoint.tensor(&name) else {
+            let missing = || missing_part(&codes, format!("its global scale, {name}, is missing"));
+            return (!global.optional).then(|| Err(missing()));
+        };
+        let one = if global.shape_for(&shape) == stored.shape { one_of_equals(stored) } else { stored };
+        Some(self::global_scale(&one, global.direction).map(|scale| (stored, scale)))
+    };
+    let global_scale = storage.global_scale.as_ref().and_then(of);
+    let input_scale = storage
+        .input_scale
+        .as_ref()
+        .filter(|input| input.name_for(name).is_some_and(|name| checkpoint.tensor(&name).is_some()));
+    let input_scale = input_scale.and_then(of);
+    let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
+    Ok(Packed { name, format, shape, codes, scales, global_scale, input_scale, storage })
+}
+
+/// The first of numbers that are the same, as one number: the global scales of a layer's experts.
+fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
+    match tensor.data.as_chunks::<4>().0 {
+        [first, rest @ ..] if tensor.shape.len() == 1 && rest.iter().all(|number| number == first) => {
+            Tensor { data: first, shape: &[1], ..tensor }
+        }
+        _ => tensor,
+    }
+}
+
+/// The global scale that a tensor holds.
+///
+/// # Errors
+/// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, [`Error::Tensor`] if the
+/// number cannot be a global scale.
+pub(crate) fn global_scale(tensor: &Tensor<'_>, direction: Direction) -> Result<GlobalScale> {
+    let value = (tensor.dtype == FileDtype::F32).then(|| tensor.data.try_into().ok()).flatten();
+    let value = value.map(f32::from_le_bytes).ok_or_else(|| {
+        Error::Convention(ConventionError::Packed {
+            file: tensor.file.into(),
+            tensor: tensor.name.into(),
+            why: format!(
+                "a global scale is one F32, and this is {} of shape {:?}",
+                tensor.dtype, tensor.shape
+            ),
+        })
+    })?;
+    let given = GlobalScale::of(direction, value);
+    if given.in_range() {
+        Ok(given)
+    } else {
+        Err(Error::tensor(tensor.file, tensor.name, microscale::Error::GlobalScale { given }))
+    }
+}

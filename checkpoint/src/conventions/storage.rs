@@ -1,0 +1,238 @@
+//! How a convention of files stores a format: what a quantized tensor becomes.
+
+use std::borrow::Cow;
+
+use microscale::formats::nvfp4::Direction;
+use microscale::{Format, GlobalScale, QuantizedTensor};
+
+use crate::dtype::FileDtype;
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::gguf::blocks::Blocks;
+use crate::names::weight::WEIGHT;
+use crate::read::tensor::Tensor;
+use crate::reason::Reason;
+use crate::write::outline::Outline;
+
+/// How a convention stores tensors of a format: what a tensor X becomes.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) convention: FileConvention,
+    pub(crate) format: Format,
+    /// What follows the tensor's name.
+    pub(crate) codes_suffix: &'static str,
+    pub(crate) codes: FileDtype,
+    pub(crate) scales_suffix: &'static str,
+    pub(crate) scales: FileDtype,
+    pub(crate) global_scale: Option<StoredGlobal>,
+    /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the
+    /// layer's `.weight`.
+    pub(crate) input_scale: Option<StoredGlobal>,
+    /// Blocks that hold codes and scales together, which are one tensor then.
+    pub(crate) blocks: Option<Blocks>,
+    /// Whether blocks are a dimension of their own.
+    pub(crate) blocks_apart: bool,
+    /// Whether the model's parameter is the transpose of what is stored, in its last two dimensions.
+    pub(crate) transposed: bool,
+    /// The ends of the names of parameters that hold all experts of a layer, if these alone are stored so.
+    pub(crate) experts: Option<&'static [&'static str]>,
+}
+
+/// How a convention stores a global scale: one F32.
+#[derive(Debug)]
+pub(crate) struct StoredGlobal {
+    /// What follows the tensor's name, or takes the place of its [`WEIGHT`].
+    pub(crate) suffix: &'static str,
+    beside: bool,
+    /// Whether a tensor without one has 1.
+    pub(crate) optional: bool,
+    pub(crate) direction: Direction,
+    numbers: Numbers,
+}
+
+/// How often a global scale is stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Numbers {
+    /// Once, without dimensions.
+    Scalar,
+    /// Once, with one dimension.
+    One,
+    /// Once for each expert of a layer whose tensor has three dimensions, and once for others; with one
+    /// dimension.
+    EachExpert,
+}
+
+impl StoredGlobal {
+    /// One whose name begins with the tensor's.
+    pub(crate) const fn after(suffix: &'static str, direction: Direction, numbers: Numbers) -> Self {
+        Self { suffix, beside: false, optional: false, direction, numbers }
+    }
+
+    /// One whose name has something else in place of [`WEIGHT`].
+    pub(crate) const fn beside(suffix: &'static str, direction: Direction, numbers: Numbers) -> Self {
+        Self { suffix, beside: true, optional: false, direction, numbers }
+    }
+
+    /// The same, where 1 need not be stored.
+    pub(crate) const fn or_one(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// Its name, by that of the tensor; `None` if the tensor is no layer's weight and should be.
+    pub(crate) fn name_for(&self, tensor: &str) -> Option<String> {
+        let start = if self.beside { tensor.strip_suffix(WEIGHT)? } else { tensor };
+        Some(format!("{start}{}", self.suffix))
+    }
+
+    /// Its shape, by that of the tensor: as many numbers, all the same.
+    pub(crate) fn shape_for(&self, tensor: &[usize]) -> Vec<usize> {
+        match (self.numbers, tensor) {
+            (Numbers::Scalar, _) => Vec::new(),
+            (Numbers::EachExpert, [experts, _, _]) => vec![*experts],
+            (Numbers::One | Numbers::EachExpert, _) => vec![1],
+        }
+    }
+
+    /// The tensor that it becomes; `None` where it has no name.
+    pub(crate) fn outline(&self, tensor: &str, shape: &[usize]) -> Option<Outline> {
+        Some(Outline { name: self.name_for(tensor)?, dtype: FileDtype::F32, shape: self.shape_for(shape) })
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&self, scale: GlobalScale, shape: &[usize]) -> Vec<u8> {
+        scale.value().to_le_bytes().repeat(self.shape_for(shape).iter().product())
+    }
+
+    /// The name of the tensor that it is for, by its own.
+    pub(crate) fn owner_of(&self, name: &str) -> Option<String> {
+        let start = name.strip_suffix(self.suffix)?;
+        Some(if self.beside { format!("{start}{WEIGHT}") } else { start.into() })
+    }
+}
+
+impl Storage {
+    /// Why a tensor is not for this convention.
+    pub(crate) fn cannot_hold(&self, name: &str, shape: &[usize]) -> Option<Reason> {
+        let is_among = |ends: &[&str]| shape.len() == 3 && ends.iter().any(|end| name.ends_with(end));
+        if self.experts.is_some_and(|ends| !is_among(ends)) {
+            return Some(Reason::NotAnExpert);
+        }
+        let nameless = self.global_scale.as_ref().is_some_and(|global| global.name_for(name).is_none());
+        if nameless {
+            return Some(Reason::NotAWeight);
+        }
+        let (cols, block) = (self.stored_shape(shape).last().copied().unwrap_or(1), self.row_block());
+        (cols % block != 0).then_some(Reason::Columns { cols, block })
+    }
+
+    /// What the length of rows must be a multiple of.
+    pub(crate) fn row_block(&self) -> usize {
+        self.blocks.map_or(self.format.block(), Blocks::elements)
+    }
+
+    /// The sizes of a model's parameter as it is stored, before packing; and the other way round.
+    pub(crate) fn stored_shape<'s>(&self, shape: &'s [usize]) -> Cow<'s, [usize]> {
+        match (self.transposed, shape.len()) {
+            (true, rank @ 2..) => {
+                let mut shape = shape.to_vec();
+                shape.swap(rank - 2, rank - 1);
+                shape.into()
+            }
+            _ => shape.into(),
+        }
+    }
+
+    /// The shape of a tensor's codes in a file, given the sizes of the model's parameter.
+    pub(crate) fn codes_shape(&self, shape: &[usize]) -> Vec<usize> {
+        if self.blocks.is_some() {
+            return self.stored_shape(shape).into_owned();
+        }
+        let mut shape = self.scales_shape(shape);
+        if let Some(blocks) = shape.last_mut() {
+            let bytes = self.format.block_bytes();
+            if self.blocks_apart {
+                shape.push(bytes);
+            } else {
+                *blocks *= bytes;
+            }
+        }
+        shape
+    }
+
+    /// The shape of a tensor's block scales in a file, given the sizes of the model's parameter.
+    pub(crate) fn scales_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = self.stored_shape(shape).into_owned();
+        if let Some(cols) = shape.last_mut() {
+            *cols /= self.format.block();
+        }
+        shape
+    }
+
+    /// The sizes of the model's parameter, given its codes' and scales'; `None` if those do not fit each
+    /// other.
+    pub(crate) fn model_shape(&self, codes: &[usize], scales: Option<&[usize]>) -> Option<Vec<usize>> {
+        let Some(scales) = scales else { return Some(self.stored_shape(codes).into_owned()) };
+        let mut stored = scales.to_vec();
+        let cols = stored.last_mut()?;
+        *cols = cols.checked_mul(self.format.block())?;
+        let shape = self.stored_shape(&stored).into_owned();
+        (self.codes_shape(&shape) == codes).then_some(shape)
+    }
+
+    /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale.
+    pub(crate) fn outlines(&self, name: &str, shape: &[usize]) -> Vec<Outline> {
+        let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
+        let mut outlines = vec![outline(self.codes_suffix, self.codes, self.codes_shape(shape))];
+        if self.blocks.is_none() {
+            outlines.push(outline(self.scales_suffix, self.scales, self.scales_shape(shape)));
+        }
+        outlines.extend(self.global_scale.as_ref().and_then(|global| global.outline(name, shape)));
+        outlines
+    }
+
+    /// Makes sure that files can hold a tensor's block scales.
+    ///
+    /// # Errors
+    /// [`ConventionError::Unheld`](crate::ConventionError::Unheld).
+    pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8]) -> Result<()> {
+        let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
+        let Some(block) = unheld else { return Ok(()) };
+        let (file, byte, convention) = (tensor.file.into(), scales[block], self.convention);
+        Err(Error::Convention(ConventionError::Unheld {
+            file,
+            tensor: tensor.name.into(),
+            block,
+            byte,
+            convention,
+        }))
+    }
+
+    /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
+    pub(crate) fn parts(&self, tensor: QuantizedTensor, shape: &[usize]) -> Vec<Vec<u8>> {
+        let global = self.global_part(tensor.global_scale(), shape);
+        let (codes, scales) = tensor.into_parts();
+        let mut parts = match self.blocks {
+            None => vec![codes, scales],
+            Some(blocks) => vec![blocks.pack(&codes, &scales)],
+        };
+        parts.extend(global);
+        parts
+    }
+
+    /// The last of them, the global scale, if there is one.
+    pub(crate) fn global_part(&self, global: Option<GlobalScale>, shape: &[usize]) -> Option<Vec<u8>> {
+        let stored = self.global_scale.as_ref().zip(self.stored_global_scale(global));
+        stored.map(|(stored, global)| stored.bytes(global, shape))
+    }
+
+    /// What a file holds for a global scale, in the convention's direction.
+    ///
+    /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the
+    /// file may differ from the original's in the last place. A tensor without a global scale gets 1, because
+    /// loaders want one, and that changes nothing.
+    pub(crate) fn stored_global_scale(&self, global_scale: Option<GlobalScale>) -> Option<GlobalScale> {
+        let direction = self.global_scale.as_ref()?.direction;
+        Some(global_scale.unwrap_or(GlobalScale::of(direction, 1.0)).toward(direction))
+    }
+}

@@ -1,0 +1,268 @@
+//! All conventions of files: **the table of conventions**.
+
+use microscale::formats::ScaleLayout;
+use microscale::{Format, Recipe, Words};
+
+use crate::conventions::convention::Convention;
+use crate::conventions::group::Group;
+use crate::conventions::storage::Storage;
+use crate::conventions::{compressed_tensors, gguf, gpt_oss, modelopt};
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::read::description::Description;
+
+/// Every convention.
+pub(crate) const CONVENTIONS: [&Convention; 4] =
+    [&compressed_tensors::CONVENTION, &modelopt::CONVENTION, &gpt_oss::CONVENTION, &gguf::CONVENTION];
+
+/// Every way of storing, of all conventions.
+pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
+    CONVENTIONS.into_iter().flat_map(|convention| convention.stored)
+}
+
+impl FileConvention {
+    /// What the convention says; `None` would be a name without a row.
+    fn rules(self) -> Option<&'static Convention> {
+        CONVENTIONS.into_iter().find(|convention| convention.name == self)
+    }
+
+    /// The formats that it has.
+    pub fn formats(self) -> impl Iterator<Item = Format> {
+        self.rules().into_iter().flat_map(|rules| rules.stored).map(|stored| stored.format)
+    }
+
+    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
+    /// linear layers are not quantized.
+    pub(crate) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
+        if let Some(rules) = self.rules().filter(|_| !groups.is_empty()) {
+            (rules.describe)(groups, ignore, description);
+        }
+    }
+
+    /// Whether a config that names this method is of the convention.
+    pub(crate) fn is_method(self, method: &str) -> bool {
+        self.rules().is_some_and(|rules| (rules.is_method)(method))
+    }
+
+    /// Makes sure that files can hold what a recipe gives.
+    ///
+    /// # Errors
+    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) for a format that the convention
+    /// lacks, [`ConventionError::ScaleLayout`](crate::ConventionError::ScaleLayout) for scales that are not
+    /// linear.
+    pub fn check(self, recipe: &Recipe) -> Result<()> {
+        Storage::of(self, recipe).map(|_| ())
+    }
+}
+
+impl Storage {
+    /// How the result of a recipe is stored.
+    ///
+    /// # Errors
+    /// Those of [`FileConvention::check`].
+    pub(crate) fn of(convention: FileConvention, recipe: &Recipe) -> Result<&'static Self> {
+        if recipe.scale_layout != ScaleLayout::Linear {
+            return Err(Error::Convention(ConventionError::ScaleLayout { layout: recipe.scale_layout }));
+        }
+        Self::of_format(convention, recipe.format())
+    }
+
+    /// How a format is stored.
+    ///
+    /// # Errors
+    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
+    pub(crate) fn of_format(convention: FileConvention, format: Format) -> Result<&'static Self> {
+        let found = stored().find(|stored| (stored.convention, stored.format) == (convention, format));
+        found.ok_or_else(|| {
+            Error::Convention(ConventionError::NotStored {
+                convention,
+                format,
+                instead: instead_of(convention, format),
+            })
+        })
+    }
+}
+
+/// What can be chosen where a convention lacks a format.
+fn instead_of(convention: FileConvention, format: Format) -> String {
+    let formats: Vec<_> = convention.formats().map(Words::word).collect();
+    let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
+    let others: Vec<_> = others.map(|(word, _)| *word).collect();
+    let others: String = match others.as_slice() {
+        [] => format!(
+            "and no other has it (the library quantizes single tensors to it, and \
+             `microscale compare A --format {format}` measures what A would lose)"
+        ),
+        others => format!("or a convention that has it: {}", others.join(", ")),
+    };
+    format!("choose among its formats ({}), {others}", formats.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::FileDtype;
+    use crate::read::description::QUANTIZATION;
+    use crate::reason::Reason;
+    use crate::write::outline::Outline;
+    use microscale::Convention;
+    use serde_json::Value;
+
+    const E4M3: FileDtype = FileDtype::F8_E4M3;
+    const U8: FileDtype = FileDtype::U8;
+
+    /// Name, dtype and shape.
+    type Part<'a> = (&'a str, FileDtype, &'a [usize]);
+
+    fn stored_as(convention: FileConvention, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
+        Storage::of_format(convention, format).unwrap().outlines(name, shape)
+    }
+
+    #[test]
+    fn names_dtypes_and_shapes_of_the_conventions() {
+        let ct = FileConvention::CompressedTensors;
+        let expected: [(_, _, _, &[usize], &[Part<'_>]); 5] = [
+            (
+                ct,
+                Format::Mxfp4,
+                "a.weight",
+                &[8, 96],
+                &[("a.weight_packed", U8, &[8, 48]), ("a.weight_scale", U8, &[8, 3])],
+            ),
+            (
+                ct,
+                Format::Nvfp4,
+                "experts.down",
+                &[2, 8, 48],
+                &[
+                    ("experts.down_packed", U8, &[2, 8, 24]),
+                    ("experts.down_scale", E4M3, &[2, 8, 3]),
+                    ("experts.down_global_scale", FileDtype::F32, &[1]),
+                ],
+            ),
+            (
+                ct,
+                Format::Mxfp8E4m3,
+                "a.weight",
+                &[8, 96],
+                &[("a.weight", E4M3, &[8, 96]), ("a.weight_scale", U8, &[8, 3])],
+            ),
+            (
+                FileConvention::Modelopt,
+                Format::Nvfp4,
+                "a.weight",
+                &[8, 96],
+                &[
+                    ("a.weight", U8, &[8, 48]),
+                    ("a.weight_scale", E4M3, &[8, 6]),
+                    ("a.weight_scale_2", FileDtype::F32, &[]),
+                ],
+            ),
+            (
+                FileConvention::GptOss,
+                Format::Mxfp4,
+                "mlp.experts.down_proj",
+                &[4, 96, 5],
+                &[
+                    ("mlp.experts.down_proj_blocks", U8, &[4, 5, 3, 16]),
+                    ("mlp.experts.down_proj_scales", U8, &[4, 5, 3]),
+                ],
+            ),
+        ];
+        for (convention, format, name, shape, expected) in expected {
+            let outlines = stored_as(convention, format, name, shape);
+            let found: Vec<_> = outlines
+                .iter()
+                .map(|outline| (outline.name.as_str(), outline.dtype, &outline.shape[..]))
+                .collect();
+            assert_eq!(found, expected);
+            let storage = Storage::of_format(convention, format).unwrap();
+            let model_shape = storage.model_shape(&outlines[0].shape, Some(&outlines[1].shape));
+            assert_eq!(model_shape.as_deref(), Some(shape));
+            assert_eq!(storage.model_shape(&outlines[0].shape, Some(&[8, 2])), None);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_said() {
+        let storage = |convention, format| Storage::of_format(convention, format).unwrap();
+        let ct = |format| storage(FileConvention::CompressedTensors, format);
+        assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 96]), None);
+        assert_eq!(ct(Format::Nvfp4).cannot_hold("a", &[8, 48]), None);
+        let columns = |cols, block| Some(Reason::Columns { cols, block });
+        assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 48]), columns(48, 32));
+        let experts = storage(FileConvention::GptOss, Format::Mxfp4);
+        assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 96, 5]), None);
+        assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 48, 32]), columns(48, 32));
+        assert_eq!(experts.cannot_hold("a.experts.down_proj_bias", &[4, 96]), Some(Reason::NotAnExpert));
+        let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
+        for convention in FileConvention::WORDS.iter().map(|(_, convention)| *convention) {
+            let refused = convention.check(&e5m2).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    Error::Convention(ConventionError::NotStored { format: Format::Mxfp8E5m2, .. })
+                ),
+                "{refused}"
+            );
+        }
+        let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
+        let refused = FileConvention::CompressedTensors.check(&swizzled);
+        assert!(matches!(refused, Err(Error::Convention(ConventionError::ScaleLayout { .. }))));
+        let refused = FileConvention::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
+        assert!(
+            refused.contains("its formats (nvfp4)") && refused.contains("compressed-tensors, gpt-oss"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn every_global_scale_can_be_stored() {
+        use microscale::GlobalScale::{Divisor, Multiplier};
+        let stored = |convention, scale| {
+            Storage::of_format(convention, Format::Nvfp4).unwrap().stored_global_scale(scale).unwrap()
+        };
+        let (ct, modelopt) = (FileConvention::CompressedTensors, FileConvention::Modelopt);
+        assert_eq!((stored(ct, None), stored(modelopt, None)), (Divisor(1.0), Multiplier(1.0)));
+        assert_eq!(stored(ct, Some(Divisor(3.0))), Divisor(3.0));
+        assert_eq!(stored(ct, Some(Multiplier(0.25))), Divisor(4.0));
+        assert_eq!(stored(modelopt, Some(Divisor(4.0))), Multiplier(0.25));
+        for value in [f32::MIN_POSITIVE, f32::MAX / 448.0] {
+            let scale = Multiplier(value);
+            assert!(scale.in_range() && stored(ct, Some(scale)).in_range(), "{scale:?}");
+        }
+    }
+
+    #[test]
+    fn configs_are_added_and_removed_without_touching_the_rest() {
+        let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
+        for storage in stored().filter(|storage| storage.blocks.is_none()) {
+            let mut description = Description {
+                config: original.as_object().cloned(),
+                fp8_cache: true,
+                ..Description::default()
+            };
+            let groups = [Group { storage, layers: vec!["fc".into()] }];
+            storage.convention.describe(&groups, &["lm_head".into()], &mut description);
+            let quantization = &description.config.as_ref().unwrap()[QUANTIZATION];
+            let method = quantization["quant_method"].as_str().unwrap();
+            let expected = match storage.convention {
+                FileConvention::CompressedTensors => "compressed-tensors",
+                FileConvention::Modelopt => "modelopt",
+                FileConvention::GptOss => "mxfp4",
+                FileConvention::Gguf => unreachable!("it has no config.json"),
+            };
+            assert_eq!(method, expected);
+            assert!(quantization.to_string().contains("lm_head"));
+            if storage.convention != FileConvention::GptOss {
+                let mut again = Description { fp8_cache: false, ..description };
+                assert_eq!((again.take_cache(), again.fp8_cache), (None, true));
+                description = again;
+            }
+            description.remove();
+            assert_eq!(Value::Object(description.config.unwrap()).to_string(), original.to_string());
+            assert_eq!(description.hf_quant_config, None);
+        }
+    }
+}

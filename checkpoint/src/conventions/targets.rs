@@ -1,0 +1,82 @@
+//! What a config with several formats calls the layers of each.
+//!
+//! Layers are called by their names. Experts are not: vLLM asks for a layer's experts by names that the file
+//! need not have, and transformers finds them by a regular expression with "experts" in it. So they have one
+//! that says which layers' they are.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::conventions::group::Group;
+use crate::names::layers::layer_part;
+use crate::names::weight::EXPERTS;
+
+/// The targets of each group: those of one mean no layer of another.
+pub(crate) fn targets(groups: &[Group]) -> Vec<Vec<String>> {
+    // The groups that a pattern means layers of.
+    let mut meant: HashMap<String, BTreeSet<usize>> = HashMap::new();
+    for (i, group) in groups.iter().enumerate() {
+        for pattern in group.layers.iter().flat_map(|layer| patterns(layer)) {
+            meant.entry(pattern).or_default().insert(i);
+        }
+    }
+    let target = |layer: &String| {
+        let alone = patterns(layer).into_iter().find(|pattern| meant[pattern].len() == 1);
+        alone.unwrap_or_else(|| layer.clone())
+    };
+    groups
+        .iter()
+        .map(|group| group.layers.iter().map(target).collect::<BTreeSet<_>>().into_iter().collect())
+        .collect()
+}
+
+/// Of an expert's layer: the expressions for the experts of all layers, and of its own; without what stands
+/// before the layers, which engines may call otherwise.
+fn patterns(layer: &str) -> Vec<String> {
+    let Some((parent, expert)) = layer.split_once(EXPERTS) else { return Vec::new() };
+    if expert.split('.').next().is_none_or(|number| number.parse::<u64>().is_err()) {
+        return Vec::new();
+    }
+    let parts: Vec<&str> = parent.split('.').collect();
+    let number = layer_part(&parts);
+    let start = number.map_or(0, |number| number.saturating_sub(1));
+    let pattern = |any: bool| {
+        let part =
+            |at: usize| if any && Some(at) == number { r"\d+".into() } else { regex::escape(parts[at]) };
+        let parts: Vec<_> = (start..parts.len()).map(part).collect();
+        format!(r"re:(.*\.)?{}\.experts\.\d+\.", parts.join(r"\."))
+    };
+    vec![pattern(true), pattern(false)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conventions::storage::Storage;
+    use crate::file_convention::FileConvention;
+    use microscale::Format;
+
+    fn group(format: Format, layers: &[&str]) -> Group {
+        let storage = Storage::of_format(FileConvention::CompressedTensors, format).unwrap();
+        Group { storage, layers: layers.iter().map(|layer| (*layer).into()).collect() }
+    }
+
+    #[test]
+    fn layers_are_named_and_experts_are_matched() {
+        let dense = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.shared_experts.up_proj"];
+        let experts = ["model.layers.1.mlp.experts.0.up_proj", "model.layers.2.mlp.experts.11.down_proj"];
+        let of = |groups: &[Group]| targets(groups);
+        let found = of(&[group(Format::Nvfp4, &experts), group(Format::Mxfp4, &dense)]);
+        assert_eq!(found[0], [r"re:(.*\.)?layers\.\d+\.mlp\.experts\.\d+\."]);
+        assert_eq!(found[1], dense);
+        // Experts of both kinds: layer by layer, and if one layer has both by their names.
+        let found = of(&[group(Format::Nvfp4, &experts[..1]), group(Format::Mxfp4, &experts[1..])]);
+        assert_eq!(found[0], [r"re:(.*\.)?layers\.1\.mlp\.experts\.\d+\."]);
+        assert_eq!(found[1], [r"re:(.*\.)?layers\.2\.mlp\.experts\.\d+\."]);
+        let both = ["layers.1.mlp.experts.0.up_proj", "layers.1.mlp.experts.1.up_proj"];
+        let found = of(&[group(Format::Nvfp4, &both[..1]), group(Format::Mxfp4, &both[1..])]);
+        assert_eq!((&found[0][..], &found[1][..]), (&[both[0].to_string()][..], &[both[1].to_string()][..]));
+        // All experts in one tensor have no number.
+        let fused = ["model.layers.1.mlp.experts.gate_up_proj"];
+        assert_eq!(of(&[group(Format::Nvfp4, &fused), group(Format::Mxfp4, &dense)])[0], fused);
+    }
+}

@@ -1,0 +1,285 @@
+//! Converting a quantized checkpoint to another convention of files, without quantizing again.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Instant;
+
+use microscale::{Device, ErrorStats, GlobalScale, QuantizedTensor};
+use rayon::prelude::*;
+
+use crate::conventions::group::Group;
+use crate::conventions::ignored::ignored;
+use crate::conventions::packed::{Logical, Packed, logical};
+use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::error::convention::ConventionError;
+use crate::error::output::OutputError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::gguf::metadata::FileType;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::{Tensor, elements};
+use crate::sums::Sums;
+use crate::write::others::Skipped;
+use crate::write::outline::{Outline, unchanged};
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
+
+/// What happened to a checkpoint that was converted.
+#[derive(Clone, Debug)]
+pub struct Converted {
+    /// The convention of the output.
+    pub to: FileConvention,
+    /// Sums over the quantized tensors.
+    pub converted: Sums,
+    /// Sums over the tensors that were copied.
+    pub copied: Sums,
+    /// The tensors whose values are not the same to the bit.
+    pub rounded: Vec<Rounding>,
+    /// Layers whose inputs have a global scale that was rounded.
+    pub rounded_inputs: Vec<String>,
+    /// How the cache of keys and values was said to be quantized, if the output does not say so.
+    pub dropped_cache: Option<String>,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+}
+
+/// What the other direction of a global scale did to a tensor's values.
+#[derive(Clone, Debug)]
+pub struct Rounding {
+    /// The tensor.
+    pub tensor: String,
+    /// Its global scale before.
+    pub before: GlobalScale,
+    /// And after, in the other direction.
+    pub after: GlobalScale,
+    /// Values that are not the same f32.
+    pub differing: u64,
+    /// All values.
+    pub values: u64,
+    /// The difference of those after from those before.
+    pub errors: ErrorStats,
+}
+
+/// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its
+/// order, with its config.
+///
+/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
+/// and each whose values are not the same to the bit is told of. As in [`quantize`](crate::quantize()), a few
+/// tensors are in memory at a time and a failure leaves nothing behind.
+///
+/// # Errors
+/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
+/// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
+/// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
+/// hold without quantizing again; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    to: FileConvention,
+    out: &Path,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Converted> {
+    let start = Instant::now();
+    checkpoint.check_container(to)?;
+    let logical = logical(checkpoint)?;
+    let work = Converter::new(checkpoint, &logical, to)?;
+    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+    let mut converted = Converted {
+        to,
+        converted: Sums::default(),
+        copied: Sums::default(),
+        rounded: Vec::new(),
+        rounded_inputs: Vec::new(),
+        dropped_cache: dropped_cache(checkpoint, to),
+        skipped,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    for done in tensors {
+        converted.converted = converted.converted.with(done.converted);
+        converted.copied = converted.copied.with(done.copied);
+        converted.rounded.extend(done.rounded);
+        converted.rounded_inputs.extend(done.rounded_input);
+    }
+    Ok(converted)
+}
+
+/// What became of one tensor of a file.
+#[derive(Default)]
+struct Done {
+    converted: Sums,
+    copied: Sums,
+    rounded: Option<Rounding>,
+    rounded_input: Option<String>,
+}
+
+struct Converter<'a> {
+    checkpoint: &'a Checkpoint,
+    to: FileConvention,
+    /// By the name of the codes.
+    packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
+    /// The names of scales, which are written with their codes.
+    scales: HashSet<&'a str>,
+}
+
+impl<'a> Converter<'a> {
+    fn new(checkpoint: &'a Checkpoint, logical: &'a [Logical<'a>], to: FileConvention) -> Result<Self> {
+        let mut packed = HashMap::new();
+        for tensor in logical {
+            if let Logical::Packed(tensor) = tensor {
+                let storage = Storage::of_format(to, tensor.format)?;
+                if storage.transposed != tensor.storage.transposed {
+                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
+                    return Err(Error::Convention(ConventionError::NotConverted { file, tensor, to }));
+                }
+                packed.insert(tensor.codes.name, (&**tensor, storage));
+            }
+        }
+        if packed.is_empty() {
+            return Err(Error::Convention(ConventionError::NothingPacked {
+                doing: "convert",
+                path: checkpoint.path.clone(),
+            }));
+        }
+        let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
+        let scales = scales.map(|scales| scales.name).collect();
+        let converter = Self { checkpoint, to, packed, scales };
+        converter.check_names()?;
+        Ok(converter)
+    }
+
+    /// Every tensor of the output must have a name of its own.
+    fn check_names(&self) -> Result<()> {
+        let mut taken = HashSet::new();
+        for tensor in self.checkpoint.tensors() {
+            for Outline { name, .. } in self.outlines(&tensor) {
+                if !taken.insert(name.clone()) {
+                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The scale of a layer's inputs as it will be stored: how, and what.
+    fn input_scale(
+        packed: &Packed<'_>,
+        storage: &'static Storage,
+    ) -> Option<(Outline, &'static StoredGlobal, GlobalScale)> {
+        let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
+        Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
+    }
+
+    /// Compares a quantized tensor's values before and after, and writes it.
+    fn convert(
+        packed: &Packed<'_>,
+        storage: &'static Storage,
+        device: &Device,
+        sink: &Sink<'_>,
+    ) -> Result<Done> {
+        let tensor = packed.read()?;
+        let mut done = Done { rounded: compare(packed, storage, &tensor, device)?, ..Done::default() };
+        let mut bytes_after = 0;
+        for (outline, data) in
+            storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor, &packed.shape))
+        {
+            bytes_after += data.len() as u64;
+            sink.write(&outline.name, &data)?;
+        }
+        if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
+            bytes_after += outline.bytes();
+            sink.write(&outline.name, &input.bytes(after, &packed.shape))?;
+            let rounded =
+                packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
+            done.rounded_input = rounded.then(|| packed.name.into());
+        }
+        done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
+        Ok(done)
+    }
+}
+
+/// What another direction of the global scale does to a tensor's values; `None` if nothing.
+fn compare(
+    packed: &Packed<'_>,
+    storage: &Storage,
+    tensor: &QuantizedTensor,
+    device: &Device,
+) -> Result<Option<Rounding>> {
+    let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
+    let (Some(before), Some(after)) = (before, after) else { return Ok(None) };
+    if before == after {
+        return Ok(None);
+    }
+    let error = |source| packed.error(source);
+    let values: Vec<f32> = device.dequantize(tensor).map_err(error)?;
+    let converted = tensor.clone().with_global_scale(after).map_err(error)?;
+    let others: Vec<f32> = device.dequantize(&converted).map_err(error)?;
+    let pairs = values.par_iter().zip(&others);
+    let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+    let rounding = || {
+        let errors = ErrorStats::between(&values, &others);
+        let (tensor, values) = (packed.name.into(), elements(&packed.shape));
+        Rounding { tensor, before, after, differing, values, errors }
+    };
+    Ok((differing != 0).then(rounding))
+}
+
+/// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.
+fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
+    let mut description = Description::of(checkpoint);
+    let other = description.take_cache();
+    other.or_else(|| (description.fp8_cache && to == FileConvention::GptOss).then(|| "FP8".into()))
+}
+
+impl Rewrite for Converter<'_> {
+    type Done = Done;
+
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        match self.packed.get(tensor.name) {
+            Some((packed, storage)) => {
+                let mut outlines = storage.outlines(packed.name, &packed.shape);
+                outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
+                outlines
+            }
+            None if self.scales.contains(tensor.name) => Vec::new(),
+            None => vec![unchanged(tensor)],
+        }
+    }
+
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let done = tensors.iter().map(|tensor| {
+            if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
+                return Self::convert(packed, storage, device, sink);
+            }
+            let with_codes = self.scales.contains(tensor.name);
+            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
+            Ok(Done { copied, ..Done::default() })
+        });
+        done.collect()
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        None
+    }
+
+    fn describe(&self, description: &mut Description) {
+        description.take_cache();
+        description.remove();
+        description.activations = self.packed.values().any(|(packed, _)| packed.input_scale.is_some());
+        let copied = self
+            .checkpoint
+            .tensors()
+            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
+        let ignore = ignored(self.checkpoint, copied);
+        let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
+        let groups =
+            Group::of(packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape))));
+        self.to.describe(&groups, &ignore, description);
+    }
+}

@@ -1,0 +1,197 @@
+//! Dequantizing a checkpoint: the way back.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Instant;
+
+use microscale::{Device, Dtype, Element};
+
+use crate::conventions::packed::{Logical, Packed, logical};
+use crate::error::convention::ConventionError;
+use crate::error::output::OutputError;
+use crate::error::{Error, Result};
+use crate::gguf::metadata::FileType;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::read::values::file_dtype;
+use crate::sums::Sums;
+use crate::write::busy::Busy;
+use crate::write::others::Skipped;
+use crate::write::outline::{Outline, unchanged};
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
+
+/// What happened to a checkpoint that was dequantized.
+#[derive(Clone, Debug)]
+pub struct Dequantized {
+    /// The dtype of the values.
+    pub dtype: Dtype,
+    /// On what.
+    pub device: String,
+    /// Sums over the tensors that were dequantized.
+    pub dequantized: Sums,
+    /// Sums over the tensors that were copied.
+    pub copied: Sums,
+    /// Blocks whose scale is NaN, and so all their values.
+    pub nan_scales: u64,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time in which anything was being dequantized.
+    pub compute_seconds: f64,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+}
+
+/// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the
+/// model knows.
+///
+/// Without a dtype it is the one that the config.json names, or else BF16. As in
+/// [`quantize`](crate::quantize()), a few tensors are in memory at a time and a failure leaves nothing
+/// behind.
+///
+/// # Errors
+/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked),
+/// [`ConventionError::Packed`](crate::ConventionError::Packed),
+/// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything about
+/// writing.
+pub fn dequantize(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    dtype: Option<Dtype>,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Dequantized> {
+    let start = Instant::now();
+    let logical = logical(checkpoint)?;
+    let mut packed = HashMap::new();
+    for tensor in &logical {
+        if let Logical::Packed(tensor) = tensor {
+            if let Some(taken) =
+                checkpoint.tensor(tensor.name).filter(|taken| taken.name != tensor.codes.name)
+            {
+                let (codes, name) = (tensor.codes, taken.name.into());
+                return Err(Error::Output(OutputError::NameTaken {
+                    file: codes.file.into(),
+                    tensor: codes.name.into(),
+                    name,
+                }));
+            }
+            packed.insert(tensor.codes.name, &**tensor);
+        }
+    }
+    if packed.is_empty() {
+        return Err(Error::Convention(ConventionError::NothingPacked {
+            doing: "dequantize",
+            path: checkpoint.path.clone(),
+        }));
+    }
+    let scales =
+        packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
+    let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
+    let work = Dequantizer { dtype, packed, scales };
+    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+    let mut dequantized = Dequantized {
+        dtype,
+        device: device.to_string(),
+        dequantized: Sums::default(),
+        copied: Sums::default(),
+        nan_scales: 0,
+        skipped,
+        compute_seconds: Busy::seconds(tensors.iter().filter_map(|done| done.busy)),
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    for done in tensors {
+        dequantized.dequantized = dequantized.dequantized.with(done.dequantized);
+        dequantized.copied = dequantized.copied.with(done.copied);
+        dequantized.nan_scales += done.nan_scales;
+    }
+    Ok(dequantized)
+}
+
+/// The dtype that a config.json says the model's weights have.
+fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
+    let config = &checkpoint.config.as_ref()?.json;
+    let name = config.get("dtype").or_else(|| config.get("torch_dtype"))?.as_str()?;
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" => Some(Dtype::F32),
+        "float16" => Some(Dtype::F16),
+        "bfloat16" => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+struct Dequantizer<'a> {
+    dtype: Dtype,
+    /// By the name of the codes.
+    packed: HashMap<&'a str, &'a Packed<'a>>,
+    /// The names of the scales, block scales and global ones.
+    scales: HashSet<&'a str>,
+}
+
+/// What became of one tensor of a file.
+#[derive(Default)]
+struct Done {
+    dequantized: Sums,
+    copied: Sums,
+    nan_scales: u64,
+    busy: Option<Busy>,
+}
+
+/// Dequantizes a tensor and writes its values.
+fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+    let from = Instant::now();
+    let values: Vec<T> = packed.values(device)?;
+    let mut done = Done { busy: Some(Busy { from, until: Instant::now() }), ..Done::default() };
+    let (_, scales) = packed.parts();
+    let nan_scales = scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
+    done.nan_scales = nan_scales.count() as u64;
+    done.dequantized.add(values.len() as u64, packed.bytes() as u64, size_of_val(&values[..]) as u64);
+    sink.write(packed.name, bytemuck::cast_slice(&values))?;
+    Ok(done)
+}
+
+impl Rewrite for Dequantizer<'_> {
+    type Done = Done;
+
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        match self.packed.get(tensor.name) {
+            Some(packed) => {
+                let dtype = file_dtype(self.dtype);
+                vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }]
+            }
+            None if self.scales.contains(tensor.name) => Vec::new(),
+            None => vec![unchanged(tensor)],
+        }
+    }
+
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let done = tensors.iter().map(|tensor| {
+            if let Some(packed) = self.packed.get(tensor.name) {
+                return match self.dtype {
+                    Dtype::F32 => write_values::<f32>(packed, device, sink),
+                    Dtype::F16 => write_values::<half::f16>(packed, device, sink),
+                    Dtype::Bf16 => write_values::<half::bf16>(packed, device, sink),
+                };
+            }
+            let with_codes = self.scales.contains(tensor.name);
+            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
+            Ok(Done { copied, ..Done::default() })
+        });
+        done.collect()
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        Some(match self.dtype {
+            Dtype::F32 => FileType::F32,
+            Dtype::F16 => FileType::F16,
+            Dtype::Bf16 => FileType::Bf16,
+        })
+    }
+
+    fn describe(&self, description: &mut Description) {
+        description.remove();
+    }
+}

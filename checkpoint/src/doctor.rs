@@ -1,0 +1,117 @@
+//! Auditing a quantized checkpoint: what in it will make a model wrong, where, and what to do about it.
+//!
+//! | file | what it looks at |
+//! |---|---|
+//! | `finding` | everything that can be wrong, what it does and what helps |
+//! | `blocks` | scale bytes and codes, block by block |
+//! | `stored` | dtypes and shapes that are read, and should not be so |
+//! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
+//! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
+//! | `config` | what config.json says |
+
+mod against;
+mod blocks;
+mod config;
+pub(crate) mod finding;
+mod global_scales;
+mod stored;
+
+use std::ops::ControlFlow;
+
+use microscale::{Device, Words};
+use serde_json::{Value, json};
+
+use crate::conventions::packed::{Logical, resolve};
+use crate::doctor::finding::{Defect, Finding};
+use crate::error::{Error, Result};
+use crate::read::checkpoint::Checkpoint;
+use crate::write::progress::{OnProgress, Progress};
+
+/// What came of looking at a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Diagnosis {
+    /// Everything that is wrong, tensor by tensor.
+    pub findings: Vec<Finding>,
+    /// Quantized tensors that were looked at.
+    pub quantized: u64,
+    /// Other tensors.
+    pub plain: u64,
+    /// Blocks that were looked at.
+    pub blocks: u64,
+}
+
+/// Looks at every tensor of a checkpoint, at what its layers have in common, and at its config.
+///
+/// Given the checkpoint that was quantized, also compares values with its tensors of the same names. Wrong
+/// files are findings where a tensor is to blame; a checkpoint that cannot be opened at all is an error of
+/// [`Checkpoint::open`].
+///
+/// # Errors
+/// [`Error::Interrupted`], and what keeps `against` from being read.
+pub fn diagnose(
+    checkpoint: &Checkpoint,
+    against: Option<&Checkpoint>,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Diagnosis> {
+    let mut diagnosis = Diagnosis::default();
+    let total = checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum();
+    let (mut packed, mut plain, mut done) = (Vec::new(), Vec::new(), 0);
+    for tensor in checkpoint.tensors() {
+        if let ControlFlow::Break(()) = progress(Progress { tensor: tensor.name, done, total }) {
+            return Err(Error::Interrupted);
+        }
+        done += tensor.data.len() as u64;
+        match resolve(checkpoint, tensor) {
+            Ok(None) => {}
+            Ok(Some(Logical::Plain(tensor))) => plain.push(tensor),
+            Ok(Some(Logical::Packed(tensor))) => {
+                diagnosis.blocks += tensor.blocks();
+                blocks::look(&tensor, &mut diagnosis.findings);
+                stored::look(&tensor, &mut diagnosis.findings);
+                if let Some(original) = against.and_then(|against| against.tensor(tensor.name)) {
+                    against::look(&tensor, &original, device, &mut diagnosis.findings)?;
+                }
+                packed.push(*tensor);
+            }
+            Err(error) => {
+                plain.push(tensor);
+                diagnosis.findings.push(Finding::of(Defect::Unreadable, &tensor, described(&error)));
+            }
+        }
+    }
+    (diagnosis.quantized, diagnosis.plain) = (packed.len() as u64, plain.len() as u64);
+    global_scales::look(&packed, &mut diagnosis.findings);
+    config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
+    Ok(diagnosis)
+}
+
+impl Diagnosis {
+    /// All of it as JSON.
+    pub fn to_json(&self) -> Value {
+        let findings = self.findings.iter().map(|finding| {
+            json!({
+                "defect": finding.defect.word(),
+                "tensor": finding.tensor,
+                "file": finding.file.to_string_lossy(),
+                "what": finding.what,
+                "effect": finding.defect.effect(),
+                "fix": finding.defect.fix(),
+            })
+        });
+        json!({
+            "findings": findings.collect::<Vec<_>>(),
+            "quantized_tensors": self.quantized,
+            "other_tensors": self.plain,
+            "blocks": self.blocks,
+        })
+    }
+}
+
+/// An error with its cause, in a line.
+fn described(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

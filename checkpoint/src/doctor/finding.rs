@@ -1,0 +1,134 @@
+//! What can be wrong with a checkpoint, and where.
+
+use std::path::PathBuf;
+
+use microscale::Words;
+
+use crate::conventions::packed::Packed;
+use crate::read::tensor::Tensor;
+
+/// Something that is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Defect {
+    /// Codes, scales or both cannot be put together.
+    Unreadable,
+    /// Block scales that are NaN.
+    NanScales,
+    /// Scales of NVFP4 with a sign.
+    SignedScales,
+    /// Many blocks of zeros only.
+    ZeroBlocks,
+    /// Many blocks that were clipped, by all that one can tell.
+    SaturatedBlocks,
+    /// A global scale that makes sense only the other way up.
+    InvertedGlobalScale,
+    /// Different global scales in layers that are fused.
+    UnequalGlobalScales,
+    /// The halves of bytes in the wrong order.
+    NibbleOrder,
+    /// Values that are not those of the original.
+    OtherValues,
+    /// Parts of a dtype or shape that loaders take for something else.
+    Misread,
+    /// Tensors that the config does not describe, or the other way round.
+    Config,
+}
+
+impl Words for Defect {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("unreadable", Self::Unreadable),
+        ("nan-scales", Self::NanScales),
+        ("signed-scales", Self::SignedScales),
+        ("zero-blocks", Self::ZeroBlocks),
+        ("saturated-blocks", Self::SaturatedBlocks),
+        ("inverted-global-scale", Self::InvertedGlobalScale),
+        ("unequal-global-scales", Self::UnequalGlobalScales),
+        ("nibble-order", Self::NibbleOrder),
+        ("other-values", Self::OtherValues),
+        ("misread", Self::Misread),
+        ("config", Self::Config),
+    ];
+}
+
+impl Defect {
+    /// What it does to the model.
+    pub const fn effect(self) -> &'static str {
+        match self {
+            Self::Unreadable => "loaders refuse the tensor, or read it wrongly",
+            Self::NanScales => "all weights of such a block are NaN, and every output that depends on them",
+            Self::SignedScales => {
+                "the scales are of another format (IF4 marks blocks by the sign bit); read as NVFP4, such blocks are negated"
+            }
+            Self::ZeroBlocks => {
+                "these weights add nothing; unless the original has them so, what they knew is lost"
+            }
+            Self::SaturatedBlocks => "the largest weights were cut off; the layer's outputs shrink",
+            Self::InvertedGlobalScale => {
+                "all weights of the tensor are wrong by one enormous factor; outputs overflow or vanish"
+            }
+            Self::UnequalGlobalScales => {
+                "engines that fuse the layers take one of the global scales for all: the weights of the others are wrong by a factor"
+            }
+            Self::NibbleOrder => {
+                "neighbouring weights are swapped in pairs; the model computes nonsense, without any error"
+            }
+            Self::OtherValues => "the weights are not those of the original",
+            Self::Misread => "loaders compute other weights from it, without any error",
+            Self::Config => "loaders refuse the checkpoint, or take its tensors for something else",
+        }
+    }
+
+    /// What helps.
+    pub const fn fix(self) -> &'static str {
+        match self {
+            Self::Unreadable => "complete the checkpoint, or download it again",
+            Self::NanScales => "quantize the tensor again, from an original without NaN and infinities",
+            Self::SignedScales => {
+                "read it with the software of its own format, or quantize the original to NVFP4"
+            }
+            Self::ZeroBlocks => {
+                "compare with the original (doctor --against ORIGINAL); if it has weights there, quantize again"
+            }
+            Self::SaturatedBlocks => {
+                "quantize again, with the global scale computed from the largest magnitude, or a scale rule that rounds up"
+            }
+            Self::InvertedGlobalScale => {
+                "store its inverse: compressed-tensors' names hold a divisor, ModelOpt's a multiplier"
+            }
+            Self::UnequalGlobalScales => {
+                "quantize these layers again, under one global scale (microscale quantize does)"
+            }
+            Self::NibbleOrder => {
+                "swap the halves of each byte of the codes, or quantize again (torchao 0.15 and later)"
+            }
+            Self::OtherValues => {
+                "make sure that --against names the checkpoint that was quantized; if so, quantize again"
+            }
+            Self::Misread => "write the tensor as its convention has it (microscale convert does)",
+            Self::Config => "correct config.json, or write both anew with microscale convert",
+        }
+    }
+}
+
+/// Something that is wrong, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// What.
+    pub defect: Defect,
+    /// In which tensor, or file if it is none in particular.
+    pub tensor: Option<String>,
+    /// The file.
+    pub file: PathBuf,
+    /// What was found and where in the tensor, in words.
+    pub what: String,
+}
+
+impl Finding {
+    pub(super) fn of(defect: Defect, tensor: &Tensor<'_>, what: String) -> Self {
+        Self { defect, tensor: Some(tensor.name.into()), file: tensor.file.into(), what }
+    }
+
+    pub(super) fn in_packed(defect: Defect, packed: &Packed<'_>, what: String) -> Self {
+        Self { defect, tensor: Some(packed.name.into()), file: packed.codes.file.into(), what }
+    }
+}

@@ -1,0 +1,51 @@
+//! NVFP4's global scales: their direction, and layers that share one.
+
+use std::collections::HashMap;
+
+use microscale::Words;
+use microscale::formats::{E4m3, e2m1, nvfp4};
+
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
+use crate::names::fused::{Fused, fused};
+
+/// Looks at all quantized tensors.
+pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
+    let mut layers: HashMap<Fused, &Packed<'_>> = HashMap::new();
+    for packed in tensors {
+        let Some((_, scale)) = packed.global_scale else { continue };
+        if let Some(what) = inverted(packed) {
+            findings.push(Finding::in_packed(Defect::InvertedGlobalScale, packed, what));
+        }
+        let Some(layer) = fused(packed.name) else { continue };
+        let first = *layers.entry(layer).or_insert(packed);
+        if let Some((_, other)) = first.global_scale.filter(|(_, other)| other.value() != scale.value()) {
+            let (value, name, other) = (scale.value(), first.name, other.value());
+            let what = format!("its global scale is {value}, that of {name} {other}");
+            findings.push(Finding::in_packed(Defect::UnequalGlobalScales, packed, what));
+        }
+    }
+}
+
+/// Whether a global scale is likely inverted, in words.
+///
+/// The right one brings the largest block scale to some 448, so that the tensor's amax a follows from both.
+/// From its inverse another follows, some 2688² / a. One of the two is above 2688 and the other below, and no
+/// model has weights above 2688.
+fn inverted(packed: &Packed<'_>) -> Option<String> {
+    let (_, scale) = packed.global_scale?;
+    let (_, scales) = packed.parts();
+    let finite = scales.iter().map(|byte| E4m3::from_bits(byte & 0x7F).to_f32());
+    let largest = finite.filter(|scale| scale.is_finite()).fold(0.0, f32::max);
+    let implied = |factor: f32| f64::from(largest) * f64::from(e2m1::MAX) * f64::from(factor);
+    let as_stored = scale.factor(E4m3::from_f32(1.0));
+    let (stored, other) = (implied(as_stored), implied(1.0 / as_stored));
+    let limit = f64::from(nvfp4::LARGEST);
+    (stored > limit && other < limit).then(|| {
+        format!(
+            "as a {} its global scale {} means weights up to {stored:.3e}; the other way up, up to {other:.3e}",
+            scale.direction().word(),
+            scale.value()
+        )
+    })
+}

@@ -1,0 +1,27 @@
+//! Dtypes and shapes that can be understood, but are not what loaders expect.
+
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
+use crate::dtype::FileDtype;
+use crate::file_convention::FileConvention;
+
+/// Looks at a tensor's parts.
+pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
+    let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
+    if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
+        let (name, convention) = (scales.name, packed.convention());
+        // transformers 5.23 turns such scales into integers by their values, not by their bits.
+        if convention == FileConvention::CompressedTensors {
+            found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));
+        }
+    }
+    let stored = packed.storage.global_scale.as_ref().zip(packed.global_scale);
+    let Some((global, (tensor, _))) = stored else { return };
+    let expected = global.shape_for(&packed.shape);
+    if expected != tensor.shape {
+        // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors
+        // divides by it in bf16.
+        let (name, shape) = (tensor.name, tensor.shape);
+        found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
+    }
+}

@@ -1,0 +1,115 @@
+//! What the elements of a stored tensor are, in whichever container.
+
+pub(crate) mod ggml;
+
+use std::fmt;
+
+use safetensors::Dtype as Plain;
+
+use crate::dtype::ggml::GgmlType;
+
+/// The dtype of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileDtype {
+    /// Elements one by one, as safetensors files have them. GGUF's plain types are of these, too.
+    Plain(Plain),
+    /// ggml's blocks of elements with their scales, which only GGUF files have.
+    Ggml(GgmlType),
+}
+
+/// The plain types that are named in code. As constants they can be used in patterns, too.
+impl FileDtype {
+    /// Unsigned bytes.
+    pub const U8: Self = Self::Plain(Plain::U8);
+    /// Signed integers of 64 bits.
+    pub const I64: Self = Self::Plain(Plain::I64);
+    /// OCP's E4M3 without infinities, a byte.
+    pub const F8_E4M3: Self = Self::Plain(Plain::F8_E4M3);
+    /// Powers of two, a byte.
+    pub const F8_E8M0: Self = Self::Plain(Plain::F8_E8M0);
+    /// binary16.
+    pub const F16: Self = Self::Plain(Plain::F16);
+    /// bfloat16.
+    pub const BF16: Self = Self::Plain(Plain::BF16);
+    /// binary32.
+    pub const F32: Self = Self::Plain(Plain::F32);
+    /// binary64.
+    pub const F64: Self = Self::Plain(Plain::F64);
+
+    /// The plain type, if it is one.
+    pub fn plain(self) -> Option<Plain> {
+        match self {
+            Self::Plain(plain) => Some(plain),
+            Self::Ggml(_) => None,
+        }
+    }
+
+    /// ggml's type of the same elements, if it has one.
+    pub(crate) fn ggml(self) -> Option<GgmlType> {
+        match self {
+            Self::Ggml(kind) => Some(kind),
+            plain => GgmlType::all().find(|kind| Self::from(*kind) == plain),
+        }
+    }
+
+    /// Bytes of that many elements.
+    pub(crate) fn bytes_of(self, elements: u64) -> u64 {
+        match self {
+            Self::Plain(plain) => elements * plain.bitsize() as u64 / 8,
+            Self::Ggml(kind) => kind.block().map_or(0, |block| elements / block.elements * block.bytes),
+        }
+    }
+}
+
+impl From<Plain> for FileDtype {
+    fn from(plain: Plain) -> Self {
+        Self::Plain(plain)
+    }
+}
+
+impl From<GgmlType> for FileDtype {
+    fn from(kind: GgmlType) -> Self {
+        let plain = match kind.id() {
+            0 => Plain::F32,
+            1 => Plain::F16,
+            24 => Plain::I8,
+            25 => Plain::I16,
+            26 => Plain::I32,
+            27 => Plain::I64,
+            28 => Plain::F64,
+            30 => Plain::BF16,
+            _ => return Self::Ggml(kind),
+        };
+        Self::Plain(plain)
+    }
+}
+
+impl fmt::Display for FileDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(plain) => plain.fmt(f),
+            Self::Ggml(kind) => kind.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ggml's name of a type whose elements are single is that of safetensors in small letters, and its size
+    /// the same.
+    #[test]
+    fn plain_types_are_the_same_in_both_containers() {
+        let mut plain = 0;
+        for kind in (0..64).map(GgmlType::from_id) {
+            let Some(block) = kind.block() else { continue };
+            let dtype = FileDtype::from(kind);
+            assert_eq!(dtype.plain().is_some(), block.elements == 1, "{kind}");
+            assert_eq!(dtype.bytes_of(block.elements * 3), block.bytes * 3, "{kind}");
+            assert_eq!(dtype.to_string().to_lowercase(), kind.to_string().to_lowercase());
+            plain += usize::from(dtype.plain().is_some());
+        }
+        assert_eq!(plain, 8);
+    }
+}

@@ -1,0 +1,111 @@
+//! What is stored in no known way, or cannot be stored by a convention of files.
+
+use std::path::PathBuf;
+
+use microscale::{Format, ScaleLayout, Words};
+
+use crate::file_convention::FileConvention;
+
+/// What is stored in no known way, or cannot be stored by a convention of files.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConventionError {
+    /// Output in another container than the input's.
+    #[error(
+        "{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are \
+         not each other's; choose {} (llama.cpp's convert_hf_to_gguf makes GGUF files of checkpoints, \
+         quantized ones too)",
+        .path.display(), .convention.word(), .own.word()
+    )]
+    OtherContainer {
+        /// The input.
+        path: PathBuf,
+        /// The convention asked for.
+        convention: FileConvention,
+        /// The one that the input's container has.
+        own: FileConvention,
+    },
+
+    /// A block scale that the output cannot hold.
+    #[error(
+        "{}: tensor {tensor}: block {block} has scale byte {byte:#04x}, which {} has for no number; \
+         quantize with --non-finite error or saturate",
+        .file.display(), .convention.word()
+    )]
+    Unheld {
+        /// The input.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The block, counted from 0 over all rows.
+        block: usize,
+        /// Its scale.
+        byte: u8,
+        /// The convention asked for.
+        convention: FileConvention,
+    },
+
+    /// Packed codes without their scales, parts that do not fit each other, or a format that is not known.
+    #[error("{}: tensor {tensor}: {why}", .file.display())]
+    Packed {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        why: String,
+    },
+
+    /// A format that a convention of files lacks.
+    #[error("{}, the convention of files, has no {format}; {instead}", .convention.word())]
+    NotStored {
+        /// The convention.
+        convention: FileConvention,
+        /// The format.
+        format: Format,
+        /// What can be chosen instead.
+        instead: String,
+    },
+
+    /// Scales in another order than checkpoint files have.
+    #[error(
+        "checkpoint files hold block scales in linear order, not {}; leave the recipe's scale layout linear",
+        .layout.word()
+    )]
+    ScaleLayout {
+        /// The order asked for.
+        layout: ScaleLayout,
+    },
+
+    /// A quantized tensor that another convention cannot hold as it is.
+    #[error(
+        "{}: tensor {tensor}: gpt-oss stores a layer's parameter transposed, with blocks along its inputs, \
+         which {} does not; dequantize, and quantize again with --out-convention {}",
+        .file.display(), .to.word(), .to.word()
+    )]
+    NotConverted {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The convention asked for.
+        to: FileConvention,
+    },
+
+    /// Nothing is quantized.
+    #[error(
+        "{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",
+        .path.display(), all_words::<FileConvention>()
+    )]
+    NothingPacked {
+        /// What was asked for.
+        doing: &'static str,
+        /// The input.
+        path: PathBuf,
+    },
+}
+
+/// The words of a type, in a list.
+fn all_words<T: Words>() -> String {
+    T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+}

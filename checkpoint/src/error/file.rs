@@ -1,0 +1,99 @@
+//! A file that is not what it should be, or cannot hold what it should.
+
+use std::path::PathBuf;
+
+use crate::dtype::FileDtype;
+
+/// A file that is not what it should be, or cannot hold what it should.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// Not a safetensors file, or a damaged one.
+    #[error("{} is not a valid safetensors file: {why}; download or write it again", .file.display())]
+    Header {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its header.
+        why: String,
+    },
+
+    /// A header that describes a tensor wrongly.
+    #[error(
+        "{} is not a valid safetensors file: tensor {tensor}: {why}; download or write it again",
+        .file.display()
+    )]
+    HeaderTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// Not a GGUF file, or a damaged one, or one that ggml would not read either.
+    #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its header, and with which metadata key if it is one.
+        why: String,
+    },
+
+    /// A header of GGUF that describes a tensor wrongly.
+    #[error(
+        "{} is not a valid GGUF file: tensor {tensor}: {why}; download or write it again",
+        .file.display()
+    )]
+    GgufTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// A tensor that a GGUF file cannot hold.
+    #[error(
+        "{}: GGUF cannot hold tensor {tensor}: {why}; leave it as it is with --exclude, or rename it",
+        .file.display()
+    )]
+    NotInGguf {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is in the way.
+        why: String,
+    },
+
+    /// A tensor that a safetensors file cannot hold.
+    #[error("{}: safetensors files cannot hold tensor {tensor}, which is {dtype}", .file.display())]
+    NotInSafetensors {
+        /// The file to be written.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: FileDtype,
+    },
+
+    /// A JSON file that is not JSON.
+    #[error("{} is not valid JSON", .file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+
+    /// A JSON file that holds something else than it should.
+    #[error("{}: {why}", .file.display())]
+    JsonContent {
+        /// The file.
+        file: PathBuf,
+        /// What was expected.
+        why: &'static str,
+    },
+}

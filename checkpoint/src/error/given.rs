@@ -1,0 +1,102 @@
+//! Global scales and importance that are given in files.
+
+use std::path::PathBuf;
+
+use crate::dtype::FileDtype;
+
+/// Global scales and importance that are given in files.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GivenError {
+    /// A file of global scales that lacks one.
+    #[error(
+        "{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \
+         {tensor}_scale_2 (a multiplier), or leave {tensor} out with --exclude",
+        .file.display()
+    )]
+    NoGlobalScale {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+
+    /// A file with two global scales for one tensor.
+    #[error(
+        "{} has two global scales for tensor {tensor}, {first} and {second}; remove one",
+        .file.display()
+    )]
+    GlobalScaleTwice {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of one.
+        first: String,
+        /// The name of the other.
+        second: String,
+    },
+
+    /// Weights by column, and no search that they could weight.
+    #[error(
+        "importance weights the errors of a search for block scales; search for them with --search \
+         four-six, window or full"
+    )]
+    ImportanceUnused,
+
+    /// A file with two vectors of weights for one tensor.
+    #[error(
+        "{} has two vectors of importance for tensor {tensor}, {first} and {second}; remove one",
+        .file.display()
+    )]
+    ImportanceTwice {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of one.
+        first: String,
+        /// The name of the other.
+        second: String,
+    },
+
+    /// Weights by column that are no vector of floats with the tensor's columns.
+    #[error(
+        "{}: tensor {name} must be a vector of {columns} numbers (F32, F16 or BF16), one for each column of \
+         {tensor}, but is {dtype} of shape {shape:?}; write one number a column, or leave it out",
+        .file.display()
+    )]
+    ImportanceShape {
+        /// The file.
+        file: PathBuf,
+        /// The tensor in it.
+        name: String,
+        /// The tensor that it is for.
+        tensor: String,
+        /// The columns of that.
+        columns: usize,
+        /// The dtype found.
+        dtype: FileDtype,
+        /// The shape found.
+        shape: Vec<usize>,
+    },
+
+    /// A weight that is negative or not finite.
+    #[error(
+        "{}: tensor {name} has the number {weight} for column {column} of {tensor}; importance must be \
+         finite and not negative, such as mean squared activations are",
+        .file.display()
+    )]
+    ImportanceNumber {
+        /// The file.
+        file: PathBuf,
+        /// The tensor in it.
+        name: String,
+        /// The tensor that it is for.
+        tensor: String,
+        /// The column, counted from 0.
+        column: usize,
+        /// The number found.
+        weight: f32,
+    },
+}

@@ -1,0 +1,71 @@
+//! An output that cannot be.
+
+use std::path::{Path, PathBuf};
+
+/// An output that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutputError {
+    /// The output is there already.
+    #[error(
+        "{} exists; name an output that does not{}",
+        .path.display(), if .path.is_dir() { ", or an empty directory" } else { "" }
+    )]
+    Exists {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// A directory was asked for and a file given, or the other way round.
+    #[error("{} is a directory, but the input is a file: the output must be a file too", .path.display())]
+    Kind {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// The output's directory is not there.
+    #[error("there is no directory {} to write {} into; create it first", .parent.display(), .path.display())]
+    Parent {
+        /// The output.
+        path: PathBuf,
+        /// The missing directory.
+        parent: PathBuf,
+    },
+
+    /// Input and output are the same, or one holds the other.
+    #[error(
+        "the output {} {} the input {}; name another output",
+        .output.display(), overlap(.input, .output), .input.display()
+    )]
+    Overlap {
+        /// The input, with symbolic links resolved.
+        input: PathBuf,
+        /// The output, likewise.
+        output: PathBuf,
+    },
+
+    /// A name that the output needs is taken.
+    #[error(
+        "{}: tensor {tensor} becomes {name}, but there is a tensor of that name; rename it, or leave \
+         {tensor} out with --exclude",
+        .file.display()
+    )]
+    NameTaken {
+        /// The file of the tensor.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name that is taken.
+        name: String,
+    },
+}
+
+fn overlap(input: &Path, output: &Path) -> &'static str {
+    if input == output {
+        "is"
+    } else if output.starts_with(input) {
+        "lies inside"
+    } else {
+        "holds"
+    }
+}

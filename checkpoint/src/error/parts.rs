@@ -1,0 +1,44 @@
+//! Parts that cannot be merged.
+
+use std::path::PathBuf;
+
+/// Parts that cannot be merged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartsError {
+    /// Shards that no part has made, or not to the end.
+    #[error(
+        "{} of {of} shards are not in {}, or not complete: {}; run the parts again that make them, each \
+         with the same input and options",
+        .shards.len(), .directory.display(), first_of(.shards)
+    )]
+    Missing {
+        /// Where they should be.
+        directory: PathBuf,
+        /// The shards.
+        shards: Vec<PathBuf>,
+        /// How many there should be.
+        of: usize,
+    },
+
+    /// Shards of different plans.
+    #[error(
+        "{}: {} and {} were made with different options, from different inputs or by different versions; \
+         remove the directory and run all parts again",
+        .directory.display(), .first.display(), .second.display()
+    )]
+    Differ {
+        /// Where they are.
+        directory: PathBuf,
+        /// One shard.
+        first: PathBuf,
+        /// Another.
+        second: PathBuf,
+    },
+}
+
+/// The first few of many paths.
+fn first_of(paths: &[PathBuf]) -> String {
+    let shown: Vec<_> = paths.iter().take(3).map(|path| path.display().to_string()).collect();
+    format!("{}{}", shown.join(", "), if paths.len() > 3 { ", …" } else { "" })
+}

@@ -1,0 +1,74 @@
+//! What cannot be planned.
+
+use std::path::PathBuf;
+
+use microscale::{Search, Words};
+
+/// What cannot be planned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The input is quantized already.
+    #[error(
+        "{} has a quantization_config ({method}): the checkpoint is quantized already; dequantize it first, \
+         or start from the original",
+        .config.display()
+    )]
+    AlreadyQuantized {
+        /// The config.json.
+        config: PathBuf,
+        /// Its quant_method.
+        method: String,
+    },
+
+    /// Nothing was selected.
+    #[error(
+        "{} has no tensor to quantize; select some with --include, and see with --dry-run why each is copied",
+        .path.display()
+    )]
+    NothingToQuantize {
+        /// The input.
+        path: PathBuf,
+    },
+
+    /// Layers that engines make one of, with recipes that differ in more than one layer can have.
+    #[error(
+        "{}: serving engines make one layer of {first} ({}) and {second} ({}); give both the same recipe: \
+         match {pattern:?} in one rule",
+        .file.display(), .recipes[0], .recipes[1]
+    )]
+    FusedDiffer {
+        /// The file of the second.
+        file: PathBuf,
+        /// One layer's weight.
+        first: String,
+        /// Another's.
+        second: String,
+        /// How each is to be quantized.
+        recipes: Box<[String; 2]>,
+        /// What matches both.
+        pattern: String,
+    },
+
+    /// A search for global scales with a recipe that leaves nothing to search.
+    #[error(
+        "the global scale is searched for nvfp4, where it follows from amax and block scales are searched \
+         too, but {why}; choose --format nvfp4 with --search four-six, window or full and without \
+         --global-scale, or leave out --search-global"
+    )]
+    NoGlobalSearch {
+        /// What stands against it.
+        why: String,
+    },
+
+    /// Checking a search that does not look for the best of all scales.
+    #[error(
+        "only a full search looks for the best of all scales, and this is {}; choose --search full, or \
+         leave out --check-search",
+        .search.word()
+    )]
+    NothingToCheck {
+        /// The search.
+        search: Search,
+    },
+}

@@ -1,0 +1,26 @@
+//! The conventions of files, by their names. `conventions` has what each is.
+
+use microscale::Words;
+
+/// A convention of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FileConvention {
+    /// compressed-tensors', which vLLM and transformers load.
+    #[default]
+    CompressedTensors,
+    /// NVIDIA ModelOpt's, for NVFP4, which TensorRT-LLM, vLLM and SGLang load.
+    Modelopt,
+    /// That of OpenAI's gpt-oss models, for their experts in MXFP4.
+    GptOss,
+    /// ggml's, in GGUF files, which llama.cpp loads.
+    Gguf,
+}
+
+impl Words for FileConvention {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("compressed-tensors", Self::CompressedTensors),
+        ("modelopt", Self::Modelopt),
+        ("gpt-oss", Self::GptOss),
+        ("gguf", Self::Gguf),
+    ];
+}

@@ -1,0 +1,289 @@
+//! MXFP4 and NVFP4 between our codes and scales, each by itself, and ggml's blocks, which hold both.
+//!
+//! | type | elements | bytes: scales, then codes |
+//! |---|---|---|
+//! | MXFP4 | 32 | 1 E8M0, 16: byte j has elements j and 16 + j |
+//! | NVFP4 | 64 | 4 E4M3, 4 times 8: byte j of group g has elements 16 g + j and 16 g + 8 + j |
+//!
+//! Here as everywhere byte i of the codes has elements 2 i, in the low nibble, and 2 i + 1. So the first half
+//! of a scale's codes are low nibbles in ggml's order, the second half are high ones.
+//!
+//! ggml knows no scale that is not a number, and no sign of a scale. It takes byte 255 of MXFP4 for 2^128,
+//! and of NVFP4's it takes 0x7F for 0; a sign bit is ignored by its CPU code and honoured by its CUDA code.
+
+#[cfg(test)]
+use microscale::Format;
+use rayon::prelude::*;
+
+use super::metadata::FileType;
+#[cfg(test)]
+use crate::dtype::ggml::GgmlType;
+
+/// Blocks that a thread takes at once: some 64 KiB.
+const TOGETHER: usize = 2048;
+
+/// A type of ggml's that is one of our formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocks {
+    Mxfp4,
+    Nvfp4,
+}
+
+impl Blocks {
+    #[cfg(test)]
+    /// The blocks of a tensor type, if they are in one of our formats.
+    pub(crate) fn of(kind: GgmlType) -> Option<Self> {
+        [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.kind() == kind)
+    }
+
+    #[cfg(test)]
+    /// The blocks that a format can be stored in.
+    pub(crate) fn of_format(format: Format) -> Option<Self> {
+        [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.format() == format)
+    }
+
+    #[cfg(test)]
+    /// The tensor type.
+    pub(crate) fn kind(self) -> GgmlType {
+        match self {
+            Self::Mxfp4 => GgmlType::MXFP4,
+            Self::Nvfp4 => GgmlType::NVFP4,
+        }
+    }
+
+    #[cfg(test)]
+    /// The format.
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Self::Mxfp4 => Format::Mxfp4,
+            Self::Nvfp4 => Format::Nvfp4,
+        }
+    }
+
+    /// What files say whose weights are mostly in such blocks.
+    pub(crate) fn file_type(self) -> FileType {
+        match self {
+            Self::Mxfp4 => FileType::Mxfp4,
+            Self::Nvfp4 => FileType::Nvfp4,
+        }
+    }
+
+    /// Elements of one.
+    pub(crate) fn elements(self) -> usize {
+        match self {
+            Self::Mxfp4 => 32,
+            Self::Nvfp4 => 64,
+        }
+    }
+
+    /// The index of the first scale that ggml would read as another number.
+    pub(crate) fn first_unheld(self, scales: &[u8]) -> Option<usize> {
+        scales.iter().position(|scale| match self {
+            Self::Mxfp4 => *scale == 0xFF,
+            Self::Nvfp4 => *scale >= 0x7F,
+        })
+    }
+
+    /// ggml's blocks of codes, two a byte, and linear scales. Rows must be whole blocks; what is beyond the
+    /// last one is left out.
+    pub(crate) fn pack(self, codes: &[u8], scales: &[u8]) -> Vec<u8> {
+        let (codes_each, scales_each) = self.bytes();
+        let blocks = (codes.len() / codes_each).min(scales.len() / scales_each);
+        let mut packed = vec![0; blocks * (codes_each + scales_each)];
+        self.pack_into(codes, scales, &mut packed);
+        packed
+    }
+
+    /// Codes, two a byte, and linear scales of ggml's blocks.
+    pub(crate) fn unpack(self, packed: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let (codes_each, scales_each) = self.bytes();
+        let blocks = packed.len() / (codes_each + scales_each);
+        let (mut codes, mut scales) = (vec![0; blocks * codes_each], vec![0; blocks * scales_each]);
+        self.unpack_into(packed, &mut codes, &mut scales);
+        (codes, scales)
+    }
+
+    /// Bytes of codes, and of scales, in a block.
+    const fn bytes(self) -> (usize, usize) {
+        match self {
+            Self::Mxfp4 => (16, 1),
+            Self::Nvfp4 => (32, 4),
+        }
+    }
+
+    fn pack_into(self, codes: &[u8], scales: &[u8], packed: &mut [u8]) {
+        match self {
+            Self::Mxfp4 => pack::<1, 16, 17, 2>(codes, scales, packed, |[a, b]| {
+                let [a, b] = halves_exchanged([a, b]);
+                [halves_apart(a), halves_apart(b)]
+            }),
+            Self::Nvfp4 => pack::<4, 32, 36, 4>(codes, scales, packed, |words| words.map(halves_apart)),
+        }
+    }
+
+    fn unpack_into(self, packed: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+        match self {
+            Self::Mxfp4 => unpack::<1, 16, 17, 2>(packed, codes, scales, |[a, b]| {
+                halves_exchanged([halves_together(a), halves_together(b)])
+            }),
+            Self::Nvfp4 => {
+                unpack::<4, 32, 36, 4>(packed, codes, scales, |words| words.map(halves_together));
+            }
+        }
+    }
+}
+
+/// `SCALES` and `CODES` bytes a block, `BLOCK` together; `reorder` takes the codes as words.
+fn pack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS: usize>(
+    codes: &[u8],
+    scales: &[u8],
+    packed: &mut [u8],
+    reorder: impl Fn([u64; WORDS]) -> [u64; WORDS] + Sync,
+) {
+    let (codes, scales) = (codes.as_chunks::<CODES>().0, scales.as_chunks::<SCALES>().0);
+    let blocks = packed.as_chunks_mut::<BLOCK>().0;
+    let parts = (blocks.par_chunks_mut(TOGETHER), codes.par_chunks(TOGETHER), scales.par_chunks(TOGETHER));
+    parts.into_par_iter().for_each(|(blocks, codes, scales)| {
+        for ((block, codes), scales) in blocks.iter_mut().zip(codes).zip(scales) {
+            let (first, rest) = block.split_at_mut(SCALES);
+            first.copy_from_slice(scales);
+            store(reorder(load(codes)), rest);
+        }
+    });
+}
+
+/// The reverse of [`pack`].
+fn unpack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS: usize>(
+    packed: &[u8],
+    codes: &mut [u8],
+    scales: &mut [u8],
+    reorder: impl Fn([u64; WORDS]) -> [u64; WORDS] + Sync,
+) {
+    let (codes, scales) = (codes.as_chunks_mut::<CODES>().0, scales.as_chunks_mut::<SCALES>().0);
+    let blocks = packed.as_chunks::<BLOCK>().0;
+    let parts =
+        (blocks.par_chunks(TOGETHER), codes.par_chunks_mut(TOGETHER), scales.par_chunks_mut(TOGETHER));
+    parts.into_par_iter().for_each(|(blocks, codes, scales)| {
+        for ((block, codes), scales) in blocks.iter().zip(codes).zip(scales) {
+            let (first, rest) = block.split_at(SCALES);
+            scales.copy_from_slice(first);
+            store(reorder(load(rest)), codes);
+        }
+    });
+}
+
+/// Bytes as words whose lowest nibble is the first code.
+#[inline(always)]
+fn load<const WORDS: usize>(bytes: &[u8]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+#[inline(always)]
+fn store<const WORDS: usize>(words: [u64; WORDS], bytes: &mut [u8]) {
+    for (word, bytes) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
+        *bytes = word.to_le_bytes();
+    }
+}
+
+/// Sixteen codes 0 1 2 … 15 become 0 8 1 9 … 15, in three steps. Each exchanges the two middle quarters of
+/// every part of a word, so that each half of the part has codes of both halves of the word in the order
+/// wanted: first in the word, then in its halves, then in its quarters, whose quarters are single codes.
+#[inline(always)]
+fn halves_apart(word: u64) -> u64 {
+    let word = exchanged::<16>(word, 0x0000_0000_FFFF_0000);
+    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
+    exchanged::<4>(word, 0x00F0_00F0_00F0_00F0)
+}
+
+/// The reverse of [`halves_apart`]: each step undoes itself.
+#[inline(always)]
+fn halves_together(word: u64) -> u64 {
+    let word = exchanged::<4>(word, 0x00F0_00F0_00F0_00F0);
+    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
+    exchanged::<16>(word, 0x0000_0000_FFFF_0000)
+}
+
+/// The same step in 32 codes: the middle quarters of two words change places. It undoes itself.
+#[inline(always)]
+fn halves_exchanged([a, b]: [u64; 2]) -> [u64; 2] {
+    let low = u64::from(u32::MAX);
+    [a & low | b << 32, a >> 32 | b & !low]
+}
+
+/// Exchanges the bits at `mask` with those `SHIFT` above them.
+#[inline(always)]
+fn exchanged<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
+    let differing = (word ^ word >> SHIFT) & mask;
+    word ^ differing ^ differing << SHIFT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [(Blocks, usize, usize, usize); 2] = [(Blocks::Mxfp4, 1, 32, 17), (Blocks::Nvfp4, 4, 16, 36)];
+
+    fn random(bytes: usize, seed: u64) -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..bytes).map(|_| random.u8(..)).collect()
+    }
+
+    /// The code of an element in our order.
+    fn code(codes: &[u8], element: usize) -> u8 {
+        codes[element / 2] >> (4 * (element % 2)) & 0x0F
+    }
+
+    #[test]
+    fn blocks_are_as_ggml_lays_them_out() {
+        for (blocks, per_block, elements, bytes) in ALL {
+            let count = TOGETHER + 3;
+            let scales = random(count * per_block, 1);
+            let codes = random(count * per_block * elements / 2, 2);
+            let packed = blocks.pack(&codes, &scales);
+            assert_eq!(packed.len(), count * bytes);
+            for (b, block) in packed.chunks(bytes).enumerate() {
+                assert_eq!(block[..per_block], scales[b * per_block..][..per_block]);
+                for (g, group) in block[per_block..].chunks(elements / 2).enumerate() {
+                    let first = (b * per_block + g) * elements;
+                    for (j, byte) in group.iter().enumerate() {
+                        assert_eq!(byte & 0x0F, code(&codes, first + j));
+                        assert_eq!(byte >> 4, code(&codes, first + elements / 2 + j));
+                    }
+                }
+            }
+            assert_eq!(blocks.unpack(&packed), (codes, scales));
+        }
+    }
+
+    #[test]
+    fn any_bytes_come_back() {
+        for (blocks, _, _, bytes) in ALL {
+            for count in [0, 1, 2, 63, TOGETHER, 2 * TOGETHER + 1] {
+                let packed = random(count * bytes, count as u64);
+                let (codes, scales) = blocks.unpack(&packed);
+                assert_eq!(blocks.pack(&codes, &scales), packed);
+            }
+            let (codes, scales) = blocks.unpack(&random(2 * bytes - 1, 3));
+            assert_eq!(blocks.pack(&codes, &scales).len(), bytes, "half a block is left out");
+        }
+    }
+
+    #[test]
+    fn scales_that_ggml_reads_as_other_numbers() {
+        for (blocks, ..) in ALL {
+            let all: Vec<u8> = (0..=255).collect();
+            let first = if blocks == Blocks::Mxfp4 { 255 } else { 127 };
+            assert_eq!(blocks.first_unheld(&all), Some(first));
+            for scale in all {
+                assert_eq!(blocks.first_unheld(&[0, scale]), (usize::from(scale) >= first).then_some(1));
+            }
+            assert_eq!(Blocks::of(blocks.kind()), Some(blocks));
+            assert_eq!(Blocks::of_format(blocks.format()), Some(blocks));
+        }
+        assert_eq!((Blocks::of(GgmlType::F32), Blocks::of_format(Format::Mxfp8E4m3)), (None, None));
+    }
+}

@@ -1,0 +1,24 @@
+//! The numbers and keys of the container.
+
+/// What every file starts with.
+pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
+
+/// The version that is written. Version 2 differs in nothing that is read here.
+pub(crate) const VERSION: u32 = 3;
+
+/// Where the data starts, and each tensor in it, if the metadata does not say.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// A name's most bytes: ggml's 64, with a zero at the end.
+pub(crate) const MAX_NAME: usize = 63;
+
+/// The keys with a meaning here.
+pub(crate) const ALIGNMENT: &str = "general.alignment";
+#[cfg(test)]
+pub(crate) const ARCHITECTURE: &str = "general.architecture";
+pub(crate) const FILE_TYPE: &str = "general.file_type";
+pub(crate) const QUANTIZATION_VERSION: &str = "general.quantization_version";
+
+/// What parsing gives: the error is a sentence about what is wrong, to which others add the file, and the
+/// tensor or key.
+pub(crate) type Parsed<T> = Result<T, String>;

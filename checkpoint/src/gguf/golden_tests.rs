@@ -1,0 +1,199 @@
+//! A file that gguf-py wrote, and what gguf-py reads in it; `tests/golden/README.md` describes both.
+
+use std::path::Path;
+
+use microscale::{Device, QuantizedShape, QuantizedTensor, Recipe};
+use safetensors::SafeTensors;
+use serde_json::{Map, Value as Json};
+
+use super::blocks::Blocks;
+use super::header::{Header, TensorInfo, read};
+use super::metadata::Metadata;
+use super::value::{Value, ValueType};
+use crate::compare::{Difference, compare};
+use crate::dtype::ggml::GgmlType;
+use crate::error::Error;
+use crate::error::convention::ConventionError;
+use crate::file_convention::FileConvention;
+use crate::inspect::inspect;
+use crate::plan::Plan;
+use crate::plan::selection::Selection;
+use crate::read::checkpoint::Checkpoint;
+use crate::write::gguf::{Outline, create};
+
+const FILE: &[u8] = include_bytes!("../../../tests/golden/gguf/gguf-0.19.0.gguf");
+const VALUES: &[u8] = include_bytes!("../../../tests/golden/gguf/gguf-0.19.0-values.safetensors");
+
+fn header() -> Header {
+    read(Path::new("gguf-0.19.0.gguf"), FILE).unwrap()
+}
+
+/// A JSON object of the values' metadata.
+fn expected(key: &str) -> Map<String, Json> {
+    let (_, metadata) = SafeTensors::read_metadata(VALUES).unwrap();
+    serde_json::from_str(&metadata.metadata().as_ref().unwrap()[key]).unwrap()
+}
+
+/// What gguf-py calls a type.
+fn word(kind: ValueType) -> &'static str {
+    match kind {
+        ValueType::U8 => "UINT8",
+        ValueType::I8 => "INT8",
+        ValueType::U16 => "UINT16",
+        ValueType::I16 => "INT16",
+        ValueType::U32 => "UINT32",
+        ValueType::I32 => "INT32",
+        ValueType::F32 => "FLOAT32",
+        ValueType::Bool => "BOOL",
+        ValueType::String => "STRING",
+        ValueType::Array => "ARRAY",
+        ValueType::U64 => "UINT64",
+        ValueType::I64 => "INT64",
+        ValueType::F64 => "FLOAT64",
+    }
+}
+
+#[test]
+fn metadata_are_what_gguf_py_reads() {
+    let (header, expected) = (header(), expected("metadata"));
+    assert_eq!(header.entries.len(), expected.len());
+    for (entry, (key, expected)) in header.entries.iter().zip(&expected) {
+        assert_eq!(entry.key, *key);
+        let mut types = vec![word(entry.kind)];
+        let contents = &expected[1];
+        let same = match &entry.value {
+            Value::Unsigned(value) => contents.as_u64() == Some(*value),
+            Value::Signed(value) => contents.as_i64() == Some(*value),
+            Value::Float(value) => contents.as_f64() == Some(*value),
+            Value::Bool(value) => contents.as_bool() == Some(*value),
+            Value::Text(value) => contents.as_str() == Some(value),
+            Value::Array { of, count } => {
+                types.push(word(*of));
+                contents.as_array().unwrap().len() as u64 == *count
+            }
+        };
+        assert!(same, "{key}: {:?} for {contents}", entry.value);
+        assert_eq!(expected[0], Json::from(types), "{key}");
+    }
+}
+
+#[test]
+fn tensors_have_the_names_shapes_types_and_values_that_gguf_py_reads() {
+    let (header, kinds) = (header(), expected("types"));
+    let values = SafeTensors::deserialize(VALUES).unwrap();
+    assert_eq!(header.tensors.len(), kinds.len());
+    for (tensor, (name, kind)) in header.tensors.iter().zip(&kinds) {
+        assert_eq!(tensor.name, *name);
+        assert_eq!(tensor.kind.to_string().to_uppercase(), kind.as_str().unwrap());
+        let expected = values.tensor(name).unwrap();
+        assert_eq!(tensor.shape, expected.shape(), "{name}");
+        let bytes = &FILE[tensor.range.clone()];
+        if let Some(found) = dequantized(tensor, bytes) {
+            assert_eq!(found, expected.data(), "{name}");
+        } else if tensor.kind == GgmlType::BF16 {
+            let widened: Vec<u8> =
+                bytes.as_chunks::<2>().0.iter().flat_map(|&[low, high]| [0, 0, low, high]).collect();
+            assert_eq!(widened, expected.data(), "{name}");
+        } else if tensor.kind != GgmlType::from_id(8) {
+            assert_eq!(bytes, expected.data(), "{name}");
+        }
+    }
+}
+
+/// The values of a tensor in one of our formats, by our own dequantization, as bytes. Of ggml's and ours one
+/// alone differs: code 8, the negative zero, is the integer 0 there, and so a positive one.
+fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
+    let blocks = Blocks::of(tensor.kind)?;
+    let (codes, scales) = blocks.unpack(bytes);
+    assert_eq!(blocks.first_unheld(&scales), None);
+    let (cols, rows) = tensor.shape.split_last().unwrap();
+    let shape = QuantizedShape::new(blocks.format(), rows.iter().product(), *cols);
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales).unwrap();
+    let mut values = microscale::dequantize::<f32>(&tensor);
+    for (values, codes) in values.chunks_mut(2).zip(tensor.codes()) {
+        for (value, code) in values.iter_mut().zip([codes & 0x0F, codes >> 4]) {
+            if code == 8 {
+                assert_eq!(value.to_bits(), (-0f32).to_bits());
+                *value = 0.0;
+            }
+        }
+    }
+    Some(values.iter().flat_map(|value| value.to_le_bytes()).collect())
+}
+
+#[test]
+fn what_is_read_and_written_again_is_the_same_file() {
+    let header = header();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("again.gguf");
+    let outlines: Vec<_> = header
+        .tensors
+        .iter()
+        .map(|TensorInfo { name, shape, kind, .. }| Outline {
+            name: name.clone(),
+            shape: shape.clone(),
+            kind: *kind,
+        })
+        .collect();
+    let mut writer = create(&path, &Metadata::of(&header, FILE), &outlines).unwrap();
+    for tensor in header.tensors.iter().rev() {
+        let bytes = &FILE[tensor.range.clone()];
+        match Blocks::of(tensor.kind) {
+            None => writer.write(&tensor.name, bytes).unwrap(),
+            Some(blocks) => {
+                let (codes, scales) = blocks.unpack(bytes);
+                writer.write(&tensor.name, &blocks.pack(&codes, &scales)).unwrap();
+            }
+        }
+    }
+    writer.finish().unwrap();
+    assert!(std::fs::read(&path).unwrap() == FILE);
+}
+
+#[test]
+fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
+    let directory = tempfile::tempdir().unwrap();
+    // Known by how it starts, whatever it is called.
+    let [path, values] = ["model.gguf.part", "values.safetensors"].map(|name| directory.path().join(name));
+    std::fs::write(&path, FILE).unwrap();
+    std::fs::write(&values, VALUES).unwrap();
+    let (checkpoint, values) = (Checkpoint::open(&path).unwrap(), Checkpoint::open(&values).unwrap());
+
+    let header = header();
+    assert_eq!(inspect(&checkpoint).len(), header.tensors.len());
+    for (found, expected) in checkpoint.tensors().zip(&header.tensors) {
+        assert_eq!((found.name, found.shape, found.file), (&*expected.name, &*expected.shape, &*path));
+        assert!(found.data == &FILE[expected.range.clone()] && found.dtype == expected.kind.into());
+    }
+    let mut ignore = |_: crate::Progress<'_>| std::ops::ControlFlow::Continue(());
+    let comparison = compare(&checkpoint, &values, &Device::Cpu, &mut ignore).unwrap();
+    assert!(comparison.only_first.is_empty() && comparison.only_second.is_empty());
+    for tensor in comparison.tensors {
+        let same = match (&*tensor.name, tensor.difference) {
+            ("ids", Difference::Bytes { same }) => same,
+            // Of the blocks only ours are taken apart.
+            ("q8.weight", Difference::Bytes { same }) => !same,
+            // It has every scale byte: 6 times the largest is no f32.
+            ("mx_bytes.weight", Difference::Values(errors)) => errors.max_abs_error() == 0.0,
+            (_, Difference::Values(errors)) => errors.max_abs_error() == 0.0 && errors.non_finite() == 0,
+            _ => false,
+        };
+        assert!(same, "{}", tensor.name);
+    }
+    let refused =
+        Plan::new(&checkpoint, &Selection::default(), Recipe::default(), FileConvention::default()).err();
+    assert!(
+        matches!(refused, Some(Error::Convention(ConventionError::OtherContainer { path: file, .. })) if file == path)
+    );
+}
+
+#[test]
+fn a_file_that_is_called_gguf_must_be_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    for bytes in [VALUES, &FILE[..100], b""] {
+        std::fs::write(&path, bytes).unwrap();
+        let refused = Checkpoint::open(&path).err().unwrap().to_string();
+        assert!(refused.contains("model.gguf is not a valid GGUF file"), "{refused}");
+    }
+}

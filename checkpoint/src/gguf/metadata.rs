@@ -1,0 +1,77 @@
+//! The metadata of a file to be written: another file's as they are, but for what is set.
+
+use std::borrow::Cow;
+
+#[cfg(test)]
+use super::format::{ARCHITECTURE, DEFAULT_ALIGNMENT};
+use super::format::{FILE_TYPE, QUANTIZATION_VERSION};
+use super::header::Header;
+use super::value::ValueType;
+
+/// What most of a model's weights are, by llama.cpp's numbers, which are not those of the tensor types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum FileType {
+    /// `ALL_F32`.
+    F32 = 0,
+    /// `MOSTLY_F16`.
+    F16 = 1,
+    /// `MOSTLY_BF16`.
+    Bf16 = 32,
+    /// `MOSTLY_MXFP4_MOE`.
+    Mxfp4 = 38,
+    /// `MOSTLY_NVFP4`.
+    Nvfp4 = 39,
+}
+
+/// ggml's version of the quantized types, which files with such tensors state.
+const VERSION_OF_QUANTIZED: u32 = 2;
+
+/// Metadata to be written, in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Metadata<'a> {
+    pub(crate) alignment: u64,
+    pub(crate) entries: Vec<Entry<'a>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry<'a> {
+    key: &'a str,
+    /// Key, type and value as in a file.
+    pub(crate) raw: Cow<'a, [u8]>,
+}
+
+impl<'a> Metadata<'a> {
+    #[cfg(test)]
+    /// Those of a model of which no more is known than what kind it is. Without that llama.cpp loads nothing.
+    pub(crate) fn new(architecture: &str) -> Self {
+        let mut new = Self { alignment: DEFAULT_ALIGNMENT, entries: Vec::new() };
+        let length = (architecture.len() as u64).to_le_bytes();
+        new.set(ARCHITECTURE, ValueType::String, &[&length, architecture.as_bytes()].concat());
+        new
+    }
+
+    /// Those of a file, byte for byte, by its header and its bytes.
+    pub(crate) fn of(header: &'a Header, bytes: &'a [u8]) -> Self {
+        let raw =
+            |range: &std::ops::Range<usize>| Cow::Borrowed(bytes.get(range.clone()).unwrap_or_default());
+        let entries = header.entries.iter().map(|entry| Entry { key: &entry.key, raw: raw(&entry.raw) });
+        Self { alignment: header.alignment, entries: entries.collect() }
+    }
+
+    /// States what most weights are quantized to.
+    pub(crate) fn set_file_type(&mut self, file_type: FileType) {
+        self.set(FILE_TYPE, ValueType::U32, &(file_type as u32).to_le_bytes());
+        self.set(QUANTIZATION_VERSION, ValueType::U32, &VERSION_OF_QUANTIZED.to_le_bytes());
+    }
+
+    /// Puts a value in its key's place, or at the end.
+    fn set(&mut self, key: &'static str, kind: ValueType, value: &[u8]) {
+        let length = (key.len() as u64).to_le_bytes();
+        let raw = [&length, key.as_bytes(), &kind.id().to_le_bytes(), value].concat().into();
+        match self.entries.iter_mut().find(|entry| entry.key == key) {
+            Some(entry) => entry.raw = raw,
+            None => self.entries.push(Entry { key, raw }),
+        }
+    }
+}

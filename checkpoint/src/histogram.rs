@@ -1,0 +1,97 @@
+//! How scales and codes are distributed.
+
+use microscale::{Format, QuantizedTensor};
+use rayon::prelude::*;
+
+use crate::conventions::packed::Packed;
+
+/// How often each scale byte and each code occurs in tensors of one format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// The format.
+    pub format: Format,
+    /// By scale byte.
+    pub scales: [u64; 256],
+    /// By code; of 4-bit formats only the first 16 are in use.
+    pub codes: [u64; 256],
+}
+
+impl Histogram {
+    /// Without any block.
+    pub fn new(format: Format) -> Self {
+        Self { format, scales: [0; 256], codes: [0; 256] }
+    }
+
+    /// Of one tensor.
+    pub fn of(packed: &Packed<'_>) -> Self {
+        let (codes, scales) = packed.parts();
+        Self::of_bytes(packed.format, &scales, &codes)
+    }
+
+    /// Of a tensor that is in memory, its padding to whole blocks included.
+    pub fn of_tensor(tensor: &QuantizedTensor) -> Self {
+        Self::of_bytes(tensor.format(), &tensor.linear_scales(), tensor.codes())
+    }
+
+    fn of_bytes(format: Format, scales: &[u8], codes: &[u8]) -> Self {
+        let mut codes = count(codes);
+        if format.bits() == 4 {
+            let bytes = std::mem::replace(&mut codes, [0; 256]);
+            for (byte, count) in bytes.into_iter().enumerate() {
+                codes[byte & 15] += count;
+                codes[byte >> 4] += count;
+            }
+        }
+        Self { format, scales: count(scales), codes }
+    }
+
+    /// Adds the counts of another tensor of the format.
+    pub fn add(&mut self, other: &Self) {
+        self.scales.iter_mut().zip(other.scales).for_each(|(sum, count)| *sum += count);
+        self.codes.iter_mut().zip(other.codes).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// Blocks.
+    pub fn blocks(&self) -> u64 {
+        self.scales.iter().sum()
+    }
+
+    /// Blocks whose scale is NaN.
+    pub fn nan_scales(&self) -> u64 {
+        self.count_scales(|byte| self.format.is_scale(byte) && self.format.is_nan_scale(byte))
+    }
+
+    /// Blocks whose scale byte the format does not know: in NVFP4 those with the sign bit set.
+    pub fn foreign_scales(&self) -> u64 {
+        self.count_scales(|byte| !self.format.is_scale(byte))
+    }
+
+    /// The smallest and largest scale byte in use, NaN and what the format does not know apart.
+    pub fn scale_range(&self) -> Option<(u8, u8)> {
+        let used = |byte: &u8| {
+            let is_number = self.format.is_scale(*byte) && !self.format.is_nan_scale(*byte);
+            is_number && self.scales[usize::from(*byte)] > 0
+        };
+        Some(((0..=255).find(used)?, (0..=255).rfind(used)?))
+    }
+
+    fn count_scales(&self, counted: impl Fn(u8) -> bool) -> u64 {
+        (0..=255u8).filter(|byte| counted(*byte)).map(|byte| self.scales[usize::from(byte)]).sum()
+    }
+}
+
+/// How often each byte occurs.
+fn count(bytes: &[u8]) -> [u64; 256] {
+    let counts = bytes.par_chunks(1 << 16).map(|part| {
+        let mut counts = [0u64; 256];
+        part.iter().for_each(|byte| counts[*byte as usize] += 1);
+        counts
+    });
+    counts.reduce(
+        || [0; 256],
+        |mut sum, part| {
+            sum.iter_mut().zip(part).for_each(|(sum, count)| *sum += count);
+            sum
+        },
+    )
+}

@@ -1,0 +1,36 @@
+//! Looking into a checkpoint: what is stored, and how scales and codes are distributed.
+
+use crate::conventions::packed::{Logical, resolve};
+use crate::error::Error;
+use crate::histogram::Histogram;
+use crate::read::checkpoint::Checkpoint;
+
+/// A tensor and, if it is quantized, the distribution of its scales and codes.
+#[derive(Debug)]
+pub struct Inspected<'a> {
+    /// The tensor.
+    pub tensor: Logical<'a>,
+    /// Of a quantized tensor.
+    pub histogram: Option<Histogram>,
+    /// Why a tensor that seems to be packed is listed as it is stored.
+    pub unreadable: Option<Error>,
+}
+
+/// Looks at every tensor of a checkpoint. What is packed in a way that cannot be read is listed as it is
+/// stored.
+pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
+    let mut inspected = Vec::new();
+    for stored in checkpoint.tensors() {
+        let (tensor, unreadable) = match resolve(checkpoint, stored) {
+            Ok(None) => continue,
+            Ok(Some(tensor)) => (tensor, None),
+            Err(error) => (Logical::Plain(stored), Some(error)),
+        };
+        let histogram = match &tensor {
+            Logical::Packed(packed) => Some(Histogram::of(packed)),
+            Logical::Plain(_) => None,
+        };
+        inspected.push(Inspected { tensor, histogram, unreadable });
+    }
+    inspected
+}

@@ -1,0 +1,91 @@
+//! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized,
+//! compared.
+//!
+//! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are
+//! quantized; [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time;
+//! [`compare`] and [`inspect`] only read.
+//!
+//! From the bottom up, each importing only what stands above it in this table:
+//!
+//! | room | what it knows |
+//! |---|---|
+//! | `names` | what the names of tensors tell |
+//! | `dtype`, `file_convention`, `reason`, `sums` | words: dtypes in files, conventions of files, why tensors are copied, sums |
+//! | `error` | what can go wrong |
+//! | `gguf` | GGUF, the container of ggml and llama.cpp |
+//! | `read` | input: which files, which tensors, typed views |
+//! | `write` | output: tensor by tensor, complete or not at all |
+//! | `conventions` | conventions of files: what a quantized tensor becomes, and what is quantized in a file |
+//! | `histogram` | how scales and codes are distributed |
+//! | `plan` | what is to become of each tensor: recipes, selection, global scales, importance |
+//! | `quantize`, `parts` | carrying out a plan: as a whole, or in parts |
+//! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
+//!
+//! Files are little-endian, as safetensors demands; so must the machine be.
+
+#[cfg(target_endian = "big")]
+compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
+
+mod compare;
+mod compare_format;
+mod conventions;
+mod convert;
+mod dequantize;
+mod doctor;
+mod dtype;
+mod error;
+mod file_convention;
+mod gguf;
+mod histogram;
+mod inspect;
+mod names;
+mod parts;
+mod plan;
+mod quantize;
+mod read;
+mod reason;
+mod sums;
+mod write;
+
+pub use compare::{Compared, Comparison, Difference, compare};
+pub use compare_format::compare_format;
+pub use conventions::packed::{Logical, Packed, logical};
+pub use convert::{Converted, Rounding, convert};
+pub use dequantize::{Dequantized, dequantize};
+pub use doctor::finding::{Defect, Finding};
+pub use doctor::{Diagnosis, diagnose};
+pub use dtype::FileDtype;
+pub use dtype::ggml::GgmlType;
+pub use error::convention::ConventionError;
+pub use error::directory::DirectoryError;
+pub use error::file::FileError;
+pub use error::given::GivenError;
+pub use error::output::OutputError;
+pub use error::parts::PartsError;
+pub use error::plan::PlanError;
+pub use error::recipe::RecipeError;
+pub use error::{Error, Result};
+pub use file_convention::FileConvention;
+pub use histogram::Histogram;
+pub use inspect::{Inspected, inspect};
+pub use names::kept::{Kept, kept};
+pub use names::layers::layer_part;
+pub use parts::{Merged, Part, PartDone, merge, quantize_part};
+pub use plan::global_scales::GlobalScales;
+pub use plan::importance::Importance;
+pub use plan::recipes::Recipes;
+pub use plan::recipes::presets::{Preset, presets};
+pub use plan::selection::Selection;
+pub use plan::settings::{GlobalSetting, Settings};
+pub use plan::used_recipe::{Facts, UsedRecipe};
+pub use plan::{Plan, Planned};
+pub use quantize::details::Details;
+pub use quantize::quantize;
+pub use quantize::summary::{Outcome, Plain, Summary, TensorSummary, Totals};
+pub use read::checkpoint::Checkpoint;
+pub use read::tensor::Tensor;
+pub use read::values::{Values, file_dtype, float_dtype};
+pub use reason::Reason;
+pub use sums::Sums;
+pub use write::others::Skipped;
+pub use write::progress::{OnProgress, Progress};

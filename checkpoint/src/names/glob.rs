@@ -1,0 +1,50 @@
+//! Patterns of tensor names: globs, of a length that is safe to compile.
+
+use globset::{Glob, GlobMatcher};
+
+/// The most bytes of a pattern. To compile one takes far more memory than it has characters, and globset
+/// panics where that is too much.
+pub(crate) const MOST: usize = 1024;
+
+/// Compiles a pattern, or says why it is none.
+pub(crate) fn matcher(pattern: &str) -> Result<GlobMatcher, String> {
+    if pattern.len() > MOST {
+        return Err(format!("it has {} bytes, more than the {MOST} allowed", pattern.len()));
+    }
+    let glob = Glob::new(pattern).map_err(|error| error.kind().to_string())?;
+    Ok(glob.compile_matcher())
+}
+
+/// A pattern as errors show it: of one that is too long its beginning.
+pub(crate) fn shown(pattern: &str) -> String {
+    if pattern.len() <= MOST {
+        return format!("{pattern:?}");
+    }
+    format!("{:?}…", pattern.chars().take(20).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_whole_names_across_dots() {
+        let matcher = matcher("*.mlp.{up,down}_proj.?eight").unwrap();
+        assert!(matcher.is_match("model.layers.0.mlp.up_proj.weight"));
+        assert!(!matcher.is_match("model.layers.0.mlp.up_proj.weight.scale"));
+        assert!(super::matcher("[a").unwrap_err().contains("unclosed"));
+        assert_eq!(shown("[a"), "\"[a\"");
+    }
+
+    #[test]
+    fn only_patterns_of_some_length_are_compiled() {
+        for what in ["?", "[!a]", "{a,b}", "*"] {
+            let mut pattern = what.repeat(MOST / what.len());
+            pattern.push_str(&"a".repeat(MOST - pattern.len()));
+            assert!(matcher(&pattern).is_ok(), "{what}");
+            pattern.push('a');
+            assert_eq!(matcher(&pattern).unwrap_err(), "it has 1025 bytes, more than the 1024 allowed");
+        }
+        assert_eq!(shown(&"é".repeat(MOST)), format!("\"{}\"…", "é".repeat(20)));
+    }
+}

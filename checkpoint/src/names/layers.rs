@@ -1,0 +1,79 @@
+//! The layers of a model, by the names of its tensors.
+
+use std::collections::{BTreeSet, HashMap};
+
+/// Which part of a tensor's name, cut at its dots, is the number of a layer: the first number.
+pub fn layer_part(parts: &[&str]) -> Option<usize> {
+    parts.iter().position(|part| part.parse::<u64>().is_ok())
+}
+
+/// The numbers of a model's layers. Those of one stack (`model.layers`, `visual.blocks`) are counted by
+/// themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    stacks: HashMap<String, BTreeSet<u64>>,
+}
+
+impl Layers {
+    /// Of the tensors with these names.
+    pub(crate) fn of<'n>(names: impl Iterator<Item = &'n str>) -> Self {
+        let mut layers = Self::default();
+        for (stack, layer) in names.filter_map(numbered) {
+            layers.stacks.entry(stack).or_default().insert(layer);
+        }
+        layers
+    }
+
+    /// Whether no name has a number.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.stacks.is_empty()
+    }
+
+    /// Whether a tensor is of one of the first layers of its stack, as many as are asked for.
+    pub(crate) fn is_first(&self, name: &str, layers: usize) -> bool {
+        self.is_among(name, |numbers, number| numbers.range(..number).count() < layers)
+    }
+
+    /// Whether it is of one of the last.
+    pub(crate) fn is_last(&self, name: &str, layers: usize) -> bool {
+        self.is_among(name, |numbers, number| numbers.range(number..).count() <= layers && layers > 0)
+    }
+
+    fn is_among(&self, name: &str, among: impl Fn(&BTreeSet<u64>, u64) -> bool) -> bool {
+        let Some((stack, layer)) = numbered(name) else { return false };
+        self.stacks.get(&stack).is_some_and(|numbers| among(numbers, layer))
+    }
+}
+
+/// What stands before a name's layer, and its number.
+fn numbered(name: &str) -> Option<(String, u64)> {
+    let parts: Vec<&str> = name.split('.').collect();
+    let at = layer_part(&parts)?;
+    Some((parts[..at].join("."), parts[at].parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_counted_stack_by_stack() {
+        let names = (0..12).map(|layer| format!("model.layers.{layer}.mlp.experts.9.up_proj.weight"));
+        let others = ["visual.blocks.0.fc.weight", "visual.blocks.1.fc.weight", "lm_head.weight"];
+        let names: Vec<String> = names.chain(others.map(String::from)).collect();
+        let layers = Layers::of(names.iter().map(String::as_str));
+        let of = |among: fn(&Layers, &str, usize) -> bool, n| {
+            names.iter().filter(|name| among(&layers, name, n)).map(String::as_str).collect::<Vec<_>>()
+        };
+        assert!(of(Layers::is_first, 0).is_empty() && of(Layers::is_last, 0).is_empty());
+        assert_eq!(of(Layers::is_first, 1), [&*names[0], others[0]]);
+        // 11 is behind 9, although it is not in the alphabet.
+        assert_eq!(of(Layers::is_last, 1), [&*names[11], others[1]]);
+        assert_eq!(of(Layers::is_last, 2), [&*names[10], &*names[11], others[0], others[1]]);
+        assert_eq!(of(Layers::is_first, 99).len(), 14);
+        assert!(Layers::of(["a", "b.c"].into_iter()).is_empty());
+        let huge = ["a.18446744073709551615.x", "0.x"];
+        let layers = Layers::of(huge.into_iter());
+        assert!(layers.is_last(huge[0], 1) && layers.is_last(huge[1], 1) && !layers.is_last(huge[0], 0));
+    }
+}

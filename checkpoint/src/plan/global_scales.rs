@@ -1,0 +1,114 @@
+//! NVFP4's global scales, read from a file.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use microscale::GlobalScale;
+use microscale::formats::nvfp4::Direction;
+
+use crate::conventions::packed::global_scale;
+use crate::conventions::storage::StoredGlobal;
+use crate::conventions::{compressed_tensors, modelopt};
+use crate::error::given::GivenError;
+use crate::error::{Error, Result};
+use crate::names::fused::fused;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::tensor::Tensor;
+
+/// What a global scale may be called after its tensor, which tells its direction.
+const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
+
+/// Global scales from a file, by the tensors that they are for.
+#[derive(Clone, Debug)]
+pub struct GlobalScales {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Tensors of the file that are for no tensor that is quantized.
+    pub unused: Vec<String>,
+    /// Tensors whose global scale was of the other direction than the convention's. Its inverse is taken,
+    /// rounded to f32.
+    pub inverted: Vec<String>,
+    /// Tensors that serving engines fuse with others and that have another global scale than those.
+    pub unequal: Vec<String>,
+    scales: HashMap<String, GlobalScale>,
+}
+
+impl GlobalScales {
+    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a
+    /// divisor, `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
+    ///
+    /// # Errors
+    /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
+    /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
+    /// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, and
+    /// [`Error::Tensor`] for a number that cannot be a global scale.
+    pub(crate) fn find<'a>(
+        file: &Checkpoint,
+        tensors: impl Iterator<Item = (&'a str, Direction)>,
+    ) -> Result<Self> {
+        let mut found = Self {
+            path: file.path.clone(),
+            unused: Vec::new(),
+            inverted: Vec::new(),
+            unequal: Vec::new(),
+            scales: HashMap::new(),
+        };
+        let mut used = HashSet::new();
+        let mut fused_scales = HashMap::new();
+        for (name, direction) in tensors {
+            let (stored, stored_direction) = candidate(file, name, direction)?;
+            let mut scale = global_scale(&stored, stored_direction)?;
+            if stored_direction != direction {
+                found.inverted.push(name.to_string());
+                scale = toward(direction, scale, &stored)?;
+            }
+            if let Some(layer) = fused(name)
+                && *fused_scales.entry(layer).or_insert(scale) != scale
+            {
+                found.unequal.push(name.to_string());
+            }
+            used.insert(stored.name);
+            found.scales.insert(name.to_string(), scale);
+        }
+        let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
+        found.unused = unused.map(Into::into).collect();
+        Ok(found)
+    }
+
+    /// That of a tensor.
+    pub(crate) fn of(&self, tensor: &str) -> Option<GlobalScale> {
+        self.scales.get(tensor).copied()
+    }
+}
+
+/// The stored global scale of a tensor, and its direction.
+fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Result<(Tensor<'a>, Direction)> {
+    let [first, second] = STORED.map(|StoredGlobal { suffix, direction, .. }| {
+        file.tensor(&format!("{name}{suffix}")).map(|found| (found, direction))
+    });
+    let path = || file.path.clone();
+    match (first, second) {
+        (Some((first, _)), Some((second, _))) => {
+            let [first, second] = [first, second].map(|found| found.name.into());
+            Err(Error::Given(GivenError::GlobalScaleTwice {
+                file: path(),
+                tensor: name.into(),
+                first,
+                second,
+            }))
+        }
+        // A quantized checkpoint may hold codes under the plain name, so that the suffixes come first.
+        (Some(found), None) | (None, Some(found)) => Ok(found),
+        (None, None) => file
+            .tensor(name)
+            .map(|found| (found, direction))
+            .ok_or_else(|| Error::Given(GivenError::NoGlobalScale { file: path(), tensor: name.into() })),
+    }
+}
+
+/// The same scale in another direction, rounded.
+fn toward(direction: Direction, scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
+    let inverse = scale.toward(direction);
+    let error = || Error::tensor(stored.file, stored.name, microscale::Error::GlobalScale { given: inverse });
+    if inverse.in_range() { Ok(inverse) } else { Err(error()) }
+}

@@ -1,0 +1,185 @@
+//! Which tensors of a checkpoint are quantized, and how: by settings for all, patterns, and rules for some.
+//! docs/recipes.md says it for users.
+//!
+//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]),
+//! patterns to include, the first and last layers that are kept, the rules in their order, patterns to
+//! exclude. Of two rules that say something about the same key the later one is right.
+
+mod file;
+pub(crate) mod presets;
+mod rule;
+
+use microscale::Recipe;
+
+use crate::error::recipe::RecipeError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::names::layers::Layers;
+use crate::plan::recipes::rule::{Lines, Rule};
+use crate::plan::selection::{Selection, Wish};
+use crate::plan::settings::Settings;
+use crate::plan::treatment::Treatment;
+use crate::read::checkpoint::Checkpoint;
+use crate::reason::Reason;
+
+/// Which tensors of a checkpoint are quantized, and how.
+///
+/// The default is that of [`Settings`] and [`Selection`]; [`Recipes::named`] has those of files and presets.
+#[derive(Clone, Debug, Default)]
+pub struct Recipes {
+    settings: Settings,
+    /// The convention of files to write, if the recipe says so.
+    pub out_convention: Option<FileConvention>,
+    selection: Selection,
+    keep_first_layers: usize,
+    keep_last_layers: usize,
+    rules: Vec<Rule>,
+    /// What errors call the file; `None` if there is none.
+    source: Option<String>,
+    /// Where the settings stand in it, but for those of the command line.
+    lines: Lines,
+}
+
+impl Recipes {
+    /// One recipe for all tensors that are selected.
+    pub fn new(settings: Settings, selection: Selection) -> Self {
+        Self { settings, selection, ..Self::default() }
+    }
+
+    /// Puts settings over those for all tensors. Rules for some stay.
+    pub fn set(&mut self, settings: Settings) {
+        for key in settings.given() {
+            self.lines.remove(key);
+        }
+        self.settings = settings.or(self.settings);
+    }
+
+    /// Adds patterns to those of tensors to include and to exclude.
+    ///
+    /// # Errors
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
+    pub fn select(&mut self, include: &[String], exclude: &[String]) -> Result<()> {
+        self.selection.add(include, exclude)
+    }
+
+    /// Makes sure that the settings for all tensors go together.
+    ///
+    /// # Errors
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
+    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
+    pub fn check_settings(&self) -> Result<()> {
+        self.recipe(self.settings, &[]).map(|_| ())
+    }
+
+    /// Makes sure that the settings for all tensors go together, and with a convention of files.
+    ///
+    /// # Errors
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
+    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
+    pub fn check(&self, convention: FileConvention) -> Result<()> {
+        self.treatment(self.settings, &[], convention).map(|_| ())
+    }
+
+    /// What looks like a mistake: patterns that match no tensor of a checkpoint, and layers to keep where
+    /// none has a number.
+    pub fn unmatched(&self, checkpoint: &Checkpoint) -> Vec<String> {
+        let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
+        let mut unmatched: Vec<_> = self
+            .selection
+            .unmatched(&names)
+            .iter()
+            .map(|pattern| format!("no tensor is called {pattern:?}"))
+            .collect();
+        for rule in &self.rules {
+            let source = self.source.as_deref().unwrap_or_default();
+            for pattern in
+                rule.patterns.iter().filter(|pattern| !names.iter().any(|name| pattern.is_match(name)))
+            {
+                unmatched.push(format!(
+                    "{source}:{}: no tensor is called {:?}",
+                    rule.line,
+                    pattern.glob().glob()
+                ));
+            }
+        }
+        let keeps = self.keep_first_layers + self.keep_last_layers > 0;
+        if keeps && Layers::of(names.into_iter()).is_empty() {
+            unmatched
+                .push("no tensor is of a layer with a number, so that no first or last one is kept".into());
+        }
+        unmatched
+    }
+
+    /// The rules that change nothing, because all tensors that they match are copied anyway, given what is
+    /// quantized.
+    pub(crate) fn idle(&self, quantized: &[&str], copied: &[&str]) -> Vec<String> {
+        let source = self.source.as_deref().unwrap_or_default();
+        let rules = self.rules.iter().filter(|rule| rule.keep != Some(true));
+        let idle = rules.filter(|rule| {
+            copied.iter().any(|name| rule.matches(name)) && !quantized.iter().any(|name| rule.matches(name))
+        });
+        let text = |rule: &Rule| {
+            let hint = if rule.keep.is_none() { "; keep = false quantizes those that can be" } else { "" };
+            format!("{source}:{}: all tensors called {} are copied{hint}", rule.line, rule.text())
+        };
+        idle.map(text).collect()
+    }
+
+    /// Which tensors are selected, by names and shapes.
+    pub(crate) fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// What is said about quantizing a tensor or not, given the checkpoint's layers.
+    pub(crate) fn wish(&self, tensor: &str, layers: &Layers) -> Wish {
+        let last = self.rules.iter().rev().find(|rule| rule.keep.is_some() && rule.matches(tensor));
+        match last {
+            Some(rule) if rule.keep == Some(true) => Wish::Keep(Reason::KeptByRule(rule.text())),
+            Some(_) => Wish::Quantize,
+            None if layers.is_first(tensor, self.keep_first_layers) => {
+                Wish::KeepLayer(Reason::FirstLayers(self.keep_first_layers))
+            }
+            None if layers.is_last(tensor, self.keep_last_layers) => {
+                Wish::KeepLayer(Reason::LastLayers(self.keep_last_layers))
+            }
+            None => Wish::Nothing,
+        }
+    }
+
+    /// How a tensor is quantized, if it is.
+    pub(crate) fn treatment_of(&self, tensor: &str, convention: FileConvention) -> Result<Treatment> {
+        let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
+        let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
+        self.treatment(settings, &rules, convention)
+    }
+
+    fn treatment(
+        &self,
+        settings: Settings,
+        rules: &[&Rule],
+        convention: FileConvention,
+    ) -> Result<Treatment> {
+        let (recipe, search_global) = self.recipe(settings, rules)?;
+        Treatment::new(recipe, search_global, convention).map_err(|error| {
+            match self.place_of("format", rules) {
+                Some(place) => Error::Recipe(RecipeError::File { place, why: format!("format: {error}") }),
+                None => Error::Recipe(RecipeError::Settings { why: error.to_string() }),
+            }
+        })
+    }
+
+    /// The recipe that settings make, given the rules that they come from.
+    fn recipe(&self, settings: Settings, rules: &[&Rule]) -> Result<(Recipe, bool)> {
+        settings.recipe().map_err(|misfit| match self.place_of(misfit.key, rules) {
+            Some(place) => Error::Recipe(RecipeError::File { place, why: misfit.of_key() }),
+            None => Error::Recipe(RecipeError::Settings { why: misfit.of_option() }),
+        })
+    }
+
+    /// Where a key got its value: in the last rule that gives it, or at the top. `None` if that is the
+    /// command line.
+    fn place_of(&self, key: &str, rules: &[&Rule]) -> Option<String> {
+        let line = rules.iter().rev().find_map(|rule| rule.lines.get(key)).or_else(|| self.lines.get(key))?;
+        Some(format!("{}:{line}", self.source.as_deref()?))
+    }
+}

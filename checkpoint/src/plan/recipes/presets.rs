@@ -1,0 +1,70 @@
+//! Recipes that come with the library: the files of checkpoint/recipes.
+
+use crate::error::recipe::RecipeError;
+use crate::error::{Error, Result};
+
+/// A recipe that comes with the library.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its file, to be read or to be changed.
+    pub text: &'static str,
+}
+
+/// All of them.
+pub const fn presets() -> &'static [Preset] {
+    PRESETS
+}
+
+/// The table of presets, by the names of their files.
+macro_rules! table {
+    ($($name:literal),+ $(,)?) => {
+        const PRESETS: &[Preset] =
+            &[$(Preset { name: $name, text: include_str!(concat!("../../../recipes/", $name, ".toml")) }),+];
+    };
+}
+table!["nvfp4", "mxfp4", "nvfp4-keep-ends", "mxfp4-keep-ends", "nvfp4-mxfp4-experts"];
+
+impl Preset {
+    /// The preset of this name.
+    ///
+    /// # Errors
+    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset).
+    pub fn called(name: &str) -> Result<&'static Self> {
+        let found = PRESETS.iter().find(|preset| preset.name == name);
+        let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| Error::Recipe(RecipeError::NoPreset { name: name.into(), presets: names() }))
+    }
+
+    /// What it is for: the comment that its file begins with, as far as the first full stop.
+    pub fn summary(&self) -> String {
+        let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
+        let comment = lines.collect::<Vec<_>>().join(" ");
+        comment.split_once(". ").map_or(comment.trim_end_matches('.'), |(first, _)| first).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file_convention::FileConvention;
+    use crate::plan::recipes::Recipes;
+
+    #[test]
+    fn every_preset_is_a_recipe_and_says_what_for() {
+        for preset in presets() {
+            Recipes::named(preset.name).unwrap().check(FileConvention::default()).unwrap();
+            assert!(preset.summary().len() > 20, "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn what_is_no_preset_and_what_is_a_file() {
+        let error = |word| Recipes::named(word).unwrap_err();
+        assert!(error("fp4").to_string().contains("nvfp4-keep-ends"), "{}", error("fp4"));
+        for file in ["nowhere.toml", "./nvfp4", "nowhere/mxfp4"] {
+            assert!(matches!(error(file), Error::Io { .. }), "{file}");
+        }
+    }
+}

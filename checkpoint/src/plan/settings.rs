@@ -1,0 +1,264 @@
+//! How to quantize, key by key, as files and command lines say it; and the recipe that comes of it.
+
+use std::fmt;
+
+use microscale::formats::{ScaleRule, Ties};
+use microscale::{Convention, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search, Words};
+
+use crate::error::Error;
+use crate::error::plan::PlanError;
+
+/// Settings of a recipe. What is left open has its default, or what is said elsewhere: [`Settings::or`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// The format; MXFP4 by default.
+    pub format: Option<Format>,
+    /// The library whose arithmetic is followed; by default the format's [`Convention::default_for`].
+    pub convention: Option<Convention>,
+    /// How block scales follow from the largest magnitude, instead of the convention's way. Of MXFP4 and
+    /// MXFP8.
+    pub scale_rule: Option<ScaleRule>,
+    /// Where values halfway between two codes go, instead of the convention's way. Of MXFP4.
+    pub ties: Option<Ties>,
+    /// Where NVFP4's global scales come from.
+    pub global_scale: Option<GlobalSetting>,
+    /// How block scales are chosen.
+    pub search: Option<Search>,
+    /// Whether NVFP4's global scales are searched too.
+    pub search_global: Option<bool>,
+    /// What is done about NaN and infinities.
+    pub non_finite: Option<NonFinite>,
+}
+
+/// Where NVFP4's global scales come from, in words.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GlobalSetting {
+    /// From each tensor's amax, or that of the layers that engines fuse it with.
+    FromAmax,
+    /// A number for all tensors, in the convention's direction.
+    Value(f32),
+    /// Nowhere: block scales stand alone.
+    Absent,
+}
+
+/// A setting that does not go with the others.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Misfit {
+    /// The setting's name in a file.
+    pub(crate) key: &'static str,
+    /// What is wrong with it.
+    pub(crate) why: Why,
+}
+
+/// What is wrong with a setting.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Why {
+    /// What follows the setting's name in a sentence.
+    Is(String),
+    /// A sentence.
+    Whole(String),
+}
+
+impl Misfit {
+    fn whole(key: &'static str, error: impl fmt::Display) -> Self {
+        Self { key, why: Why::Whole(error.to_string()) }
+    }
+
+    /// As an option of the command line.
+    pub(crate) fn of_option(&self) -> String {
+        match &self.why {
+            Why::Is(rest) => format!("--{} {rest}", self.key.replace('_', "-")),
+            Why::Whole(sentence) => sentence.clone(),
+        }
+    }
+
+    /// As a key of a file.
+    pub(crate) fn of_key(&self) -> String {
+        match &self.why {
+            Why::Is(rest) => format!("{} {rest}", self.key),
+            Why::Whole(sentence) => format!("{}: {sentence}", self.key),
+        }
+    }
+}
+
+impl Settings {
+    /// What files call the settings, in the order of the fields: **what docs/recipes.md lists**.
+    pub const KEYS: [&'static str; 8] = [
+        "format",
+        "convention",
+        "scale_rule",
+        "ties",
+        "global_scale",
+        "search",
+        "search_global",
+        "non_finite",
+    ];
+
+    /// These settings, and those for what these leave open.
+    ///
+    /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
+    /// for another.
+    pub fn or(self, those: Self) -> Self {
+        let format = self.format.or(those.format);
+        let same = format.unwrap_or_default() == those.format.unwrap_or_default();
+        Self {
+            format,
+            convention: self.convention.or(those.convention),
+            scale_rule: self.scale_rule.or(those.scale_rule.filter(|_| same)),
+            ties: self.ties.or(those.ties.filter(|_| same)),
+            global_scale: self.global_scale.or(those.global_scale.filter(|_| same)),
+            search: self.search.or(those.search),
+            search_global: self.search_global.or(those.search_global.filter(|_| same)),
+            non_finite: self.non_finite.or(those.non_finite),
+        }
+    }
+
+    /// The keys that are given.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            self.format.is_some(),
+            self.convention.is_some(),
+            self.scale_rule.is_some(),
+            self.ties.is_some(),
+            self.global_scale.is_some(),
+            self.search.is_some(),
+            self.search_global.is_some(),
+            self.non_finite.is_some(),
+        ];
+        Self::KEYS.into_iter().zip(given).filter(|(_, given)| *given).map(|(key, _)| key)
+    }
+
+    /// The recipe, and whether global scales are searched too.
+    pub(crate) fn recipe(&self) -> Result<(Recipe, bool), Misfit> {
+        let format = self.format.unwrap_or_default();
+        let convention = self.convention.unwrap_or(Convention::default_for(format));
+        let mut recipe =
+            Recipe::of(format, convention).map_err(|error| Misfit::whole("convention", error))?;
+        recipe.non_finite = self.non_finite.unwrap_or_default();
+        recipe.search = self.search.unwrap_or_default();
+        recipe.check().map_err(|error| Misfit::whole("search", error))?;
+        if let Some(rule) = self.scale_rule {
+            set_scale_rule(&mut recipe.scheme, rule)?;
+        }
+        if let Some(ties) = self.ties {
+            set_ties(&mut recipe.scheme, ties)?;
+        }
+        if let Some(global_scale) = self.global_scale {
+            recipe = recipe.with_global(global(global_scale, &recipe.scheme)?);
+        }
+        let search_global = self.search_global == Some(true);
+        if search_global {
+            check_search_global(&recipe, false).map_err(|error| Misfit::whole("search_global", error))?;
+        }
+        Ok((recipe, search_global))
+    }
+}
+
+fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
+    match scheme {
+        Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule = rule,
+        Scheme::Mxfp8E4m3(scale_rule) | Scheme::Mxfp8E5m2(scale_rule) => *scale_rule = rule,
+        Scheme::Comparison(format) => {
+            let why = format!("is not for {}, which has one rule", Format::Comparison(*format));
+            return Err(Misfit { key: "scale_rule", why: Why::Is(why) });
+        }
+        Scheme::Nvfp4(..) => {
+            let why = "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
+                       convention alone";
+            return Err(Misfit { key: "scale_rule", why: Why::Is(why.into()) });
+        }
+    }
+    Ok(())
+}
+
+fn set_ties(scheme: &mut Scheme, ties: Ties) -> Result<(), Misfit> {
+    let format = scheme.format();
+    let Scheme::Mxfp4(arithmetic) = scheme else {
+        let why = format!("is for mxfp4; every implementation of {format} takes ties to even");
+        return Err(Misfit { key: "ties", why: Why::Is(why) });
+    };
+    arithmetic.ties = ties;
+    Ok(())
+}
+
+fn global(global_scale: GlobalSetting, scheme: &Scheme) -> Result<Global, Misfit> {
+    let misfit = |error| Err(Misfit::whole("global_scale", error));
+    let Scheme::Nvfp4(arithmetic, _) = scheme else {
+        return misfit(microscale::Error::NoGlobalScale { format: scheme.format() });
+    };
+    Ok(match global_scale {
+        GlobalSetting::Absent => Global::Absent,
+        GlobalSetting::FromAmax => Global::FromAmax,
+        GlobalSetting::Value(value) => {
+            let given = GlobalScale::of(arithmetic.direction, value);
+            if !given.in_range() {
+                return misfit(microscale::Error::GlobalScale { given });
+            }
+            Global::Given(given)
+        }
+    })
+}
+
+/// Makes sure that a recipe leaves a global scale to search, where one may be given in a file.
+pub(crate) fn check_search_global(recipe: &Recipe, in_file: bool) -> Result<(), Error> {
+    let why = match recipe.scheme {
+        Scheme::Nvfp4(_, Global::FromAmax) if !in_file => match recipe.search {
+            Search::None => "block scales are not searched".into(),
+            _ => return Ok(()),
+        },
+        Scheme::Nvfp4(_, Global::Absent) => "there is none (--global-scale none)".into(),
+        Scheme::Nvfp4(..) => "it is given (--global-scale)".into(),
+        _ => format!("the format is {}", recipe.format().word()),
+    };
+    Err(Error::Plan(PlanError::NoGlobalSearch { why }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_open_is_taken_from_elsewhere() {
+        let below = Settings {
+            format: Some(Format::Mxfp4),
+            convention: Some(Convention::CompressedTensors),
+            ties: Some(Ties::Away),
+            search: Some(Search::Full),
+            ..Settings::default()
+        };
+        let rule = Settings { scale_rule: Some(ScaleRule::Ceil), ..Settings::default() };
+        assert_eq!(rule.or(below), Settings { scale_rule: Some(ScaleRule::Ceil), ..below });
+        assert_eq!(below.or(rule), rule.or(below));
+        // Another format leaves behind what is about one.
+        let nvfp4 = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
+        let both = nvfp4.or(below);
+        assert_eq!((both.ties, both.convention, both.search), (None, below.convention, below.search));
+        assert!(both.recipe().is_ok());
+        // MXFP4 is what no format means.
+        assert_eq!(nvfp4.or(Settings { format: None, ..below }).ties, None);
+        assert_eq!(below.or(Settings { format: None, ..below }).ties, Some(Ties::Away));
+        let given: Vec<_> = below.given().collect();
+        assert_eq!(given, ["format", "convention", "ties", "search"]);
+        assert_eq!(Settings::default().recipe(), Ok((Recipe::default(), false)));
+    }
+
+    #[test]
+    fn misfits_are_called_by_their_names() {
+        let nvfp4 = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
+        let misfit = |settings: Settings| settings.recipe().unwrap_err();
+        let ties = misfit(Settings { ties: Some(Ties::Even), ..nvfp4 });
+        assert!(ties.of_option().starts_with("--ties is for mxfp4"), "{ties:?}");
+        assert!(ties.of_key().starts_with("ties is for mxfp4"), "{ties:?}");
+        let rule = misfit(Settings { scale_rule: Some(ScaleRule::Even), ..nvfp4 });
+        assert!(rule.of_option().starts_with("--scale-rule is about"), "{rule:?}");
+        let convention = misfit(Settings { convention: Some(Convention::Ocp), ..nvfp4 });
+        assert!(convention.of_key().starts_with("convention: nvfp4 has no convention ocp"), "{convention:?}");
+        let global = misfit(Settings { global_scale: Some(GlobalSetting::Value(0.0)), ..nvfp4 });
+        assert_eq!(global.key, "global_scale");
+        let searched = misfit(Settings { search_global: Some(true), ..nvfp4 });
+        assert!(searched.of_key().contains("block scales are not searched"), "{searched:?}");
+        let mxfp8 =
+            Settings { format: Some(Format::Mxfp8E4m3), search: Some(Search::Full), ..Settings::default() };
+        assert_eq!(misfit(mxfp8).key, "search");
+    }
+}

@@ -1,0 +1,71 @@
+//! How a tensor of a checkpoint is quantized, and what a checkpoint is quantized with.
+
+use microscale::{Format, Recipe, search_global};
+
+use crate::conventions::storage::Storage;
+use crate::error::Result;
+use crate::file_convention::FileConvention;
+use crate::plan::used_recipe::Facts;
+
+/// How a tensor is quantized.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Treatment {
+    pub(crate) recipe: Recipe,
+    /// Whether NVFP4's global scale is searched too.
+    pub(crate) search_global: bool,
+    pub(crate) storage: &'static Storage,
+}
+
+impl Treatment {
+    /// # Errors
+    /// Those of [`FileConvention::check`].
+    pub(crate) fn new(recipe: Recipe, search_global: bool, convention: FileConvention) -> Result<Self> {
+        Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
+    }
+
+    /// Whether tensors become the same by both.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.recipe, self.search_global) == (other.recipe, other.search_global)
+    }
+
+    pub(crate) fn format(&self) -> Format {
+        self.recipe.format()
+    }
+
+    /// Everything about it that decides the bytes, beginning with the format.
+    pub(crate) fn facts(&self) -> Facts {
+        let mut facts = self.recipe.facts();
+        if self.search_global {
+            facts.push(("search_global", search_global::TRIED.map(|n| n.to_string()).join(", ")));
+        }
+        facts
+    }
+}
+
+/// The treatments of a plan while it is made, each with the elements that it is used for.
+#[derive(Debug, Default)]
+pub(crate) struct Treatments(Vec<(Treatment, u64)>);
+
+impl Treatments {
+    /// Uses a treatment for some elements, and returns its number.
+    pub(crate) fn add(&mut self, treatment: Treatment, elements: u64) -> usize {
+        let known = self.0.iter().position(|(known, _)| known.is_same(&treatment));
+        let number = known.unwrap_or(self.0.len());
+        match self.0.get_mut(number) {
+            Some((_, sum)) => *sum += elements,
+            None => self.0.push((treatment, elements)),
+        }
+        number
+    }
+
+    /// All of them, the one for the most elements first, and the place of each by its number.
+    pub(crate) fn sorted(self) -> (Vec<Treatment>, Vec<usize>) {
+        let mut order: Vec<usize> = (0..self.0.len()).collect();
+        order.sort_by_key(|number| std::cmp::Reverse(self.0[*number].1));
+        let mut places = vec![0; order.len()];
+        for (place, number) in order.iter().enumerate() {
+            places[*number] = place;
+        }
+        (order.iter().map(|number| self.0[*number].0).collect(), places)
+    }
+}

@@ -1,0 +1,255 @@
+//! Quantizing a checkpoint: carrying out a [`Plan`].
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `matrix`, `source` | a tensor as the matrix that is quantized; that matrix where a device works on it |
+//! | `chooser` | the global scale of each tensor: which layers share one, and which number it is |
+//! | `summary` | what happened, for every tensor and in total |
+//! | `details` | a closer look, for those who ask: distributions, worst blocks |
+
+pub(crate) mod chooser;
+pub(crate) mod details;
+pub(crate) mod matrix;
+pub(crate) mod source;
+pub(crate) mod summary;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use microscale::device::{Device, Part, QuantizedThere};
+use microscale::{QuantizedTensor, Recipe, Search, check_search};
+
+use crate::error::plan::PlanError;
+use crate::error::{Error, Result};
+use crate::gguf::metadata::FileType;
+use crate::names::fused::Fused;
+use crate::plan::Plan;
+use crate::quantize::chooser::{Chooser, Sources};
+use crate::quantize::details::Details;
+use crate::quantize::matrix::Matrix;
+use crate::quantize::source::Stored;
+use crate::quantize::summary::{Outcome, Plain, Summary, TensorSummary};
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::read::values::with_values;
+use crate::reason::Reason;
+use crate::write::busy::Busy;
+use crate::write::others::Skipped;
+use crate::write::outline::{Outline, unchanged};
+use crate::write::progress::OnProgress;
+use crate::write::rewrite::rewrite;
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
+
+/// Carries out a plan: writes the quantized checkpoint to `out`, a file or a directory like the input.
+///
+/// A few tensors are in memory at a time. Output is written under a temporary name next to `out` and renamed
+/// at the end, so that a failure or an interruption leaves nothing behind. The same bytes come from every
+/// device, or several.
+///
+/// # Errors
+/// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`] (among them
+/// non-finite values, if the recipe refuses them), and everything about writing.
+pub fn quantize(
+    plan: &Plan<'_>,
+    out: &Path,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<Summary> {
+    let start = Instant::now();
+    let work = Quantizer::new(plan)?;
+    let (tensors, skipped) = rewrite(plan.checkpoint(), out, &work, device, progress)?;
+    Ok(work.summary(device, tensors, skipped, start))
+}
+
+/// What carries out a plan, tensor by tensor.
+pub(crate) struct Quantizer<'a> {
+    plan: &'a Plan<'a>,
+    chooser: Chooser<'a>,
+}
+
+/// What became of a tensor.
+pub(crate) struct Done {
+    pub(crate) summary: TensorSummary,
+    /// Blocks whose scales were compared with all others.
+    checked_blocks: u64,
+    /// From when to when it was quantized, if it was.
+    busy: Option<Busy>,
+}
+
+impl<'a> Quantizer<'a> {
+    /// # Errors
+    /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize).
+    pub(crate) fn new(plan: &'a Plan<'a>) -> Result<Self> {
+        if plan.quantized() == 0 {
+            return Err(Error::Plan(PlanError::NothingToQuantize { path: plan.checkpoint().path.clone() }));
+        }
+        Ok(Self { plan, chooser: Chooser::new(plan) })
+    }
+
+    /// What has happened since `start`.
+    pub(crate) fn summary(
+        &self,
+        device: &Device,
+        done: Vec<Done>,
+        skipped: Vec<Skipped>,
+        start: Instant,
+    ) -> Summary {
+        let checked_blocks = done.iter().map(|done| done.checked_blocks).sum();
+        let quantize_seconds = Busy::seconds(done.iter().filter_map(|done| done.busy));
+        Summary {
+            recipes: self.plan.recipes(),
+            device: device.to_string(),
+            tensors: done.into_iter().map(|done| done.summary).collect(),
+            skipped,
+            seconds: start.elapsed().as_secs_f64(),
+            quantize_seconds,
+            checked_blocks: self.plan.check_search.then_some(checked_blocks),
+        }
+    }
+
+    fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
+        sink.write(tensor.name, tensor.data)?;
+        let outcome = Outcome::Copied(reason.clone());
+        let summary = TensorSummary::new(tensor, tensor.data.len() as u64, outcome);
+        Ok(Done { summary, checked_blocks: 0, busy: None })
+    }
+
+    /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were
+    /// searched, and writes it.
+    fn quantize(
+        &self,
+        tensor: &Tensor<'_>,
+        sources: &Sources<'_>,
+        device: &Device,
+        sink: &Sink<'_>,
+    ) -> Result<Done> {
+        let plan = self.plan;
+        let treatment = plan.of(tensor.name);
+        let storage = treatment.storage;
+        let weights = plan.weights_of(tensor.name);
+        let from = Instant::now();
+        let chosen = self.chooser.recipes_for(tensor, sources, device)?;
+        let store = |recipe: &Recipe, weights: Option<&[f32]>| match sources.get(tensor.name) {
+            Some(source) => {
+                source.store(storage, recipe, weights).map_err(|error| matrix::error(tensor, storage, error))
+            }
+            None => unreachable!("every tensor to quantize is on the device"),
+        };
+        let stored = store(&chosen.recipe, weights)?;
+        let Stored { result, report, errors, global_scale, quantized: until } = stored;
+        let check_search = plan.check_search && treatment.recipe.search == Search::Full;
+        let (mut checked_blocks, mut details) = (0, None);
+        let bytes_after = if check_search || plan.worst_blocks.is_some() || storage.blocks.is_some() {
+            let quantized = result.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
+            if check_search {
+                checked_blocks = self.check(tensor, &chosen.recipe, &quantized)?;
+            }
+            if let Some(most) = plan.worst_blocks {
+                details = Some(Box::new(Details::of(tensor, storage, &quantized, most)?));
+            }
+            self.write_host(tensor, quantized, sink)?
+        } else {
+            self.write_pieces(tensor, &result, sink)?
+        };
+        let plain = match treatment.recipe.search {
+            Search::None => None,
+            _ => Some(store(&chosen.plain, None)?),
+        };
+        let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
+        let seconds = until.duration_since(from).as_secs_f64();
+        let format = treatment.format();
+        let outcome = Outcome::Quantized { format, report, errors, global_scale, seconds, plain, details };
+        let recipe = plan.number_of(tensor.name);
+        let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes_after, outcome) };
+        Ok(Done { summary, checked_blocks, busy: Some(Busy { from, until }) })
+    }
+
+    /// Writes a quantized tensor, and returns its bytes.
+    fn write_host(&self, tensor: &Tensor<'_>, quantized: QuantizedTensor, sink: &Sink<'_>) -> Result<u64> {
+        let storage = self.plan.of(tensor.name).storage;
+        storage.check_scales(tensor, quantized.scales())?;
+        let bytes = quantized.bytes() as u64;
+        for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
+            sink.write(&outline.name, &data)?;
+        }
+        Ok(bytes)
+    }
+
+    /// The same of what is where the device works, without another copy of it: codes and scales are tensors
+    /// of their own.
+    fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &QuantizedThere, sink: &Sink<'_>) -> Result<u64> {
+        let storage = self.plan.of(tensor.name).storage;
+        let outlines = self.outlines(tensor);
+        let mut bytes = 0;
+        for (outline, part) in outlines.iter().zip([Part::Codes, Part::Scales]) {
+            let mut written = Ok(());
+            let copied = quantized.each_piece(part, &mut |piece| {
+                bytes += piece.len() as u64;
+                written = sink.append(&outline.name, piece);
+                if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            copied.map_err(|error| matrix::error(tensor, storage, error))?;
+            written?;
+        }
+        let global = storage.global_part(quantized.global_scale(), tensor.shape);
+        if let (Some(global), Some(outline)) = (global, outlines.get(2)) {
+            bytes += global.len() as u64;
+            sink.write(&outline.name, &global)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Compares the scales that were chosen with all others.
+    fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
+        let weights = self.plan.weights_of(tensor.name);
+        let storage = self.plan.of(tensor.name).storage;
+        let Matrix { values, shape } = Matrix::of(tensor, storage)?;
+        let checked = with_values!(&values, slice => {
+            check_search(slice, shape, recipe, weights, quantized)
+        });
+        checked.map_err(|source| matrix::error(tensor, storage, source))
+    }
+}
+
+impl Rewrite for Quantizer<'_> {
+    type Done = Done;
+
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        match self.plan.reason(tensor.name) {
+            None => self.plan.of(tensor.name).storage.outlines(tensor.name, tensor.shape),
+            Some(_) => vec![unchanged(tensor)],
+        }
+    }
+
+    fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
+        self.chooser.layer(tensor).filter(|_| self.plan.reason(tensor.name).is_none())
+    }
+
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let storage_of = |tensor: &Tensor<'_>| self.plan.of(tensor.name).storage;
+        let quantized = tensors.iter().filter(|tensor| self.plan.reason(tensor.name).is_none());
+        let matrices = quantized.map(|tensor| Ok((tensor, Matrix::of(tensor, storage_of(tensor))?)));
+        let matrices = matrices.collect::<Result<Vec<_>>>()?;
+        let sources = matrices.iter().map(|(tensor, matrix)| {
+            let failed = |error| matrix::error(tensor, storage_of(tensor), error);
+            let source = matrix.load(device, self.plan.checkpoint().origin(tensor)).map_err(failed)?;
+            Ok((tensor.name, source))
+        });
+        let sources = sources.collect::<Result<Sources<'_>>>()?;
+        let done = tensors.iter().map(|tensor| match self.plan.reason(tensor.name) {
+            Some(reason) => Self::copy(tensor, reason, sink),
+            None => self.quantize(tensor, &sources, device, sink),
+        });
+        done.collect()
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        Some(self.plan.file_type())
+    }
+
+    fn describe(&self, description: &mut Description) {
+        self.plan.describe(description);
+    }
+}

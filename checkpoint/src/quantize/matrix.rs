@@ -1,0 +1,45 @@
+//! A tensor as the matrix that is quantized: blocks run along its rows.
+
+use microscale::{Position, Shape};
+
+use crate::conventions::storage::Storage;
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::read::tensor::Tensor;
+use crate::read::values::Values;
+
+/// The matrix that a convention stores of a tensor.
+pub(crate) struct Matrix<'a> {
+    pub(crate) values: Values<'a>,
+    pub(crate) shape: Shape,
+}
+
+impl<'a> Matrix<'a> {
+    /// Of a tensor that was selected to be quantized, which only tensors of these dtypes are. A view of the
+    /// mapped file unless what is stored is the parameter's transpose.
+    pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage) -> Result<Self> {
+        let values = tensor.values().ok_or_else(|| {
+            Error::Convention(ConventionError::Packed {
+                file: tensor.file.into(),
+                tensor: tensor.name.into(),
+                why: format!("{} cannot be quantized", tensor.dtype),
+            })
+        })?;
+        let stored = storage.stored_shape(tensor.shape);
+        let (rows, cols) = Tensor { shape: &stored, ..*tensor }.matrix();
+        let values = if storage.transposed { values.transposed(tensor.shape) } else { values };
+        Ok(Self { values, shape: Shape::new(rows, cols) })
+    }
+}
+
+/// Gives an error of a matrix its tensor's name, and the tensor's rows and columns.
+pub(crate) fn error(tensor: &Tensor<'_>, storage: &Storage, source: microscale::Error) -> Error {
+    let source = match (source, tensor.shape) {
+        (microscale::Error::NonFinite { first, report }, [.., cols, rows]) if storage.transposed => {
+            let row = first.row / rows * cols + first.col;
+            microscale::Error::NonFinite { first: Position { row, col: first.row % rows }, report }
+        }
+        (source, _) => source,
+    };
+    Error::tensor(tensor.file, tensor.name, source)
+}

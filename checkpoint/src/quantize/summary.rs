@@ -1,0 +1,304 @@
+//! What happened to a checkpoint that was quantized: for every tensor, and in total.
+
+use std::path::PathBuf;
+
+use microscale::{BlockError, ErrorStats, Format, GlobalScale, Report, Words, WorstBlocks};
+use serde_json::{Value, json};
+
+use crate::dtype::FileDtype;
+use crate::histogram::Histogram;
+use crate::plan::used_recipe::{UsedRecipe, by_format, recipes_to_json};
+use crate::quantize::details::Details;
+use crate::read::tensor::Tensor;
+use crate::reason::Reason;
+use crate::sums::Sums;
+use crate::write::others::Skipped;
+
+/// What happened to a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// How it was quantized: the recipes of the plan, the one for the most elements first.
+    pub recipes: Vec<UsedRecipe>,
+    /// On what.
+    pub device: String,
+    /// Every tensor, in the order of the files.
+    pub tensors: Vec<TensorSummary>,
+    /// What else was in the directory and not copied.
+    pub skipped: Vec<Skipped>,
+    /// Time for everything, reading and writing included.
+    pub seconds: f64,
+    /// Time in which anything was being quantized.
+    pub quantize_seconds: f64,
+    /// Blocks whose scales were compared with all others, if that was wanted.
+    pub checked_blocks: Option<u64>,
+}
+
+/// What happened to one tensor.
+#[derive(Clone, Debug)]
+pub struct TensorSummary {
+    /// Its name in the input.
+    pub name: String,
+    /// The file that it is in.
+    pub file: PathBuf,
+    /// Its dtype in the input.
+    pub dtype: FileDtype,
+    /// Its sizes in the input.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: u64,
+    /// Bytes in the input.
+    pub bytes_before: u64,
+    /// Bytes in the output.
+    pub bytes_after: u64,
+    /// Which of the summary's recipes it was quantized by, if it was and there are several.
+    pub recipe: Option<usize>,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a tensor.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Copied, and why.
+    Copied(Reason),
+    /// Quantized.
+    Quantized {
+        /// The format.
+        format: Format,
+        /// Counts of what could not be kept.
+        report: Report,
+        /// The loss.
+        errors: ErrorStats,
+        /// NVFP4's global scale in the convention's direction; `None` if there is none.
+        global_scale: Option<GlobalScale>,
+        /// Time from when the values were where the device works until there were codes and scales, others
+        /// being worked at meanwhile. Of tensors that share a global scale, the first one's includes the
+        /// search for the amax, and for the global scale, of all.
+        seconds: f64,
+        /// What plain scales would have been like; `None` unless scales were searched.
+        plain: Option<Plain>,
+        /// A closer look; `None` unless the plan collects details.
+        details: Option<Box<Details>>,
+    },
+}
+
+/// A tensor quantized with the scales of the convention, for comparison with searched ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain {
+    /// The loss.
+    pub errors: ErrorStats,
+    /// NVFP4's global scale in the convention's direction; `None` if there is none.
+    pub global_scale: Option<GlobalScale>,
+}
+
+/// Sums over the tensors of a checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Of the tensors that were quantized.
+    pub quantized: Sums,
+    /// Of those that were copied.
+    pub copied: Sums,
+    /// Blocks of the tensors that were quantized.
+    pub blocks: u64,
+    /// Counts of what could not be kept.
+    pub report: Report,
+    /// The loss.
+    pub errors: ErrorStats,
+    /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were searched.
+    pub plain: Option<ErrorStats>,
+    /// Blocks of the tensors whose scales were searched.
+    pub searched_blocks: u64,
+    /// Tensors that a search gave another global scale than the convention's.
+    pub rescaled_tensors: u64,
+    /// Time in which anything was being quantized.
+    pub seconds: f64,
+}
+
+impl TensorSummary {
+    pub(crate) fn new(tensor: &Tensor<'_>, bytes_after: u64, outcome: Outcome) -> Self {
+        Self {
+            name: tensor.name.into(),
+            file: tensor.file.into(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.into(),
+            elements: tensor.elements(),
+            bytes_before: tensor.data.len() as u64,
+            bytes_after,
+            recipe: None,
+            outcome,
+        }
+    }
+}
+
+impl Totals {
+    /// Bytes read and written by quantizing, a second.
+    pub fn bytes_per_second(&self) -> f64 {
+        (self.quantized.bytes_before + self.quantized.bytes_after) as f64
+            / self.seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+impl Summary {
+    /// The sums over all tensors.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals { seconds: self.quantize_seconds, ..Totals::default() };
+        let (mut plain_errors, mut searched) = (ErrorStats::default(), false);
+        for tensor in &self.tensors {
+            let sums = match &tensor.outcome {
+                Outcome::Copied(_) => &mut totals.copied,
+                Outcome::Quantized { format, report, errors, global_scale, plain, .. } => {
+                    let blocks = tensor.elements / format.block() as u64;
+                    totals.blocks += blocks;
+                    totals.report += *report;
+                    totals.errors += *errors;
+                    plain_errors += plain.map_or(*errors, |plain| plain.errors);
+                    if let Some(plain) = plain {
+                        searched = true;
+                        totals.searched_blocks += blocks;
+                        totals.rescaled_tensors += u64::from(plain.global_scale != *global_scale);
+                    }
+                    &mut totals.quantized
+                }
+            };
+            sums.add(tensor.elements, tensor.bytes_before, tensor.bytes_after);
+        }
+        totals.plain = searched.then_some(plain_errors);
+        totals
+    }
+
+    /// Whether recipes say so: the name of one of their facts.
+    pub fn has_fact(&self, name: &str) -> bool {
+        self.recipes.iter().any(|used| used.facts.iter().any(|(known, _)| *known == name))
+    }
+
+    /// The formats, the one for the most elements first, each with the sums over its tensors.
+    pub fn formats(&self) -> Vec<(Format, Sums)> {
+        by_format(&self.recipes)
+    }
+
+    /// All of it as JSON. Figures that are not finite (the SQNR of a perfect copy, say) are null.
+    pub fn to_json(&self) -> Value {
+        let totals = self.totals();
+        let mut json = recipes_to_json(&self.recipes);
+        let figures = json!({
+            "device": self.device,
+            "seconds": self.seconds,
+            "quantize_seconds": totals.seconds,
+            "bytes_per_second": totals.bytes_per_second(),
+            "quantized": totals.quantized.to_json(),
+            "copied": totals.copied.to_json(),
+            "total": totals.quantized.with(totals.copied).to_json(),
+            "loss": loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref()),
+            "tensors": self.tensors.iter().map(TensorSummary::to_json).collect::<Vec<_>>(),
+            "skipped": self.skipped.iter().map(|skipped| {
+                json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
+            }).collect::<Vec<_>>(),
+        });
+        if let Value::Object(figures) = figures {
+            json.extend(figures);
+        }
+        if let Some(blocks) = self.checked_blocks {
+            json.insert("checked_blocks".into(), blocks.into());
+        }
+        json.into()
+    }
+}
+
+impl TensorSummary {
+    pub(crate) fn to_json(&self) -> Value {
+        let mut json = json!({
+            "name": self.name,
+            "file": self.file.to_string_lossy(),
+            "dtype": self.dtype.to_string(),
+            "shape": self.shape,
+            "elements": self.elements,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+        });
+        match &self.outcome {
+            Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
+            Outcome::Quantized { format, report, errors, global_scale, seconds, plain, .. } => {
+                json["copied"] = Value::Null;
+                json["format"] = format.word().into();
+                if let Some(recipe) = self.recipe {
+                    json["recipe"] = recipe.into();
+                }
+                if let Some(scale) = global_scale {
+                    json["global_scale"] = scale.value().into();
+                }
+                json["seconds"] = (*seconds).into();
+                json["loss"] = loss_to_json(report, errors, plain.as_ref().map(|plain| &plain.errors));
+            }
+        }
+        json
+    }
+}
+
+impl Summary {
+    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing
+    /// unless details were collected.
+    pub fn histograms(&self) -> Vec<Histogram> {
+        let mut sums: Vec<Histogram> = Vec::new();
+        for (_, Details { histogram, .. }) in self.details() {
+            match sums.iter_mut().find(|sum| sum.format == histogram.format) {
+                Some(sum) => sum.add(histogram),
+                None => sums.push(histogram.clone()),
+            }
+        }
+        sums
+    }
+
+    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share
+    /// of the block's energy.
+    pub fn worst_relative(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
+        self.worst(most, |worst| &worst.relative, BlockError::relative)
+    }
+
+    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error.
+    pub fn worst_absolute(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
+        self.worst(most, |worst| &worst.absolute, |block| block.squared_error)
+    }
+
+    fn worst(
+        &self,
+        most: usize,
+        of: fn(&WorstBlocks) -> &[BlockError],
+        by: fn(&BlockError) -> f64,
+    ) -> Vec<(&TensorSummary, &BlockError)> {
+        let blocks = self
+            .details()
+            .flat_map(|(tensor, details)| of(&details.worst).iter().map(move |block| (tensor, block)));
+        let mut blocks: Vec<_> = blocks.collect();
+        // Stable, so that of equal ones the first tensor's come first.
+        blocks.sort_by(|(_, a), (_, b)| by(b).total_cmp(&by(a)));
+        blocks.truncate(most);
+        blocks
+    }
+
+    fn details(&self) -> impl Iterator<Item = (&TensorSummary, &Details)> {
+        self.tensors.iter().filter_map(|tensor| match &tensor.outcome {
+            Outcome::Quantized { details: Some(details), .. } => Some((tensor, &**details)),
+            _ => None,
+        })
+    }
+}
+
+fn loss_to_json(report: &Report, errors: &ErrorStats, plain: Option<&ErrorStats>) -> Value {
+    let mut json = json!({
+        "relative_squared_error": errors.relative_squared_error(),
+        "sqnr_db": errors.sqnr_db(),
+        "max_abs_error": errors.max_abs_error(),
+        "cosine": errors.cosine(),
+        "nan": report.nan,
+        "infinite": report.infinite,
+        "clipped_blocks": report.clipped_blocks,
+        "flushed_blocks": report.flushed_blocks,
+        "saturated_scales": report.saturated_scales,
+    });
+    if let Some(plain) = plain {
+        json["plain_relative_squared_error"] = plain.relative_squared_error().into();
+        json["rescaled_blocks"] = report.rescaled_blocks.into();
+        json["tried_scales"] = report.tried_scales.into();
+    }
+    json
+}

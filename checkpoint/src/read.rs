@@ -1,0 +1,21 @@
+//! Input: which files, which tensors, typed views.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `checkpoint` | a file or a directory as a list of mapped tensors |
+//! | `shard` | a file of tensors, mapped, in either container |
+//! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
+//! | `index` | which shard has which tensor |
+//! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `config`, `description`, `json` | the JSON files, and what they say about weights |
+
+pub(crate) mod checkpoint;
+pub(crate) mod config;
+pub(crate) mod description;
+pub(crate) mod header;
+pub(crate) mod index;
+pub(crate) mod json;
+pub(crate) mod shard;
+pub(crate) mod tensor;
+pub(crate) mod transposed;
+pub(crate) mod values;

@@ -1,0 +1,207 @@
+//! Reading: a `.safetensors` or `.gguf` file, or a directory in Hugging Face layout, as a list of mapped
+//! tensors.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self};
+use std::path::{Path, PathBuf};
+
+use microscale::device::Origin;
+
+use crate::error::convention::ConventionError;
+use crate::error::directory::DirectoryError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
+use crate::read::index::Index;
+use crate::read::shard::{Container, Shard, Stored};
+use crate::read::tensor::Tensor;
+
+/// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
+pub struct Checkpoint {
+    pub(crate) path: PathBuf,
+    pub(crate) directory: bool,
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) index: Option<Index>,
+    pub(crate) config: Option<Config>,
+    /// ModelOpt's hf_quant_config.json.
+    pub(crate) hf_quant_config: Option<Config>,
+    /// Each tensor's shard, and its place there.
+    places: HashMap<String, (usize, usize)>,
+}
+
+impl Checkpoint {
+    /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
+    ///
+    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
+    /// `model.safetensors`, or else all its `.safetensors` files.
+    ///
+    /// # Errors
+    /// Everything that is wrong with headers and index, naming file and tensor.
+    pub fn open(path: &Path) -> Result<Self> {
+        let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
+        let (index, shards, config, hf_quant_config) = if directory {
+            let files = files_of(path)?;
+            let index = Index::find(&files)?;
+            let names = shard_names(path, &files, index.as_ref())?;
+            let shards =
+                names.into_iter().map(|name| Shard::open(path.join(&name), name)).collect::<Result<_>>()?;
+            let config = Config::read(path, CONFIG_FILE)?;
+            (index, shards, config, Config::read(path, HF_QUANT_CONFIG_FILE)?)
+        } else {
+            let name = PathBuf::from(path.file_name().unwrap_or(path.as_os_str()));
+            (None, vec![Shard::open(path.into(), name)?], None, None)
+        };
+        let places = places(&shards)?;
+        let checkpoint =
+            Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
+        checkpoint.check_index()?;
+        Ok(checkpoint)
+    }
+
+    /// Where a tensor's bytes are.
+    pub(crate) fn origin(&self, tensor: &Tensor<'_>) -> Option<Origin<'_>> {
+        let (shard, place) = *self.places.get(tensor.name)?;
+        let shard = &self.shards[shard];
+        let offset = shard.stored.get(place)?.range.start as u64;
+        Some(Origin { file: &shard.path, offset })
+    }
+
+    /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
+    pub(crate) fn forget(&self, tensor: &Tensor<'_>) {
+        if let Some((shard, _)) = self.places.get(tensor.name) {
+            self.shards[*shard].forget(tensor.data);
+        }
+    }
+
+    /// The path it was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Files with weights.
+    pub fn files(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Every tensor, file by file, in the order of the data.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.shards.iter().flat_map(Shard::tensors)
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let (shard, place) = *self.places.get(name)?;
+        self.shards[shard].tensor(place)
+    }
+
+    /// The convention that its quantized tensors are written by if nothing else is asked for: that of its
+    /// container.
+    pub fn own_convention(&self) -> FileConvention {
+        let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
+        if gguf { FileConvention::Gguf } else { FileConvention::default() }
+    }
+
+    /// Makes sure that output by a convention is of the input's container.
+    ///
+    /// # Errors
+    /// [`ConventionError::OtherContainer`](crate::ConventionError::OtherContainer).
+    pub(crate) fn check_container(&self, convention: FileConvention) -> Result<()> {
+        let own = self.own_convention();
+        if (own == FileConvention::Gguf) == (convention == FileConvention::Gguf) {
+            return Ok(());
+        }
+        Err(Error::Convention(ConventionError::OtherContainer { path: self.path.clone(), convention, own }))
+    }
+
+    /// Index and shards must list the same tensors in the same files.
+    fn check_index(&self) -> Result<()> {
+        let Some(index) = &self.index else { return Ok(()) };
+        let assigned: HashMap<_, _> = index.entries().collect();
+        for shard in &self.shards {
+            let (path, file) = (|| shard.path.clone(), || index.file.clone());
+            for Stored { name, .. } in &shard.stored {
+                let assigned = assigned.get(name.as_str());
+                if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
+                    let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
+                    return Err(Error::Directory(DirectoryError::NotInIndex {
+                        index: file(),
+                        tensor,
+                        shard: path(),
+                        assigned,
+                    }));
+                }
+            }
+            let here = assigned.iter().filter(|(_, name)| Path::new(name) == shard.name);
+            let in_shard: HashSet<&str> = shard.stored.iter().map(|stored| &*stored.name).collect();
+            if let Some(missing) = here.map(|(name, _)| *name).filter(|name| !in_shard.contains(name)).min() {
+                return Err(Error::Directory(DirectoryError::NotInShard {
+                    index: file(),
+                    tensor: missing.into(),
+                    shard: path(),
+                }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where each tensor is. No two may have one name.
+fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
+    let mut places = HashMap::new();
+    for (i, shard) in shards.iter().enumerate() {
+        for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {
+            if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
+                let (first, second) = (shards[first].path.clone(), shard.path.clone());
+                return Err(Error::Directory(DirectoryError::Duplicate {
+                    tensor: name.clone(),
+                    first,
+                    second,
+                }));
+            }
+        }
+    }
+    Ok(places)
+}
+
+/// The files directly in a directory, sorted.
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || Error::io("list", directory);
+    let entries = fs::read_dir(directory).map_err(failed())?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed())?.path();
+        if !path.is_dir() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The files with the weights, relative to the directory.
+fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Result<Vec<PathBuf>> {
+    let single = directory.join("model.safetensors");
+    if let Some(index) = index {
+        let shards = index.shards();
+        let missing = shards.iter().find(|(shard, _)| !directory.join(shard).exists());
+        if let Some((shard, tensor)) = missing {
+            let (index, tensor, shard) = (index.file.clone(), tensor.to_string(), directory.join(shard));
+            return Err(Error::Directory(DirectoryError::MissingShard { index, tensor, shard }));
+        }
+        // Loaders that look for the single file first would load that, unquantized, beside our output.
+        if files.contains(&single) && !shards.iter().any(|(shard, _)| *shard == "model.safetensors") {
+            return Err(Error::Directory(DirectoryError::Ambiguous {
+                first: index.file.clone(),
+                second: single,
+            }));
+        }
+        return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
+    }
+    let weights =
+        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
+    let weights: Vec<_> = weights.filter(|file| !files.contains(&single) || **file == single).collect();
+    if weights.is_empty() {
+        return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));
+    }
+    Ok(weights.into_iter().filter_map(|file| file.file_name()).map(PathBuf::from).collect())
+}

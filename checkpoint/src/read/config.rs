@@ -1,0 +1,27 @@
+//! The JSON files of a directory that say how weights are quantized.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::Result;
+use crate::read::json;
+
+/// A model's config.
+pub(crate) const CONFIG_FILE: &str = "config.json";
+
+/// ModelOpt's own.
+pub(crate) const HF_QUANT_CONFIG_FILE: &str = "hf_quant_config.json";
+
+/// A JSON file of a directory.
+pub(crate) struct Config {
+    pub(crate) file: PathBuf,
+    pub(crate) json: Map<String, Value>,
+}
+
+impl Config {
+    pub(crate) fn read(directory: &Path, name: &str) -> Result<Option<Self>> {
+        let file = directory.join(name);
+        Ok(if file.is_file() { Some(Self { json: json::read_object(&file)?, file }) } else { None })
+    }
+}

@@ -1,0 +1,86 @@
+//! What the JSON files of a checkpoint's directory say about its weights: config.json, and ModelOpt's own
+//! file.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use crate::read::checkpoint::Checkpoint;
+use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
+
+/// The entry of it that says how weights are quantized.
+pub(crate) const QUANTIZATION: &str = "quantization_config";
+
+/// What the JSON files of a checkpoint's directory say about its weights.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Description {
+    /// config.json, if there is one.
+    pub(crate) config: Option<Map<String, Value>>,
+    /// ModelOpt's own file.
+    pub(crate) hf_quant_config: Option<Map<String, Value>>,
+    /// Whether layers' inputs are quantized too.
+    pub(crate) activations: bool,
+    /// Whether the cache of keys and values is FP8.
+    pub(crate) fp8_cache: bool,
+}
+
+impl Description {
+    /// What a checkpoint's directory says.
+    pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
+        let json = |config: &Option<Config>| config.as_ref().map(|config| config.json.clone());
+        let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));
+        Self { config, hf_quant_config, activations: false, fp8_cache: false }
+    }
+
+    /// The files, by their names.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&'static str, &Map<String, Value>)> {
+        let files = [(CONFIG_FILE, &self.config), (HF_QUANT_CONFIG_FILE, &self.hf_quant_config)];
+        files.into_iter().filter_map(|(name, json)| Some((name, json.as_ref()?)))
+    }
+
+    /// Says in config.json how weights are quantized.
+    pub(crate) fn set(&mut self, quantization: Value) {
+        if let Some(config) = &mut self.config {
+            config.insert(QUANTIZATION.into(), quantization);
+        }
+    }
+
+    /// The method that it names, if it says that the checkpoint is quantized; and the file that says so.
+    pub(crate) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
+        if let Some(config) = &checkpoint.config
+            && let Some(quantization) = config.json.get(QUANTIZATION)
+        {
+            let method = quantization.get("quant_method").and_then(Value::as_str);
+            return Some((method.unwrap_or("of an unknown method").into(), config.file.clone()));
+        }
+        checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
+    }
+
+    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of
+    /// keys and values is. Words that both conventions have are understood.
+    fn cache(&self) -> Option<&Value> {
+        let quantization = self.config.as_ref().and_then(|config| config.get(QUANTIZATION));
+        let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
+        let cache = quantization.and_then(|quantization| quantization.get("kv_cache_scheme"));
+        let cache = cache.or_else(|| own?.get("kv_cache_quant_algo"));
+        cache.filter(|cache| !cache.is_null())
+    }
+
+    /// Notes whether the cache of keys and values is FP8, and returns what it is if that is neither FP8 nor
+    /// unquantized.
+    pub(crate) fn take_cache(&mut self) -> Option<String> {
+        let cache = self.cache()?;
+        let number = |key| cache.get(key).and_then(Value::as_u64);
+        let is_float = cache.get("type").and_then(Value::as_str) == Some("float");
+        self.fp8_cache = cache.as_str() == Some("FP8") || is_float && number("num_bits") == Some(8);
+        (!self.fp8_cache).then(|| self.cache().map(Value::to_string)).flatten()
+    }
+
+    /// Takes away what says that weights are quantized.
+    pub(crate) fn remove(&mut self) {
+        if let Some(config) = &mut self.config {
+            config.shift_remove(QUANTIZATION);
+        }
+        self.hf_quant_config = None;
+    }
+}

@@ -1,0 +1,129 @@
+//! The index of a checkpoint in several files: `model.safetensors.index.json`, which says where each tensor
+//! is.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::directory::DirectoryError;
+use crate::error::file::FileError;
+use crate::error::{Error, Result};
+
+/// What Hugging Face's libraries call the index.
+const NAME: &str = "model.safetensors.index.json";
+const SUFFIX: &str = ".safetensors.index.json";
+
+/// An index: the file's JSON, checked as far as that goes without the shards.
+pub(crate) struct Index {
+    /// The file.
+    pub(crate) file: PathBuf,
+    json: Map<String, Value>,
+}
+
+impl Index {
+    /// The index among a directory's files, if there is one.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Ambiguous`](crate::DirectoryError::Ambiguous) if there are several and none has the
+    /// usual name; those of reading it.
+    pub(crate) fn find(files: &[PathBuf]) -> Result<Option<Self>> {
+        let is_index =
+            |file: &&PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(SUFFIX));
+        let usual = files.iter().find(|file| file.file_name().is_some_and(|name| name == NAME));
+        let mut found = files.iter().filter(is_index);
+        match (usual, found.next(), found.next()) {
+            (Some(file), ..) | (None, Some(file), None) => Self::read(file).map(Some),
+            (None, Some(first), Some(second)) => Err(Error::Directory(DirectoryError::Ambiguous {
+                first: first.clone(),
+                second: second.clone(),
+            })),
+            (None, None, _) => Ok(None),
+        }
+    }
+
+    fn read(file: &Path) -> Result<Self> {
+        let index = Self { file: file.into(), json: super::json::read_object(file)? };
+        let entries = index.json.get("weight_map").and_then(Value::as_object);
+        if !entries.is_some_and(|entries| entries.values().all(Value::is_string)) {
+            let why = "\"weight_map\" must be an object that names a file for each tensor; correct the index";
+            return Err(Error::File(FileError::JsonContent { file: file.into(), why }));
+        }
+        for (tensor, shard) in index.entries() {
+            let inside = |part| matches!(part, Component::Normal(_));
+            if shard.is_empty() || shard.contains('\0') || !Path::new(shard).components().all(inside) {
+                let (index, tensor, shard) = (file.into(), tensor.into(), shard.into());
+                return Err(Error::Directory(DirectoryError::ShardPath { index, tensor, shard }));
+            }
+        }
+        Ok(index)
+    }
+
+    /// Each tensor with its shard, in the file's order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+        let entries = self.json.get("weight_map").and_then(Value::as_object).into_iter().flatten();
+        entries.map(|(tensor, shard)| (tensor.as_str(), shard.as_str().unwrap_or_default()))
+    }
+
+    /// The shards, each once, by name, and a tensor that each should hold.
+    pub(crate) fn shards(&self) -> Vec<(&str, &str)> {
+        let shards: BTreeMap<_, _> = self.entries().map(|(tensor, shard)| (shard, tensor)).collect();
+        shards.into_iter().collect()
+    }
+
+    /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it.
+    pub(crate) fn rewritten(
+        &self,
+        names: &HashMap<String, Vec<String>>,
+        total_size: u64,
+    ) -> Map<String, Value> {
+        let mut entries = Map::new();
+        for (tensor, shard) in self.entries() {
+            for name in names.get(tensor).into_iter().flatten() {
+                entries.insert(name.clone(), shard.into());
+            }
+        }
+        let mut json = self.json.clone();
+        json.insert("weight_map".into(), entries.into());
+        let metadata = json.entry("metadata").or_insert_with(|| Map::new().into());
+        if let Value::Object(metadata) = metadata {
+            metadata.insert("total_size".into(), total_size.into());
+        }
+        json
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rewritten_index_keeps_order_and_metadata() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(NAME);
+        let text =
+            r#"{"metadata": {"total_size": 1, "by": "x"}, "weight_map": {"b": "2", "a": "1", "c": "2"}}"#;
+        std::fs::write(&file, text).unwrap();
+        let index = Index::find(&[directory.path().join("config.json"), file]).unwrap().unwrap();
+        assert_eq!(index.shards(), [("1", "a"), ("2", "c")]);
+        let names = |new: &[&str]| new.iter().map(|name| name.to_string()).collect();
+        let new = HashMap::from([("a", &["a_packed", "a_scale"][..]), ("b", &["b"]), ("c", &[])]);
+        let new = new.into_iter().map(|(name, new)| (name.to_string(), names(new))).collect();
+        assert_eq!(
+            Value::Object(index.rewritten(&new, 77)).to_string(),
+            r#"{"metadata":{"total_size":77,"by":"x"},"weight_map":{"b":"2","a_packed":"1","a_scale":"1"}}"#
+        );
+    }
+
+    #[test]
+    fn of_several_indexes_the_usual_name_wins() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = [NAME, "x.safetensors.index.json", "y.safetensors.index.json"];
+        let files = files.map(|name| directory.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, r#"{"weight_map": {}}"#).unwrap());
+        assert_eq!(Index::find(&files).unwrap().unwrap().file, files[0]);
+        assert_eq!(Index::find(&files[2..]).unwrap().unwrap().file, files[2]);
+        assert!(matches!(Index::find(&files[1..]), Err(Error::Directory(DirectoryError::Ambiguous { .. }))));
+        assert!(Index::find(&[]).unwrap().is_none());
+    }
+}

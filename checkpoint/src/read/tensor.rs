@@ -1,0 +1,47 @@
+//! A tensor as it is stored.
+
+use std::path::Path;
+
+use crate::dtype::FileDtype;
+use crate::read::values::Values;
+
+/// A tensor as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its dtype in the file.
+    pub dtype: FileDtype,
+    /// Its sizes, slowest first.
+    pub shape: &'a [usize],
+    /// Its bytes, in the mapped file.
+    pub data: &'a [u8],
+    /// The file that it is in.
+    pub file: &'a Path,
+}
+
+/// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
+/// others be any.
+pub(crate) fn elements(shape: &[usize]) -> u64 {
+    shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64))
+}
+
+impl<'a> Tensor<'a> {
+    /// Elements.
+    pub fn elements(&self) -> u64 {
+        elements(self.shape)
+    }
+
+    /// As a matrix whose rows run along the last dimension: rows and columns.
+    pub fn matrix(&self) -> (usize, usize) {
+        match self.shape {
+            [] => (1, 1),
+            [rows @ .., cols] => (elements(rows) as usize, *cols),
+        }
+    }
+
+    /// The values, if the dtype is one that can be quantized.
+    pub fn values(&self) -> Option<Values<'a>> {
+        Values::new(self.dtype, self.data)
+    }
+}

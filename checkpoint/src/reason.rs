@@ -1,0 +1,62 @@
+//! Why a tensor is copied and not quantized.
+
+use std::fmt;
+
+use crate::dtype::FileDtype;
+use crate::names::kept::Kept;
+
+/// Why a tensor is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A pattern to exclude matches; the pattern.
+    Excluded(String),
+    /// Not of a dtype that can be quantized.
+    Dtype(FileDtype),
+    /// Left alone by default.
+    Kept(Kept),
+    /// Fewer than two dimensions; how many.
+    Dimensions(usize),
+    /// Not called `*.weight`, and no pattern to include matches.
+    NotAWeight,
+    /// No elements.
+    Empty,
+    /// Not among the experts, which alone gpt-oss stores quantized.
+    NotAnExpert,
+    /// A rule of a recipe keeps it; the rule's patterns.
+    KeptByRule(String),
+    /// Of one of the first layers, as many as a recipe keeps.
+    FirstLayers(usize),
+    /// Of one of the last layers, as many as a recipe keeps.
+    LastLayers(usize),
+    /// The output convention cannot hold rows of this length.
+    Columns {
+        /// Elements in a row (K).
+        cols: usize,
+        /// What it should be a multiple of.
+        block: usize,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Excluded(pattern) => write!(f, "excluded by {pattern:?}"),
+            Self::Dtype(dtype) => write!(f, "dtype {dtype}"),
+            Self::Kept(Kept::Norm) => f.write_str("norm"),
+            Self::Kept(Kept::Embedding) => f.write_str("embedding"),
+            Self::Kept(Kept::OutputHead) => f.write_str("lm_head"),
+            Self::Kept(Kept::Router) => f.write_str("router"),
+            Self::Dimensions(0) => f.write_str("scalar"),
+            Self::Dimensions(n) => write!(f, "{n}-D"),
+            Self::NotAWeight => f.write_str("not called *.weight"),
+            Self::Empty => f.write_str("no elements"),
+            Self::NotAnExpert => f.write_str("not gpt-oss experts"),
+            Self::KeptByRule(patterns) => write!(f, "kept by a rule for {patterns}"),
+            Self::FirstLayers(1) => f.write_str("of the first layer"),
+            Self::FirstLayers(n) => write!(f, "of the first {n} layers"),
+            Self::LastLayers(1) => f.write_str("of the last layer"),
+            Self::LastLayers(n) => write!(f, "of the last {n} layers"),
+            Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
+        }
+    }
+}

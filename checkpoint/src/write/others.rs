@@ -1,0 +1,78 @@
+//! The files of a checkpoint directory that are not weights: tokenizer, generation config, code, licence.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::read::checkpoint::Checkpoint;
+use crate::write::output::Output;
+
+/// Directories that belong to the tools that fetched the checkpoint.
+const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
+
+/// Something in a checkpoint's directory that was not copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its path relative to the checkpoint.
+    pub path: PathBuf,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// The other files, relative to the checkpoint, sorted; and what should not be copied.
+///
+/// Symbolic links to files are read through, as in Hugging Face's cache. Links to directories are not
+/// followed: they may lead out of the checkpoint or back into it.
+pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
+    let root = &checkpoint.path;
+    let configs = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
+    let configs = configs.map(|config| config.file.clone());
+    let index = checkpoint.index.as_ref().map(|index| index.file.clone());
+    let shards = checkpoint.shards.iter().map(|shard| shard.path.clone());
+    let rewritten: HashSet<_> = shards.chain(index).chain(configs).collect();
+
+    let (mut files, mut skipped, mut directories) = (Vec::new(), Vec::new(), vec![root.clone()]);
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).map_err(Error::io("list", &directory))? {
+            let entry = entry.map_err(Error::io("list", &directory))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(Error::io("open", &path))?;
+            let skip = if rewritten.contains(&path) {
+                continue;
+            } else if kind.is_dir() && NOT_CONTENT.iter().any(|name| entry.file_name() == *name) {
+                "it belongs to the tool that fetched the checkpoint"
+            } else if kind.is_dir() {
+                directories.push(path);
+                continue;
+            } else if path.is_file() {
+                files.push(relative(&path, root));
+                continue;
+            } else if kind.is_symlink() {
+                "it links to a directory, or to nothing"
+            } else {
+                "it is not a regular file"
+            };
+            skipped.push(Skipped { path: relative(&path, root), why: skip });
+        }
+    }
+    files.sort();
+    skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((files, skipped))
+}
+
+/// Copies a file byte for byte.
+pub(crate) fn copy(checkpoint: &Checkpoint, name: &Path, output: &Output) -> Result<()> {
+    let (from, to) = (checkpoint.path.join(name), output.place(name)?);
+    let mut reader = fs::File::open(&from).map_err(Error::io("open", &from))?;
+    let copied = fs::File::create_new(&to).and_then(|mut writer| {
+        std::io::copy(&mut reader, &mut writer)?;
+        writer.set_permissions(reader.metadata()?.permissions())?;
+        writer.sync_all()
+    });
+    copied.map_err(Error::io("write", &to))
+}
+
+fn relative(path: &Path, root: &Path) -> PathBuf {
+    path.strip_prefix(root).unwrap_or(path).into()
+}

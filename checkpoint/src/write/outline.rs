@@ -1,0 +1,24 @@
+//! What a tensor of the output is.
+
+use crate::dtype::FileDtype;
+use crate::read::tensor::{Tensor, elements};
+
+/// A tensor to be written.
+#[derive(Clone, Debug)]
+pub(crate) struct Outline {
+    pub(crate) name: String,
+    pub(crate) dtype: FileDtype,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl Outline {
+    /// Bytes of the data.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.dtype.bytes_of(elements(&self.shape))
+    }
+}
+
+/// The outline of a tensor that is copied.
+pub(crate) fn unchanged(tensor: &Tensor<'_>) -> Outline {
+    Outline { name: tensor.name.into(), dtype: tensor.dtype, shape: tensor.shape.into() }
+}

@@ -1,0 +1,43 @@
+//! Telling how far an operation is, and breaking it off.
+
+use std::ops::ControlFlow;
+
+use crate::error::{Error, Result};
+use crate::read::tensor::Tensor;
+
+/// How far an operation is, in bytes of the input's tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The tensor that comes next; empty at the end.
+    pub tensor: &'a str,
+    /// Bytes that are done.
+    pub done: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// Is told about progress before each tensor, and may break off: [`Error::Interrupted`].
+pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
+
+/// Counts bytes, and asks whether to go on.
+pub(crate) struct Meter<'a, 'b> {
+    pub(crate) done: u64,
+    total: u64,
+    progress: &'a mut OnProgress<'b>,
+}
+
+impl<'a, 'b> Meter<'a, 'b> {
+    /// For these tensors of the input.
+    pub(crate) fn new<'t>(
+        tensors: impl Iterator<Item = Tensor<'t>>,
+        progress: &'a mut OnProgress<'b>,
+    ) -> Self {
+        Self { done: 0, total: tensors.map(|tensor| tensor.data.len() as u64).sum(), progress }
+    }
+
+    /// Tells what comes next.
+    pub(crate) fn before(&mut self, tensor: &str) -> Result<()> {
+        let progress = Progress { tensor, done: self.done, total: self.total };
+        if (self.progress)(progress).is_break() { Err(Error::Interrupted) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,76 @@
+//! Rewriting a checkpoint tensor by tensor: what quantizing, dequantizing and converting share. `workers` has
+//! who does it.
+
+use std::path::Path;
+
+use microscale::Device;
+
+use crate::error::Result;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::json;
+use crate::read::shard::Shard;
+use crate::write::others;
+use crate::write::others::Skipped;
+use crate::write::output::Output;
+use crate::write::progress::{Meter, OnProgress};
+use crate::write::work::{Renamed, Rewrite};
+use crate::write::workers::{Job, write_shards};
+
+/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their
+/// order, and what was left behind.
+pub(crate) fn rewrite<R: Rewrite>(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    work: &R,
+    device: &Device,
+    progress: &mut OnProgress<'_>,
+) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
+    let output = Output::create(checkpoint, out)?;
+    let mut meter = Meter::new(checkpoint.tensors(), progress);
+    // A shard may hold scales alone, which are written with their codes, in other shards: no index names it
+    // any more.
+    let is_left = |shard: &&Shard| {
+        checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
+    };
+    let left = checkpoint.shards.iter().filter(is_left);
+    let jobs = left.map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
+    let jobs = jobs.collect::<Result<Vec<_>>>()?;
+    let mut renamed = Renamed::default();
+    let done = write_shards(&jobs, work, device, &mut meter, |_, names, _| {
+        renamed.extend(names);
+        Ok(())
+    })?;
+    meter.before("")?;
+    let mut description = Description::of(checkpoint);
+    work.describe(&mut description);
+    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
+    output.commit()?;
+    Ok((done, skipped))
+}
+
+/// Writes everything but the shards, and returns what is left behind.
+pub(crate) fn write_rest(
+    checkpoint: &Checkpoint,
+    output: &Output,
+    renamed: &Renamed,
+    description: &Description,
+    meter: &mut Meter<'_, '_>,
+) -> Result<Vec<Skipped>> {
+    if let Some(index) = &checkpoint.index {
+        let name = index.file.file_name().unwrap_or_default();
+        json::write_object(&output.place(name.as_ref())?, &index.rewritten(&renamed.names, renamed.bytes))?;
+    }
+    if !checkpoint.directory {
+        return Ok(Vec::new());
+    }
+    for (name, json) in description.files() {
+        json::write_object(&output.place(name.as_ref())?, json)?;
+    }
+    let (files, skipped) = others::list(checkpoint)?;
+    for file in files {
+        others::copy(checkpoint, &file, output)?;
+        meter.before("")?;
+    }
+    Ok(skipped)
+}

@@ -1,0 +1,54 @@
+//! What is done to each tensor of a checkpoint: what quantizing, dequantizing and converting differ in.
+
+use std::collections::HashMap;
+
+use microscale::Device;
+
+use crate::error::Result;
+use crate::gguf::metadata::FileType;
+use crate::names::fused::Fused;
+use crate::read::description::Description;
+use crate::read::tensor::Tensor;
+use crate::write::outline::Outline;
+use crate::write::writer::Sink;
+
+/// What becomes of each tensor. Several workers ask at once.
+pub(crate) trait Rewrite: Sync {
+    /// What is known of a tensor once it is written.
+    type Done: Send;
+
+    /// The tensors that take one's place. None, if they are written together with another.
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
+
+    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices
+    /// have memory of their own, the parts in a shard then are written together.
+    fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {
+        None
+    }
+
+    /// Writes what [`outlines`](Self::outlines) announced of one tensor, or of several of a layer.
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Self::Done>>;
+
+    /// What the metadata of a GGUF file says that most weights are; `None` if that stays.
+    fn file_type(&self) -> Option<FileType>;
+
+    /// Changes what the checkpoint's directory says about its weights.
+    fn describe(&self, description: &mut Description);
+}
+
+/// What became of tensors.
+#[derive(Debug, Default)]
+pub(crate) struct Renamed {
+    /// The names that took each one's place.
+    pub(crate) names: HashMap<String, Vec<String>>,
+    /// Bytes of those, in all.
+    pub(crate) bytes: u64,
+}
+
+impl Renamed {
+    /// Takes those of another shard.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.names.extend(other.names);
+        self.bytes += other.bytes;
+    }
+}

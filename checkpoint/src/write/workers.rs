@@ -1,0 +1,265 @@
+//! Who rewrites the tensors of shards: several workers, each with a device of its own, or a part of one.
+//!
+//! A worker takes a tensor, works out what becomes of it, and writes that. So reading, computing and writing
+//! go on at once, and as few tensors are in memory as there are workers. They keep to different shards where
+//! they can, because a file is written by one thread at a time; and to as few as that needs, so that shards
+//! are finished one after the other.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
+
+use microscale::Device;
+
+use crate::error::{Error, Result};
+use crate::read::shard::Shard;
+use crate::read::tensor::Tensor;
+use crate::write::begin::begin;
+use crate::write::progress::Meter;
+use crate::write::work::{Renamed, Rewrite};
+use crate::write::writer::{Sink, Writer};
+
+/// A shard, and the file that is to be written of it.
+pub(crate) struct Job<'a> {
+    pub(crate) shard: &'a Shard,
+    pub(crate) path: PathBuf,
+}
+
+/// Tensors of a shard that are written together, by their numbers.
+type Unit = Vec<usize>;
+
+/// A shard that is being written.
+struct Open<'a, D> {
+    job: usize,
+    tensors: Vec<Tensor<'a>>,
+    /// What nobody has taken yet.
+    units: VecDeque<Unit>,
+    /// How many units are being worked on.
+    taken: usize,
+    writer: Arc<Mutex<Writer>>,
+    renamed: Renamed,
+    /// By number.
+    done: Vec<Option<D>>,
+}
+
+/// What is still to do.
+struct Schedule<'a, R: Rewrite> {
+    jobs: &'a [Job<'a>],
+    work: &'a R,
+    /// Whether the tensors of a layer are taken together.
+    by_layer: bool,
+    workers: usize,
+    /// The first shard that is not open yet.
+    next: usize,
+    open: Vec<Open<'a, R::Done>>,
+    stopped: bool,
+}
+
+/// What a worker takes.
+struct Taken<'a> {
+    job: usize,
+    unit: Unit,
+    tensors: Vec<Tensor<'a>>,
+    writer: Arc<Mutex<Writer>>,
+}
+
+/// What workers tell.
+enum Told<D> {
+    /// A tensor of this name comes next.
+    Begins(String),
+    /// So many bytes of the input are done.
+    Done(u64),
+    /// A shard is complete, on the disk too.
+    Complete { job: usize, renamed: Renamed, done: Vec<D> },
+    /// In the shard of this number.
+    Failed(usize, Error),
+}
+
+/// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of
+/// the shards. `complete` is told of each shard once it is on the disk, whichever comes first.
+///
+/// # Errors
+/// Of those that workers met, the one in the first shard; [`Error::Interrupted`]; what `complete` says.
+pub(crate) fn write_shards<R: Rewrite>(
+    jobs: &[Job<'_>],
+    work: &R,
+    device: &Device,
+    meter: &mut Meter<'_, '_>,
+    mut complete: impl FnMut(&Job<'_>, Renamed, &[R::Done]) -> Result<()>,
+) -> Result<Vec<R::Done>> {
+    let largest = jobs.iter().flat_map(|job| job.shard.tensors()).map(|tensor| tensor.data.len()).max();
+    let devices = device.workers(largest.unwrap_or(0)).map_err(Error::Device)?;
+    let schedule = Mutex::new(Schedule {
+        jobs,
+        work,
+        by_layer: device.has_memory(),
+        workers: devices.len(),
+        next: 0,
+        open: Vec::new(),
+        stopped: false,
+    });
+    let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
+    let mut failed: Option<(usize, Error)> = None;
+    std::thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        for device in &devices {
+            let (schedule, tell) = (&schedule, tell.clone());
+            scope.spawn(move || work_through(scope, schedule, device, &tell));
+        }
+        drop(tell);
+        for told in told {
+            let (job, result) = match told {
+                Told::Begins(tensor) => (usize::MAX, meter.before(&tensor)),
+                Told::Done(bytes) => {
+                    meter.done += bytes;
+                    continue;
+                }
+                Told::Complete { job, renamed, done } if failed.is_none() => {
+                    shards[job] = done;
+                    (job, complete(&jobs[job], renamed, &shards[job]))
+                }
+                Told::Complete { .. } => continue,
+                Told::Failed(job, error) => (job, Err(error)),
+            };
+            if let Err(error) = result {
+                lock(&schedule).stopped = true;
+                if failed.as_ref().is_none_or(|(first, _)| job < *first) {
+                    failed = Some((job, error));
+                }
+            }
+        }
+    });
+    match failed {
+        None => Ok(shards.into_iter().flatten().collect()),
+        Some((_, error)) => Err(error),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of a worker ends the whole operation.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a worker does.
+fn work_through<'scope, 'a: 'scope, R: Rewrite>(
+    scope: &'scope Scope<'scope, '_>,
+    schedule: &Mutex<Schedule<'a, R>>,
+    device: &Device,
+    tell: &Sender<Told<R::Done>>,
+) where
+    R::Done: 'scope,
+{
+    // Nobody listens any more only if the operation has ended.
+    let say = |told| drop(tell.send(told));
+    loop {
+        let (taken, work) = {
+            let mut schedule = lock(schedule);
+            match schedule.take() {
+                Ok(Some(taken)) => (taken, schedule.work),
+                Ok(None) => return,
+                Err(error) => return say(Told::Failed(schedule.next - 1, error)),
+            }
+        };
+        let Taken { job, unit, tensors, writer } = taken;
+        if let Some(first) = tensors.first() {
+            say(Told::Begins(first.name.into()));
+        }
+        let done = work.write(&tensors, device, &Sink::new(&writer));
+        drop(writer);
+        let done = match done {
+            Ok(done) => done,
+            Err(error) => return say(Told::Failed(job, error)),
+        };
+        let (complete, shard) = {
+            let mut schedule = lock(schedule);
+            (schedule.give(job, &unit, done), schedule.jobs[job].shard)
+        };
+        tensors.iter().for_each(|tensor| shard.forget(tensor.data));
+        say(Told::Done(tensors.iter().map(|tensor| tensor.data.len() as u64).sum()));
+        if let Some(Open { writer, renamed, done, .. }) = complete {
+            let (writer, done) = (Arc::into_inner(writer), done.into_iter().flatten().collect());
+            let tell = tell.clone();
+            // The disk works on it while the next shard is worked out.
+            scope.spawn(move || {
+                let writer = writer.map(|writer| writer.into_inner().unwrap_or_else(PoisonError::into_inner));
+                let told = match writer.map_or(Ok(()), Writer::finish) {
+                    Ok(()) => Told::Complete { job, renamed, done },
+                    Err(error) => Told::Failed(job, error),
+                };
+                drop(tell.send(told));
+            });
+        }
+    }
+}
+
+impl<'a, R: Rewrite> Schedule<'a, R> {
+    /// What is to be done next; nothing at the end. An error is about the shard before `next`.
+    fn take(&mut self) -> Result<Option<Taken<'a>>> {
+        if self.stopped {
+            return Ok(None);
+        }
+        let least = self.least_taken();
+        let all_busy = least.is_none_or(|open| self.open[open].taken > 0);
+        let open = if all_busy && self.open.len() < self.workers && self.next < self.jobs.len() {
+            Some(self.open_next()?)
+        } else {
+            least
+        };
+        let Some(open) = open else { return Ok(None) };
+        let open = &mut self.open[open];
+        let Some(unit) = open.units.pop_front() else { return Ok(None) };
+        open.taken += 1;
+        let tensors = unit.iter().map(|number| open.tensors[*number]).collect();
+        Ok(Some(Taken { job: open.job, unit, tensors, writer: open.writer.clone() }))
+    }
+
+    /// The shard with something to do that the fewest work on, the first of them.
+    fn least_taken(&self) -> Option<usize> {
+        let waiting = self.open.iter().enumerate().filter(|(_, open)| !open.units.is_empty());
+        waiting.min_by_key(|(_, open)| (open.taken, open.job)).map(|(open, _)| open)
+    }
+
+    /// Begins another shard.
+    fn open_next(&mut self) -> Result<usize> {
+        let job = self.next;
+        self.next += 1;
+        let Job { shard, path } = &self.jobs[job];
+        let (renamed, writer) = begin(shard, path, self.work)?;
+        let tensors: Vec<_> = shard.tensors().collect();
+        let (units, done) = (self.units(&tensors), tensors.iter().map(|_| None).collect());
+        let writer = Arc::new(Mutex::new(writer));
+        self.open.push(Open { job, tensors, units, taken: 0, writer, renamed, done });
+        Ok(self.open.len() - 1)
+    }
+
+    /// The tensors of a shard, each by itself or with the others of its layer.
+    fn units(&self, tensors: &[Tensor<'_>]) -> VecDeque<Unit> {
+        let (mut units, mut layers): (VecDeque<Unit>, HashMap<_, usize>) = Default::default();
+        for (number, tensor) in tensors.iter().enumerate() {
+            let (place, layer) = (units.len(), self.work.layer(tensor).filter(|_| self.by_layer));
+            let place = layer.map_or(place, |layer| *layers.entry(layer).or_insert(place));
+            match units.get_mut(place) {
+                Some(unit) => unit.push(number),
+                None => units.push_back(vec![number]),
+            }
+        }
+        if units.is_empty() {
+            // Of a shard without tensors a file is made, too.
+            units.push_back(Vec::new());
+        }
+        units
+    }
+
+    /// Notes what has become of a unit. The shard, if that was all.
+    fn give(&mut self, job: usize, unit: &[usize], done: Vec<R::Done>) -> Option<Open<'a, R::Done>> {
+        let place = self.open.iter().position(|open| open.job == job)?;
+        let open = &mut self.open[place];
+        for (number, done) in unit.iter().zip(done) {
+            open.done[*number] = Some(done);
+        }
+        open.taken -= 1;
+        (open.taken == 0 && open.units.is_empty()).then(|| self.open.swap_remove(place))
+    }
+}

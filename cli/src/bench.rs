@@ -1,0 +1,94 @@
+//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which
+//! hardly write, against reading them too.
+//!
+//! Input is random, never zeros. Buffers are used in rotation until they are past every cache
+//! ([`ROTATION_BYTES`](job::ROTATION_BYTES)). After the timing the output is compared with what the CPU's
+//! reference gives. A figure is the median of many.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `op`, `size`, `measurement` | what is measured, on how much, and what comes of it |
+//! | `job`, `product` | the input and how output is checked: of operations on a matrix, of products |
+//! | `cpu`, `gpu` | timing on each |
+//! | `gemv`, `weights` | the two kinds of products |
+//! | `tune` | choosing kernels for products |
+
+mod cpu;
+mod gemv;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod job;
+pub(crate) mod measurement;
+pub(crate) mod op;
+mod product;
+pub(crate) mod size;
+#[cfg(feature = "cuda")]
+pub(crate) mod tune;
+mod weights;
+
+use microscale::{Device, Dtype, Element, Error, QuantizedShape, Recipe, Result, Words};
+
+use crate::bench::job::Job;
+use crate::bench::measurement::{Measurement, Times};
+use crate::bench::op::{NO_F32, Op};
+use crate::bench::size::Size;
+
+/// Measures an operation.
+///
+/// # Errors
+/// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is
+/// none; [`Error::Wrong`] if the output differs from the reference's.
+pub(crate) fn measure(
+    op: Op,
+    recipe: &Recipe,
+    dtype: Dtype,
+    size: Size,
+    device: &Device,
+) -> Result<Measurement> {
+    op.check(dtype, size)?;
+    if op.needs_gpu() && matches!(device, Device::Cpu) {
+        return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
+    }
+    let (bytes, times) = match (op, dtype) {
+        (Op::GemvWeights, Dtype::F32) => return Err(op.not_measured(NO_F32)),
+        (Op::GemvWeights, Dtype::F16) => weights::measure::<half::f16>(recipe, size, device)?,
+        (Op::GemvWeights, Dtype::Bf16) => weights::measure::<half::bf16>(recipe, size, device)?,
+        (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,
+        (_, Dtype::F16) => measure_as::<half::f16>(op, recipe, size, device)?,
+        (_, Dtype::Bf16) => measure_as::<half::bf16>(op, recipe, size, device)?,
+    };
+    Ok(Measurement {
+        op,
+        recipe: *recipe,
+        dtype,
+        size,
+        device: device.to_string(),
+        threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
+        bytes,
+        median_seconds: times.operation,
+        read_seconds: times.read,
+        copy_seconds: times.copy,
+    })
+}
+
+/// The bytes that an operation moves, and times.
+fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
+    if op.is_gemv() {
+        return gemv::measure::<T>(op, recipe, size, device);
+    }
+    let shape = size.all_rows();
+    let (codes, scales) = QuantizedShape::of(recipe, shape).bytes()?;
+    let [values, quantized] = [shape.elements() * T::DTYPE.bytes(), codes + scales].map(|bytes| bytes as u64);
+    let bytes = match op {
+        Op::Amax => values,
+        Op::AmaxQuantize => (2 * values).saturating_add(quantized),
+        _ => values.saturating_add(quantized),
+    };
+    let job = Job { op, recipe: *recipe, shape, bytes };
+    let times = match device {
+        Device::Cpu => cpu::measure::<T>(&job)?,
+        #[cfg(feature = "cuda")]
+        Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
+    };
+    Ok((if op == Op::Empty { 0 } else { job.bytes }, times))
+}

@@ -1,0 +1,118 @@
+//! Measuring on the CPU, against memcpy with the same threads, and products against reading too.
+
+use std::time::{Duration, Instant};
+
+use microscale::cpu::{self, Isa};
+use microscale::{Element, QuantizedShape, QuantizedTensor, Result};
+use rayon::prelude::*;
+
+use super::job::{Job, random, require_equal, sets};
+use super::measurement::{Times, median};
+use super::op::Op;
+use super::product::matrix_bytes;
+
+/// Each is repeated this long, and at least [`FEWEST`] times.
+const TIME: Duration = Duration::from_millis(1500);
+const FEWEST: usize = 7;
+
+/// The median times of the operation and of the copy.
+pub(super) fn measure<T: Element>(job: &Job) -> Result<Times> {
+    let shape = job.shape;
+    let values = random::<T>(shape.elements(), 1);
+    let recipe = job.recipe(&values)?;
+    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
+    cpu::quantize_into(&values, shape, &recipe, &mut tensor)?;
+    let mut back = vec![T::default(); if job.op == Op::Dequantize { shape.elements() } else { 0 }];
+    let source = vec![1u8; job.bytes as usize / 2];
+    let mut target = vec![2u8; source.len()];
+
+    let mut amax = cpu::amax_with(Isa::Reference, &values, shape)?;
+    let expected_amax = amax;
+    let mut work = |_| match job.op {
+        Op::Dequantize => cpu::dequantize_into(&tensor, &mut back, shape.cols),
+        Op::Amax => cpu::amax(&values, shape).map(|found| amax = found),
+        _ => cpu::quantize_into(&values, shape, &recipe, &mut tensor).map(|_| ()),
+    };
+    let [operation, copy] = in_turns([&mut work, &mut |_| copy(&source, &mut target)])?;
+
+    require_equal("amax", &[amax], &[expected_amax])?;
+    let mut expected = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
+    cpu::quantize_with(Isa::Reference, &values, shape, &recipe, &mut expected)?;
+    require_equal("quantize", tensor.codes(), expected.codes())?;
+    require_equal("quantize", tensor.scales(), expected.scales())?;
+    if job.op == Op::Dequantize {
+        let mut expected = vec![T::default(); shape.elements()];
+        cpu::dequantize_with(Isa::Reference, &tensor, &mut expected, shape.cols)?;
+        require_equal("dequantize", bytemuck::cast_slice::<T, u8>(&back), bytemuck::cast_slice(&expected))?;
+    }
+    Ok(Times { operation, read: None, copy: Some(copy) })
+}
+
+/// A kind of work, given the number of its turn.
+type Work<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
+
+/// The median times of some kinds of work, which take turns so that all see the same machine.
+fn in_turns<const N: usize>(mut work: [Work<'_>; N]) -> Result<[f64; N]> {
+    let mut times = [const { Vec::new() }; N];
+    let begin = Instant::now();
+    let mut turn = 0;
+    while turn <= FEWEST || begin.elapsed() < N as u32 * TIME {
+        for (work, times) in work.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            work(turn)?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        turn += 1;
+    }
+    // The first of each warmed up.
+    Ok(times.map(|mut times| median(times.split_off(1))))
+}
+
+/// The median times of a product of a matrix that no cache holds: copies of it are in rotation. What is read
+/// and copied beside it is these matrices too.
+pub(super) fn measure_product(
+    matrix: &QuantizedTensor,
+    mut multiply: impl FnMut(&QuantizedTensor) -> Result<()>,
+) -> Result<Times> {
+    let bytes = matrix_bytes(matrix);
+    let (half, sets) = (bytes / 2, sets(bytes as u64));
+    let copies: Vec<_> = (1..sets).into_par_iter().map(|_| matrix.clone()).collect();
+    let set = |turn: usize| copies.get(turn % sets).unwrap_or(matrix);
+    let mut target = vec![2u8; sets * half];
+    // A third of a round is between two uses of a matrix, in which all three have gone through as much.
+    let [operation, read, copy] =
+        in_turns([&mut |turn| multiply(set(turn)), &mut |turn| read(set(turn + sets / 3)), &mut |turn| {
+            copy(&set(turn + 2 * sets / 3).codes()[..half], &mut target[turn % sets * half..][..half])
+        }])?;
+    Ok(Times { operation, read: Some(read), copy: Some(copy) })
+}
+
+/// Reads codes and scales by all threads, at four places of a task in turn: with one place, processors read
+/// less far ahead. Adding up takes less than half of the time. It cannot fail, as [`copy`].
+fn read(matrix: &QuantizedTensor) -> Result<()> {
+    let [codes, scales] = [matrix.codes(), matrix.scales()].map(|bytes| bytes.par_chunks(256 << 10));
+    codes.chain(scales).for_each(|part| {
+        let places: [_; 4] = std::array::from_fn(|i| &part[part.len() / 4 * i..][..part.len() / 4]);
+        let places = places.map(|place| place.as_chunks::<128>().0);
+        let mut sums = [0u64; 16];
+        for i in 0..places[0].len() {
+            for place in places {
+                for (sum, word) in sums.iter_mut().zip(place[i].as_chunks().0) {
+                    *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+                }
+            }
+        }
+        std::hint::black_box(sums);
+    });
+    Ok(())
+}
+
+/// memcpy by all threads. It cannot fail: an error is what [`Work`] has.
+fn copy(source: &[u8], target: &mut [u8]) -> Result<()> {
+    let part = 1 << 20;
+    target.par_chunks_mut(part).zip(source.par_chunks(part)).for_each(|(target, source)| {
+        target.copy_from_slice(std::hint::black_box(source));
+    });
+    std::hint::black_box(target);
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Measuring on a GPU, against a device-to-device copy: replays of a CUDA graph, timed by events.
+
+use std::sync::Arc;
+
+use microscale::gpu::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DriverError};
+use microscale::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu};
+use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
+
+use super::job::{Job, random, require_equal, sets};
+use super::measurement::{Times, median};
+use super::op::Op;
+use super::product::{Product, verify};
+
+/// How long something is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
+    graph_bytes: u64,
+    /// Replays that are timed, after [`WARM_UP`] that are not.
+    replays: usize,
+}
+
+impl Effort {
+    /// What figures are worth.
+    pub(super) const FULL: Self = Self { graph_bytes: 8 << 30, replays: 25 };
+    /// What is enough to choose from many kernels.
+    pub(super) const LESS: Self = Self { graph_bytes: 2 << 30, replays: 7 };
+}
+
+/// The most launches in a graph, and those in one of empty kernels.
+const MOST_LAUNCHES: usize = 256;
+/// The most that one call copies: an H200 copies 580 MiB in one call at two thirds of the speed of smaller
+/// calls.
+const COPY_BYTES: usize = 256 << 20;
+/// Replays that are not timed.
+const WARM_UP: usize = 3;
+
+/// One matrix, all of its forms.
+struct Set<T: Element> {
+    values: CudaSlice<T>,
+    tensor: DeviceTensor,
+    amax: DeviceAmax,
+}
+
+/// The median times of the operation and of the copy.
+pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
+    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
+    // allow them.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    if job.op == Op::Empty {
+        let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| gpu.empty_on(stream))?;
+        return Ok(Times { operation, read: None, copy: None });
+    }
+    let host = random::<T>(job.shape.elements(), 1);
+    let job = &Job { recipe: job.recipe(&host)?, ..*job };
+    let mut report = DeviceReport::zeros(stream)?;
+    in_rotation(
+        stream,
+        job.bytes,
+        || Set::new(gpu, &host, job),
+        |set| set.run(gpu, job, &mut report),
+        |set| set.verify(gpu, job, &host),
+    )
+}
+
+/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in
+/// rotation of which the first and the last are checked after the timing.
+fn in_rotation<S>(
+    stream: &Arc<CudaStream>,
+    bytes: u64,
+    set: impl Fn() -> Result<S>,
+    mut operation: impl FnMut(&mut S) -> Result<()>,
+    check: impl Fn(&S) -> Result<()>,
+) -> Result<Times> {
+    let once = (&[()][..], Effort::FULL);
+    let times = each_in_rotation(stream, bytes, set, once, |_, set| operation(set), |_, set| check(set))?;
+    Ok(Times { operation: times[0], read: None, copy: Some(copy_time(stream, bytes)?) })
+}
+
+/// The median times of several operations with the same sets of buffers.
+fn each_in_rotation<S, O>(
+    stream: &Arc<CudaStream>,
+    bytes: u64,
+    set: impl Fn() -> Result<S>,
+    (operations, effort): (&[O], Effort),
+    mut operation: impl FnMut(&O, &mut S) -> Result<()>,
+    check: impl Fn(&O, &S) -> Result<()>,
+) -> Result<Vec<f64>> {
+    let turns = Turns::of(bytes, effort);
+    let mut sets = (0..turns.sets).map(|_| set()).collect::<Result<Vec<_>>>()?;
+    let mut measure = |which: &O| {
+        let seconds =
+            time(stream, (turns.launches, effort), |i| operation(which, &mut sets[i % turns.sets]))?;
+        check(which, &sets[0])?;
+        check(which, &sets[turns.sets - 1])?;
+        Ok(seconds)
+    };
+    operations.iter().map(&mut measure).collect()
+}
+
+/// How often an operation is done in a graph, and with how many sets of buffers in rotation.
+#[derive(Clone, Copy)]
+struct Turns {
+    sets: usize,
+    launches: usize,
+}
+
+impl Turns {
+    /// Of an operation that moves so many bytes.
+    fn of(bytes: u64, effort: Effort) -> Self {
+        let sets = sets(bytes);
+        let launches = effort.graph_bytes.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
+        Self { sets, launches }
+    }
+}
+
+/// The median time of copies that read and write so many bytes together.
+pub(super) fn copy_time(stream: &Arc<CudaStream>, bytes: u64) -> Result<f64> {
+    let Turns { sets, launches } = Turns::of(bytes, Effort::FULL);
+    let half = bytes as usize / 2;
+    let copying = failed("copying");
+    let sources = (0..sets).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
+    let sources = sources.map_err(&copying)?;
+    let mut targets = (0..sets).map(|_| stream.alloc_zeros::<u8>(half)).collect::<Result<Vec<_>, _>>();
+    let targets = targets.as_mut().map_err(|error| copying(*error))?;
+    time(stream, (launches, Effort::FULL), |i| {
+        let (source, target) = (&sources[i % sets], &mut targets[i % sets]);
+        (0..half).step_by(COPY_BYTES).try_for_each(|start| {
+            let part = start..half.min(start + COPY_BYTES);
+            stream.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part)).map_err(&copying)
+        })
+    })
+}
+
+/// The median times of products and of the copy.
+pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<Times> {
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let vectors = DeviceTensor::from_host(stream, &product.vectors)?;
+    let expected = product.expected::<T>()?;
+    in_rotation(
+        stream,
+        product.bytes,
+        || {
+            let out =
+                stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
+            Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
+        },
+        |(matrix, out)| match op.gemv_kernel() {
+            Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
+            None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
+        },
+        |(_, out)| {
+            let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+            verify("gemv on the GPU", &found, &expected)
+        },
+    )
+}
+
+/// Weights times activations, for so many tokens, by a kernel.
+pub(super) type ByKernel = (usize, GemvWeightsKernel);
+
+/// The median times of products of weights and activations, of which there are those of as many tokens as
+/// results have room for; `check` is given the first tokens' results.
+pub(super) fn measure_weights<T: Activation>(
+    gpu: &Gpu,
+    bytes: u64,
+    (weights, activations, results): (&QuantizedTensor, &[T], usize),
+    products: (&[ByKernel], Effort),
+    check: impl Fn(&[T]) -> Result<()>,
+) -> Result<Vec<f64>> {
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
+    each_in_rotation(
+        stream,
+        bytes,
+        || {
+            let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+            Ok((DeviceTensor::from_host(stream, weights)?, out))
+        },
+        products,
+        |(tokens, kernel), (weights, out)| {
+            gpu.gemv_weights_with(*kernel, stream, weights, &activations, *tokens, out)
+        },
+        |(tokens, _), (weights, out)| {
+            let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
+            check(&found[..tokens * weights.rows()])
+        },
+    )
+}
+
+impl<T: Element> Set<T> {
+    fn new(gpu: &Gpu, host: &[T], job: &Job) -> Result<Self> {
+        let stream = gpu.stream();
+        let mut values = stream.clone_htod(host).map_err(failed("copying the input"))?;
+        let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(&job.recipe, job.shape))?;
+        if job.op == Op::Dequantize {
+            let mut report = DeviceReport::zeros(stream)?;
+            gpu.quantize_on(stream, &values, job.shape, &job.recipe, &mut tensor, &mut report)?;
+            stream.memset_zeros(&mut values).map_err(failed("clearing the output"))?;
+        }
+        Ok(Self { values, tensor, amax: DeviceAmax::zeros(stream)? })
+    }
+
+    fn run(&mut self, gpu: &Gpu, job: &Job, report: &mut DeviceReport) -> Result<()> {
+        let Self { values, tensor, amax } = self;
+        let (stream, shape, recipe) = (gpu.stream(), job.shape, &job.recipe);
+        let baseline = match job.op {
+            Op::Dequantize => return gpu.dequantize_on(stream, tensor, values, shape.cols),
+            Op::QuantizeThreadABlock => Baseline::ThreadABlock,
+            Op::QuantizeWarpABlock => Baseline::WarpABlock,
+            Op::Amax => {
+                amax.clear(stream)?;
+                return gpu.amax_on(stream, values, shape, amax);
+            }
+            _ => {
+                return gpu.quantize_on(stream, values, shape, recipe, tensor, report);
+            }
+        };
+        gpu.quantize_baseline_on(baseline, stream, values, shape, recipe, tensor)
+    }
+
+    /// Compares what the timed launches left with what the CPU gives.
+    fn verify(&self, gpu: &Gpu, job: &Job, host: &[T]) -> Result<()> {
+        if job.op == Op::Amax {
+            let (found, expected) = (self.amax.read(gpu.stream())?, cpu::amax(host, job.shape)?);
+            return require_equal("amax on the GPU", &[found], &[expected]);
+        }
+        let expected = cpu::quantize(host, job.shape, &job.recipe)?.tensor;
+        let found = self.tensor.to_host(gpu.stream())?;
+        require_equal("quantize on the GPU", found.codes(), expected.codes())?;
+        require_equal("quantize on the GPU", found.scales(), expected.scales())?;
+        require_equal("quantize on the GPU", &[found.global_scale()], &[expected.global_scale()])?;
+        if job.op == Op::Dequantize {
+            let expected: Vec<T> = cpu::dequantize(&expected);
+            let found = gpu.stream().clone_dtoh(&self.values).map_err(failed("copying the output back"))?;
+            let bytes = bytemuck::cast_slice::<T, u8>;
+            require_equal("dequantize on the GPU", bytes(&found), bytes(&expected))?;
+        }
+        Ok(())
+    }
+}
+
+/// The median time of one of `launches` launches that a graph holds.
+fn time(
+    stream: &Arc<CudaStream>,
+    (launches, effort): (usize, Effort),
+    mut launch: impl FnMut(usize) -> Result<()>,
+) -> Result<f64> {
+    let timing = failed("timing a graph");
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&timing)?;
+    let enqueued = (0..launches).try_for_each(&mut launch);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&timing);
+    enqueued?;
+    let graph = graph?.ok_or(Error::Gpu { doing: "timing a graph", message: "the graph is empty".into() })?;
+    let mut seconds = Vec::new();
+    for replay in 0..WARM_UP + effort.replays {
+        let start = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
+        graph.launch().map_err(&timing)?;
+        let end = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
+        let elapsed = f64::from(start.elapsed_ms(&end).map_err(&timing)?) / 1e3;
+        if replay >= WARM_UP {
+            seconds.push(elapsed / launches as f64);
+        }
+    }
+    Ok(median(seconds))
+}
+
+fn failed(doing: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| Error::Gpu { doing, message: format!("{error:?}") }
+}

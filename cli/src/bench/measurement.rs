@@ -1,0 +1,72 @@
+//! What a measurement gives.
+
+use microscale::{Dtype, Recipe};
+
+use super::op::Op;
+use super::size::Size;
+
+/// One measurement.
+#[derive(Clone, Debug)]
+pub(crate) struct Measurement {
+    /// What was measured.
+    pub op: Op,
+    /// The recipe: its format is reported.
+    pub recipe: Recipe,
+    /// The dtype of the unquantized values.
+    pub dtype: Dtype,
+    /// The matrix.
+    pub size: Size,
+    /// Where, in words.
+    pub device: String,
+    /// CPU threads; 0 on a GPU.
+    pub threads: usize,
+    /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices'
+    /// codes and scales.
+    pub bytes: u64,
+    /// The median time of one operation.
+    pub median_seconds: f64,
+    /// The median time of reading `bytes`; products on a CPU have one.
+    pub read_seconds: Option<f64>,
+    /// The median time of a copy that reads and writes `bytes` together; the empty kernel has none.
+    pub copy_seconds: Option<f64>,
+}
+
+impl Measurement {
+    /// Bytes moved a second.
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.median_seconds
+    }
+
+    /// Bytes that the copy of the same run moved a second, read and written ones together.
+    pub(crate) fn copy_bytes_per_second(&self) -> Option<f64> {
+        self.copy_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// Bytes that were read a second, in the same run.
+    pub(crate) fn read_bytes_per_second(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| self.bytes as f64 / seconds)
+    }
+
+    /// The time of reading over the operation's.
+    pub(crate) fn read_ratio(&self) -> Option<f64> {
+        self.read_seconds.map(|seconds| seconds / self.median_seconds)
+    }
+
+    /// The copy's time over the operation's.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.copy_seconds.map(|seconds| seconds / self.median_seconds)
+    }
+}
+
+/// Median times, in seconds.
+pub(super) struct Times {
+    pub(super) operation: f64,
+    pub(super) read: Option<f64>,
+    pub(super) copy: Option<f64>,
+}
+
+/// The median, of one at least.
+pub(super) fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}

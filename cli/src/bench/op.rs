@@ -1,0 +1,119 @@
+//! The operations that are measured.
+
+#[cfg(feature = "cuda")]
+use microscale::gpu::GemvKernel;
+use microscale::{Dtype, Error, Result, Words};
+
+use super::size::Size;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Unquantized values to codes and scales; NVFP4's global scale is given.
+    Quantize,
+    /// Unquantized values to codes and scales, after the pass that NVFP4's global scale is computed from: two
+    /// reads.
+    AmaxQuantize,
+    /// The largest magnitude: one read.
+    Amax,
+    /// Codes and scales to unquantized values.
+    Dequantize,
+    /// Quantized matrices times quantized vectors; the dtype is the result's.
+    Gemv,
+    /// Quantized weights times activations that are not quantized; the dtype is that of activations and
+    /// results.
+    GemvWeights,
+    /// The same by a kernel whose warps take one row (GPU only).
+    GemvRows1,
+    /// Two rows.
+    GemvRows2,
+    /// Four rows.
+    GemvRows4,
+    /// The ladder's first step (GPU only): a thread handles a block.
+    QuantizeThreadABlock,
+    /// The ladder's second step (GPU only): a warp handles a block.
+    QuantizeWarpABlock,
+    /// A kernel that does nothing (GPU only): what a launch costs.
+    Empty,
+}
+
+impl Words for Op {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("quantize", Self::Quantize),
+        ("amax-quantize", Self::AmaxQuantize),
+        ("amax", Self::Amax),
+        ("dequantize", Self::Dequantize),
+        ("gemv", Self::Gemv),
+        ("gemv-weights", Self::GemvWeights),
+        ("gemv-rows1", Self::GemvRows1),
+        ("gemv-rows2", Self::GemvRows2),
+        ("gemv-rows4", Self::GemvRows4),
+        ("quantize-thread-a-block", Self::QuantizeThreadABlock),
+        ("quantize-warp-a-block", Self::QuantizeWarpABlock),
+        ("empty", Self::Empty),
+    ];
+}
+
+impl Op {
+    /// The ladder, from the first version that one would write to the product.
+    pub(crate) const LADDER: [Self; 3] =
+        [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
+
+    /// The kernels that products are chosen from.
+    pub(crate) const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
+
+    /// Whether it is a product of quantized operands.
+    pub(super) fn is_gemv(self) -> bool {
+        self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
+    }
+
+    /// The kernel that it is about; none where the table of choices says which.
+    #[cfg(feature = "cuda")]
+    pub(super) fn gemv_kernel(self) -> Option<GemvKernel> {
+        match self {
+            Self::GemvRows1 => Some(GemvKernel::Rows1),
+            Self::GemvRows2 => Some(GemvKernel::Rows2),
+            Self::GemvRows4 => Some(GemvKernel::Rows4),
+            _ => None,
+        }
+    }
+
+    /// Whether only GPUs have it.
+    pub(crate) fn needs_gpu(self) -> bool {
+        let kernels = matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty);
+        kernels || Self::GEMV_KERNELS.contains(&self)
+    }
+
+    /// Whether it has so many tokens.
+    pub(crate) fn has_tokens(self) -> bool {
+        self == Self::GemvWeights
+    }
+
+    /// Whether it takes values of a dtype.
+    pub(crate) fn takes(self, dtype: Dtype) -> bool {
+        self != Self::GemvWeights || dtype != Dtype::F32
+    }
+
+    /// Checks that there is such a thing to measure.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasured`].
+    pub(crate) fn check(self, dtype: Dtype, size: Size) -> Result<()> {
+        if !self.takes(dtype) {
+            return Err(self.not_measured(NO_F32));
+        }
+        if self.has_tokens() && size.batches > 1 {
+            return Err(self.not_measured("with several matrices; write the shape as ROWSxCOLS"));
+        }
+        if !self.has_tokens() && size.tokens.is_some() {
+            return Err(self.not_measured("by tokens; leave them out, or measure gemv-weights by itself"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn not_measured(self, how: &'static str) -> Error {
+        Error::NotMeasured { op: self.word(), how }
+    }
+}
+
+pub(super) const NO_F32: &str = "with activations in f32; choose the dtype f16 or bf16";

@@ -1,0 +1,79 @@
+//! What products of quantized operands multiply.
+
+use microscale::cpu::{self, Isa};
+use microscale::formats::ScaleType;
+use microscale::{Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape};
+use rayon::prelude::*;
+
+use super::job::require_equal;
+use super::size::Size;
+
+/// What to multiply.
+pub(super) struct Product {
+    pub(super) matrix: QuantizedTensor,
+    pub(super) vectors: QuantizedTensor,
+    pub(super) batch: Batch,
+    /// Bytes of the matrices' codes and scales.
+    pub(super) bytes: u64,
+}
+
+impl Product {
+    pub(super) fn new(recipe: &Recipe, size: Size) -> Result<Self> {
+        let batch = Batch::of(size.batches);
+        let matrix = matrix(recipe, size)?;
+        let vectors = random(QuantizedShape::of(recipe, Shape::new(size.batches, size.cols)), 2)?;
+        let bytes = matrix_bytes(&matrix) as u64;
+        Ok(Self { matrix, vectors, batch, bytes })
+    }
+
+    /// As many results as there are rows.
+    pub(super) fn results<T: Element>(&self) -> Vec<T> {
+        vec![T::default(); self.matrix.rows()]
+    }
+
+    /// What the definition makes of it.
+    pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
+        let mut expected = self.results::<T>();
+        cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;
+        Ok(expected)
+    }
+}
+
+/// [`microscale::Error::Wrong`] unless results are the expected ones, to the bit.
+pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]) -> Result<()> {
+    require_equal(what, bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
+}
+
+/// Bytes of a matrix' codes and scales, as many as are copied beside a product.
+pub(super) fn matrix_bytes(matrix: &QuantizedTensor) -> usize {
+    matrix.codes().len() + matrix.scales().len()
+}
+
+/// Random matrices.
+pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
+    random(QuantizedShape::of(recipe, size.all_rows()), 1)
+}
+
+/// Every code, both signs, and scales over a wide range: in MXFP4 from 2^−20 to ½, as those of weights are,
+/// under which results in f16 are finite, or all would look alike.
+fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
+    let (codes, scales) = shape.bytes()?;
+    let mut bytes = [vec![0; codes], vec![0; scales]];
+    for (i, bytes) in (0..).zip(&mut bytes) {
+        bytes.par_chunks_mut(1 << 16).enumerate().for_each(|(part, chunk)| {
+            let mut rng = fastrand::Rng::with_seed((seed * 2 + i) << 32 | part as u64);
+            match (i, shape.format.facts().scale) {
+                (0, _) => rng.fill(chunk),
+                (_, ScaleType::E8m0) => chunk.fill_with(|| rng.u8(107..127)),
+                _ => chunk.fill_with(|| rng.u8(..0x7F)),
+            }
+        });
+    }
+    let [codes, scales] = bytes;
+    let tensor = QuantizedTensor::from_parts(shape, codes, scales)?;
+    if shape.format.has_global_scale() {
+        tensor.with_global_scale(GlobalScale::Multiplier(1e-4))
+    } else {
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,59 @@
+//! The sizes of matrices, and of what they are multiplied with.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use microscale::Shape;
+
+/// The rows and columns of a matrix, written `ROWSxCOLS`, or of several, written `ROWSxCOLSxCOUNT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Matrices; 1 but for products.
+    pub batches: usize,
+    /// Rows of activations that weights are multiplied with; none is one, and what other operations have.
+    pub tokens: Option<NonZeroUsize>,
+}
+
+impl Size {
+    /// Rows of all matrices, and columns.
+    pub(super) fn all_rows(&self) -> Shape {
+        // Where that is too many, so is the next thing that is asked of it.
+        Shape::new(self.rows.saturating_mul(self.batches), self.cols)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, cols, batches, tokens } = self;
+        write!(f, "{rows}x{cols}")?;
+        if *batches != 1 {
+            write!(f, "x{batches}")?;
+        }
+        match tokens.map(NonZeroUsize::get) {
+            None => Ok(()),
+            Some(1) => write!(f, ", 1 token"),
+            Some(tokens) => write!(f, ", {tokens} tokens"),
+        }
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let parts: Option<Vec<usize>> =
+            text.split(['x', 'X']).map(|part| part.parse().ok().filter(|count| *count > 0)).collect();
+        match parts.as_deref() {
+            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1, tokens: None }),
+            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches, tokens: None }),
+            _ => Err(format!(
+                "{text} is not a shape; write rows and columns as 8192x4096, several matrices as 8192x4096x2"
+            )),
+        }
+    }
+}

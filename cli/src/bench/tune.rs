@@ -1,0 +1,86 @@
+//! Choosing kernels for products: tables of the fastest, over sizes.
+
+use std::num::NonZeroUsize;
+
+use microscale::gpu::{GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel};
+use microscale::{Convention, Device, Dtype, Error, Recipe, Result};
+
+use super::gpu::Effort;
+use super::measure;
+use super::measurement::Measurement;
+use super::op::Op;
+use super::product::matrix_bytes;
+use super::size::Size;
+use super::weights::{Product, by_kernels};
+
+/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
+/// as a file.
+///
+/// # Errors
+/// Those of [`super::measure`], at the first measurement that fails.
+pub(crate) fn gemv(
+    recipe: &Recipe,
+    device: &Device,
+    mut measured: impl FnMut(Measurement),
+) -> Result<String> {
+    let choices = GemvChoices::new(|rows, cols| {
+        let size = Size { rows, cols, batches: 1, tokens: None };
+        let mut fastest = (f64::INFINITY, None);
+        for op in Op::GEMV_KERNELS {
+            let measurement = measure(op, recipe, Dtype::F16, size, device)?;
+            if measurement.median_seconds < fastest.0 {
+                fastest = (measurement.median_seconds, op.gemv_kernel());
+            }
+            measured(measurement);
+        }
+        Ok(fastest.1.unwrap_or(GemvKernel::Rows4))
+    })?;
+    Ok(choices.text(&format!("{device}, {}", recipe.format())))
+}
+
+/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with
+/// activations in bf16: the tables as a file. Of each size and number of tokens the fastest kernel's
+/// measurement is told.
+///
+/// # Errors
+/// Those of [`super::measure`], at the first measurement that fails.
+pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
+    let Device::Gpus(gpus) = device else {
+        return Err(Error::NoGpu("kernels are chosen for GPUs only".into()));
+    };
+    let all = GemvWeightsChoices::TOKENS;
+    let products = all.iter().flat_map(|&tokens| {
+        let kernels =
+            GemvWeightsKernel::all().filter(move |kernel| kernel.is_for_one_token() == (tokens == 1));
+        kernels.map(move |kernel| (tokens, kernel))
+    });
+    let products: Vec<_> = products.collect();
+    let choices = GemvWeightsChoices::new(|format, rows, cols| {
+        let recipe = &Recipe::of(format, Convention::default_for(format))?;
+        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
+        let product = Product::<half::bf16>::new(recipe, size)?;
+        let times = by_kernels(&product, gpus.first(), &products, Effort::LESS)?;
+        Ok(all.map(|tokens| {
+            let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);
+            let fastest = of_these.min_by(|(_, a), (_, b)| a.total_cmp(b));
+            // There is a kernel for any number of tokens.
+            let chosen = (GemvWeightsKernel::choose(product.weights.shape(), tokens), f64::INFINITY);
+            let (kernel, median_seconds) =
+                fastest.map_or(chosen, |((_, kernel), seconds)| (*kernel, *seconds));
+            measured(Measurement {
+                op: Op::GemvWeights,
+                recipe: *recipe,
+                dtype: Dtype::Bf16,
+                size: Size { tokens: NonZeroUsize::new(tokens), ..size },
+                device: device.to_string(),
+                threads: 0,
+                bytes: matrix_bytes(&product.weights) as u64,
+                median_seconds,
+                read_seconds: None,
+                copy_seconds: None,
+            });
+            kernel
+        }))
+    })?;
+    Ok(choices.text(&format!("{device}, bf16")))
+}

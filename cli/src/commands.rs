@@ -1,0 +1,12 @@
+//! The subcommands, one file each: a thin layer over the libraries.
+
+pub(crate) mod bench;
+pub(crate) mod compare;
+pub(crate) mod convert;
+pub(crate) mod dequantize;
+pub(crate) mod devices;
+pub(crate) mod doctor;
+pub(crate) mod inspect;
+pub(crate) mod merge;
+pub(crate) mod quantize;
+pub(crate) mod recipes;

@@ -1,0 +1,283 @@
+//! `microscale bench`: measures operations against a copy of the same bytes.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use comfy_table::Table;
+use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
+use serde_json::json;
+
+use crate::bench::measure;
+use crate::bench::measurement::Measurement;
+use crate::bench::op::Op;
+use crate::bench::size::Size;
+#[cfg(feature = "cuda")]
+use crate::bench::tune;
+use crate::failures::Usage;
+use crate::options::device::device;
+use crate::options::words::words;
+use crate::streams::print;
+use crate::text::table::table;
+
+/// Measure operations against a copy of the same bytes in the same run.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Operations to measure [default: quantize and dequantize]
+    #[arg(long, value_parser = words::<Op>())]
+    op: Vec<Op>,
+    #[arg(long, value_parser = words::<Format>(), help = or_default::<Format>("Formats"))]
+    format: Vec<Format>,
+    /// Conventions [default: each format's default]
+    #[arg(long, value_parser = words::<Convention>())]
+    convention: Vec<Convention>,
+    #[arg(long, value_parser = words::<ScaleLayout>(), help = or_default::<ScaleLayout>("Layouts of the scales"))]
+    scale_layout: Vec<ScaleLayout>,
+    #[arg(long, value_parser = words::<Search>(), help = or_default::<Search>("Searches for block scales"))]
+    search: Vec<Search>,
+    /// Matrices, rows by columns, for products by batches too [default: 16384x16384 on a GPU, 16384x8192 on a
+    /// CPU]
+    #[arg(long, value_name = "MxK[xL]")]
+    shape: Vec<Size>,
+    /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
+    #[arg(long, value_parser = words::<Dtype>())]
+    dtype: Vec<Dtype>,
+    /// Rows of activations that gemv-weights multiplies with [default: 1]
+    #[arg(long, value_name = "N")]
+    tokens: Vec<NonZeroUsize>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
+    #[arg(long)]
+    ladder: bool,
+    /// Measure which kernel for products, of the operation gemv or gemv-weights, is the fastest by rows and
+    /// columns, and write the table to a file (GPU only); for gemv-weights of both formats and by tokens
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "ladder"])]
+    tune: Option<PathBuf>,
+    /// Write the measurements to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The help of an option that has a default.
+fn or_default<T: Words + Default>(what: &str) -> String {
+    format!("{what} [default: {}]", T::default().word())
+}
+
+/// What is given, or the default.
+fn given_or_default<T: Clone + Default>(given: &[T]) -> Vec<T> {
+    if given.is_empty() { vec![T::default()] } else { given.to_vec() }
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    if args.device == DeviceChoice::CudaAll {
+        return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
+    }
+    let recipes = recipes(&args)?;
+    let mut measurements = Vec::new();
+    let tuned = match &args.tune {
+        Some(file) => Some((file, tuned_op(&args, &recipes)?)),
+        None => None,
+    };
+    let device = device(args.device)?;
+    if let Some((file, op)) = tuned {
+        print(&device)?;
+        let text = table_of_choices(op, &recipes[0], &device, &mut measurements)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    } else {
+        let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
+        print(&device)?;
+        for Case { op, recipe, dtype, size } in cases {
+            measurements.push(measure(op, &recipe, dtype, size, &device)?);
+        }
+    }
+    print(rows(&measurements).trim_fmt())?;
+    if let Some(file) = args.json {
+        let records: Vec<_> = measurements.iter().map(record).collect();
+        let text = serde_json::to_string_pretty(&records)?;
+        std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// The operation whose kernels are measured for a table.
+fn tuned_op(args: &Args, recipes: &[Recipe]) -> Result<Op, Usage> {
+    let Args { format, convention, scale_layout, search, .. } = args;
+    let as_it_is = format.is_empty() && convention.is_empty() && scale_layout.is_empty() && search.is_empty();
+    match args.op[..] {
+        [] | [Op::Gemv] if recipes.len() == 1 => Ok(Op::Gemv),
+        [] | [Op::Gemv] => Err(Usage::new(
+            "--tune measures the table of one format: \
+             give --format, --convention, --scale-layout and --search no more than once",
+        )),
+        [Op::GemvWeights] if as_it_is => Ok(Op::GemvWeights),
+        [Op::GemvWeights] => Err(Usage::new(
+            "--tune measures gemv-weights in nvfp4 and in mxfp4: \
+             leave out --format, --convention, --scale-layout and --search",
+        )),
+        _ => Err(Usage::new("--tune measures the kernels of one operation: gemv or gemv-weights")),
+    }
+}
+
+/// One thing to measure.
+struct Case {
+    op: Op,
+    recipe: Recipe,
+    dtype: Dtype,
+    size: Size,
+}
+
+/// Everything that is asked for, and checked before the first takes its time.
+fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
+    let mut ops = args.op.clone();
+    if args.ladder {
+        ops.retain(|op| !Op::LADDER.contains(op));
+        ops.extend(Op::LADDER);
+    } else if ops.is_empty() {
+        ops = vec![Op::Quantize, Op::Dequantize];
+    }
+    let mut shapes = args.shape.clone();
+    if shapes.is_empty() {
+        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 }, batches: 1, tokens: None });
+    }
+    let all = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+    let dtypes = if args.dtype.is_empty() { &all[..] } else { &args.dtype };
+    let mut cases = Vec::new();
+    for recipe in recipes {
+        for &size in &shapes {
+            for &dtype in dtypes {
+                for &op in &ops {
+                    if !args.dtype.is_empty() || op.takes(dtype) {
+                        let sizes = sizes(args, op, size);
+                        cases.extend(sizes.into_iter().map(|size| Case { op, recipe, dtype, size }));
+                    }
+                }
+            }
+        }
+    }
+    cases.iter().try_for_each(|case| case.op.check(case.dtype, case.size)).map_err(Usage::new)?;
+    Ok(cases)
+}
+
+/// A size with each number of tokens.
+fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
+    if args.tokens.is_empty() {
+        let tokens = op.has_tokens().then_some(NonZeroUsize::MIN);
+        return vec![Size { tokens, ..size }];
+    }
+    args.tokens.iter().map(|tokens| Size { tokens: Some(*tokens), ..size }).collect()
+}
+
+/// The table of the fastest kernels, as a file.
+#[cfg(feature = "cuda")]
+fn table_of_choices(
+    op: Op,
+    recipe: &Recipe,
+    device: &Device,
+    measurements: &mut Vec<Measurement>,
+) -> microscale::Result<String> {
+    let measured = |measurement| measurements.push(measurement);
+    if op == Op::GemvWeights {
+        tune::gemv_weights(device, measured)
+    } else {
+        tune::gemv(recipe, device, measured)
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn table_of_choices(_: Op, _: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> microscale::Result<String> {
+    Err(microscale::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()))
+}
+
+/// Every recipe that is asked for.
+fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
+    let mut recipes = Vec::new();
+    for format in given_or_default(&args.format) {
+        let default = [Convention::default_for(format)];
+        let conventions = if args.convention.is_empty() { &default[..] } else { &args.convention };
+        for &convention in conventions {
+            for scale_layout in given_or_default(&args.scale_layout) {
+                for search in given_or_default(&args.search) {
+                    recipes.push(Recipe { scale_layout, search, ..Recipe::of(format, convention)? });
+                }
+            }
+        }
+    }
+    Ok(recipes)
+}
+
+fn rows(measurements: &[Measurement]) -> Table {
+    let mut header = vec![
+        "op",
+        "format",
+        "convention",
+        "scales",
+        "search",
+        "dtype",
+        "shape",
+        ">µs",
+        ">Gelem/s",
+        ">GB/s",
+        ">copy GB/s",
+        ">of copy",
+    ];
+    let with_reads = measurements.iter().any(|m| m.read_seconds.is_some());
+    if with_reads {
+        header.extend([">read GB/s", ">of read"]);
+    }
+    let mut table = table(&header);
+    let rate = |rate: Option<f64>| rate.map_or("–".into(), |rate| format!("{:.1}", rate / 1e9));
+    let ratio = |ratio: Option<f64>| ratio.map_or("–".into(), |ratio| format!("{ratio:.3}"));
+    for m in measurements {
+        let moved = m.bytes > 0;
+        let figure = |text: String| if moved { text } else { "–".into() };
+        let elements: f64 =
+            [m.size.rows, m.size.cols, m.size.batches].map(|count| count as f64).iter().product();
+        let mut row = vec![
+            m.op.word().to_owned(),
+            figure(m.recipe.format().to_string()),
+            figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
+            figure(m.recipe.scale_layout.word().to_owned()),
+            figure(m.recipe.search.word().to_owned()),
+            figure(m.dtype.word().to_owned()),
+            figure(m.size.to_string()),
+            format!("{:.2}", m.median_seconds * 1e6),
+            figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
+            figure(format!("{:.1}", m.bytes_per_second() / 1e9)),
+            rate(m.copy_bytes_per_second()),
+            ratio(m.ratio()),
+        ];
+        if with_reads {
+            row.extend([rate(m.read_bytes_per_second()), ratio(m.read_ratio())]);
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+/// A measurement as its JSON object.
+fn record(m: &Measurement) -> serde_json::Value {
+    json!({
+        "op": m.op.word(),
+        "format": m.recipe.format().word(),
+        "convention": m.recipe.scheme.convention().map(Convention::word),
+        "scale_layout": m.recipe.scale_layout.word(),
+        "search": m.recipe.search.word(),
+        "dtype": m.dtype.word(),
+        "rows": m.size.rows,
+        "cols": m.size.cols,
+        "batches": m.size.batches,
+        "tokens": m.size.tokens,
+        "device": m.device,
+        "threads": m.threads,
+        "bytes": m.bytes,
+        "median_seconds": m.median_seconds,
+        "bytes_per_second": m.bytes_per_second(),
+        "copy_bytes_per_second": m.copy_bytes_per_second(),
+        "ratio": m.ratio(),
+        "read_bytes_per_second": m.read_bytes_per_second(),
+        "read_ratio": m.read_ratio(),
+    })
+}

@@ -1,0 +1,151 @@
+//! `microscale compare`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use microscale::{Convention, DeviceChoice, ErrorStats, Format, Recipe};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison, Difference, Selection};
+
+use crate::failures::Usage;
+use crate::options::device::device;
+use crate::options::words::words;
+use crate::pending::Pending;
+use crate::plot::Plot;
+use crate::plot::point::Point;
+use crate::progress::Bar;
+use crate::streams::print;
+use crate::text::names::shortened;
+use crate::text::table::{count, decibels, figure, natural_order, table};
+
+/// Characters of a path in a plot; of longer ones the middle is left out.
+const LONGEST: usize = 110;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The original: a .safetensors or .gguf file, or a checkpoint directory, quantized or not
+    a: PathBuf,
+    /// What is measured against it
+    #[arg(required_unless_present = "format")]
+    b: Option<PathBuf>,
+    /// Measure A's weights, those that `quantize` takes by default, against what they would be in this
+    /// format. Nothing is written, so this can be one to compare with, which has no files
+    #[arg(long, conflicts_with = "b", value_parser = words::<Format>())]
+    format: Option<Format>,
+    /// The library whose arithmetic is followed [default: the one of `quantize`]
+    #[arg(long, requires = "format", value_parser = words::<Convention>())]
+    convention: Option<Convention>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Also draw the SQNR of each tensor, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let a = Checkpoint::open(&args.a)?;
+    let b = args.b.as_deref().map(Checkpoint::open).transpose()?;
+    let recipe = args.recipe()?;
+    let plot = args.plot.as_deref().map(Pending::create).transpose()?;
+    let device = device(args.device_choice())?;
+    let mut bar = Bar::new("comparing");
+    let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+    let mut comparison = match &b {
+        Some(b) => checkpoint::compare(&a, b, &device, &mut update)?,
+        None => checkpoint::compare_format(&a, &Selection::default(), &recipe, &device, &mut update)?,
+    };
+    drop(bar);
+
+    comparison.tensors.sort_by(|a, b| natural_order(&a.name, &b.name));
+    if let Some(plot) = plot {
+        plot.finish(drawn(&comparison, &args))?;
+    }
+    let mut rows = table(&["tensor", ">rel. sq. error", ">SQNR", ">max abs error", ">cosine"]);
+    for tensor in &comparison.tensors {
+        match &tensor.difference {
+            Difference::Values(errors) => rows.add_row(row(&tensor.name, errors)),
+            Difference::Bytes { same: true } => rows.add_row([&tensor.name, "same bytes"]),
+            Difference::Bytes { same: false } => rows.add_row([&tensor.name, "other bytes"]),
+        };
+    }
+    rows.add_row(row("total", &comparison.total));
+    let mut text = rows.trim_fmt();
+    if comparison.total.non_finite() > 0 {
+        text += &format!("\n\nleft out: {} values that are not finite", count(comparison.total.non_finite()));
+    }
+    for (what, names) in
+        [(args.a.display().to_string(), &comparison.only_first), (args.other(), &comparison.only_second)]
+    {
+        if !names.is_empty() {
+            text += &format!("\n\nonly in {what}:\n  {}", names.join("\n  "));
+        }
+    }
+    print(text)
+}
+
+impl Args {
+    /// How A is quantized to be measured.
+    fn recipe(&self) -> Result<Recipe> {
+        let format = self.format.unwrap_or_default();
+        let convention = self.convention.unwrap_or(Convention::default_for(format));
+        Ok(Recipe::of(format, convention).map_err(Usage::new)?)
+    }
+
+    /// The device, for a format that no GPU computes the CPU.
+    fn device_choice(&self) -> DeviceChoice {
+        match (self.format, self.device) {
+            (Some(Format::Comparison(_)), DeviceChoice::Auto) => DeviceChoice::Cpu,
+            (_, device) => device,
+        }
+    }
+
+    /// What A is measured against, in a word.
+    fn other(&self) -> String {
+        let format = || self.format.unwrap_or_default().to_string();
+        self.b.as_ref().map_or_else(format, |path| path.display().to_string())
+    }
+}
+
+/// The comparison as SVG: what has an SQNR, and a word about what has none.
+fn drawn(comparison: &Comparison, args: &Args) -> String {
+    let (mut points, mut equal, mut lost, mut bytes) = (Vec::new(), 0, 0, 0);
+    for Compared { name, difference, .. } in &comparison.tensors {
+        match difference {
+            Difference::Bytes { .. } => bytes += 1,
+            Difference::Values(errors) => match Point::new(name, errors.sqnr_db()) {
+                Some(point) => points.push(point),
+                None if errors.sqnr_db() == f64::INFINITY => equal += 1,
+                None => lost += 1,
+            },
+        }
+    }
+    let alone = comparison.only_first.len() + comparison.only_second.len();
+    let notes = [
+        (equal, "without any error (SQNR ∞)"),
+        (lost, "with errors where the original is zero (SQNR −∞)"),
+        (bytes, "whose values are not floats in both"),
+        (alone as u64, "that only one of the two has"),
+    ];
+    let notes = notes.into_iter().filter(|(tensors, _)| *tensors > 0);
+    let notes: Vec<_> =
+        notes.map(|(tensors, what)| format!("not shown: {} {what}", tensors_text(tensors))).collect();
+    let name = |what: &str| shortened(what, LONGEST);
+    let lines =
+        [format!("of {}", name(&args.other())), format!("against {}", name(&args.a.display().to_string()))];
+    let total = comparison.total.sqnr_db();
+    Plot { title: "SQNR by tensor", lines: &lines, points: &points, total, notes: &notes }.svg()
+}
+
+fn tensors_text(tensors: u64) -> String {
+    format!("{} tensor{}", count(tensors), if tensors == 1 { "" } else { "s" })
+}
+
+fn row(name: &str, errors: &ErrorStats) -> [String; 5] {
+    [
+        name.into(),
+        figure(errors.relative_squared_error()),
+        decibels(errors.sqnr_db()),
+        figure(errors.max_abs_error()),
+        format!("{:.6}", errors.cosine()),
+    ]
+}

@@ -1,0 +1,86 @@
+//! `microscale convert`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use microscale::{DeviceChoice, GlobalScale, Words};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, FileConvention, Rounding};
+
+use crate::options::device::device;
+use crate::options::words::words;
+use crate::progress::Bar;
+use crate::streams::print;
+use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A quantized .safetensors file or checkpoint directory
+    input: PathBuf,
+    /// The convention of files to write
+    #[arg(long, value_parser = words::<FileConvention>())]
+    to: FileConvention,
+    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
+    #[arg(long)]
+    out: PathBuf,
+    /// auto, cpu, cuda:N or cuda:all: what dequantizes both, to compare them
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let device = device(args.device)?;
+    let mut bar = Bar::new("converting");
+    let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+    let mut done = checkpoint::convert(&checkpoint, args.to, &args.out, &device, &mut update)?;
+    drop(bar);
+
+    let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
+    for (what, sums) in [("converted", done.converted), ("copied", done.copied)] {
+        let (before, after) = (bytes(sums.bytes_before), bytes(sums.bytes_after));
+        rows.add_row([what, &count(sums.tensors), &count(sums.elements), &before, &after]);
+    }
+    let mut text = format!("{}\n", rows.trim_fmt());
+    done.rounded.sort_by(|a, b| natural_order(&a.tensor, &b.tensor));
+    text += &roundings(&done.rounded);
+    let same = done.converted.tensors - done.rounded.len() as u64;
+    text += &format!("\n{} tensors have the same values to the bit\n", count(same));
+    if !done.rounded_inputs.is_empty() {
+        let layers = count(done.rounded_inputs.len() as u64);
+        text +=
+            &format!("\nthe global scales of {layers} layers' inputs were inverted, which rounded them\n");
+    }
+    if let Some(cache) = &done.dropped_cache {
+        text +=
+            &format!("\nthe config no longer says how the cache of keys and values is quantized: {cache}\n");
+    }
+    text += &skipped_text(&done.skipped);
+    let (to, whole, out) = (args.to.word(), seconds(done.seconds), args.out.display());
+    text += &format!("\nfiles   {to}\ndevice  {device}\ntime    {whole}\noutput  {out}");
+    print(text)
+}
+
+/// The tensors that another direction of the global scale has changed.
+fn roundings(rounded: &[Rounding]) -> String {
+    if rounded.is_empty() {
+        return String::new();
+    }
+    let mut rows = table(&[
+        "global scale inverted and rounded",
+        ">before",
+        ">after",
+        ">values differ",
+        ">relative error",
+    ]);
+    for rounding in rounded {
+        let scale = |scale| match scale {
+            GlobalScale::Divisor(divisor) => format!("1 / {divisor}"),
+            GlobalScale::Multiplier(multiplier) => multiplier.to_string(),
+        };
+        let differ = format!("{} of {}", count(rounding.differing), count(rounding.values));
+        let error = figure(rounding.errors.relative_squared_error().sqrt());
+        let (before, after) = (scale(rounding.before), scale(rounding.after));
+        rows.add_row([&rounding.tensor, &before, &after, &differ, &error]);
+    }
+    format!("\n{}\n", rows.trim_fmt())
+}

@@ -1,0 +1,52 @@
+//! `microscale dequantize`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use microscale::{DeviceChoice, Dtype, Words};
+use microscale_checkpoint::{self as checkpoint, Checkpoint};
+
+use crate::options::device::device;
+use crate::options::words::words;
+use crate::progress::Bar;
+use crate::streams::print;
+use crate::text::table::{bytes, count, seconds, skipped_text, table};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A quantized .safetensors file or checkpoint directory
+    input: PathBuf,
+    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
+    #[arg(long)]
+    out: PathBuf,
+    /// The dtype of the values; the one that config.json names if not given, or else bf16
+    #[arg(long, value_parser = words::<Dtype>())]
+    dtype: Option<Dtype>,
+    /// auto, cpu, cuda:N or cuda:all
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let device = device(args.device)?;
+    let mut bar = Bar::new("dequantizing");
+    let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+    let done = checkpoint::dequantize(&checkpoint, &args.out, args.dtype, &device, &mut update)?;
+    drop(bar);
+
+    let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
+    for (what, sums) in [("dequantized", done.dequantized), ("copied", done.copied)] {
+        let (before, after) = (bytes(sums.bytes_before), bytes(sums.bytes_after));
+        rows.add_row([what, &count(sums.tensors), &count(sums.elements), &before, &after]);
+    }
+    let mut text = format!("{}\n", rows.trim_fmt());
+    if done.nan_scales > 0 {
+        text += &format!("\n{} blocks have a NaN scale: all their values are NaN\n", count(done.nan_scales));
+    }
+    text += &skipped_text(&done.skipped);
+    let (compute, whole) = (seconds(done.compute_seconds), seconds(done.seconds));
+    text += &format!("\ndtype   {}\ndevice  {}\n", done.dtype.word(), done.device);
+    text += &format!("time    {compute} dequantizing, {whole} in all\noutput  {}", args.out.display());
+    print(text)
+}

@@ -1,0 +1,40 @@
+//! `microscale merge`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use microscale_checkpoint::{self as checkpoint, Checkpoint};
+use serde_json::json;
+
+use crate::pending::Pending;
+use crate::progress::Bar;
+use crate::streams::print;
+use crate::text::table::{bytes, count, seconds, skipped_text};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The checkpoint that the parts were made from
+    input: PathBuf,
+    /// The output that the parts were given: OUT.parts becomes OUT
+    #[arg(long)]
+    out: PathBuf,
+    /// Also write what became of each tensor as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
+    let mut bar = Bar::new("merging");
+    let merged = checkpoint::merge(&checkpoint, &args.out, &mut |progress| bar.update(progress))?;
+    drop(bar);
+    if let Some(json) = json {
+        json.finish(format_args!("{:#}", json!({ "tensors": merged.tensors })))?;
+    }
+    let (shards, tensors) = (count(merged.shards as u64), count(merged.tensors.len() as u64));
+    let mut text =
+        format!("{shards} shards, all with their checksums; {tensors} tensors, {}\n", bytes(merged.bytes));
+    text += &skipped_text(&merged.skipped);
+    print(text + &format!("\ntime    {}\noutput  {}", seconds(merged.seconds), args.out.display()))
+}

@@ -1,0 +1,306 @@
+//! `microscale quantize`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use microscale::{DeviceChoice, ErrorStats, Format, Words};
+use microscale_checkpoint::{
+    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, Outcome, Part, PartDone, Plan,
+    PlanError, Planned, RecipeError, Summary, Sums, Totals,
+};
+
+use crate::failures::Usage;
+use crate::options::device::device;
+use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
+use crate::options::words::{pattern, words};
+use crate::pending::Pending;
+use crate::progress::Bar;
+use crate::report::run::{Run, WORST_BLOCKS};
+use crate::streams::{print, warn};
+use crate::text::table::{
+    bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
+};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A .safetensors file or a checkpoint directory
+    input: PathBuf,
+    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
+    #[arg(long, required_unless_present = "dry_run")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF
+    /// file gguf]
+    #[arg(long, value_parser = words::<FileConvention>())]
+    out_convention: Option<FileConvention>,
+    /// Also quantize matching float tensors of two dimensions or more (may be given several times)
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    include: Vec<String>,
+    /// Copy matching tensors; has the last word (may be given several times)
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    exclude: Vec<String>,
+    /// auto, cpu, cuda:N or cuda:all
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same
+    /// input and options each. Shards that are there already are kept. Then `microscale merge INPUT --out
+    /// OUT`
+    #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
+    part: Option<Part>,
+    /// Show what would be done to each tensor, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Also write the facts as JSON, for each tensor and in total
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a report as one HTML file: settings, loss by tensor, distributions, worst blocks
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    report: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut recipes = args.recipe.recipes().map_err(of_options)?;
+    recipes.select(&args.include, &args.exclude)?;
+    // What is wrong whatever the input is said first.
+    recipes.check_settings().map_err(of_options)?;
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
+    recipes.check(convention).map_err(of_options)?;
+    for warning in recipes.unmatched(&checkpoint) {
+        warn(format_args!("warning: {warning}"));
+    }
+    let mut plan = Plan::by_recipes(&checkpoint, &recipes, convention).map_err(of_options)?;
+    for warning in plan.idle_rules(&recipes) {
+        warn(format_args!("warning: {warning}"));
+    }
+    if let Some(path) = args.recipe.global_scales() {
+        take_global_scales(&mut plan, path)?;
+    }
+    if let Some(path) = args.recipe.importance() {
+        take_importance(&mut plan, path)?;
+    }
+    if args.recipe.check_search {
+        plan.check_searches().map_err(of_options)?;
+    }
+    if args.report.is_some() {
+        plan.collect_details(WORST_BLOCKS);
+    }
+    if args.report.is_some() && args.report == args.json {
+        return Err(Usage::new("--report and --json name the same file").into());
+    }
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
+    let report = args.report.as_deref().map(Pending::create).transpose()?;
+    let facts = match &args.out {
+        Some(out) if !args.dry_run => {
+            let (device, started) = (device(args.device)?, SystemTime::now());
+            let mut bar = Bar::new("quantizing");
+            let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+            let (summary, note) = match args.part {
+                None => (checkpoint::quantize(&plan, out, &device, &mut update)?, String::new()),
+                Some(part) => {
+                    let done = checkpoint::quantize_part(&plan, part, out, &device, &mut update)?;
+                    let note = part_text(&done, part, &args);
+                    (done.summary, note)
+                }
+            };
+            drop(bar);
+            if let Some(report) = report {
+                report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
+            }
+            (summary.to_json(), summary_text(&summary, out) + &note)
+        }
+        _ => (plan.to_json(), plan_text(&plan)),
+    };
+    if let Some(json) = json {
+        json.finish(format_args!("{:#}", facts.0))?;
+    }
+    print(facts.1)
+}
+
+/// What is wrong with the options is a wrong command line.
+fn of_options(error: Error) -> anyhow::Error {
+    match error {
+        Error::Recipe(RecipeError::Settings { .. })
+        | Error::Plan(PlanError::NoGlobalSearch { .. })
+        | Error::Plan(PlanError::NothingToCheck { .. })
+        | Error::Given(GivenError::ImportanceUnused)
+        | Error::Recipe(RecipeError::NoPreset { .. }) => Usage::new(error).into(),
+        error => error.into(),
+    }
+}
+
+/// Takes global scales from a file, and says what is odd about it.
+fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
+    let context = || format!("cannot take global scales from {}", path.display());
+    let file = Checkpoint::open(path).with_context(context)?;
+    let found = plan.take_global_scales(&file).map_err(of_options)?;
+    let notes = [
+        (&found.unused, "no tensor to quantize is called so"),
+        (&found.inverted, "inverted, which rounds, because the convention takes the other direction"),
+        (&found.unequal, "not the global scale of the layers that serving engines fuse this with"),
+    ];
+    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
+        let (path, names) = (path.display(), some_of(names));
+        warn(format_args!("warning: {path}: {names}: {what}"));
+    }
+    Ok(())
+}
+
+/// Takes weights by column from a file, and says what is odd about it.
+fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
+    let context = || format!("cannot take importance from {}", path.display());
+    let file = Checkpoint::open(path).with_context(context)?;
+    let to_quantize = plan.quantized();
+    let found = plan.take_importance(&file).map_err(of_options)?;
+    let unweighted = format!(
+        "{} of {} tensors to quantize have no importance and are searched unweighted",
+        count(found.unweighted.len() as u64),
+        count(to_quantize as u64)
+    );
+    let notes =
+        [(&found.unused, "no tensor to quantize is called so"), (&found.unweighted, unweighted.as_str())];
+    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
+        let (path, names) = (path.display(), some_of(names));
+        warn(format_args!("warning: {path}: {names}: {what}"));
+    }
+    Ok(())
+}
+
+/// The first few names of many.
+fn some_of(names: &[String]) -> String {
+    let (shown, more) = names.split_at(names.len().min(5));
+    let more =
+        if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// What became of a part, and what comes next.
+fn part_text(done: &PartDone, Part { index, of }: Part, args: &Args) -> String {
+    let (made, kept, all) = (count(done.made as u64), count(done.kept as u64), count(done.of as u64));
+    let (input, out) = (args.input.display(), args.out.as_deref().unwrap_or(Path::new("OUT")).display());
+    format!(
+        "\npart    {index} of {of}: made {made} and kept {kept} of {all} shards in {}; when all parts are done: microscale \
+         merge {input} --out {out}",
+        done.directory.display()
+    )
+}
+
+/// The closing tables.
+fn summary_text(summary: &Summary, out: &Path) -> String {
+    let totals = summary.totals();
+    let (report, errors) = (totals.report, totals.errors);
+    let blocks = totals.blocks;
+    let of_blocks = |n: u64| format!("{} of {} blocks", count(n), count(blocks));
+    let mut facts = table(&["loss", "", "counts", ""]);
+    for row in [
+        ["relative squared error", &figure(errors.relative_squared_error()), "NaN", &count(report.nan)],
+        ["SQNR", &decibels(errors.sqnr_db()), "infinities", &count(report.infinite)],
+        ["largest error", &figure(errors.max_abs_error()), "clipped", &of_blocks(report.clipped_blocks)],
+        ["cosine", &format!("{:.6}", errors.cosine()), "flushed to zero", &of_blocks(report.flushed_blocks)],
+        ["", "", "saturated scales", &of_blocks(report.saturated_scales)],
+    ] {
+        facts.add_row(row);
+    }
+    let mut copied = Vec::new();
+    for tensor in &summary.tensors {
+        if let Outcome::Copied(reason) = &tensor.outcome {
+            copied.push((reason.to_string(), tensor.name.as_str()));
+        }
+    }
+    let (device, recipes) = (&summary.device, recipes_text(&summary.recipes));
+    let compute = format!("{} ({})", seconds(totals.seconds), rate(totals.bytes_per_second()));
+    let moved = totals.quantized.with(totals.copied);
+    let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
+    let whole = format!("{} ({all})", seconds(summary.seconds));
+    let mut text = format!("{}\n\n{}\n", sums_table(&summary.formats(), totals.copied), facts.trim_fmt());
+    text += &search_table(summary, &totals);
+    text += &reasons_table(&copied);
+    text += &skipped_text(&summary.skipped);
+    text + &format!(
+        "\n{recipes}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
+        out.display()
+    )
+}
+
+/// What a search for scales changed, if there was one.
+fn search_table(summary: &Summary, totals: &Totals) -> String {
+    let Some(plain) = totals.plain else { return String::new() };
+    let (report, tensors, blocks) = (totals.report, totals.quantized.tensors, totals.searched_blocks);
+    let tried = report.tried_scales as f64 / blocks.max(1) as f64;
+    let error =
+        |errors: ErrorStats| format!("{} relative squared error", figure(errors.relative_squared_error()));
+    let of = |n: u64, all: u64| format!("{} of {}", count(n), count(all));
+    let mut rows = table(&["search", ""]);
+    for (what, found) in [
+        ("error before", error(plain)),
+        ("error after", error(totals.errors)),
+        ("blocks changed", of(report.rescaled_blocks, blocks)),
+        ("candidates tried a block", format!("{tried:.1}")),
+    ] {
+        rows.add_row([what, &found]);
+    }
+    if summary.has_fact("search_global") {
+        rows.add_row(["global scales changed", &of(totals.rescaled_tensors, tensors)]);
+    }
+    if let Some(checked) = summary.checked_blocks {
+        rows.add_row(["scales that no other beats", &of(checked, blocks)]);
+    }
+    format!("\n{}\n", rows.trim_fmt())
+}
+
+/// What a dry run prints.
+fn plan_text(plan: &Plan<'_>) -> String {
+    let mut rows = table(&["tensor", "dtype, shape", "becomes", ">before", ">after"]);
+    let (recipes, mut copied) = (plan.recipes(), Sums::default());
+    let mut tensors: Vec<_> = plan.tensors.iter().collect();
+    tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
+    for Planned { tensor, reason, bytes_after, recipe } in tensors {
+        let before = tensor.data.len() as u64;
+        let becomes = match reason {
+            None => distinction(&recipes[*recipe], &recipes),
+            Some(reason) => {
+                copied.add(tensor.elements(), before, *bytes_after);
+                format!("copy: {reason}")
+            }
+        };
+        let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
+        rows.add_row([tensor.name, &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
+    }
+    let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
+    format!("{rows}\n\n{sums}\n\n{}\nnothing was written", recipes_text(&recipes))
+}
+
+/// The tensors of each format, if there are several, and of all; and those that are copied.
+fn sums_table(formats: &[(Format, Sums)], copied: Sums) -> String {
+    let quantized = formats.iter().fold(Sums::default(), |sum, (_, sums)| sum.with(*sums));
+    let several = formats.iter().filter(|_| formats.len() > 1).map(|(format, sums)| (format.word(), *sums));
+    let all = [("quantized", quantized), ("copied", copied), ("total", quantized.with(copied))];
+    let mut rows = table(&["", ">tensors", ">elements", ">before", ">after", ">ratio"]);
+    for (what, sum) in several.chain(all) {
+        let ratio = format!("{:.2}", sum.ratio());
+        let (before, after) = (bytes(sum.bytes_before), bytes(sum.bytes_after));
+        rows.add_row([what, &count(sum.tensors), &count(sum.elements), &before, &after, &ratio]);
+    }
+    rows.trim_fmt()
+}
+
+/// Why tensors were copied, the commonest reason first.
+fn reasons_table(copied: &[(String, &str)]) -> String {
+    if copied.is_empty() {
+        return String::new();
+    }
+    let mut reasons: HashMap<&str, Vec<&str>> = HashMap::new();
+    for (reason, name) in copied {
+        reasons.entry(reason).or_default().push(name);
+    }
+    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(reason, names)| (std::cmp::Reverse(names.len()), *reason));
+    let mut rows = table(&["copied because", ">tensors", "for example"]);
+    for (reason, names) in reasons {
+        rows.add_row([reason, &count(names.len() as u64), names[0]]);
+    }
+    format!("\n{}\n", rows.trim_fmt())
+}

@@ -1,0 +1,19 @@
+//! Failures of the program itself, which decide its exit code.
+
+use std::fmt::Display;
+
+/// A command line whose options do not go together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; see --help")]
+pub(crate) struct Usage(String);
+
+impl Usage {
+    pub(crate) fn new(why: impl Display) -> Self {
+        Self(why.to_string())
+    }
+}
+
+/// Something is wrong with a checkpoint that was looked at.
+#[derive(Debug, thiserror::Error)]
+#[error("{} found", if *.0 == 1 { "1 defect was".into() } else { format!("{} defects were", .0) })]
+pub(crate) struct Found(pub(crate) usize);

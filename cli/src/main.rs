@@ -1,0 +1,93 @@
+//! The command-line program: one file a subcommand, each a thin layer over the libraries.
+//!
+//! | room | what it knows |
+//! |---|---|
+//! | `commands` | the subcommands |
+//! | `options` | options that several have: recipes, devices, words |
+//! | `bench` | measuring operations |
+//! | `report`, `plot`, `markup` | the HTML report, SVG plots, and the markup of both |
+//! | `text` | what people read: tables and figures, names, scales |
+//! | `pending`, `progress`, `streams`, `failures` | files that appear when complete; the bar; stdout and stderr; exit codes |
+//!
+//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. Results go to stdout,
+//! progress, warnings and errors to stderr.
+
+mod bench;
+mod commands;
+mod failures;
+mod markup;
+mod options;
+mod pending;
+mod plot;
+mod progress;
+mod report;
+mod streams;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use microscale::cpu::Isa;
+
+use crate::failures::Usage;
+use crate::streams::{is_broken_pipe, warn};
+
+/// Quantize tensors and checkpoints to microscaling formats of 4 and 8 bits, on CPUs and NVIDIA GPUs.
+#[derive(Parser)]
+#[command(name = "microscale", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8.
+    Quantize(commands::quantize::Args),
+    /// List the recipes that come with the program, or print one.
+    Recipes(commands::recipes::Args),
+    /// Put together what `quantize --part` has made.
+    Merge(commands::merge::Args),
+    /// Turn a quantized checkpoint back into floats.
+    Dequantize(commands::dequantize::Args),
+    /// Write a quantized checkpoint by another convention of files, without quantizing again.
+    Convert(commands::convert::Args),
+    /// Look for what is wrong with a quantized checkpoint; the exit code is 1 if something is.
+    Doctor(commands::doctor::Args),
+    /// Compare two checkpoints tensor by tensor; quantized ones are dequantized first.
+    Compare(commands::compare::Args),
+    /// List a checkpoint's tensors, and how its scales and codes are distributed.
+    Inspect(commands::inspect::Args),
+    /// Show what work can be done on: CPU features, GPUs.
+    Devices(commands::devices::Args),
+    /// Measure speed, as a share of a plain copy's.
+    Bench(commands::bench::Args),
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    if let Err(why) = Isa::asked() {
+        warn(format_args!("error: {why}"));
+        return ExitCode::from(2);
+    }
+    let result = match command {
+        Command::Quantize(args) => commands::quantize::run(args),
+        Command::Recipes(args) => commands::recipes::run(args),
+        Command::Merge(args) => commands::merge::run(args),
+        Command::Dequantize(args) => commands::dequantize::run(args),
+        Command::Convert(args) => commands::convert::run(args),
+        Command::Doctor(args) => commands::doctor::run(args),
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Devices(args) => commands::devices::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            warn(format_args!("error: {error:#}"));
+            if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}

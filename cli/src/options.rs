@@ -1,0 +1,5 @@
+//! Options that several subcommands have.
+
+pub(crate) mod device;
+pub(crate) mod recipe;
+pub(crate) mod words;

@@ -1,0 +1,42 @@
+//! The progress bar, and stopping on Ctrl-C.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use microscale_checkpoint::Progress;
+
+/// Set by Ctrl-C. Operations stop at the next tensor and remove what they have written.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A progress bar on stderr. Where that is not a terminal, nothing is shown.
+pub(crate) struct Bar(ProgressBar);
+
+impl Bar {
+    /// Shows the bar and takes over Ctrl-C.
+    pub(crate) fn new(what: &'static str) -> Self {
+        // It fails if there is a handler already, which then is ours, or where there are no signals.
+        let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+        let bar = ProgressBar::new(0);
+        let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(what);
+        Self(bar)
+    }
+
+    /// For the library's operations to call.
+    pub(crate) fn update(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
+        self.0.set_length(progress.total);
+        self.0.set_position(progress.done);
+        self.0.set_message(progress.tensor.to_string());
+        if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

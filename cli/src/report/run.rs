@@ -1,0 +1,19 @@
+//! What the report is about.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use microscale_checkpoint::Summary;
+
+/// Blocks in each table of the worst, and so all that need to be kept of a tensor.
+pub(crate) const WORST_BLOCKS: usize = 20;
+
+/// What the report is about.
+pub(crate) struct Run<'a> {
+    /// With details.
+    pub(crate) summary: &'a Summary,
+    /// As they were given.
+    pub(crate) input: &'a Path,
+    pub(crate) out: &'a Path,
+    pub(crate) started: SystemTime,
+}

@@ -1,0 +1,27 @@
+//! Writing to stdout and stderr.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+
+/// Writes a result to stdout. Unlike `println!` it does not panic when nobody reads any more.
+pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(Stdout)?;
+    Ok(())
+}
+
+/// Writes a line to stderr, if anybody is there to read it.
+pub(crate) fn warn(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough
+/// is none.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout")]
+struct Stdout(#[source] io::Error);
+
+/// Whether an error is that nobody reads stdout any more.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Stdout>().is_some_and(|Stdout(error)| error.kind() == ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,93 @@
+//! The names of a model's tensors, taken apart: which layer, and what kind of tensor.
+
+use std::collections::HashMap;
+
+use microscale_checkpoint::layer_part;
+
+/// A tensor's place in a model. `model.layers.3.mlp.experts.7.up_proj.weight` is of layer 3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The first number in the name; `None` if there is none.
+    pub(crate) layer: Option<u64>,
+    /// The name as far as that number, if there is one: `model.layers.3`.
+    pub(crate) stack: String,
+    /// What follows: `mlp.experts.7.up_proj`.
+    pub(crate) rest: String,
+    /// The name without numbers: `model.layers.mlp.experts.up_proj`.
+    pub(crate) kind: String,
+}
+
+impl Place {
+    pub(crate) fn of(name: &str) -> Self {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        let parts: Vec<&str> = name.split('.').collect();
+        let is_number = |part: &str| part.parse::<u64>().is_ok();
+        let kind = parts.iter().filter(|part| !is_number(part)).copied().collect::<Vec<_>>().join(".");
+        match layer_part(&parts) {
+            None => Self { layer: None, stack: String::new(), rest: name.into(), kind },
+            Some(at) => {
+                let (stack, rest) = parts.split_at(at + 1);
+                Self { layer: parts[at].parse().ok(), stack: stack.join("."), rest: rest.join("."), kind }
+            }
+        }
+    }
+}
+
+/// The shortest ends of kinds' names that tell them apart: `q_proj` for `model.layers.self_attn.q_proj`,
+/// unless another ends so too.
+pub(crate) fn short_kinds<'a>(kinds: &[&'a str]) -> Vec<&'a str> {
+    let mut uses: HashMap<&str, usize> = HashMap::new();
+    for kind in kinds {
+        ends(kind).for_each(|end| *uses.entry(end).or_default() += 1);
+    }
+    kinds.iter().map(|kind| ends(kind).find(|end| uses[end] == 1).unwrap_or(kind)).collect()
+}
+
+/// The last part of a name, the last two, and so on.
+fn ends(kind: &str) -> impl Iterator<Item = &str> {
+    let dots = kind.rmatch_indices('.').map(|(at, _)| &kind[at + 1..]);
+    dots.chain([kind])
+}
+
+/// At most `most` characters of a name, the middle left out if need be.
+pub(crate) fn shortened(name: &str, most: usize) -> String {
+    let length = name.chars().count();
+    if length <= most {
+        return name.into();
+    }
+    let (first, last) = ((most - 1) / 2, most / 2);
+    let start = name.chars().take(first).chain(['…']);
+    start.chain(name.chars().skip(length - last)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_taken_apart() {
+        let place = Place::of("model.layers.3.mlp.experts.7.up_proj.weight");
+        assert_eq!(place.layer, Some(3));
+        assert_eq!((place.stack.as_str(), place.rest.as_str()), ("model.layers.3", "mlp.experts.7.up_proj"));
+        assert_eq!(place.kind, "model.layers.mlp.experts.up_proj");
+        let head = Place::of("lm_head.weight");
+        assert_eq!((head.layer, head.stack.as_str(), head.rest.as_str()), (None, "", "lm_head"));
+        for odd in ["", ".", "weight", ".weight", "7", "99999999999999999999.x"] {
+            Place::of(odd);
+        }
+    }
+
+    #[test]
+    fn kinds_are_as_short_as_they_can_be() {
+        let kinds =
+            ["layer.output.dense", "layer.attention.output.dense", "layer.attention.self.query", "head"];
+        assert_eq!(short_kinds(&kinds), ["layer.output.dense", "attention.output.dense", "query", "head"]);
+        assert_eq!(short_kinds(&["a", "a"]), ["a", "a"]);
+    }
+
+    #[test]
+    fn names_are_shortened_in_the_middle() {
+        assert_eq!(shortened("abcdefgh", 8), "abcdefgh");
+        assert_eq!(shortened("abcdéfghi", 6), "ab…ghi");
+    }
+}

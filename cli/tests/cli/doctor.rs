@@ -1,0 +1,239 @@
+//! `doctor`: each defect that it knows, put into a checkpoint that is in order.
+
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use microscale_test_support::{Run, Scratch, run, sample};
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+use super::{Tensors, quantize, read_json, tensors};
+
+const LAYER: &str = "model.layers.0.mlp.down_proj.weight";
+
+/// The sample in NVFP4, its tensors and its config changed.
+fn changed(scratch: &Scratch, change: impl FnOnce(&mut Tensors, &mut Value)) -> PathBuf {
+    quantize(scratch, &sample(), "GOOD", &["--format", "nvfp4"]).ok();
+    let mut all = tensors(&scratch.path("GOOD"));
+    let mut config = read_json(scratch.path("GOOD/config.json"));
+    change(&mut all, &mut config);
+    let all: Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> =
+        all.into_iter().map(|(name, (dtype, shape, data, _))| (&*name.leak(), dtype, shape, data)).collect();
+    scratch.write_tensors("BAD/model.safetensors", &all);
+    scratch.write("BAD/config.json", config.to_string());
+    scratch.path("BAD")
+}
+
+/// What `--json` says: each finding's defect, tensor and words.
+fn findings(run: &Run) -> Vec<(String, String, String)> {
+    let json: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"));
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
+    let all = json["findings"].as_array().unwrap();
+    for finding in all {
+        assert!(!text(finding, "effect").is_empty() && !text(finding, "fix").is_empty());
+    }
+    all.iter()
+        .map(|finding| (text(finding, "defect"), text(finding, "tensor"), text(finding, "what")))
+        .collect()
+}
+
+/// Makes sure that a checkpoint has this defect in these tensors and no other, in JSON and in words.
+#[track_caller]
+fn finds(path: &Path, defect: &str, tensors: &[&str], part: &str) {
+    let found = run(&[&"doctor", &path, &"--json"]);
+    assert_eq!(found.code, Some(1), "{found:#?}");
+    let all = findings(&found);
+    let names: Vec<_> = all.iter().map(|(_, tensor, _)| tensor.as_str()).collect();
+    assert_eq!(names, tensors, "{found:#?}");
+    assert!(all.iter().all(|(word, _, what)| word == defect && what.contains(part)), "{found:#?}");
+    let text = run(&[&"doctor", &path]);
+    assert_eq!(text.code, Some(1));
+    assert!(text.stdout.starts_with(&format!("{defect}\n")) && text.stdout.contains("effect: "), "{text:#?}");
+    let n = if all.len() == 1 {
+        "1 defect was found".into()
+    } else {
+        format!("{} defects were found", all.len())
+    };
+    assert!(text.stderr.contains(&n), "{text:#?}");
+}
+
+/// The bytes of a part of [`LAYER`].
+fn part<'a>(all: &'a mut Tensors, suffix: &str) -> &'a mut Vec<u8> {
+    &mut all.get_mut(&format!("{LAYER}{suffix}")).unwrap().2
+}
+
+#[test]
+fn what_is_in_order_is_said_to_be() {
+    for format in ["mxfp4", "nvfp4", "mxfp8-e4m3"] {
+        let scratch = Scratch::new();
+        quantize(&scratch, &sample(), "OUT", &["--format", format]).ok();
+        for more in [&[][..], &["--against", sample().to_str().unwrap()]] {
+            let mut command = microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+            command.args(more);
+            let json: Value = serde_json::from_str(&Run::new(command).ok()).unwrap();
+            assert_eq!(json["findings"], json!([]));
+            assert_eq!((&json["quantized_tensors"], &json["other_tensors"]), (&json!(21), &json!(9)));
+        }
+    }
+    // A checkpoint that is not quantized has nothing that could be wrong.
+    run(&[&"doctor", &sample()]).ok();
+}
+
+#[test]
+fn scale_bytes_that_are_no_scales() {
+    for byte in [0x7F, 0xFF] {
+        let scratch = Scratch::new();
+        let bad = changed(&scratch, |all, _| part(all, "_scale")[21] = byte);
+        let row = 21 / (tensors(&bad)[&format!("{LAYER}_scale")].1[1]);
+        finds(&bad, "nan-scales", &[LAYER], &format!("the first in row {row}, block "));
+        finds(&bad, "nan-scales", &[LAYER], &format!("scale byte {byte:#04x}"));
+    }
+    let scratch = Scratch::new();
+    let bad =
+        changed(&scratch, |all, _| part(all, "_scale").iter_mut().step_by(3).for_each(|byte| *byte |= 0x80));
+    finds(&bad, "signed-scales", &[LAYER], "the first in row 0, block 0 ");
+}
+
+#[test]
+fn blocks_that_are_lost() {
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| {
+        let codes = part(all, "_packed");
+        let half = codes.len() / 2;
+        codes[..half].fill(0x80);
+    });
+    finds(&bad, "zero-blocks", &[LAYER], "1408 of 2816 blocks, the first in row 0, block 0 ");
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| {
+        part(all, "_scale")[..100].fill(0x7E);
+        part(all, "_packed")[..800].fill(0xF7);
+    });
+    finds(&bad, "saturated-blocks", &[LAYER], "the first in row 0, block 0 (scale byte 0x7e)");
+}
+
+#[test]
+fn global_scales_the_wrong_way_up_or_unequal() {
+    let scratch = Scratch::new();
+    let invert = |bytes: &mut Vec<u8>| {
+        let value = f32::from_le_bytes(bytes[..].try_into().unwrap());
+        *bytes = (1.0 / value).to_le_bytes().to_vec();
+    };
+    let bad = changed(&scratch, |all, _| invert(part(all, "_global_scale")));
+    finds(&bad, "inverted-global-scale", &[LAYER], "as a divisor");
+    let scratch = Scratch::new();
+    let key = "model.layers.1.self_attn.k_proj.weight";
+    let bad = changed(&scratch, |all, _| {
+        all.get_mut(&format!("{key}_global_scale")).unwrap().2 = 77f32.to_le_bytes().to_vec();
+    });
+    let found = run(&[&"doctor", &bad, &"--json"]);
+    let all = findings(&found);
+    // In the order of the file: k_proj comes before q_proj and v_proj, which differ from it.
+    let unequal: Vec<_> = all.iter().filter(|(word, ..)| word == "unequal-global-scales").collect();
+    assert!(unequal.len() == 2 && unequal.iter().all(|(_, _, what)| what.contains("k_proj")), "{found:#?}");
+}
+
+#[test]
+fn values_that_are_not_the_originals() {
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| {
+        part(all, "_packed").iter_mut().for_each(|byte| *byte = byte.rotate_left(4))
+    });
+    // It cannot be seen without the original.
+    run(&[&"doctor", &bad]).ok();
+    let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]);
+    assert_eq!(found.code, Some(1));
+    let all = findings(&found);
+    assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "nibble-order", LAYER), "{found:#?}");
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| part(all, "_packed").rotate_left(64));
+    let all = findings(&run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]));
+    assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "other-values", LAYER));
+}
+
+#[test]
+fn parts_that_are_missing_or_misread() {
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| {
+        all.remove(&format!("{LAYER}_scale"));
+    });
+    let found = run(&[&"doctor", &bad, &"--json"]);
+    let all = findings(&found);
+    assert!(
+        all.iter().any(|(word, tensor, what)| {
+            word == "unreadable" && tensor.starts_with(LAYER) && what.contains("are missing")
+        }),
+        "{found:#?}"
+    );
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |all, _| all.get_mut(&format!("{LAYER}_global_scale")).unwrap().1.clear());
+    finds(&bad, "misread", &[LAYER], "shape []");
+    let scratch = Scratch::new();
+    let e8m0 = scratch.write_tensors(
+        "x.safetensors",
+        &[
+            ("a.weight_packed", Dtype::U8, vec![1, 16], vec![0x26; 16]),
+            ("a.weight_scale", Dtype::F8_E8M0, vec![1, 1], vec![127]),
+        ],
+    );
+    finds(&e8m0, "misread", &["a.weight"], "F8_E8M0");
+}
+
+#[test]
+fn configs_that_say_something_else() {
+    let with = |change: &dyn Fn(&mut Value), tensors: &[&str], part: &str| {
+        let scratch = Scratch::new();
+        finds(&changed(&scratch, |_, config| change(config)), "config", tensors, part);
+    };
+    with(
+        &|config| {
+            config.as_object_mut().unwrap().remove("quantization_config");
+        },
+        &["model.layers.0.mlp.down_proj.weight"],
+        "there is no quantization_config, but 21 tensors are quantized",
+    );
+    with(
+        &|config| {
+            config["quantization_config"]["ignore"] = json!(["lm_head", "re:.*layers.0.mlp.down_proj$"])
+        },
+        &[LAYER],
+        "the config says that it is not",
+    );
+    with(
+        &|config| config["quantization_config"]["ignore"] = json!([]),
+        &["lm_head.weight"],
+        "does not list lm_head as ignored",
+    );
+    let scratch = Scratch::new();
+    let bad = changed(&scratch, |_, config| config["hidden_size"] = json!(96));
+    let all = findings(&run(&[&"doctor", &bad, &"--json"]));
+    // All seven kinds of layers, in all three.
+    assert!(all.len() == 21 && all.iter().all(|(word, ..)| word == "config"), "{all:?}");
+    assert!(
+        all.iter().any(|(_, tensor, what)| tensor == LAYER && what.contains("but hidden_size is 96")),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn modelopt_without_input_scales() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "MO", &["--format", "nvfp4", "--out-convention", "modelopt"]).ok();
+    for file in ["MO/config.json", "MO/hf_quant_config.json"] {
+        let text = std::fs::read_to_string(scratch.path(file)).unwrap();
+        scratch.write(file, text.replace("W4A16_NVFP4", "NVFP4"));
+    }
+    let found = run(&[&"doctor", &scratch.path("MO"), &"--json"]);
+    let all = findings(&found);
+    assert_eq!(all.len(), 21, "{found:#?}");
+    assert!(all.iter().all(|(word, _, what)| word == "config" && what.contains("W4A16_NVFP4")), "{found:#?}");
+}
+
+#[test]
+fn an_original_of_another_shape_is_said_to_be_one() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "OUT", &[]).ok();
+    let data = vec![bf16::ONE; 64].into_iter().flat_map(bf16::to_le_bytes).collect();
+    let other = scratch.write_tensors("o.safetensors", &[(LAYER, Dtype::BF16, vec![2, 32], data)]);
+    let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json"]));
+    assert!(all.len() == 1 && all[0].0 == "other-values" && all[0].2.contains("[2, 32]"), "{all:?}");
+}

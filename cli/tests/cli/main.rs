@@ -1,0 +1,81 @@
+//! The program from outside.
+
+mod breaking_off;
+mod comparison;
+mod conventions;
+mod doctor;
+mod gguf;
+mod global_scale;
+mod measuring;
+mod mixed;
+mod mxfp8;
+mod nvfp4;
+mod packed;
+mod parts;
+mod recipes;
+mod refusing;
+mod report;
+mod reporting;
+mod search;
+mod writing;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use microscale_test_support::{Run, Scratch, command};
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::Value;
+
+/// A file's or directory's tensors by name: dtype, shape, bytes, and the file that they are in.
+pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>, String)>;
+
+pub(crate) fn tensors(path: &Path) -> Tensors {
+    let files: Vec<PathBuf> = if path.is_dir() {
+        let files = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        files.filter(|file| file.extension().is_some_and(|extension| extension == "safetensors")).collect()
+    } else {
+        vec![path.into()]
+    };
+    let mut tensors = Tensors::new();
+    for file in &files {
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let bytes = fs::read(file).unwrap();
+        for (tensor, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let entry = (view.dtype(), view.shape().to_vec(), view.data().to_vec(), name.clone());
+            assert!(tensors.insert(tensor, entry).is_none());
+        }
+    }
+    tensors
+}
+
+pub(crate) fn read_json(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(&path).unwrap())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub(crate) fn bf16s(bytes: &[u8]) -> Vec<bf16> {
+    bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect()
+}
+
+pub(crate) fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Values of every sign and many magnitudes, the same on every run.
+pub(crate) fn noise(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * 0.731).sin() * 2f32.powi(i as i32 % 11 - 5)).collect()
+}
+
+/// Runs `quantize INPUT --out OUT` with more arguments, OUT in the scratch directory.
+pub(crate) fn quantize(scratch: &Scratch, input: &Path, out: &str, more: &[&str]) -> Run {
+    let mut command = command(&[&"quantize", &input, &"--out", &scratch.path(out)]);
+    command.args(more);
+    Run::new(command)
+}
+
+pub(crate) fn quantizable(name: &str) -> bool {
+    name.contains("proj")
+}

@@ -1,0 +1,228 @@
+//! What is refused or broken off, and that nothing is left behind then.
+
+use std::fs;
+use std::io::Read;
+use std::process::Stdio;
+
+use microscale_test_support::{Run, Scratch, TensorData, command, raw_file, run, sample};
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+use super::{floats, noise, quantize, read_json, tensors};
+
+#[test]
+fn output_over_input_is_refused() {
+    let scratch = Scratch::new();
+    let tensor: TensorData = ("a.weight", Dtype::F32, vec![4, 32], vec![0; 512]);
+    scratch.write_tensors("in/sub/model.safetensors", &[tensor]);
+    let (input, file) = (scratch.path("in/sub"), scratch.path("in/sub/model.safetensors"));
+    fs::create_dir(scratch.path("in/sub/empty")).unwrap();
+    let before = scratch.contents();
+    quantize(&scratch, &input, "in/sub", &[]).fails_with(&["is the input"]);
+    quantize(&scratch, &input, "in/../in/sub", &[]).fails_with(&["is the input"]);
+    quantize(&scratch, &input, "in/sub/OUT", &[]).fails_with(&["lies inside the input"]);
+    quantize(&scratch, &input, "in/sub/empty", &[]).fails_with(&["lies inside the input"]);
+    quantize(&scratch, &input, "in", &[]).fails_with(&["holds the input"]);
+    quantize(&scratch, &file, "in/sub/model.safetensors", &[]).fails_with(&["is the input"]);
+    quantize(&scratch, &file, "in/sub/empty", &[]).fails_with(&["is a directory"]);
+    assert_eq!(before, scratch.contents());
+
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&input, scratch.path("link")).unwrap();
+        std::os::unix::fs::symlink(scratch.path("nowhere"), scratch.path("dangling")).unwrap();
+        let before = scratch.contents();
+        quantize(&scratch, &input, "link", &[]).fails_with(&["is the input"]);
+        quantize(&scratch, &scratch.path("link"), "in/sub", &[]).fails_with(&["is the input"]);
+        quantize(&scratch, &input, "link/OUT", &[]).fails_with(&["lies inside the input"]);
+        quantize(&scratch, &input, "dangling", &[]).fails_with(&["dangling exists"]);
+        assert_eq!(before, scratch.contents());
+    }
+}
+
+#[test]
+fn non_finite_values_are_refused_or_counted() {
+    let scratch = Scratch::new();
+    let mut values = noise(4 * 64);
+    (values[64 + 3], values[64 + 5], values[3 * 64 + 40]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+    let tensors_in = [("good.weight", noise(4 * 64)), ("poisoned.weight", values)];
+    let input = tensors_in.map(|(name, values)| (name, Dtype::F32, vec![4, 64], floats(&values)));
+    scratch.write_tensors("in/model.safetensors", &input);
+    let (input, facts) = (scratch.path("in"), scratch.path("facts.json"));
+    let before = scratch.contents();
+    let json = ["--json", facts.to_str().unwrap()];
+    let parts =
+        ["model.safetensors", "poisoned.weight", "1 NaN", "2 infinite", "row 1, column 3", "propagate"];
+    quantize(&scratch, &input, "OUT", &json).fails_with(&parts);
+    assert_eq!(before, scratch.contents());
+
+    let run_with = |policy: &str| {
+        quantize(&scratch, &input, policy, &[&["--non-finite", policy], &json[..]].concat()).ok();
+        let loss = &read_json(facts.clone())["loss"];
+        assert_eq!((&loss["nan"], &loss["infinite"]), (&json!(1), &json!(2)), "{policy}");
+        tensors(&scratch.path(policy))["poisoned.weight_scale"].2.clone()
+    };
+    let nan = |scales: Vec<u8>| scales.iter().map(|scale| *scale == 255).collect::<Vec<_>>();
+    assert_eq!(nan(run_with("propagate")), [false, false, true, false, false, false, false, true]);
+    assert_eq!(nan(run_with("saturate")), [false; 8]);
+
+    let (out, back) = (scratch.path("propagate"), scratch.path("BACK"));
+    let text = run(&[&"dequantize", &out, &"--out", &back, &"--dtype", &"f32"]).ok();
+    assert!(text.contains("2 blocks have a NaN scale"), "{text}");
+    let (dtype, _, data, _) = tensors(&back).remove("poisoned.weight").unwrap();
+    let values: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(dtype, Dtype::F32);
+    assert!(
+        values
+            .chunks(32)
+            .map(|block| block.iter().filter(|v| v.is_nan()).count())
+            .eq([0, 0, 32, 0, 0, 0, 0, 32])
+    );
+    let comparison = run(&[&"compare", &input, &back]).ok();
+    assert!(comparison.contains("left out: 64 values that are not finite"), "{comparison}");
+}
+
+#[test]
+fn wrong_command_lines_are_usage_errors() {
+    for args in [
+        &["quantize"][..],
+        &["quantize", "x"],
+        &["quantize", "x", "--out", "y", "--format", "mxfp5"],
+        &["quantize", "x", "--out", "y", "--device", "tpu"],
+        &["quantize", "x", "--out", "y", "--include", "[a"],
+        &["quantize", "x", "--out", "y", "--ties", "odd"],
+        &["dequantize", "x", "--out", "y", "--dtype", "f64"],
+        &["frobnicate"],
+        &[],
+    ] {
+        let mut command = command(&[]);
+        command.args(args);
+        let run = Run::new(command);
+        assert_eq!(run.code, Some(2), "{run:#?}");
+    }
+    // A pattern may be as long as one that takes moderate memory.
+    for option in ["--include", "--exclude"] {
+        let with = |bytes| run(&[&"quantize", &"x", &"--out", &"y", &option, &"?".repeat(bytes)]);
+        let refused = with(1025);
+        assert_eq!(refused.code, Some(2), "{refused:#?}");
+        for part in [option, "1025 bytes, more than the 1024 allowed"] {
+            assert!(refused.stderr.contains(part), "{refused:#?}");
+        }
+        with(1024).fails_with(&["cannot open x"]);
+    }
+    // The words come from the library's own lists.
+    let help = run(&[&"quantize", &"--help"]).ok();
+    for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
+        assert!(help.contains(word), "{help}");
+    }
+}
+
+#[test]
+fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
+    let scratch = Scratch::new();
+    let before = scratch.contents();
+    for (args, parts) in [
+        (
+            "--format nvfp4 --convention ocp",
+            &["nvfp4 has no convention ocp", "compressed-tensors", "torchao"][..],
+        ),
+        ("--format nvfp4 --convention ggml", &["nvfp4 has no convention ggml"]),
+        ("--format mxfp4 --convention transformer-engine", &["mxfp4 has no convention transformer-engine"]),
+        ("--format mxfp8-e4m3 --convention modelopt", &["mxfp8-e4m3 has no convention modelopt", "ocp"]),
+        ("--format mxfp8-e5m2", &["has no mxfp8-e5m2", "mxfp8-e4m3"]),
+        ("--format nvfp4 --scale-rule floor", &["--scale-rule", "nvfp4"]),
+        ("--format nvfp4 --ties away", &["--ties is for mxfp4", "nvfp4"]),
+        ("--format mxfp8-e4m3 --ties away", &["--ties is for mxfp4", "mxfp8-e4m3"]),
+        ("--format mxfp4 --global-scale 3", &["mxfp4 has no global scale"]),
+        ("--format mxfp8-e4m3 --global-scale none", &["mxfp8-e4m3 has no global scale"]),
+        ("--global-scale x.safetensors", &["mxfp4 has no global scale"]),
+        ("--format nvfp4 --global-scale 0", &["global scale of 0 as a divisor", "out of range"]),
+        ("--format nvfp4 --global-scale=-1", &["global scale of -1 as a divisor"]),
+        ("--format nvfp4 --global-scale nan", &["global scale of NaN"]),
+        ("--format nvfp4 --global-scale 1e39", &["global scale of inf"]),
+        ("--format nvfp4 --global-scale 1e-37", &["out of range"]),
+        ("--format nvfp4 --convention torchao --global-scale 1e37", &["as a multiplier", "out of range"]),
+    ] {
+        let run = quantize(&scratch, &sample(), "OUT", &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        let line = run.stderr.lines().last().unwrap_or_default();
+        assert!(line.starts_with("error: ") && parts.iter().all(|part| line.contains(part)), "{run:#?}");
+    }
+    assert_eq!(before, scratch.contents());
+}
+
+#[test]
+fn an_instruction_set_that_is_not_there_is_a_usage_error() {
+    for (word, code) in [("portable", 0), ("avx1024", 2), ("", 2)] {
+        let mut command = command(&[&"devices"]);
+        command.env("MICROSCALE_CPU", word);
+        let run = Run::new(command);
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        assert!(code == 0 || run.stderr.contains("portable"), "the choice is named: {run:#?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_and_leaves_nothing() {
+    let scratch = Scratch::new();
+    let before = scratch.contents();
+    let run = quantize(&scratch, &sample(), "OUT", &["--device", "cuda:999"]);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.contains("GPU"), "{run:#?}");
+    assert_eq!(before, scratch.contents());
+    assert!(microscale_test_support::run(&[&"devices"]).ok().contains("CPU"));
+}
+
+#[test]
+fn json_that_cannot_be_written_is_noticed_before_the_work() {
+    let scratch = Scratch::new();
+    let before = scratch.contents();
+    let nowhere = scratch.path("nowhere/facts.json");
+    quantize(&scratch, &sample(), "OUT", &["--json", nowhere.to_str().unwrap()])
+        .fails_with(&["cannot write", "facts.json"]);
+    assert_eq!(before, scratch.contents());
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_error() {
+    let mut child =
+        command(&[&"inspect", &sample()]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert!(child.wait().unwrap().success(), "{stderr}");
+    assert_eq!(stderr, "");
+}
+
+/// Ctrl-C in the middle of the work: nothing stays, not even under a temporary name.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let scratch = Scratch::new();
+    // A gigabyte of zeros that takes no room on the disk, in tensors small enough to stop between them.
+    let (tensors, bytes) = (256, 1 << 22);
+    let header = (0..tensors).map(|i| {
+        let (start, end) = (i * bytes, (i + 1) * bytes);
+        format!(r#""{i}.weight":{{"dtype":"F32","shape":[1024,1024],"data_offsets":[{start},{end}]}}"#)
+    });
+    let header = format!("{{{}}}", header.collect::<Vec<_>>().join(","));
+    let input = scratch.write("in.safetensors", raw_file(&header, &[]));
+    let file = fs::File::options().write(true).open(&input).unwrap();
+    file.set_len(8 + header.len() as u64 + tensors * bytes).unwrap();
+    // Not `contents`, which would read the gigabyte.
+    let entries = || fs::read_dir(scratch.path("")).unwrap().count();
+
+    let mut command = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let started = std::time::Instant::now();
+    while entries() < 2 {
+        assert!(started.elapsed().as_secs() < 60, "the program does not begin");
+        std::thread::yield_now();
+    }
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*stderr), (Some(1), "error: interrupted; nothing was written\n"));
+    assert_eq!(entries(), 1, "only the input should be there");
+}

@@ -1,0 +1,171 @@
+//! Claims that would cost memory or time if they were believed.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use microscale_checkpoint::Part;
+use microscale_test_support::{Scratch, header, raw_file, run};
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+use super::{refused, refused_file, sharded};
+
+#[test]
+fn tensors_beyond_everything_that_can_be_addressed() {
+    // Each fits by itself; where the data ends, is more than any number is.
+    let size = (1u64 << 61) - 1;
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let mut tensors: Vec<_> = (0..8u64).map(|i| (size, i * size, (i + 1) * size)).collect();
+    tensors.push((7, 8 * size, 8 * size + 7));
+    assert_eq!(tensors[8].2, u64::MAX);
+    let text: Vec<_> = tensors
+        .iter()
+        .map(|(size, start, end)| (format!("[{size}]"), start.to_string(), end.to_string()))
+        .collect();
+    let described: Vec<_> = names
+        .iter()
+        .zip(&text)
+        .map(|(name, (shape, start, end))| (*name, "U8", shape.as_str(), start.as_str(), end.as_str()))
+        .collect();
+    refused_file(raw_file(header(&described), &[0; 64]), &["tensor a", "the file has only 64 bytes of data"]);
+}
+
+#[test]
+fn entries_that_are_no_tensors_are_not_kept() {
+    let zeros = format!("[{}0]", "0,".repeat(1 << 20));
+    refused_file(raw_file(format!(r#"{{"a": {zeros}}}"#), &[]), &["tensor a"]);
+    refused_file(raw_file(format!(r#"{{"__metadata__": {{"a": {zeros}}}}}"#), &[]), &["invalid type"]);
+    refused_file(raw_file(r#"{"__metadata__": {}, "__metadata__": {}}"#, &[]), &["__metadata__ twice"]);
+}
+
+#[test]
+fn json_files_of_any_size_are_not_read() {
+    for name in ["model.safetensors.index.json", "config.json", "hf_quant_config.json"] {
+        let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
+        // Without a disk that holds it: the file has a length and nothing in it.
+        let file = File::create(scratch.path("in").join(name)).unwrap();
+        file.set_len(1 << 40).unwrap();
+        // Not by `refused`, which reads everything to compare it.
+        for command in ["inspect", "doctor"] {
+            run(&[&command, &scratch.path("in")]).fails_with(&[name, "100 MB"]);
+        }
+        run(&[&"quantize", &scratch.path("in"), &"--out", &scratch.path("OUT")])
+            .fails_with(&[name, "100 MB"]);
+        assert!(!scratch.path("OUT").exists());
+    }
+}
+
+/// To compile a pattern takes much more memory than it has characters, and its library gives up with a panic.
+#[test]
+fn patterns_of_any_length_are_not_compiled() {
+    let scratch = Scratch::new();
+    let bytes = |cols: usize| vec![0x33; cols];
+    let plain = ("b.weight", Dtype::F32, vec![2, 32], bytes(256));
+    let tensors = [
+        ("a.weight_packed", Dtype::U8, vec![2, 16], bytes(32)),
+        ("a.weight_scale", Dtype::U8, vec![2, 1], bytes(2)),
+        plain,
+    ];
+    scratch.write_tensors("in/model.safetensors", &tensors);
+    for pattern in ["?".repeat(2 << 20), "{a,b}".repeat(1 << 18), "[!a]".repeat(1 << 18)] {
+        let group = json!({ "weights": { "num_bits": 4 } });
+        let quantization = json!({
+            "quant_method": "compressed-tensors", "config_groups": { "group_0": group }, "ignore": [pattern],
+        });
+        scratch.write("in/config.json", json!({ "quantization_config": quantization }).to_string());
+        let doctor = run(&[&"doctor", &scratch.path("in"), &"--json"]);
+        let findings: Value = serde_json::from_str(&doctor.stdout).unwrap();
+        // What is not understood is taken to mean every layer.
+        let found = findings["findings"].as_array().unwrap();
+        assert!(found.iter().any(|finding| finding["tensor"] == "a.weight"), "{doctor:#?}");
+        assert!(found.iter().all(|finding| finding["tensor"] != "b.weight"), "{doctor:#?}");
+    }
+}
+
+/// A checkpoint in two shards, and `OUT.parts` of it.
+fn in_parts() -> (Scratch, PathBuf) {
+    let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
+    quantize_part(&scratch, "1/1");
+    let parts = scratch.path("OUT.parts");
+    (scratch, parts)
+}
+
+fn quantize_part(scratch: &Scratch, part: &str) {
+    run(&[&"quantize", &scratch.path("in"), &"--out", &scratch.path("OUT"), &"--part", &part]).ok();
+}
+
+#[test]
+fn one_part_of_very_many() {
+    let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
+    let most = usize::MAX;
+    assert_eq!(format!("{most}/{most}").parse(), Ok(Part { index: most, of: most }));
+    for part in [format!("1/{most}"), format!("2/{most}"), format!("{most}/{most}")] {
+        quantize_part(&scratch, &part);
+    }
+    run(&[&"merge", &scratch.path("in"), &"--out", &scratch.path("OUT")]).ok();
+}
+
+/// Changes a note.
+fn change(note: &Path, field: &str, value: Value) {
+    let mut json: Value = serde_json::from_slice(&fs::read(note).unwrap()).unwrap();
+    json[field] = value;
+    fs::write(note, json.to_string()).unwrap();
+}
+
+#[test]
+fn notes_that_lie_are_not_believed() {
+    let (scratch, parts) = in_parts();
+    let notes = ["one", "two"].map(|shard| parts.join(format!("{shard}.safetensors.note.json")));
+    notes.iter().for_each(|note| change(note, "tensor_bytes", u64::MAX.into()));
+    let merge = || run(&[&"merge", &scratch.path("in"), &"--out", &scratch.path("OUT")]);
+    merge().fails_with(&["of 2 shards", "OUT.parts"]);
+    assert!(!scratch.path("OUT").exists());
+    // The parts are made again.
+    quantize_part(&scratch, "1/1");
+    merge().ok();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn pipes_and_links_among_parts() {
+    use microscale_test_support::make_pipe;
+    let (scratch, parts) = in_parts();
+    let merge = || run(&[&"merge", &scratch.path("in"), &"--out", &scratch.path("OUT")]);
+    let (shard, note) = (parts.join("one.safetensors"), parts.join("one.safetensors.note.json"));
+    fs::remove_file(&note).unwrap();
+    make_pipe(&note);
+    merge().fails_with(&["1 of 2 shards", "one.safetensors"]);
+    fs::remove_file(&note).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &note).unwrap();
+    merge().fails_with(&["1 of 2 shards", "one.safetensors"]);
+    quantize_part(&scratch, "1/1");
+    // A shard that is a pipe has no bytes, which a note may say.
+    fs::remove_file(&shard).unwrap();
+    make_pipe(&shard);
+    change(&note, "bytes", 0.into());
+    change(&note, "tensor_bytes", 0.into());
+    merge().fails_with(&["1 of 2 shards", "one.safetensors"]);
+    quantize_part(&scratch, "1/1");
+    // A link to a shard elsewhere is good, but the output is not to depend on it.
+    fs::rename(&shard, scratch.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("../elsewhere", &shard).unwrap();
+    merge().ok();
+    assert!(scratch.path("OUT/one.safetensors").symlink_metadata().unwrap().is_file());
+    run(&[&"inspect", &scratch.path("OUT")]).ok();
+}
+
+/// What a header says is refused by what the file holds, and not after memory was taken for it.
+#[test]
+fn headers_of_files_that_are_all_holes() {
+    let scratch = Scratch::new();
+    let path = scratch.write("x.safetensors", 99_999_999u64.to_le_bytes());
+    File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    run(&[&"inspect", &path]).fails_with(&["x.safetensors", "not JSON"]);
+    let gguf = scratch
+        .write("x.gguf", [&b"GGUF\x03\0\0\0"[..], &[0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0].repeat(2)].concat());
+    File::options().write(true).open(&gguf).unwrap().set_len(1 << 40).unwrap();
+    run(&[&"inspect", &gguf]).fails_with(&["x.gguf", "metadata entry 0"]);
+    let small = sharded(&[]);
+    small.write("in/model.safetensors.index.json", "{}");
+    refused(&small, &small.path("in"), &["weight_map"]);
+}

@@ -1,0 +1,81 @@
+//! The scale that all blocks of a tensor share, and its direction.
+
+use crate::fp8::E4m3;
+
+/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type
+/// always says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Direction {
+    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine,
+    /// FlashInfer.
+    Divisor = 0,
+    /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
+    Multiplier = 1,
+}
+
+/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest
+/// block scale, does not overflow. Each amax has such a one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GlobalScale {
+    /// Values are element · block scale / this.
+    Divisor(f32),
+    /// Values are element · block scale · this.
+    Multiplier(f32),
+}
+
+impl GlobalScale {
+    /// The global scale of this direction and value; `None` unless the value is [in range](Self::in_range).
+    pub fn new(direction: Direction, value: f32) -> Option<Self> {
+        let scale = Self::of(direction, value);
+        scale.in_range().then_some(scale)
+    }
+
+    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it,
+    /// for instance.
+    pub const fn of(direction: Direction, value: f32) -> Self {
+        match direction {
+            Direction::Divisor => Self::Divisor(value),
+            Direction::Multiplier => Self::Multiplier(value),
+        }
+    }
+
+    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that
+    /// zero elements stay zero.
+    pub fn in_range(self) -> bool {
+        self.value() >= f32::MIN_POSITIVE
+            && self.value() <= f32::MAX
+            && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
+    }
+
+    /// The same scale in a direction: itself, or its inverse, which is rounded.
+    pub fn toward(self, direction: Direction) -> Self {
+        if self.direction() == direction { self } else { Self::of(direction, 1.0 / self.value()) }
+    }
+
+    /// The direction.
+    #[inline(always)]
+    pub const fn direction(self) -> Direction {
+        match self {
+            Self::Divisor(_) => Direction::Divisor,
+            Self::Multiplier(_) => Direction::Multiplier,
+        }
+    }
+
+    /// The number, as it is stored.
+    #[inline(always)]
+    pub const fn value(self) -> f32 {
+        match self {
+            Self::Divisor(value) | Self::Multiplier(value) => value,
+        }
+    }
+
+    /// What a block's elements are multiplied with: its scale, and this applied to it.
+    #[inline(always)]
+    pub fn factor(self, scale: E4m3) -> f32 {
+        match self {
+            Self::Divisor(divisor) => scale.to_f32() / divisor,
+            Self::Multiplier(multiplier) => scale.to_f32() * multiplier,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Dequantizing a piece: 16-bit values by looking them up where elements are E2M1, all others block by block.
+
+use microscale_formats::{E4m3, E5m2, e2m1, mx, nvfp4};
+
+use super::by_definition;
+use super::decoder::Decoder;
+use super::stream;
+use super::values::Values;
+use super::vector::Vector;
+use super::words::{WORDS, WordVector};
+use crate::element::Element;
+use crate::recipe::Format;
+
+/// Bytes of values that are worked out before they are written past the caches.
+const STAGE: usize = 4096;
+
+/// Dequantizes a piece.
+#[inline(always)]
+pub(super) fn dequantize<T: Element, V: Vector>(
+    decoder: &Decoder,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [T],
+) {
+    if !decoder.streams {
+        return decode::<T, V>(decoder, codes, scales, values);
+    }
+    let mut stage = [0u64; STAGE / size_of::<u64>()];
+    let stage: &mut [T] = bytemuck::cast_slice_mut(&mut stage);
+    let blocks = stage.len() / decoder.format.block();
+    let pieces = codes.chunks(blocks * decoder.format.block_bytes()).zip(scales.chunks(blocks));
+    for ((codes, scales), values) in pieces.zip(values.chunks_mut(stage.len())) {
+        let stage = &mut stage[..values.len()];
+        decode::<T, V>(decoder, codes, scales, stage);
+        stream::copy(bytemuck::cast_slice(stage), bytemuck::cast_slice_mut(values));
+    }
+    stream::finish();
+}
+
+#[inline(always)]
+fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+    const MX: usize = mx::BLOCK;
+    const NV: usize = nvfp4::BLOCK;
+    let (mut codes, mut scales, mut values) = (codes, scales, values);
+    if let Some(rows) = &decoder.values {
+        let words = bytemuck::cast_slice_mut(values);
+        let done = match decoder.format {
+            Format::Nvfp4 => look_up::<V, NV>(rows, codes, scales, words),
+            _ => look_up::<V, MX>(rows, codes, scales, words),
+        };
+        let blocks = done / decoder.format.block();
+        (codes, scales) = (&codes[blocks * decoder.format.block_bytes()..], &scales[blocks..]);
+        values = &mut values[done..];
+    }
+    match decoder.format {
+        Format::Mxfp4 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_e2m1),
+        Format::Nvfp4 => decode_blocks::<T, NV>(decoder, codes, scales, values, decode_e2m1),
+        Format::Mxfp8E4m3 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E4m3>),
+        Format::Mxfp8E5m2 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E5m2>),
+        Format::Comparison(format) => by_definition::dequantize(format, codes, scales, values),
+    }
+}
+
+#[inline(always)]
+fn decode_blocks<T: Element, const N: usize>(
+    decoder: &Decoder,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [T],
+    decode: impl Fn(&[u8], f32, &mut [T; N]),
+) {
+    let blocks = codes.chunks_exact(decoder.format.block_bytes()).zip(scales);
+    for ((codes, scale), values) in blocks.zip(values.chunks_mut(N)) {
+        match (decoder.factor(*scale), values.first_chunk_mut::<N>()) {
+            (None, _) => values.fill(T::from_f32(f32::NAN)),
+            (Some(factor), Some(whole)) => decode(codes, factor, whole),
+            (Some(factor), None) => {
+                let mut padded = [T::default(); N];
+                decode(codes, factor, &mut padded);
+                values.copy_from_slice(&padded[..values.len()]);
+            }
+        }
+    }
+}
+
+/// Unpacks and decodes a block of E2M1 elements.
+#[inline(always)]
+pub(super) fn decode_e2m1<T: Element, const N: usize>(codes: &[u8], factor: f32, values: &mut [T; N]) {
+    let mut nibbles = [0u8; N];
+    for (pair, byte) in nibbles.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+        *pair = (u16::from(*byte) & 0xF | u16::from(*byte) << 4 & 0xF00).to_le_bytes();
+    }
+    for (value, nibble) in values.iter_mut().zip(&nibbles) {
+        *value = T::from_f32(element(u32::from(*nibble)) * factor);
+    }
+}
+
+/// Decodes a block of 8-bit elements.
+#[inline(always)]
+fn decode_bytes<T: Element, E: mx::Element>(codes: &[u8], factor: f32, values: &mut [T; mx::BLOCK]) {
+    for (value, code) in values.iter_mut().zip(codes) {
+        let product = E::decode(*code) * factor;
+        *value = T::from_f32(if product.is_nan() { f32::NAN } else { product });
+    }
+}
+
+/// The value of a code.
+#[inline(always)]
+fn element(nibble: u32) -> f32 {
+    f32::from_bits(e2m1::magnitude_value(nibble & 7).to_bits() | (nibble & 8) << 28)
+}
+
+/// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
+#[inline(always)]
+fn look_up<V: WordVector, const N: usize>(
+    rows: &Values,
+    codes: &[u8],
+    scales: &[u8],
+    values: &mut [u16],
+) -> usize {
+    let (chunks, _) = values.as_chunks_mut::<WORDS>();
+    let (pairs, _) = chunks.as_chunks_mut::<2>();
+    let done = pairs.len() * 2 * WORDS;
+    let (codes, _) = codes.as_chunks::<WORDS>();
+    for ((pair, codes), scales) in pairs.iter_mut().zip(codes).zip(scales.chunks_exact(2 * WORDS / N)) {
+        // Two rows twice, or four.
+        let [a, b, c, d] = if N == WORDS {
+            [scales[0], scales[0], scales[1], scales[1]]
+        } else {
+            [scales[0], scales[1], scales[2], scales[3]]
+        };
+        let [first, second] = V::decode(codes, [rows.row(a), rows.row(b), rows.row(c), rows.row(d)]);
+        *pair = [V::store_words(first), V::store_words(second)];
+    }
+    done
+}

@@ -1,0 +1,91 @@
+//! Dequantizing, spread over rayon's threads.
+
+use rayon::prelude::*;
+
+use super::decoder::Decoder;
+use super::isa::Isa;
+use super::pieces::TASK_BLOCKS;
+use super::stream;
+use crate::element::Element;
+use crate::elements::{ElementsMut, by_dtype};
+use crate::error::Result;
+use crate::tensor::{QuantizedTensor, Shape};
+
+/// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to
+/// `T`.
+///
+/// A block with a NaN scale gives canonical NaN; what is too large for `T` gives infinity, as IEEE rounding
+/// does.
+pub fn dequantize<T: Element>(tensor: &QuantizedTensor) -> Vec<T> {
+    let mut values = vec![T::default(); tensor.rows() * tensor.cols()];
+    write(Isa::best(), tensor, ElementsMut::of(&mut values), tensor.cols());
+    values
+}
+
+/// [`dequantize`] into rows that lie `row_stride` elements apart. What lies between rows is left alone.
+///
+/// # Errors
+/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out` does not hold
+/// such rows.
+pub fn dequantize_into<T: Element>(tensor: &QuantizedTensor, out: &mut [T], row_stride: usize) -> Result<()> {
+    dequantize_with(Isa::best(), tensor, out, row_stride)
+}
+
+/// [`dequantize_into`] on a chosen instruction set: for tests and comparisons.
+///
+/// # Errors
+/// Those of [`dequantize_into`].
+pub fn dequantize_with<T: Element>(
+    isa: Isa,
+    tensor: &QuantizedTensor,
+    out: &mut [T],
+    row_stride: usize,
+) -> Result<()> {
+    let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
+    shape.check("the output", out.len())?;
+    write(isa, tensor, ElementsMut::of(out), row_stride);
+    Ok(())
+}
+
+/// Dequantizes to an output that was checked.
+fn write(isa: Isa, tensor: &QuantizedTensor, out: ElementsMut<'_>, row_stride: usize) {
+    by_dtype!(ElementsMut, out => write_rows(isa, tensor, out, row_stride));
+}
+
+/// The same for a dtype.
+fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row_stride: usize) {
+    let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
+    if shape.is_empty() {
+        return;
+    }
+    let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
+    let decoder = Decoder::of::<T>(tensor).streaming(size_of_val(out) >= stream::FROM);
+    let scales = tensor.linear_scales();
+    // Without gaps and padding the matrix is one long row; otherwise tasks are whole rows.
+    let flat = row_stride == tensor.cols() && tensor.cols().is_multiple_of(block);
+    let (cols, row_stride) = if flat {
+        let task = TASK_BLOCKS * block;
+        (task, task)
+    } else {
+        (tensor.cols(), row_stride)
+    };
+    let (row_blocks, scale_bytes) = (cols.div_ceil(block), tensor.format().scale_bytes());
+    let rows_a_task = (TASK_BLOCKS / row_blocks).max(1);
+    let one = |((out, codes), scales): ((&mut [T], &[u8]), &[u8])| {
+        let rows = out.chunks_mut(row_stride);
+        for ((row, codes), scales) in
+            rows.zip(codes.chunks(row_blocks * block_bytes)).zip(scales.chunks(row_blocks * scale_bytes))
+        {
+            let len = row.len().min(cols);
+            isa.dequantize(&decoder, codes, scales, ElementsMut::of(&mut row[..len]));
+        }
+    };
+    if scales.len() <= TASK_BLOCKS {
+        return one(((out, tensor.codes()), &scales));
+    }
+    let tasks = out
+        .par_chunks_mut(row_stride.saturating_mul(rows_a_task))
+        .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_a_task))
+        .zip(scales.par_chunks(row_blocks * scale_bytes * rows_a_task));
+    tasks.for_each(one);
+}

@@ -1,0 +1,81 @@
+//! Products of quantized weights and activations of 16 bits, over rayon's threads.
+
+use super::isa::Isa;
+use super::rows::{Row, each_rows, finished};
+use super::weigh::{Prepared, ROWS, TOKENS};
+use crate::element::Element;
+use crate::elements::{Elements, ElementsMut, by_dtype};
+use crate::error::Result;
+use crate::gemv::{Activation, check_weights};
+use crate::tensor::QuantizedTensor;
+
+/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ
+/// weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
+///
+/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up
+/// to eight tokens share one reading of the weights.
+///
+/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact
+/// sum. Every CPU gives the same bits. NaN scales and activations that are not finite come out as canonical
+/// NaN and infinities.
+///
+/// # Errors
+/// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and
+/// [`crate::Error::Length`] if `activations` or `out` have too few elements.
+pub fn gemv_weights<T: Activation>(
+    weights: &QuantizedTensor,
+    activations: &[T],
+    tokens: usize,
+    out: &mut [T],
+) -> Result<()> {
+    gemv_weights_with(Isa::best(), weights, activations, tokens, out)
+}
+
+/// [`gemv_weights`] on a chosen instruction set: for tests and comparisons.
+///
+/// # Errors
+/// Those of [`gemv_weights`].
+pub fn gemv_weights_with<T: Activation>(
+    isa: Isa,
+    weights: &QuantizedTensor,
+    activations: &[T],
+    tokens: usize,
+    out: &mut [T],
+) -> Result<()> {
+    let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
+    if rows > 0 {
+        let (activations, out) = (Elements::of(activations), ElementsMut::of(&mut out[..tokens * rows]));
+        by_dtype!(ElementsMut, out => multiply(isa, weights, activations, out));
+    }
+    Ok(())
+}
+
+/// The products, which were found to fit, for as many tokens as the output has room for.
+fn multiply<T: Element>(isa: Isa, weights: &QuantizedTensor, activations: Elements<'_>, out: &mut [T]) {
+    let (rows, cols) = (weights.rows(), weights.cols());
+    let globals = [weights.global_scale()];
+    let mut by_row = vec![T::default(); out.len().min(rows * TOKENS)];
+    for (block, out) in out.chunks_mut(TOKENS * rows).enumerate() {
+        let tokens = out.len() / rows;
+        let activations = activations.part(block * TOKENS * cols, tokens * cols);
+        let prepared = Prepared::of(activations, cols, tokens);
+        let by_row = &mut by_row[..rows * tokens];
+        each_rows(weights, by_row, ROWS, tokens, |first, out| {
+            let mut sums = [[0.0; TOKENS]; ROWS];
+            // As many as there are: for an array, the last one once more.
+            let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
+            let rows = &rows[..out.len() / tokens];
+            isa.weigh(weights.format(), rows, &prepared, &mut sums);
+            for (out, sums) in out.chunks_mut(tokens).zip(sums) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = finished(sum, &globals);
+                }
+            }
+        });
+        for (token, out) in out.chunks_mut(rows).enumerate() {
+            for (out, row) in out.iter_mut().zip(by_row.chunks(tokens)) {
+                *out = row[token];
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The instruction sets as types: what each can do is said by traits in `words`, `vector` and `products`.
+
+/// Arrays, for whatever the compiler makes of them.
+pub(super) struct Portable;
+
+/// AVX2 with FMA.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Avx2;
+
+/// AVX-512 F, BW, DQ and VL.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Avx512;
+
+/// NEON.
+#[cfg(target_arch = "aarch64")]
+pub(super) struct Neon;
+
+/// Lanes of a vector.
+pub(super) const LANES: usize = 16;
+
+/// Something in each lane.
+pub(super) type Lanes<T> = [T; LANES];
+
+/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the
+/// instruction set of what they are in.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! parts {
+    ($($index:literal)*; $part:ident => $value:expr) => {
+        [$({
+            let $part: usize = $index;
+            $value
+        }),*]
+    };
+}
+#[cfg(target_arch = "x86_64")]
+macro_rules! halves {
+    ($part:ident => $value:expr) => {
+        $crate::cpu::machines::parts!(0 1; $part => $value)
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! quarters {
+    ($part:ident => $value:expr) => {
+        $crate::cpu::machines::parts!(0 1 2 3; $part => $value)
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use halves;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use parts;
+#[cfg(target_arch = "aarch64")]
+pub(super) use quarters;

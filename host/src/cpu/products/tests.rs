@@ -1,0 +1,88 @@
+//! Every method of every instruction set's vectors against the same for each element.
+
+use microscale_formats::{E2m1x2, dot};
+
+use super::*;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::isa::Isa;
+use crate::cpu::vector::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::vector::{Avx2, Avx512};
+
+fn bits<V: Vector>(bits: V::Bits) -> Lanes<u32> {
+    V::store(V::number(bits)).map(f32::to_bits)
+}
+
+/// Calls every method and compares it with what it is for each element.
+fn check<V: Products>() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..if cfg!(miri) { 2 } else { 500 } {
+        let codes: [u8; TILE] = std::array::from_fn(|_| random.u8(..));
+        let (codes, others) = (&codes, codes.first_chunk::<STEP>().unwrap());
+        let first = codes.last_chunk::<STEP>().unwrap();
+
+        let by = Twice::of(others);
+        let products = |group: usize| dot::quarters(&first[8 * group..][..8], &others[8 * group..][..8]);
+        let expected: Lanes<i32> = std::array::from_fn(|lane| products(lane % 8 * 2 + lane / 8));
+        let quarters = V::quarters(first, &by);
+        assert_eq!(bits::<V>(quarters).map(|bits| bits as i32), expected);
+        assert_eq!(V::store(V::numbers(quarters)), expected.map(|integer| integer as f32));
+
+        let terms: Lanes<f32> = std::array::from_fn(|_| random.f32() - 0.5);
+        let sums = V::add_halves(V::no_sums(), V::load(&terms));
+        let sum = |i: usize| f64::from(terms[i]) + f64::from(terms[i + 8]);
+        assert_eq!(V::store_sums(sums), std::array::from_fn(sum));
+        let bytes: [u8; 8] = std::array::from_fn(|_| random.u8(..255));
+        // Not `powi`, which Miri makes inexact on purpose.
+        let power = |exponent: i32| f64::from_bits(((1023 + exponent) as u64) << 52);
+        let powers: [f64; 8] = std::array::from_fn(|_| power(random.i32(-129..126)));
+        let scaled = |i: usize| {
+            let term = f64::from(expected[i] + expected[i + 8]) * power(i32::from(bytes[i]) - 127);
+            sum(i) + term * powers[i]
+        };
+        let found = V::store_sums(V::add_scaled(sums, quarters, &bytes, &powers));
+        assert_eq!(found, std::array::from_fn(scaled));
+
+        let some = codes.first_chunk().unwrap();
+        let order: [u8; LANES] = std::array::from_fn(|_| if random.bool() { random.u8(..16) } else { 0x80 });
+        let picked = order.map(|i| if i < 16 { u32::from(some[usize::from(i)]) } else { 0 });
+        assert_eq!(bits::<V>(V::bytes(some, &order)), picked);
+
+        for (i, column) in V::columns(codes).into_iter().enumerate() {
+            for (j, found) in V::fractions(column).into_iter().enumerate() {
+                let expected: Lanes<f32> = std::array::from_fn(|lane| {
+                    let pair = E2m1x2::from_bits(codes[16 * chunk_of_lane(lane) + 4 * i + j / 2]);
+                    if j % 2 == 0 { pair.low() } else { pair.high() }.to_f32() / 128.0
+                });
+                assert_eq!(V::store(found).map(f32::to_bits), expected.map(f32::to_bits));
+            }
+        }
+    }
+}
+
+#[test]
+fn portable_products() {
+    check::<Portable>();
+}
+
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn neon_products() {
+    check::<crate::cpu::vector::Neon>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx2_products() {
+    if Isa::available().any(|isa| isa == Isa::Avx2) {
+        check::<Avx2>();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx512_products() {
+    if Isa::available().any(|isa| isa == Isa::Avx512) {
+        check::<Avx512>();
+    }
+}

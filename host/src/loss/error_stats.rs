@@ -1,0 +1,156 @@
+//! How far two tensors are apart.
+
+use std::ops::AddAssign;
+
+use microscale_formats::errors::ErrorSums;
+use rayon::prelude::*;
+
+use super::round_trip::RoundTrip;
+use crate::cpu::Isa;
+use crate::element::Element;
+use crate::elements::{Elements, by_dtype};
+use crate::error::Result;
+use crate::tensor::{QuantizedTensor, Shape};
+
+/// Sums over pairs of elements, original and approximation, from which the usual figures follow.
+///
+/// Summed in f64 in an order that does not depend on the number of threads, so that a figure is the same on
+/// every run. Pairs in which either element is not finite are counted and left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ErrorStats {
+    /// Those left out among them.
+    pairs: u64,
+    sums: ErrorSums,
+}
+
+/// Elements that a thread takes at once.
+const PART: usize = 1 << 14;
+/// Elements summed into one partial sum, which lie in the first-level cache meanwhile.
+const BUFFER: usize = 1024;
+
+impl ErrorStats {
+    /// Compares equally long slices, the original first.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn between<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Self {
+        assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
+        Self::of_elements(Elements::of(original), Elements::of(approximation))
+    }
+
+    /// The same, compiled once.
+    fn of_elements(original: Elements<'_>, approximation: Elements<'_>) -> Self {
+        let (isa, len) = (Isa::best(), original.len());
+        let parts = (0..len.div_ceil(PART)).into_par_iter().map(|i| {
+            let (mut sum, part) = (Self::default(), i * PART);
+            let mut buffer = [0.0f32; BUFFER];
+            for start in (part..len.min(part + PART)).step_by(BUFFER) {
+                let wide = &mut buffer[..BUFFER.min(len - start)];
+                by_dtype!(Elements, approximation => {
+                    let values = &approximation[start..];
+                    wide.iter_mut().zip(values).for_each(|(wide, b)| *wide = Element::to_f32(*b));
+                });
+                sum += Self::of_part(wide.len(), isa.errors(original.part(start, wide.len()), wide));
+            }
+            sum
+        });
+        Self::of_all(&parts.collect::<Vec<_>>())
+    }
+
+    /// Compares a matrix with what it was quantized to.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize`] about shapes.
+    pub fn of_quantized<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor) -> Result<Self> {
+        Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor)?))
+    }
+
+    /// The same, compiled once.
+    fn of_pairs(pairs: &RoundTrip<'_>) -> Self {
+        let isa = Isa::best();
+        let rows = pairs.rows().map(|row| {
+            let mut sum = Self::default();
+            row.for_each_part(|values, back, _| {
+                sum += Self::of_part(values.len(), isa.errors(values, back));
+            });
+            sum
+        });
+        Self::of_all(&rows.collect::<Vec<_>>())
+    }
+
+    /// Over parts, in their order.
+    fn of_all(parts: &[Self]) -> Self {
+        parts.iter().fold(Self::default(), |mut sum, part| {
+            sum += *part;
+            sum
+        })
+    }
+
+    /// Of a matrix whose rows were summed part by part, of which there are so many a row.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs sum so"))]
+    pub(crate) fn of_parts(parts: &[ErrorSums], parts_per_row: usize, elements: u64) -> Self {
+        let mut total = Self::default();
+        for row in parts.chunks(parts_per_row.max(1)) {
+            let mut sum = Self::default();
+            for part in row {
+                sum += Self::of_part(0, *part);
+            }
+            total += sum;
+        }
+        total.pairs = elements;
+        total
+    }
+
+    /// Of so many pairs that were summed.
+    fn of_part(pairs: usize, sums: ErrorSums) -> Self {
+        Self { pairs: pairs as u64, sums }
+    }
+
+    /// Pairs compared.
+    pub fn elements(&self) -> u64 {
+        self.pairs - self.sums.non_finite
+    }
+
+    /// Pairs left out because one of them is NaN or infinite.
+    pub fn non_finite(&self) -> u64 {
+        self.sums.non_finite
+    }
+
+    /// Σ(a − b)² / Σa², 0 if both are 0.
+    pub fn relative_squared_error(&self) -> f64 {
+        if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal }
+    }
+
+    /// Signal to quantization noise, 10 log₁₀ (Σa² / Σ(a − b)²), in dB; infinite without noise.
+    pub fn sqnr_db(&self) -> f64 {
+        -10.0 * self.relative_squared_error().log10()
+    }
+
+    /// The largest |a − b|.
+    pub fn max_abs_error(&self) -> f64 {
+        self.sums.max_abs
+    }
+
+    /// The cosine of the angle between the two; 1 if both are zero, 0 if one is.
+    pub fn cosine(&self) -> f64 {
+        let ErrorSums { signal, approximation, product, .. } = self.sums;
+        match (signal == 0.0, approximation == 0.0) {
+            (true, true) => 1.0,
+            (false, false) => product / (signal.sqrt() * approximation.sqrt()),
+            _ => 0.0,
+        }
+    }
+}
+
+impl AddAssign for ErrorStats {
+    fn add_assign(&mut self, other: Self) {
+        self.pairs += other.pairs;
+        let (sums, other) = (&mut self.sums, other.sums);
+        sums.non_finite += other.non_finite;
+        sums.signal += other.signal;
+        sums.noise += other.noise;
+        sums.approximation += other.approximation;
+        sums.product += other.product;
+        sums.max_abs = sums.max_abs.max(other.max_abs);
+    }
+}

@@ -1,0 +1,93 @@
+//! A matrix beside what it was quantized to, part by part: for figures about the loss.
+
+use std::borrow::Cow;
+
+use microscale_formats::errors::ERROR_PART;
+use rayon::prelude::*;
+
+use crate::cpu::{Decoder, Isa};
+use crate::element::Element;
+use crate::elements::{Elements, ElementsMut};
+use crate::error::Result;
+use crate::recipe::Format;
+use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+
+/// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level
+/// cache.
+pub(super) const PART: usize = ERROR_PART as usize;
+
+/// A matrix and what it was quantized to.
+pub(super) struct RoundTrip<'a> {
+    values: Elements<'a>,
+    shape: Shape,
+    tensor: &'a QuantizedTensor,
+    /// In linear order.
+    scales: Cow<'a, [u8]>,
+    decoder: Decoder,
+}
+
+/// A row of both.
+pub(super) struct Row<'a> {
+    values: Elements<'a>,
+    codes: &'a [u8],
+    scales: &'a [u8],
+    format: Format,
+    decoder: &'a Decoder,
+}
+
+impl<'a> RoundTrip<'a> {
+    /// # Errors
+    /// Those of [`crate::quantize`] about shapes.
+    pub(super) fn new<T: Element>(
+        values: &'a [T],
+        shape: Shape,
+        tensor: &'a QuantizedTensor,
+    ) -> Result<Self> {
+        shape.check("the input", values.len())?;
+        tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
+        let scales = if shape.is_empty() { Cow::default() } else { tensor.linear_scales() };
+        let values = Elements::of(values);
+        Ok(Self { values, shape, tensor, scales, decoder: Decoder::of::<f32>(tensor) })
+    }
+
+    /// All rows, in order. There are none if there is no element.
+    pub(super) fn rows(&self) -> impl IndexedParallelIterator<Item = Row<'_>> {
+        let (format, row_blocks) = (self.tensor.format(), self.tensor.blocks_per_row());
+        let (row_bytes, row_scales) = (row_blocks * format.block_bytes(), row_blocks * format.scale_bytes());
+        let rows = if self.shape.is_empty() { 0 } else { self.shape.rows };
+        (0..rows).into_par_iter().map(move |row| Row {
+            values: self.values.part(row * self.shape.row_stride, self.shape.cols),
+            codes: &self.tensor.codes()[row * row_bytes..][..row_bytes],
+            scales: &self.scales[row * row_scales..][..row_scales],
+            format,
+            decoder: &self.decoder,
+        })
+    }
+
+    pub(super) fn format(&self) -> Format {
+        self.tensor.format()
+    }
+
+    /// What the elements of a block are multiplied with; `None` for a NaN scale.
+    pub(super) fn factor(&self, scale: u16) -> Option<f32> {
+        self.decoder.factor(scale)
+    }
+}
+
+impl Row<'_> {
+    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of
+    /// them, and the blocks' scales as they are stored.
+    pub(super) fn for_each_part(&self, mut part: impl FnMut(Elements<'_>, &[f32], &[u8])) {
+        let blocks = PART / self.format.block();
+        let codes = self.codes.chunks(blocks * self.format.block_bytes());
+        let coded = codes.zip(self.scales.chunks(blocks * self.format.scale_bytes()));
+        let mut buffer = [0.0; PART];
+        for (i, (codes, scales)) in coded.enumerate() {
+            let (start, isa) = (i * PART, Isa::best());
+            let values = self.values.part(start, PART.min(self.values.len() - start));
+            let back = &mut buffer[..values.len()];
+            isa.dequantize(self.decoder, codes, scales, ElementsMut::of(back));
+            part(values, back, scales);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The blocks of a matrix that lost most.
+
+use rayon::prelude::*;
+
+use super::round_trip::{PART, RoundTrip, Row};
+use crate::element::Element;
+use crate::elements::{Elements, by_dtype};
+use crate::error::Result;
+use crate::tensor::{QuantizedTensor, Shape};
+
+/// What one block lost. Elements that are not finite, or did not come back so, are left out, as
+/// [`ErrorStats`](crate::ErrorStats) does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockError {
+    /// The row, counted from 0.
+    pub row: usize,
+    /// The block's place in its row, counted from 0.
+    pub block: usize,
+    /// The largest magnitude.
+    pub amax: f32,
+    /// The scale as it is stored, by its bits.
+    pub scale_bits: u16,
+    /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global
+    /// scale.
+    pub scale: f32,
+    /// Σa².
+    pub energy: f64,
+    /// Σ(a − b)².
+    pub squared_error: f64,
+}
+
+impl BlockError {
+    /// Σ(a − b)² / Σa², 0 if both are 0.
+    pub fn relative(&self) -> f64 {
+        if self.squared_error == 0.0 { 0.0 } else { self.squared_error / self.energy }
+    }
+}
+
+/// The blocks that lost most, the worst first; of those that lost the same, the first ones. What lost
+/// nothing is not among them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorstBlocks {
+    /// By the squared error as a share of the block's energy.
+    pub relative: Vec<BlockError>,
+    /// By the squared error.
+    pub absolute: Vec<BlockError>,
+}
+
+impl WorstBlocks {
+    /// Finds at most `most` blocks of each kind in a matrix, given what it was quantized to.
+    ///
+    /// # Errors
+    /// Those of [`quantize`](crate::quantize) about shapes.
+    pub fn of<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor, most: usize) -> Result<Self> {
+        Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor)?, most))
+    }
+
+    fn of_pairs(pairs: &RoundTrip<'_>, most: usize) -> Self {
+        let none = || {
+            [BlockError::relative, |block: &BlockError| block.squared_error].map(|by| Worst::new(most, by))
+        };
+        let [relative, absolute] = pairs
+            .rows()
+            .enumerate()
+            .fold(none, |mut worst, (row, pair)| {
+                blocks_of_row(pairs, row, &pair, |block| {
+                    worst.iter_mut().for_each(|worst| worst.offer(block));
+                });
+                worst
+            })
+            .reduce(none, |[a, b], [c, d]| [a.with(c), b.with(d)])
+            .map(|worst| worst.blocks);
+        Self { relative, absolute }
+    }
+}
+
+/// Goes along a row, block by block.
+fn blocks_of_row(pairs: &RoundTrip<'_>, row: usize, pair: &Row<'_>, mut found: impl FnMut(BlockError)) {
+    let (length, scale_type, mut block) = (pairs.format().block(), pairs.format().facts().scale, 0);
+    pair.for_each_part(|values, back, scales| {
+        let mut wide = [0.0; PART];
+        let wide = &mut wide[..back.len()];
+        by_dtype!(Elements, values => {
+            wide.iter_mut().zip(values).for_each(|(wide, value)| *wide = Element::to_f32(*value));
+        });
+        let scales = scales.chunks(scale_type.bytes()).map(|bytes| scale_type.read(bytes));
+        for ((values, back), scale_bits) in wide.chunks(length).zip(back.chunks(length)).zip(scales) {
+            let (mut amax, mut energy, mut squared_error) = (0.0f32, 0.0, 0.0);
+            for (a, b) in values.iter().zip(back) {
+                let a = *a;
+                if a.is_finite() && b.is_finite() {
+                    let difference = f64::from(a) - f64::from(*b);
+                    amax = amax.max(a.abs());
+                    energy += f64::from(a) * f64::from(a);
+                    squared_error += difference * difference;
+                }
+            }
+            let scale = pairs.factor(scale_bits).unwrap_or(f32::NAN);
+            found(BlockError { row, block, amax, scale_bits, scale, energy, squared_error });
+            block += 1;
+        }
+    });
+}
+
+/// The worst blocks so far, by some figure: never more than `most`, whatever the size of the matrix.
+struct Worst {
+    most: usize,
+    by: fn(&BlockError) -> f64,
+    blocks: Vec<BlockError>,
+}
+
+impl Worst {
+    fn new(most: usize, by: fn(&BlockError) -> f64) -> Self {
+        Self { most, by, blocks: Vec::new() }
+    }
+
+    fn offer(&mut self, block: BlockError) {
+        let error = (self.by)(&block);
+        // Nearly all blocks end here.
+        if error <= 0.0
+            || self.blocks.len() == self.most && self.blocks.last().is_none_or(|last| error < (self.by)(last))
+        {
+            return;
+        }
+        let before = |other: &BlockError| {
+            let order = error.total_cmp(&(self.by)(other));
+            order.then((other.row, other.block).cmp(&(block.row, block.block))).is_lt()
+        };
+        self.blocks.insert(self.blocks.partition_point(before), block);
+        self.blocks.truncate(self.most);
+    }
+
+    fn with(mut self, other: Self) -> Self {
+        other.blocks.into_iter().for_each(|block| self.offer(block));
+        self
+    }
+}

@@ -1,0 +1,12 @@
+//! Where values come from, if a device reads them by itself.
+
+use std::path::Path;
+
+/// Where values are in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// The file.
+    pub file: &'a Path,
+    /// The place of the first value, in bytes.
+    pub offset: u64,
+}

@@ -1,0 +1,106 @@
+//! A launch under way: where it is, and what it found so far.
+
+use crate::fault::{Fault, FaultKind, Step, Trap, trap};
+use crate::launch::{EXECUTED, Launch, SKIPPED};
+use crate::memory::{Memory, Shared, Wrong};
+use crate::module::Kernel;
+use crate::program::Space;
+use crate::race::Races;
+
+/// The lanes of a warp.
+pub(super) const WARP: u32 = 32;
+
+/// A launch under way.
+pub(super) struct Grid<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) launch: &'a Launch,
+    pub(super) memory: &'a mut Memory,
+    pub(super) parameters: Vec<u8>,
+    pub(super) races: Option<Races>,
+    pub(super) random: Random,
+    pub(super) seen: Vec<u8>,
+    pub(super) lane_instructions: u64,
+    pub(super) warp_instructions: u64,
+    /// The block at hand.
+    pub(super) block: u32,
+    /// How many barriers it has passed.
+    pub(super) block_time: u32,
+    pub(super) shared: Shared,
+    /// The instruction at hand, for faults.
+    pub(super) pc: u32,
+}
+
+impl Grid<'_> {
+    /// Where a lane's fault was.
+    pub(super) fn fault(&self, warp: u32, trap: Trap) -> Fault {
+        let (line, instruction) = self.kernel.instruction(self.pc as usize);
+        Fault {
+            kernel: self.kernel.name.clone(),
+            line,
+            instruction: instruction.into(),
+            block: self.block,
+            thread: warp * WARP + trap.lane,
+            kind: trap.kind,
+        }
+    }
+
+    /// Counts an instruction of `lanes`, of which `active` executed it.
+    #[inline]
+    pub(super) fn count(&mut self, pc: u32, lanes: u32, active: u32) -> Step {
+        self.warp_instructions += 1;
+        self.lane_instructions += u64::from(active.count_ones());
+        let executed = if active != 0 { EXECUTED } else { 0 };
+        let skipped = if lanes != active { SKIPPED } else { 0 };
+        self.seen[pc as usize] |= executed | skipped;
+        if self.warp_instructions > self.launch.limit {
+            return trap(lanes.trailing_zeros() & 31, FaultKind::Hanging);
+        }
+        Ok(())
+    }
+}
+
+/// The fault of an access.
+#[cold]
+pub(super) fn wrongly<T>(
+    grid: &Grid,
+    lane: u32,
+    space: Space,
+    address: u64,
+    bytes: usize,
+    wrong: Wrong,
+) -> Step<T> {
+    let access = |at: usize| match space {
+        Space::Global => grid.memory.access(address, bytes, at),
+        Space::Shared => grid.shared.access(address, bytes, at),
+    };
+    let kind = match wrong {
+        Wrong::Uninitialised(at) => FaultKind::Uninitialised(access(at)),
+        Wrong::NotConstant(at) => FaultKind::NotConstant(access(at)),
+        Wrong::InFlight(at) => FaultKind::InFlight(access(at)),
+        Wrong::Race(at, earlier) => {
+            let races = grid.races.as_ref().expect("a race was found");
+            let (record, lane) = races.record(earlier);
+            let (line, instruction) = grid.kernel.instruction(record.pc as usize);
+            FaultKind::Race {
+                access: access(at),
+                block: record.block,
+                thread: record.warp * WARP + lane,
+                line,
+                instruction: instruction.into(),
+            }
+        }
+    };
+    trap(lane, kind)
+}
+
+/// A small generator (SplitMix64): order only, nothing that must be hard to guess.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % u64::from(bound)) as u32
+    }
+}

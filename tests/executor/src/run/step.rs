@@ -1,0 +1,204 @@
+//! One instruction for a group of lanes, and where its lanes stand afterwards.
+
+use super::grid::Grid;
+use super::together::Shuffled;
+use super::warp::{Group, Next, State, Warp};
+use crate::fault::{FaultKind, Step, trap};
+use crate::launch::SKIPPED;
+use crate::program::{Instruction, Op, Program, Slot};
+
+impl Warp {
+    /// Executes an instruction for a group, which is not in `groups`.
+    #[inline(always)]
+    pub(super) fn step(&mut self, grid: &mut Grid, group: Group) -> Step<Next> {
+        let kernel = grid.kernel;
+        let program = &*kernel.program;
+        let Group { pc, lanes, .. } = group;
+        grid.pc = pc;
+        let Instruction { guard, op } = &program.code[pc as usize];
+        let active = match *guard {
+            None => lanes,
+            Some(guard) => lanes & self.registers.predicate(program, guard, lanes)?,
+        };
+        if let Op::Shuffle { members, .. }
+        | Op::Vote { members, .. }
+        | Op::Reduce { members, .. }
+        | Op::Multiply { members, .. }
+        | Op::WarpBarrier { members } = *op
+        {
+            return self.synchronize(grid, group, active, members);
+        }
+        if let Op::Barrier { aligned, .. } = *op {
+            return self.arrive(grid, group, active, aligned);
+        }
+        grid.count(pc, lanes, active)?;
+        if active == 0 {
+            return Ok(Next::Fall);
+        }
+        match *op {
+            Op::Compute { shape, to, from } => self.compute(program, active, shape, to, from)?,
+            Op::Compare { shape, to, other, from, combined } => {
+                self.compare(program, active, shape, [to, other], from, combined)?;
+            }
+            Op::SelectWord { to, from, by } => self.select_word(program, active, to, from, by)?,
+            Op::SelectLong { to, from, by } => self.select_long(program, active, to, from, by)?,
+            Op::Predicate { logic, to, from } => self.logic(program, active, logic, to, from)?,
+            Op::Carry { subtract, takes, sets, to, from } => {
+                self.carry(program, active, [subtract, takes, sets], to, from)?;
+            }
+            Op::Pack { to, ref from } => self.pack(program, active, to, from)?,
+            Op::Unpack { ref to, from } => self.unpack(program, active, to, from)?,
+            Op::Parameter { ref to, at, bytes, signed } => {
+                self.load_parameter(grid, active, to, at, bytes, signed);
+            }
+            Op::Load { ref to, from, bytes, signed, manner } => {
+                self.load(grid, active, to, from, (bytes, signed, manner))?;
+            }
+            Op::Store { to, ref from, bytes, manner } => {
+                self.store(grid, active, to, from, (bytes, manner))?
+            }
+            Op::Atomic { update, bits, to, at, from } => {
+                self.atomic(grid, active, (update, bits), to, at, from)?;
+            }
+            Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
+            Op::CloseGroup => self.copies.close_group(active),
+            Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
+            Op::Approximate { flush, to, from } => {
+                self.approximate(program, active, &grid.launch.approximation, flush, [to, from])?;
+            }
+            Op::Branch { target } => return Ok(self.branch(group, active, target)),
+            Op::Table { index, ref targets } => return self.table(program, group, active, index, targets),
+            Op::Exit => {
+                self.leave_copies(grid, active)?;
+                return Ok(self.exit(group, active));
+            }
+            Op::Trap => return trap(active.trailing_zeros(), FaultKind::Trap),
+            Op::Shuffle { .. }
+            | Op::Vote { .. }
+            | Op::Reduce { .. }
+            | Op::Multiply { .. }
+            | Op::WarpBarrier { .. }
+            | Op::Barrier { .. } => {
+                unreachable!("handled above")
+            }
+        }
+        Ok(Next::Fall)
+    }
+
+    fn ready(&mut self, pc: u32, lanes: u32) {
+        if lanes != 0 {
+            self.groups.push(Group { pc, lanes, state: State::Ready });
+        }
+    }
+
+    fn branch(&mut self, group: Group, taken: u32, target: u32) -> Next {
+        if taken == group.lanes {
+            return Next::Jump(target);
+        }
+        self.ready(target, taken);
+        self.ready(group.pc + 1, group.lanes & !taken);
+        Next::Dissolved
+    }
+
+    /// `brx.idx` (ISA 9.7.12): what lies beyond the list is undefined, and a fault here.
+    fn table(
+        &mut self,
+        program: &Program,
+        group: Group,
+        active: u32,
+        index: Slot,
+        targets: &[u32],
+    ) -> Step<Next> {
+        let indices = *self.registers.word(program, index, active)?;
+        for lane in (0..32).filter(|lane| active >> lane & 1 == 1) {
+            let index = indices[lane as usize];
+            let Some(&target) = targets.get(index as usize) else {
+                return trap(lane, FaultKind::JumpTable { index, entries: targets.len() });
+            };
+            match self.groups.iter_mut().find(|other| other.pc == target && other.state == State::Ready) {
+                Some(other) => other.lanes |= 1 << lane,
+                None => self.ready(target, 1 << lane),
+            }
+        }
+        self.ready(group.pc + 1, group.lanes & !active);
+        Ok(Next::Dissolved)
+    }
+
+    /// Lanes that wait for the others of their masks need not wait for those that exited.
+    fn exit(&mut self, group: Group, active: u32) -> Next {
+        self.alive &= !active;
+        self.ready(group.pc + 1, group.lanes & !active);
+        for group in &mut self.groups {
+            if group.state == State::Waiting {
+                group.state = State::Ready;
+            }
+        }
+        Next::Dissolved
+    }
+
+    /// An instruction with `.sync` for those lanes whose member mask is complete; the others wait.
+    fn synchronize(&mut self, grid: &mut Grid, group: Group, active: u32, members: Slot) -> Step<Next> {
+        let program = &*grid.kernel.program;
+        let Group { pc, lanes, .. } = group;
+        let masks = *self.registers.word(program, members, active)?;
+        let mut left = active;
+        let mut waiting = 0;
+        while left != 0 {
+            let lane = left.trailing_zeros();
+            let mask = masks[lane as usize];
+            let same = (0..32).filter(|&lane| left >> lane & 1 == 1 && masks[lane as usize] == mask);
+            let same = same.fold(0, |same, lane| same | 1u32 << lane);
+            left &= !same;
+            if same & !mask != 0 {
+                return trap((same & !mask).trailing_zeros(), FaultKind::NotAMember { mask });
+            }
+            if mask & self.alive != same {
+                waiting |= same;
+                continue;
+            }
+            grid.count(pc, same, same)?;
+            self.together(program, same, &program.code[pc as usize].op)?;
+        }
+        if active != lanes {
+            grid.seen[pc as usize] |= SKIPPED;
+        }
+        if waiting == 0 {
+            return Ok(Next::Fall);
+        }
+        self.groups.push(Group { pc, lanes: waiting, state: State::Waiting });
+        self.ready(pc + 1, lanes & !waiting);
+        Ok(Next::Dissolved)
+    }
+
+    /// An instruction with `.sync`, for lanes that are complete.
+    fn together(&mut self, program: &Program, active: u32, op: &Op) -> Step {
+        match *op {
+            Op::Shuffle { mode, to, valid, value, by, clamp, .. } => {
+                self.shuffle(program, active, mode, &Shuffled { to, valid, value, by, clamp })
+            }
+            Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
+            Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
+            Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
+            _ => {
+                // `bar.warp.sync`: the race detector knows only barriers of all lanes.
+                self.time += u32::from(active == self.launched);
+                Ok(())
+            }
+        }
+    }
+
+    /// `bar.sync` and `barrier.sync` (ISA 9.7.13). The aligned ones are for all lanes of the warp at once.
+    fn arrive(&mut self, grid: &mut Grid, group: Group, active: u32, aligned: bool) -> Step<Next> {
+        let Group { pc, lanes, .. } = group;
+        let complete = !aligned || active == self.alive;
+        let state = if complete { State::Arrived } else { State::Waiting };
+        if complete || active == 0 {
+            grid.count(pc, lanes, active)?;
+        }
+        if active != 0 {
+            self.groups.push(Group { pc, lanes: active, state });
+        }
+        self.ready(pc + 1, lanes & !active);
+        Ok(Next::Dissolved)
+    }
+}

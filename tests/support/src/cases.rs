@@ -1,0 +1,203 @@
+//! Recipes and inputs for quantization, and its comparison with the oracle.
+
+use microscale::cpu::{Isa, quantize_with};
+use microscale::formats::mx;
+use microscale::formats::nvfp4::{Arithmetic, Direction};
+use microscale::formats::{GlobalScale, NegativeZero, ScaleRule, Ties};
+use microscale::{
+    Convention, Element, Error, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Report,
+    Result, ScaleLayout, Scheme, Shape, Words,
+};
+
+use crate::oracle::nvfp4::Rule;
+use crate::oracle::{self, Exact, Expected};
+
+/// Every combination of scale rule, ties, treatment of −0 and non-finite policy of MXFP4.
+pub fn every_mxfp4_recipe() -> Vec<Recipe> {
+    let mut recipes = Vec::new();
+    for &(_, scale_rule) in ScaleRule::WORDS {
+        for &(_, ties) in Ties::WORDS {
+            for &(_, negative_zero) in NegativeZero::WORDS {
+                let scheme = Scheme::Mxfp4(mx::Arithmetic { scale_rule, ties, negative_zero });
+                recipes.extend(under_every_policy(scheme));
+            }
+        }
+    }
+    assert_eq!(recipes.len(), 4 * 3 * 4 * 3);
+    recipes
+}
+
+/// Every combination of element, scale rule and non-finite policy of MXFP8.
+pub fn every_mxfp8_recipe() -> Vec<Recipe> {
+    let rules = || ScaleRule::WORDS.iter().map(|(_, rule)| *rule);
+    let schemes = rules().map(Scheme::Mxfp8E4m3).chain(rules().map(Scheme::Mxfp8E5m2));
+    let recipes: Vec<_> = schemes.flat_map(under_every_policy).collect();
+    assert_eq!(recipes.len(), 2 * 4 * 3);
+    recipes
+}
+
+/// The conventions of NVFP4.
+pub const NVFP4_CONVENTIONS: [Convention; 4] =
+    [Convention::Torchao, Convention::CompressedTensors, Convention::Modelopt, Convention::TransformerEngine];
+
+/// Every combination of convention, treatment of −0 and non-finite policy of NVFP4, with the global scale
+/// computed, absent, and given as what suits each of these amaxes.
+pub fn every_nvfp4_recipe(amaxes: &[f32]) -> Vec<Recipe> {
+    let mut recipes = Vec::new();
+    for convention in NVFP4_CONVENTIONS {
+        for &(_, negative_zero) in NegativeZero::WORDS {
+            let arithmetic = Arithmetic { negative_zero, ..nvfp4_arithmetic(convention) };
+            let given = amaxes.iter().map(|amax| Global::Given(given_for(arithmetic.direction, *amax)));
+            for global in given.chain([Global::FromAmax, Global::Absent]) {
+                recipes.extend(under_every_policy(Scheme::Nvfp4(arithmetic, global)));
+            }
+        }
+    }
+    assert_eq!(recipes.len(), 4 * 4 * (amaxes.len() + 2) * 3);
+    recipes
+}
+
+/// Every recipe of every format, with linear scales.
+pub fn every_recipe(amaxes: &[f32]) -> Vec<Recipe> {
+    [every_mxfp4_recipe(), every_mxfp8_recipe(), every_nvfp4_recipe(amaxes)].concat()
+}
+
+/// The arithmetic of a convention that has one.
+///
+/// # Panics
+/// If it has none.
+pub fn nvfp4_arithmetic(convention: Convention) -> Arithmetic {
+    convention.nvfp4().expect("a convention of NVFP4")
+}
+
+/// A global scale that suits this amax, as near to it as the range allows: 448 / G and 448 · s are finite,
+/// both are normal.
+pub fn given_for(direction: Direction, amax: f32) -> GlobalScale {
+    match direction {
+        Direction::Divisor => {
+            // One step more than the quotient, which is rounded.
+            let least = (448.0 / f32::MAX).next_up();
+            GlobalScale::Divisor((2688.0 / amax).clamp(least, f32::MAX))
+        }
+        Direction::Multiplier => {
+            let most = (f32::MAX / 448.0).next_down();
+            GlobalScale::Multiplier((amax / 2688.0).clamp(f32::MIN_POSITIVE, most))
+        }
+    }
+}
+
+fn under_every_policy(scheme: Scheme) -> impl Iterator<Item = Recipe> {
+    NonFinite::WORDS.iter().map(move |&(_, non_finite)| Recipe { scheme, non_finite, ..Recipe::default() })
+}
+
+/// A block, of a convention under the global scale `global`, that gets the scale byte `scale` and whose other
+/// elements are the midpoints of E2M1 under that scale and their neighbours, so that quotients land on ties
+/// and one step beside them.
+pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -> Vec<T> {
+    const MIDPOINTS: [f64; 8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0];
+    let scaling = rule.scaling(scale);
+    let finite = |value: f64| T::round_f64(value.clamp(-T::LARGEST, T::LARGEST));
+    let step = |value: T, steps: i32| {
+        let stepped = T::of_bits(value.bits().saturating_add_signed(steps));
+        if stepped.to_f64().is_finite() { stepped } else { value }
+    };
+    // The leading element goes to 6 under the scale, so that the scale comes out again, or nearly.
+    let mut block = vec![finite(scaling.undo(6.0))];
+    while block.len() < oracle::nvfp4::BLOCK {
+        let at = step(finite(scaling.undo(MIDPOINTS[rng.usize(..8)])), rng.i32(-1..=1));
+        block.push(if rng.bool() { at } else { T::round_f64(-at.to_f64()) });
+    }
+    block
+}
+
+/// The same rows `row_stride` elements apart, with NaN between them: who reads it will count it.
+pub fn spread<T: Exact>(values: &[T], shape: Shape, row_stride: usize) -> (Vec<T>, Shape) {
+    assert_eq!(shape.row_stride, shape.cols);
+    let mut spread = vec![T::round_f64(f64::NAN); shape.rows * row_stride];
+    for row in 0..shape.rows {
+        spread[row * row_stride..][..shape.cols].copy_from_slice(&values[row * shape.cols..][..shape.cols]);
+    }
+    (spread, shape.with_row_stride(row_stride))
+}
+
+/// What a recipe makes of a matrix.
+pub fn quantized_shape(shape: Shape, recipe: &Recipe) -> QuantizedShape {
+    QuantizedShape::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
+}
+
+/// A tensor whose every byte and whose global scale has another value than a quantization will leave.
+///
+/// # Panics
+/// If the shape is too large.
+pub fn used_tensor(shape: QuantizedShape) -> QuantizedTensor {
+    let (codes, scales) = shape.bytes().expect("a small shape");
+    let used = QuantizedTensor::from_parts(shape, vec![0xA5; codes], vec![0x5A; scales]).expect("its bytes");
+    match shape.format {
+        Format::Nvfp4 => used.with_global_scale(GlobalScale::Divisor(0.3)).expect("a global scale"),
+        _ => used,
+    }
+}
+
+/// Quantizes into a [`used_tensor`].
+///
+/// # Errors
+/// Those of [`quantize_with`].
+pub fn quantize<T: Element>(
+    isa: Isa,
+    values: &[T],
+    shape: Shape,
+    recipe: &Recipe,
+) -> Result<(QuantizedTensor, Report)> {
+    let mut tensor = used_tensor(quantized_shape(shape, recipe));
+    let report = quantize_with(isa, values, shape, recipe, &mut tensor)?;
+    Ok((tensor, report))
+}
+
+/// Asserts that every instruction set gives what the oracle gives, bytes and counts, or refuses with the same
+/// counts.
+pub fn assert_as_expected<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expected {
+    let expected = oracle::quantize(values, shape, recipe);
+    for isa in Isa::available() {
+        let what = || format!("{isa:?}, {}, {shape:?}, {recipe:?}", T::DTYPE.word());
+        match (quantize(isa, values, shape, recipe), recipe.non_finite, expected.report.first_non_finite) {
+            (Err(Error::NonFinite { first, report }), NonFinite::Error, Some(position)) => {
+                assert_eq!((first, report), (position, expected.report), "{}", what());
+            }
+            (Err(why), _, _) => panic!("{}: {why}", what()),
+            (Ok(_), NonFinite::Error, Some(position)) => panic!("{}: accepted {position:?}", what()),
+            (Ok((tensor, report)), _, _) => {
+                assert_same_blocks(&tensor, &expected, what);
+                assert_eq!(report, expected.report, "{}", what());
+            }
+        }
+    }
+    expected
+}
+
+/// Asserts that the bytes are the same, naming the first block that is not.
+pub fn assert_same_blocks(tensor: &QuantizedTensor, expected: &Expected, what: impl Fn() -> String) {
+    let bits = |global: Option<GlobalScale>| global.map(|scale| (scale.direction(), scale.value().to_bits()));
+    assert_eq!(
+        bits(tensor.global_scale()),
+        bits(expected.global_scale),
+        "{:?}, not {:?}: {}",
+        tensor.global_scale(),
+        expected.global_scale,
+        what()
+    );
+    assert_eq!((tensor.scales().len(), tensor.codes().len()), (expected.scales.len(), expected.codes.len()));
+    if tensor.scales() == expected.scales && tensor.codes() == expected.codes {
+        return;
+    }
+    let (in_row, block_bytes) = (tensor.blocks_per_row(), tensor.format().block_bytes());
+    let codes = tensor.codes().chunks(block_bytes).zip(expected.codes.chunks(block_bytes));
+    let linear = |scales: &[u8]| match tensor.shape().scale_layout {
+        ScaleLayout::Linear => scales.to_vec(),
+        ScaleLayout::Swizzled => oracle::layout::unswizzle(scales, tensor.rows(), in_row),
+    };
+    let scales = linear(tensor.scales()).into_iter().zip(linear(&expected.scales));
+    for (index, (found, right)) in scales.zip(codes).map(|((a, b), (c, d))| ((a, c), (b, d))).enumerate() {
+        assert_eq!(found, right, "row {}, block {}: {}", index / in_row, index % in_row, what());
+    }
+    assert_eq!(tensor.scales(), expected.scales, "the padding of the scales: {}", what());
+}

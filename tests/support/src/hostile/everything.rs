@@ -1,0 +1,119 @@
+//! Everything that reads a checkpoint, and everything that writes one of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use microscale::{Convention, Device, Dtype, Format, Recipe};
+use microscale_checkpoint::{
+    self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert,
+    dequantize, quantize,
+};
+
+use crate::Scratch;
+
+/// What each convention of files is given to hold.
+pub(super) const HELD: [(FileConvention, Format, Convention); 6] = [
+    (FileConvention::CompressedTensors, Format::Mxfp4, Convention::Torchao),
+    (FileConvention::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
+    (FileConvention::Modelopt, Format::Nvfp4, Convention::Modelopt),
+    (FileConvention::GptOss, Format::Mxfp4, Convention::Torchao),
+    (FileConvention::Gguf, Format::Mxfp4, Convention::Torchao),
+    (FileConvention::Gguf, Format::Nvfp4, Convention::Torchao),
+];
+
+/// Never breaks off.
+pub(super) fn go_on(_: Progress<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// A directory in which only the output may appear, and only if it was a success.
+pub(super) struct Watched<'s> {
+    scratch: &'s Scratch,
+    before: BTreeMap<PathBuf, Option<Vec<u8>>>,
+    out: PathBuf,
+}
+
+impl<'s> Watched<'s> {
+    /// Output is to go to `OUT`, or a file of that beginning.
+    pub(super) fn new(scratch: &'s Scratch, out: &str) -> Self {
+        Self { scratch, before: scratch.contents(), out: scratch.path(out) }
+    }
+
+    /// Lets something write to the output, looks at what is there then, and removes it.
+    pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> Result<T>) -> Option<T> {
+        let written = write(&self.out);
+        let mut after = self.scratch.contents();
+        if written.is_ok() {
+            assert!(after.contains_key(&self.out), "a success, but there is no output");
+            after.retain(|path, _| !path.starts_with(&self.out));
+            // What was written is a checkpoint, with nothing in it that was not meant.
+            Checkpoint::open(&self.out)
+                .unwrap_or_else(|error| panic!("what was written is unreadable: {error:?}"));
+            if self.out.is_dir() {
+                fs::remove_dir_all(&self.out).unwrap();
+            } else {
+                fs::remove_file(&self.out).unwrap();
+            }
+        }
+        assert_eq!(self.before, after, "something else was written or left behind");
+        if let Err(error) = &written {
+            message(error);
+        }
+        written.ok()
+    }
+
+    /// Makes sure that nothing has changed.
+    pub(super) fn unchanged(&self) {
+        assert_eq!(self.before, self.scratch.contents(), "something was written");
+    }
+}
+
+/// An error must fit on a screen or two: what hostile files say is not repeated at length.
+fn message(error: &Error) {
+    let message = error.to_string();
+    assert!(message.len() < 1 << 19, "an error of {} bytes", message.len());
+}
+
+/// What is written of an input, which takes longer than reading it: one way of each kind, by a byte.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ways(pub(super) u8);
+
+/// Reads everything of a file or a directory, and writes what can be written of it.
+pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
+    let out = if input.is_dir() { "OUT".into() } else { format!("OUT.{}", extension(input)) };
+    let watched = Watched::new(scratch, &out);
+    let checkpoint = match Checkpoint::open(input) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => {
+            message(&error);
+            return watched.unchanged();
+        }
+    };
+    let (device, go_on) = (&Device::Cpu, &mut go_on);
+    for inspected in checkpoint::inspect(&checkpoint) {
+        let _ = (inspected.tensor.shape(), inspected.tensor.stored().matrix());
+    }
+    let _ = checkpoint::diagnose(&checkpoint, Some(&checkpoint), device, go_on)
+        .map(|diagnosis| diagnosis.to_json().to_string());
+    let _ = checkpoint::compare(&checkpoint, &checkpoint, device, go_on);
+    watched.unchanged();
+
+    let ways = usize::from(ways.0);
+    let (files, format, convention) = HELD[ways % HELD.len()];
+    if let Ok(recipe) = Recipe::of(format, convention)
+        && let Ok(plan) = Plan::new(&checkpoint, &Selection::default(), recipe, files)
+    {
+        let _ = plan.to_json().to_string();
+        watched.write(|out| quantize(&plan, out, device, go_on));
+    }
+    let (files, ..) = HELD[ways / HELD.len() % HELD.len()];
+    watched.write(|out| convert(&checkpoint, files, out, device, go_on));
+    let dtype = [None, Some(Dtype::F32)][ways / HELD.len() / HELD.len() % 2];
+    watched.write(|out| dequantize(&checkpoint, out, dtype, device, go_on));
+}
+
+fn extension(file: &Path) -> &str {
+    file.extension().and_then(|extension| extension.to_str()).unwrap_or("safetensors")
+}

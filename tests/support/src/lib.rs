@@ -1,0 +1,30 @@
+//! What the tests share: where the data is, how the program is run, and scratch directories to run it in.
+
+pub mod cases;
+pub mod golden;
+pub mod hostile;
+pub mod inputs;
+pub mod operands;
+pub mod oracle;
+pub mod order;
+mod program;
+pub mod ptx;
+mod scratch;
+pub mod weights;
+
+use std::path::PathBuf;
+
+pub use program::{Arg, Run, command, program, run};
+pub use scratch::{Scratch, TensorData, header, make_pipe, raw_file};
+
+/// The repository's root, which holds `sample/`, `tests/golden/` and `fuzz/corpus/`; or what
+/// `MICROSCALE_TEST_DATA` names, for tests that run on another machine than they were built on.
+pub fn data_dir() -> PathBuf {
+    let root = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from)
+}
+
+/// The checkpoint that is shipped with the repository.
+pub fn sample() -> PathBuf {
+    data_dir().join("sample/tiny-llama")
+}

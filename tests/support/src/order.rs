@@ -1,0 +1,152 @@
+//! Weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing, so that
+//! only f32's roundings and their order are left.
+
+use microscale::{Format, QuantizedTensor};
+
+use crate::operands::{Scales, changed, scale_of_one, tensor};
+use crate::oracle::{Exact, dot, power_of_two};
+use crate::weights::STEP;
+
+/// Columns of a chunk, which is a lane's in a step.
+const CHUNK: usize = 32;
+/// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a
+/// [`STEP`] does.
+const GROUP: usize = 16;
+
+/// The order in which a kernel adds.
+#[derive(Clone, Copy, Debug)]
+pub enum Order {
+    /// For one token: groups, then lanes by pairs, then splits.
+    One {
+        /// Warps that share a row.
+        splits: usize,
+    },
+    /// For several: steps, then segments and splits.
+    Lots {
+        /// Parts of a row that a warp has side by side.
+        segments: usize,
+        /// Warps that share a row.
+        splits: usize,
+    },
+}
+
+impl Order {
+    /// What weights and each token's activations come to: row by row, for one token after the other.
+    ///
+    /// # Panics
+    /// If a tensor core might lose something.
+    pub fn results<T: Exact>(self, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {
+        let rows: Vec<Vec<_>> =
+            (0..weights.rows()).map(|row| dot::elements(weights, row).collect()).collect();
+        let result = |(x, row): (&[T], &Vec<(f64, f64)>)| {
+            let terms = row.iter().zip(x).map(|((weight, scale), x)| (weight * x.to_f64(), *scale));
+            T::round_f64(dot::under(self.sum(&terms.collect::<Vec<_>>()), weights.global_scale()))
+        };
+        let tokens = x.chunks_exact(weights.cols()).take(tokens);
+        tokens.flat_map(|x| rows.iter().map(move |row| (x, row))).map(result).collect()
+    }
+
+    /// The sum of products, each with the scale that it is not under yet.
+    fn sum(self, terms: &[(f64, f64)]) -> f64 {
+        match self {
+            Self::One { splits } => {
+                // Each lane has a chunk of every step.
+                let lane = |number: usize| {
+                    let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * splits);
+                    chunks.flat_map(|chunk| chunk.chunks(GROUP)).fold(0f32, |sum, group| {
+                        exact(group.iter().map(|(term, _)| *term)).mul_add(group[0].1 as f32, sum)
+                    })
+                };
+                let segment = |first: usize| {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|quarter| lane(first + quarter));
+                    (a + b) + (c + d)
+                };
+                let splits = (0..splits).map(|split| segment(8 * split) + segment(8 * split + 4));
+                splits.fold(0.0, |sum, split| sum + f64::from(split))
+            }
+            Self::Lots { segments, splits } => {
+                let parts = segments * splits;
+                let part = |number: usize| {
+                    let steps = terms.chunks(STEP).skip(number).step_by(parts);
+                    steps.fold(0f32, |sum, step| sum + exact(step.iter().map(|(term, scale)| term * scale)))
+                };
+                (0..parts).fold(0.0, |sum, number| sum + f64::from(part(number)))
+            }
+        }
+    }
+}
+
+/// A sum that is exact however it is added, with two bits to spare: all terms' magnitudes come to at most
+/// 2^22 times the lowest of their last bits.
+fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
+    let last_bit = |term: f64| {
+        let significand = term.to_bits() & ((1 << 52) - 1) | 1 << 52;
+        power_of_two((term.to_bits() >> 52 & 0x7FF) as i32 - 1075 + significand.trailing_zeros() as i32)
+    };
+    let least = terms.clone().filter(|term| *term != 0.0).map(last_bit).fold(f64::INFINITY, f64::min);
+    let magnitudes = terms.clone().fold(0.0, |sum, term| sum + term.abs());
+    assert!(magnitudes == 0.0 || magnitudes <= least * 2f64.powi(22), "{magnitudes:e}, in bits of {least:e}");
+    terms.fold(0.0, |sum, term| sum + term) as f32
+}
+
+/// Columns at the end of a row that cancel what is before them.
+const CANCELLING: usize = 2 * STEP;
+
+/// Weights and activations that tensor cores lose nothing of, and that come to almost nothing but what the sums before
+/// lost: the last bits of every one matter. A row's weights cancel one token's sum.
+///
+/// Each step has numbers of few bits, of a magnitude that differs from step to step. In the last two steps, one group's
+/// activations are powers of two, and its weights are the sum's digits.
+///
+/// # Panics
+/// If rows have no more columns than those that cancel, or not whole groups.
+pub fn cancelling<T: Exact>(
+    format: Format,
+    [rows, cols, tokens]: [usize; 3],
+    seed: u64,
+) -> (QuantizedTensor, Vec<T>) {
+    assert!(cols > CANCELLING && cols.is_multiple_of(GROUP));
+    let last = (cols - 1) / STEP * STEP;
+    let digits = (last - STEP..).take(GROUP).chain(last..).take(2 * GROUP);
+    let digits: Vec<_> = digits.zip(0..).map(|(col, i)| (col, 2f64.powi(15 - i))).collect();
+
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut x = vec![T::default(); cols * tokens];
+    for x in x.chunks_mut(cols) {
+        for step in x[..last - STEP].chunks_mut(STEP) {
+            let unit = 2f64.powi(random.i32(-14..=2));
+            step.fill_with(|| T::round_f64(f64::from(random.i32(-15..=15)) * unit));
+        }
+        digits.iter().for_each(|(col, digit)| x[*col] = T::round_f64(*digit));
+    }
+
+    let (block, bytes) = (format.block(), cols.div_ceil(format.block()) * format.block_bytes());
+    let before = changed(tensor(format, rows, cols, Scales::Common, seed), |codes, scales| {
+        codes.chunks_mut(bytes).for_each(|row| row[(last - STEP) / 2..].fill(0));
+        for scales in scales.chunks_mut(cols.div_ceil(block)) {
+            let (before, cancelling) = scales.split_at_mut((last - STEP) / block);
+            if format == Format::Mxfp4 {
+                before.iter_mut().for_each(|scale| *scale = 120 + *scale % 8);
+            }
+            cancelling.fill(scale_of_one(format));
+        }
+    });
+    let left = |row: usize| {
+        let x: Vec<_> = x[row % tokens * cols..][..cols].iter().map(|x| x.to_f64()).collect();
+        dot::weighted(&before, row, &x).sum.to_f64()
+    };
+    let lefts: Vec<_> = (0..rows).map(left).collect();
+    let weights = changed(before, |codes, _| {
+        for (row, mut left) in codes.chunks_mut(bytes).zip(lefts) {
+            for (col, digit) in &digits {
+                if left.abs() >= *digit {
+                    // −1, or 1.
+                    row[col / 2] |= (if left > 0.0 { 0xA } else { 0x2 }) << (col % 2 * 4);
+                    left -= digit.copysign(left);
+                }
+            }
+            assert!(left.abs() < digits[digits.len() - 1].1, "{left:e} is left");
+        }
+    });
+    (weights, x)
+}

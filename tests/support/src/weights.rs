@@ -1,0 +1,266 @@
+//! Weights times activations: inputs, and how far results may be from the exact sums.
+
+use microscale::{Format, QuantizedShape, QuantizedTensor};
+
+use crate::oracle::{self, Exact, dot};
+
+/// Which activations there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// Around 1.
+    Common,
+    /// Around 2^10.
+    Large,
+    /// Numbers of all magnitudes.
+    Numbers,
+    /// Of the magnitudes of the dtype's subnormal numbers, and a little above.
+    Tiny,
+    /// Any bits.
+    Any,
+}
+
+impl Activations {
+    /// Every kind.
+    pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
+}
+
+/// So many activations.
+pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
+    let one = |random: &mut fastrand::Rng| match kind {
+        Activations::Common | Activations::Large => {
+            let unit = if kind == Activations::Large { 1024.0 } else { 1.0 };
+            T::round_f64((random.f64() + random.f64() + random.f64() - 1.5) * unit)
+        }
+        Activations::Numbers if T::LARGEST > 1e5 => {
+            T::round_f64((random.f64() - 0.5) * 2f64.powi(random.i32(-133..100)))
+        }
+        Activations::Tiny => {
+            let magnitude = 2f64.powi(T::SMALLEST_EXPONENT + random.i32(1..14));
+            T::round_f64((random.f64() - 0.5) * magnitude)
+        }
+        _ => T::of_bits(random.u32(..1 << 16)),
+    };
+    let fits = |x: &T| kind == Activations::Any || x.to_f64().is_finite();
+    std::iter::repeat_with(|| one(random)).filter(fits).take(count).collect()
+}
+
+/// How far a result may be from an exact sum, besides its rounding: γ times the sum of the products'
+/// magnitudes, and δ, which is without the global scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    gamma: f64,
+    delta: f64,
+}
+
+/// The code of 1.
+const ONE: u8 = 2;
+/// Columns of a step of a segment.
+pub(crate) const STEP: usize = 128;
+/// `mma`s of a step, one after the other from zero.
+const CHAIN: f64 = 8.0;
+/// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The
+/// largest addend is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once,
+/// 16 others are cut and so is their sum. If they are added by halves, as an A100 does, 8 others are cut and
+/// a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
+const LOST: f64 = 18.0;
+
+impl Bound {
+    /// That of the definition, `microscale::formats::weights`.
+    pub fn of_definition(weights: &QuantizedTensor) -> Self {
+        let cols = weights.cols();
+        Self {
+            gamma: (16 + 2 * cols.div_ceil(1024)) as f64 * 2f64.powi(-24),
+            delta: if weights.format() == Format::Mxfp4 { cols as f64 * 2f64.powi(-148) } else { 0.0 },
+        }
+    }
+
+    /// That of tensor cores, for rows that are not computed by the definition.
+    ///
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at
+    /// most `LOST` units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of
+    /// 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of a row has its
+    /// own sum: a row is divided between `segments` and between `splits`.
+    ///
+    /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
+    /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
+    /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
+    /// they may not be.
+    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
+        let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
+        let is_bf16 = T::LARGEST > 1e5;
+        Self {
+            gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
+            delta: if is_bf16 { cols as f64 * least * 2f64.powi(16) } else { 0.0 },
+        }
+    }
+
+    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the
+    /// definition.
+    ///
+    /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them,
+    /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
+    /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
+    /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
+    /// between four lanes, and between `splits`.
+    ///
+    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
+    /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
+    /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
+    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
+        let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
+        let all = (weights.cols() / 16) as f64;
+        let format = weights.format();
+        let blocks = weights.codes().chunks(format.block_bytes()).zip(weights.scales());
+        let not_zeros = blocks.filter(|(codes, _)| codes.iter().any(|code| code & 0x77 != 0));
+        let scales = not_zeros.map(|(_, scale)| oracle::value(format, ONE, *scale, None));
+        let largest = scales.filter(|scale| scale.is_finite()).fold(0.0, f64::max);
+        let [under_scales, lower] = if T::LARGEST > 1e5 { [20.0 * largest, 24.0] } else { [0.0, 14.0] };
+        Self {
+            gamma: (2.0 * 4.0 * 6.0 + groups + 3.0 + 1.0) * 2f64.powi(-24),
+            delta: all * (least * under_scales + 2f64.powi(-150)) * lower.exp2(),
+        }
+    }
+
+    /// How far a result may be, given the sum of the products' magnitudes under the global scale, and what
+    /// becomes of one under it.
+    pub fn error(self, magnitudes: f64, scale: f64) -> f64 {
+        self.gamma * magnitudes + self.delta * scale
+    }
+
+    /// The same, twice: for the distance of two results.
+    pub fn twice(self) -> Self {
+        Self { gamma: 2.0 * self.gamma, delta: 2.0 * self.delta }
+    }
+}
+
+/// Segments that the places of a tensor core hold of each token, for so many tokens.
+pub fn segments(tokens: usize) -> usize {
+    8 / tokens.next_power_of_two().min(8)
+}
+
+/// What products are, exactly.
+pub struct ExactProducts {
+    rows: usize,
+    /// Row by row, for one token after the other.
+    products: Vec<Product>,
+    /// Of one to all products.
+    scale: f64,
+}
+
+enum Product {
+    /// A sum and that of its terms' magnitudes, under the global scale.
+    Number { exact: f64, magnitudes: f64 },
+    /// Terms are not finite, and neither is the sum: NaN or an infinity.
+    NotFinite(f64),
+    /// So large that f32 may not hold it.
+    Large,
+}
+
+impl ExactProducts {
+    /// Of weights and each token's activations.
+    pub fn of<T: Exact>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> Self {
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let under = |sum| dot::under(sum, weights.global_scale());
+        let mut products = Vec::with_capacity(rows * tokens);
+        for token in 0..tokens {
+            let x: Vec<f64> = x[token * cols..][..cols].iter().map(|x| x.to_f64()).collect();
+            for row in 0..rows {
+                let dot::Weighted { sum, magnitudes, not_finite } = dot::weighted(weights, row, &x);
+                products.push(match not_finite {
+                    // Half of where the definition's streams overflow.
+                    _ if magnitudes >= 2f64.powi(133) && !not_finite.is_nan() => Product::Large,
+                    0.0 => Product::Number { exact: under(sum.to_f64()), magnitudes: under(magnitudes) },
+                    _ => Product::NotFinite(not_finite),
+                });
+            }
+        }
+        Self { rows, products, scale: under(1.0) }
+    }
+
+    /// Says which result is too far from what it should be, if any; otherwise how many are more than one number away.
+    ///
+    /// # Errors
+    /// The first that is.
+    pub fn check<T: Exact>(&self, found: &[T], bound: &Bound) -> Result<usize, String> {
+        self.check_some(found, bound, |_| true)
+    }
+
+    /// The same, of some rows only.
+    ///
+    /// # Errors
+    /// The first that is too far.
+    pub fn check_some<T: Exact>(
+        &self,
+        found: &[T],
+        bound: &Bound,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<usize, String> {
+        if found.len() != self.products.len() {
+            return Err(format!("{} results instead of {}", found.len(), self.products.len()));
+        }
+        let mut far = 0;
+        for (i, (y, product)) in found.iter().zip(&self.products).enumerate() {
+            let (token, row) = (i / self.rows, i % self.rows);
+            if !wanted(row) {
+                continue;
+            }
+            match *product {
+                Product::Large => {}
+                Product::NotFinite(what) => {
+                    if y.bits() != T::round_f64(what).bits() {
+                        return Err(format!("{y:?} is not {what}: token {token}, row {row}"));
+                    }
+                }
+                Product::Number { exact, magnitudes } => {
+                    let error = bound.error(magnitudes, self.scale);
+                    near(*y, exact, error).map_err(|wrong| format!("{wrong}: token {token}, row {row}"))?;
+                    let right = T::round_f64(exact);
+                    let same_sign = (right.bits() ^ y.bits()) >> (T::BITS - 1) == 0;
+                    far += usize::from(!same_sign || right.bits().abs_diff(y.bits()) > 1);
+                }
+            }
+        }
+        Ok(far)
+    }
+}
+
+/// Says what is wrong with a result unless it is at most half a unit in the last place and some error away from what
+/// it should be.
+///
+/// # Errors
+/// What is wrong.
+pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
+    let found = y.to_f64();
+    // Above the largest number there is infinity, below it one as near as its kind.
+    let magnitude = T::round_f64(found.abs().min(T::LARGEST));
+    let below = if magnitude.to_f64() == T::LARGEST { T::of_bits(magnitude.bits() - 1) } else { magnitude };
+    let ulp = T::of_bits(below.bits() + 1).to_f64() - below.to_f64();
+    let near = if found.is_infinite() {
+        exact.abs() >= T::LARGEST + 0.5 * ulp - error && (exact < 0.0) == (found < 0.0)
+    } else {
+        (found - exact).abs() <= 0.5 * ulp + error
+    };
+    if near { Ok(()) } else { Err(format!("{y:?} is not {exact:e} ± {error:e}")) }
+}
+
+/// The first and the last scale of MXFP4 under which weights are exact in a dtype of activations and their
+/// products far from its ends.
+pub fn usual_scales<T: Exact>() -> [u8; 2] {
+    if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
+}
+
+/// Whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that is not
+/// all zeros has another scale than [`usual_scales`].
+pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
+    let QuantizedShape { format, .. } = weights.shape();
+    if format != Format::Mxfp4 {
+        return false;
+    }
+    let [first, last] = usual_scales::<T>();
+    let (blocks, bytes) = (weights.blocks_per_row(), weights.format().block_bytes());
+    let codes = weights.codes()[row * blocks * bytes..][..blocks * bytes].chunks(bytes);
+    let scales = &weights.scales()[row * blocks..][..blocks];
+    codes
+        .zip(scales)
+        .any(|(codes, scale)| !(first..=last).contains(scale) && codes.iter().any(|code| code & 0x77 != 0))
+}

@@ -1,0 +1,8 @@
+//! The formats to compare with: golden vectors, every 16-bit value, and arbitrary input.
+
+mod comparison_tests {
+    mod exhaustive;
+    mod golden;
+    mod oracle;
+    mod properties;
+}

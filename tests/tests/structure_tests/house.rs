@@ -1,0 +1,60 @@
+//! The repository's own crates.
+
+use super::arrows::Arrows;
+use super::floors::{FLOORS, Floor};
+use microscale_test_support::data_dir;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The text of a file of the repository.
+fn read(file: &Path) -> Option<String> {
+    std::fs::read_to_string(data_dir().join(file)).ok()
+}
+
+/// The manifest of a crate. There are no sources, and nothing to check, where the test was packed for another
+/// machine.
+fn manifest(floor: &Floor) -> Option<String> {
+    read(&Path::new(floor.folder).join("Cargo.toml"))
+}
+
+fn roots(floor: &Floor) -> impl Iterator<Item = PathBuf> {
+    floor.roots().into_iter().filter(|root| read(root).is_some())
+}
+
+#[test]
+fn no_crate_imports_one_above_it() {
+    let mut faults = Vec::new();
+    for floor in &FLOORS {
+        let Some(manifest) = manifest(floor) else { continue };
+        let mut named = BTreeMap::new();
+        for root in roots(floor) {
+            named.extend(Arrows::default().add(&root, &read));
+        }
+        faults.extend(floor.faults(&manifest, &named));
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let mut arrows = Arrows::default();
+    for root in FLOORS.iter().flat_map(roots) {
+        arrows.add(&root, &read);
+    }
+    let circles: Vec<_> = arrows.circles().iter().map(|circle| arrows.describe(circle)).collect();
+    assert!(circles.is_empty(), "\n{}", circles.join("\n"));
+}
+
+/// `cargo run` builds the libraries and programs of all default members: among these may be no crate of
+/// tests.
+#[test]
+fn cargo_run_builds_no_test_crate() {
+    let Some(manifest) = read(Path::new("Cargo.toml")) else { return };
+    let manifest: toml::Table = manifest.parse().expect("the workspace's manifest");
+    for member in manifest["workspace"]["default-members"].as_array().expect("a list") {
+        let member = member.as_str().expect("a folder");
+        let product = ["formats", "kernels-abi", "host", "checkpoint", "cli"].contains(&member);
+        let builds = ["src/lib.rs", "src/main.rs"].map(|root| read(&Path::new(member).join(root)).is_some());
+        assert!(product || builds == [false, false], "{member} would be built");
+    }
+}
