@@ -12,12 +12,15 @@
 //! | `cpu`, `gpu` | timing on each |
 //! | `gemv`, `weights` | the two kinds of products |
 //! | `tune` | choosing kernels for products |
+//! | `load` | what the first use of a kernel costs |
 
 mod cpu;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod job;
+#[cfg(feature = "cuda")]
+pub(crate) mod load;
 pub(crate) mod measurement;
 pub(crate) mod op;
 mod product;

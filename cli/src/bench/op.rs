@@ -35,6 +35,8 @@ pub(crate) enum Op {
     QuantizeWarpABlock,
     /// A kernel that does nothing (GPU only): what a launch costs.
     Empty,
+    /// Making each kernel ready (GPU only): what the first use of one costs.
+    Load,
 }
 
 impl Words for Op {
@@ -51,6 +53,7 @@ impl Words for Op {
         ("quantize-thread-a-block", Self::QuantizeThreadABlock),
         ("quantize-warp-a-block", Self::QuantizeWarpABlock),
         ("empty", Self::Empty),
+        ("load", Self::Load),
     ];
 }
 
@@ -80,7 +83,8 @@ impl Op {
 
     /// Whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
-        let kernels = matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty);
+        let kernels =
+            matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load);
         kernels || Self::GEMV_KERNELS.contains(&self)
     }
 

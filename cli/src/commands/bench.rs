@@ -3,11 +3,18 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
+use std::time::Duration;
+
 use anyhow::Context;
 use comfy_table::Table;
+#[cfg(feature = "cuda")]
+use microscale::gpu::KernelId;
 use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
+#[cfg(feature = "cuda")]
+use crate::bench::load::{self, Loads};
 use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
@@ -75,6 +82,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
+    if args.op.contains(&Op::Load) {
+        return load(&args);
+    }
     let recipes = recipes(&args)?;
     let mut measurements = Vec::new();
     let tuned = match &args.tune {
@@ -100,6 +110,43 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
+}
+
+/// Prints what the first use of each kernel costs.
+#[cfg(feature = "cuda")]
+fn load(args: &Args) -> anyhow::Result<()> {
+    let Args { op, format, convention, scale_layout, search, shape, dtype, tokens, ladder, tune, .. } = args;
+    let about_values = !(format.is_empty() && convention.is_empty() && scale_layout.is_empty())
+        || !(search.is_empty() && shape.is_empty() && dtype.is_empty() && tokens.is_empty());
+    if op.len() > 1 || about_values || *ladder || tune.is_some() {
+        return Err(
+            Usage::new("load is measured by itself, of every kernel: give --device and --json only").into()
+        );
+    }
+    let device = device(args.device)?;
+    let Loads { each, at_once } = load::load(&device)?;
+    print(&device)?;
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut table = table(&["kernel", "family", ">ms"]);
+    for (id, time) in &each {
+        let kernel = id.kernel().name.to_owned();
+        table.add_row([kernel, id.family().word().to_owned(), format!("{:.1}", milliseconds(*time))]);
+    }
+    let total: Duration = each.iter().map(|(_, time)| *time).sum();
+    table.add_row(["all, one after the other".into(), String::new(), format!("{:.0}", milliseconds(total))]);
+    table.add_row(["all, several at a time".into(), String::new(), format!("{:.0}", milliseconds(at_once))]);
+    print(table.trim_fmt())?;
+    let Some(file) = &args.json else { return Ok(()) };
+    let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
+    let records: Vec<_> = each.iter().map(record).collect();
+    let json = json!({ "kernels": records, "at_once_seconds": at_once.as_secs_f64() });
+    std::fs::write(file, serde_json::to_string_pretty(&json)? + "\n")
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn load(_: &Args) -> anyhow::Result<()> {
+    Err(microscale::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()).into())
 }
 
 /// The operation whose kernels are measured for a table.

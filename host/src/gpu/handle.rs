@@ -1,18 +1,15 @@
 //! One GPU, ready to work.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
-use microscale_kernels_abi::{Family, KernelId};
+use microscale_kernels_abi::KernelId;
 
-use super::arguments::kernel_dtype;
 use super::device::{self, GpuInfo};
 use super::driver::doing;
 use super::kernels::Kernels;
 use super::staging::Staging;
-use crate::element::Dtype;
 use crate::error::Result;
 
 /// One GPU, ready to work: its context, a stream and the kernels.
@@ -60,35 +57,6 @@ impl Gpu {
     /// The stream that the host-slice operations use.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
-    }
-
-    /// Has the driver compile kernels that operations would otherwise wait for at their first call: those of a family, for unquantized
-    /// values or results of a dtype, or for all. Several threads compile at a time. What is compiled already costs nothing.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
-    pub fn preload(&self, family: Family, dtype: Option<Dtype>) -> Result<()> {
-        let dtype = dtype.map(kernel_dtype);
-        let wanted = |id: &KernelId| {
-            let takes = id.kernel().dtype;
-            id.family() == family && (dtype.is_none() || takes.is_none() || takes == dtype)
-        };
-        let wanted: Vec<KernelId> = KernelId::all().filter(wanted).collect();
-        let next = AtomicUsize::new(0);
-        let compile = || -> Result<()> {
-            while let Some(id) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.kernels.ready(*id)?;
-            }
-            Ok(())
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
-        std::thread::scope(|scope| {
-            let working: Vec<_> = (0..threads).map(|_| scope.spawn(compile)).collect();
-            working.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(compiled) => compiled,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })
     }
 
     /// Makes kernels ready one after the other and says of each how long that took: inflating its PTX, and the driver's

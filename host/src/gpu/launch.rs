@@ -18,5 +18,5 @@ pub(super) use errors::{error_parts, errors};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};
 pub(super) use layout::convert_scales;
-pub(super) use quantize::quantize;
+pub(super) use quantize::{kernel_of, quantize};
 pub(super) use weights::gemv_weights;

@@ -1,7 +1,7 @@
 //! Quantizing and dequantizing on NVIDIA GPUs, with the PTX that this library embeds.
 //!
 //! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a context, a stream
-//! and the kernels, each of which the driver compiles when it is first used; [`Gpu::preload`] is for who wants that before. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
+//! and the kernels, each of which the driver compiles when it is first used; [`Gpu::preload`] and [`Gpu::preload_recipe`] are for who wants that before. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
 //! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`],
 //! [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
 //!
@@ -25,6 +25,7 @@ mod launch;
 mod loaded;
 mod on_device;
 mod on_host;
+mod preload;
 mod ptx;
 mod staging;
 mod tensor;

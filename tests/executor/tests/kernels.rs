@@ -10,8 +10,10 @@ use microscale::formats::{E2m1, GlobalScale};
 use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, dequantize, quantize};
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
 use microscale_formats::plan::NvPlan;
-use microscale_kernels_abi::{    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot,
-    ScaleGrid, TARGETS, Target, kernels};
+use microscale_kernels_abi::{
+    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot,
+    ScaleGrid, TARGETS, Target, kernels,
+};
 
 #[path = "../../support/src/ptx.rs"]
 mod ptx;
@@ -133,8 +135,18 @@ fn mxfp4_of_bf16_and_back() {
                 let arguments = [&arguments[..], &[argument(&options)]].concat();
                 let statistics = trial.run("mxfp4_quantize_bf16_even", &arguments);
                 assert!(statistics.lane_instructions > 0);
-                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{}, {elements}", target.name);
-                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{}, {elements}", target.name);
+                assert_eq!(
+                    trial.memory.bytes(codes).unwrap(),
+                    expected.codes(),
+                    "{}, {elements}",
+                    target.name
+                );
+                assert_eq!(
+                    trial.memory.bytes(scales).unwrap(),
+                    expected.scales(),
+                    "{}, {elements}",
+                    target.name
+                );
 
                 let back = trial.memory.allocate("back", elements * 2);
                 let arguments = [codes.into(), scales.into(), back.into(), grid, scale_grid];
@@ -173,8 +185,18 @@ fn nvfp4_of_f32_and_back() {
                 let arguments = [values, codes, scales, slot, report].map(Argument::from);
                 let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
                 trial.run("nvfp4_quantize_f32_given", &[&arguments[..], &rest].concat());
-                assert_eq!(trial.memory.bytes(codes).unwrap(), expected.codes(), "{}, {elements}", target.name);
-                assert_eq!(trial.memory.bytes(scales).unwrap(), expected.scales(), "{}, {elements}", target.name);
+                assert_eq!(
+                    trial.memory.bytes(codes).unwrap(),
+                    expected.codes(),
+                    "{}, {elements}",
+                    target.name
+                );
+                assert_eq!(
+                    trial.memory.bytes(scales).unwrap(),
+                    expected.scales(),
+                    "{}, {elements}",
+                    target.name
+                );
 
                 let back = trial.memory.allocate("back", elements * 4);
                 let apply = match arithmetic.direction {

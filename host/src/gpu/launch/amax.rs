@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, PushKernelArg};
 use microscale_formats::mx;
 use microscale_kernels_abi::Amax;
 
-use super::quantize::{Options, Quantizer};
+use super::quantize::Options;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::arguments::{config, grid, kernel_dtype};
@@ -49,7 +49,7 @@ pub(in crate::gpu) fn plan<T: Element>(
     recipe: &Recipe,
     slot: &mut CudaSlice<u32>,
 ) -> Result<()> {
-    let Options::Nv(options) = Quantizer::of::<T>(recipe)?.options else { return Ok(()) };
+    let Options::Nv(options) = Options::of::<T>(recipe)? else { return Ok(()) };
     let ready = kernels.ready(Amax::Nvfp4Plan.of(kernel_dtype(T::DTYPE)))?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(slot).arg(&options);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
 use microscale_kernels_abi::Ladder;
 
-use super::quantize::{Options, Quantizer};
+use super::quantize::Options;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::arguments::{blocks_in_elements, config, grid};
@@ -26,7 +26,7 @@ pub(in crate::gpu) fn quantize_baseline<T: Element>(
     recipe: &Recipe,
     out: &mut DeviceTensor,
 ) -> Result<()> {
-    let Options::Mx(options) = Quantizer::of::<T>(recipe)?.options else {
+    let Options::Mx(options) = Options::of::<T>(recipe)? else {
         return Err(Error::Gpu {
             doing: "choosing a baseline",
             message: "there is none for this format".into(),

@@ -7,9 +7,9 @@ use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, Ties, mx};
 use microscale_kernels_abi::search::Search as SearchKernel;
-use microscale_kernels_abi::{BlockGrid, NvQuantizeOptions, Quantize, QuantizeOptions, ScaleGrid};
+use microscale_kernels_abi::{BlockGrid, KernelId, NvQuantizeOptions, Quantize, QuantizeOptions, ScaleGrid};
 
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gpu::arguments::{Argument, blocks_in_elements, by_rows, config, grid, kernel_dtype, scale_grid};
 use crate::gpu::driver::doing;
@@ -32,47 +32,53 @@ pub(super) enum Options {
     Nv(Argument<NvQuantizeOptions>),
 }
 
-/// The kernels of a scheme, with their options.
-pub(super) struct Quantizer {
-    pub(super) options: Options,
-    plain: Quantize,
-    /// None for formats whose scales are not searched.
-    searching: Option<SearchKernel>,
+/// The kernel that a recipe ends in.
+///
+/// # Errors
+/// [`Error::NoKernel`] and [`Error::NoSearch`].
+pub(in crate::gpu) fn kernel_of(recipe: &Recipe, dtype: Dtype) -> Result<KernelId> {
+    let given = |global| global != Global::FromAmax;
+    let (plain, searching) = match recipe.scheme {
+        Scheme::Mxfp4(arithmetic) if arithmetic.ties == Ties::Even => {
+            (Quantize::Mxfp4Even, Some(SearchKernel::Mxfp4))
+        }
+        Scheme::Mxfp4(_) => (Quantize::Mxfp4OtherTies, Some(SearchKernel::Mxfp4)),
+        Scheme::Nvfp4(_, global) if given(global) => (Quantize::Nvfp4Given, Some(SearchKernel::Nvfp4Given)),
+        Scheme::Nvfp4(..) => (Quantize::Nvfp4Planned, Some(SearchKernel::Nvfp4Planned)),
+        Scheme::Mxfp8E4m3(_) => (Quantize::Mxfp8E4m3, None),
+        Scheme::Mxfp8E5m2(_) => (Quantize::Mxfp8E5m2, None),
+        Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
+    };
+    let dtype = kernel_dtype(dtype);
+    match (recipe.search, searching) {
+        (Search::None, _) => Ok(plain.of(dtype)),
+        (_, Some(searching)) => Ok(searching.of(dtype)),
+        (_, None) => Err(Error::NoSearch { format: recipe.format() }),
+    }
 }
 
-impl Quantizer {
+impl Options {
     pub(super) fn of<T: Element>(recipe: &Recipe) -> Result<Self> {
         let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
-        let mx = |arithmetic: mx::Arithmetic, mantissa_addend, plain, searching| {
+        let mx = |arithmetic: mx::Arithmetic, mantissa_addend| {
             let (ties, negative_zero) = (arithmetic.ties as u32, arithmetic.negative_zero as u32);
             let options = QuantizeOptions { mantissa_addend, ties, negative_zero, saturate_non_finite };
-            Self { options: Options::Mx(Argument(options)), plain, searching }
+            Self::Mx(Argument(options))
         };
         let with_rule = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
         Ok(match recipe.scheme {
-            Scheme::Mxfp4(arithmetic) => {
-                let to_even = arithmetic.ties == Ties::Even;
-                let plain = if to_even { Quantize::Mxfp4Even } else { Quantize::Mxfp4OtherTies };
-                let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
-                mx(arithmetic, addend, plain, Some(SearchKernel::Mxfp4))
-            }
-            Scheme::Mxfp8E4m3(rule) => {
-                mx(with_rule(rule), rule.mantissa_addend::<E4m3>(), Quantize::Mxfp8E4m3, None)
-            }
-            Scheme::Mxfp8E5m2(rule) => {
-                mx(with_rule(rule), rule.mantissa_addend::<E5m2>(), Quantize::Mxfp8E5m2, None)
-            }
+            Scheme::Mxfp4(arithmetic) => mx(arithmetic, arithmetic.scale_rule.mantissa_addend::<E2m1>()),
+            Scheme::Mxfp8E4m3(rule) => mx(with_rule(rule), rule.mantissa_addend::<E4m3>()),
+            Scheme::Mxfp8E5m2(rule) => mx(with_rule(rule), rule.mantissa_addend::<E5m2>()),
             Scheme::Nvfp4(arithmetic, global) => {
-                let (global_scale, plain, searching) = match global {
-                    Global::Given(given) => (given.value(), Quantize::Nvfp4Given, SearchKernel::Nvfp4Given),
-                    Global::Absent => (1.0, Quantize::Nvfp4Given, SearchKernel::Nvfp4Given),
+                let global_scale = match global {
+                    Global::Given(given) => given.value(),
                     // The plan's kernel puts in another.
-                    Global::FromAmax => (1.0, Quantize::Nvfp4Planned, SearchKernel::Nvfp4Planned),
+                    Global::FromAmax | Global::Absent => 1.0,
                 };
                 let mut plan = NvPlan::new(arithmetic, global_scale);
                 plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
-                let options = Options::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }));
-                Self { options, plain, searching: Some(searching) }
+                Self::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }))
             }
             Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
         })
@@ -96,17 +102,15 @@ pub(in crate::gpu) fn quantize<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let Quantizer { options, plain, searching } = Quantizer::of::<T>(recipe)?;
-    let dtype = kernel_dtype(T::DTYPE);
-    let (kernel, (grid, scale_grid)) = if recipe.search == Search::None {
-        (plain.of(dtype), quantize_grids::<T>(values, shape, out.shape())?)
+    let options = Options::of::<T>(recipe)?;
+    let (grid, scale_grid) = if recipe.search == Search::None {
+        quantize_grids::<T>(values, shape, out.shape())?
     } else {
         // Weights go by column, which a flat grid has not.
         let grid = if importance.is_some() { by_rows } else { grid };
-        let searching = searching.ok_or(Error::NoSearch { format: recipe.format() })?;
-        (searching.of(dtype), (grid(shape, recipe.format().block())?, scale_grid(out.shape())))
+        (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
-    let ready = kernels.ready(kernel)?;
+    let ready = kernels.ready(kernel_of(recipe, T::DTYPE)?)?;
     let importance = importance.map(|importance| importance.device_ptr(stream));
     let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
     let search = recipe.search as u32;

@@ -1,0 +1,76 @@
+//! Having kernels compiled before they are used.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use microscale_kernels_abi::{Amax, Dequantize, Errors, Family, KernelId};
+
+use super::arguments::kernel_dtype;
+use super::handle::Gpu;
+use super::launch;
+use crate::element::Dtype;
+use crate::error::Result;
+use crate::recipe::Recipe;
+use crate::scheme::{Global, Scheme};
+
+impl Gpu {
+    /// Has the driver compile the kernels of a family, for unquantized values or results of a dtype, or for all: operations
+    /// would otherwise wait for theirs at their first call. Several threads compile at a time. What is compiled already costs
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
+    pub fn preload(&self, family: Family, dtype: Option<Dtype>) -> Result<()> {
+        let dtype = dtype.map(kernel_dtype);
+        let wanted = |id: &KernelId| {
+            let takes = id.kernel().dtype;
+            id.family() == family && (dtype.is_none() || takes.is_none() || takes == dtype)
+        };
+        self.compile(&KernelId::all().filter(wanted).collect::<Vec<_>>())
+    }
+
+    /// [`Self::preload`] for what a recipe needs with values of a dtype: quantizing them, with a global scale that is computed
+    /// or given, and finding what that loses.
+    ///
+    /// # Errors
+    /// Those of [`Self::preload`], [`Error::NoKernel`](crate::Error::NoKernel) and
+    /// [`Error::NoSearch`](crate::Error::NoSearch).
+    pub fn preload_recipe(&self, recipe: &Recipe, dtype: Dtype) -> Result<()> {
+        let mut wanted = vec![launch::kernel_of(recipe, dtype)?];
+        // Losses are measured on values in f32, whose rows have no gaps.
+        let back = match recipe.scheme {
+            Scheme::Mxfp4(_) => Some(Dequantize::Mxfp4Vector),
+            Scheme::Nvfp4(..) => Some(Dequantize::Nvfp4Vector),
+            Scheme::Mxfp8E4m3(_) => Some(Dequantize::Mxfp8E4m3Vector),
+            Scheme::Mxfp8E5m2(_) => Some(Dequantize::Mxfp8E5m2Vector),
+            Scheme::Comparison(_) => None,
+        };
+        wanted.extend(back.map(|kind| kind.of(kernel_dtype(Dtype::F32))));
+        wanted.push(Errors::Errors.of(kernel_dtype(dtype)));
+        if let Scheme::Nvfp4(_, global) = recipe.scheme {
+            wanted.push(Amax::Amax.of(kernel_dtype(dtype)));
+            if global == Global::FromAmax {
+                wanted.push(Amax::Nvfp4Plan.of(kernel_dtype(dtype)));
+            }
+        }
+        self.compile(&wanted)
+    }
+
+    /// Makes kernels ready, several at a time.
+    fn compile(&self, wanted: &[KernelId]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let compile = || -> Result<()> {
+            while let Some(id) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.kernels.ready(*id)?;
+            }
+            Ok(())
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
+        std::thread::scope(|scope| {
+            let working: Vec<_> = (0..threads).map(|_| scope.spawn(compile)).collect();
+            working.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(compiled) => compiled,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+}
