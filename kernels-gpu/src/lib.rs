@@ -30,6 +30,7 @@
 
 mod access;
 mod amax;
+mod arithmetic;
 mod by_block;
 mod dequantize;
 mod dtype;

@@ -29,7 +29,7 @@ use self::many::many;
 use self::one::one;
 use super::products::{Format as Products4, Mxfp4, Nvfp4};
 use super::{Operand, store};
-use crate::search::Ptx;
+use crate::arithmetic::Ptx;
 
 /// Warps in a thread block.
 const WARPS: u32 = WEIGHTS_THREADS / WARP;
