@@ -5,10 +5,9 @@
 
 use microscale_kernels_abi::{BlockGrid, ReportSlot};
 
-use crate::access::{self, Scales};
+use crate::access::{self, Scales, Target};
 use crate::dtype::Dtype;
 use crate::format::Format;
-use crate::quantize::Target;
 use crate::{ptx, warp};
 
 /// A block of which each lane has an element; lanes beyond a shorter block have zeros.

@@ -5,120 +5,16 @@
 //! the chunks of 32 elements whose numbers leave its own when divided by 32, so that a warp reads 512 bytes of each
 //! row at once, and no lane waits for another before the end.
 
-mod products;
-mod weights;
-
-use microscale_formats::dot::{self, CHUNK, STREAMS};
+use microscale_formats::dot::STREAMS;
 use microscale_kernels_abi::gemv::GemvGrid;
 use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype, GlobalSlot};
 
-use self::products::{Format, Machine, Mxfp4, Nvfp4, Products};
-use crate::dtype::{Bf16, Dtype, F16};
-use crate::{ptx, warp};
-
-/// The codes of a chunk.
-type Codes = [u32; 4];
-/// Their bytes.
-const CHUNK_BYTES: u32 = CHUNK as u32 / 2;
-
-/// A chunk of a row: its codes and the bytes of its scales.
-#[derive(Clone, Copy)]
-struct Chunk {
-    codes: Codes,
-    scales: u32,
-}
-
-impl Chunk {
-    const NONE: Self = Self { codes: [0; 4], scales: 0 };
-}
-
-/// Where a row lies.
-#[derive(Clone, Copy)]
-struct Row {
-    codes: *const u8,
-    scales: *const u8,
-}
-
-impl Row {
-    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks, others may have the
-    /// first one only: then the other is zero.
-    ///
-    /// # Safety
-    /// As for the kernels; the chunk's first block exists in a row of so many.
-    #[inline(always)]
-    unsafe fn load<F: Format, const ONCE: bool, const WHOLE: bool>(self, chunk: u32, blocks: u32) -> Chunk {
-        let first = chunk * F::BLOCKS;
-        let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
-        let scales = self.scales.wrapping_add(first as usize);
-        let mut loaded = Chunk::NONE;
-        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks of NVFP4
-        // lie on multiples of eight, and the second one is looked at if it exists.
-        unsafe {
-            if WHOLE {
-                loaded.codes = if ONCE { ptx::load_16_once(codes) } else { ptx::load_16(codes) };
-                loaded.scales = match F::BLOCKS {
-                    1 => u32::from(*scales),
-                    _ => u32::from(*scales.cast::<u16>()),
-                };
-                return loaded;
-            }
-            loaded.scales = u32::from(*scales);
-            [loaded.codes[0], loaded.codes[1]] = load_8(codes);
-            if first + 1 < blocks {
-                loaded.scales |= u32::from(*scales.wrapping_add(1)) << 8;
-                [loaded.codes[2], loaded.codes[3]] = load_8(codes.wrapping_add(F::BLOCK_BYTES as usize));
-            }
-        }
-        loaded
-    }
-}
-
-/// Eight bytes.
-///
-/// # Safety
-/// They are readable, and `address` is a multiple of 4.
-#[inline(always)]
-unsafe fn load_8(address: *const u8) -> [u32; 2] {
-    let words = address.cast::<u32>();
-    // SAFETY: the caller's promise.
-    unsafe { [*words, *words.wrapping_add(1)] }
-}
-
-/// One of two operands of the kernels.
-struct Operand {
-    codes: *const u8,
-    scales: *const u8,
-    global: *const GlobalSlot,
-    apply: ApplyGlobal,
-}
-
-impl Operand {
-    /// A row of so many blocks.
-    #[inline(always)]
-    fn row<F: Format>(&self, row: u64, blocks: u64) -> Row {
-        let first = row * blocks;
-        Row {
-            codes: self.codes.wrapping_add((first * F::BLOCK_BYTES) as usize),
-            scales: self.scales.wrapping_add(first as usize),
-        }
-    }
-
-    /// A sum under its global scale, if it has one.
-    ///
-    /// # Safety
-    /// As for the kernels.
-    #[inline(always)]
-    unsafe fn scaled(&self, sum: f64) -> f64 {
-        // SAFETY: the caller's promise; an operand without a global scale has a slot too.
-        let global = f64::from(unsafe { (*self.global).scale });
-        match self.apply {
-            ApplyGlobal::Absent => sum,
-            ApplyGlobal::Divisor => sum / global,
-            ApplyGlobal::Multiplier => sum * global,
-        }
-    }
-}
+use crate::product::decode::{Machine, Products};
+use crate::product::epilogue::{store, total};
+use crate::product::format::{Format, Mxfp4, Nvfp4};
+use crate::product::operand::{Chunk, Operand, Row};
+use crate::warp;
 
 /// What a warp loads for a step.
 #[derive(Clone, Copy)]
@@ -154,54 +50,6 @@ impl<const ROWS: usize> Group<ROWS> {
         }
         step
     }
-}
-
-/// The sums over all streams, in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of several
-/// rows, it gives half of them away; at the end lane `l` has that of row `l / (32 / ROWS)`.
-#[inline(always)]
-fn total<const ROWS: usize>(mut sums: [f64; ROWS]) -> f64 {
-    let (mut left, mut apart) = (ROWS, STREAMS as u32 / 2);
-    while apart > 0 {
-        if left > 1 {
-            left /= 2;
-            let upper = warp::lane() & apart != 0;
-            for i in 0..left {
-                let (low, high) = (sums[i], sums[i + left]);
-                let (keeps, gives) = if upper { (high, low) } else { (low, high) };
-                sums[i] = keeps + warp::shuffle_xor_f64(gives, apart);
-            }
-        } else {
-            sums[0] += warp::shuffle_xor_f64(sums[0], apart);
-        }
-        apart /= 2;
-    }
-    sums[0]
-}
-
-/// Stores a result, rounded.
-///
-/// # Safety
-/// `out` points to more than `index` elements of the dtype in global memory, and no other thread writes this one.
-#[inline(always)]
-unsafe fn store(out: *mut u8, index: u64, sum: f64, dtype: OutputDtype) {
-    let index = index as usize;
-    let odd = dot::rounded_to_odd(sum);
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            OutputDtype::F32 => {
-                *out.cast::<u32>().add(index) =
-                    if sum.is_nan() { 0x7FC0_0000 } else { (sum as f32).to_bits() };
-            }
-            OutputDtype::F16 => *out.cast::<u16>().add(index) = narrowed::<F16>(odd),
-            OutputDtype::Bf16 => *out.cast::<u16>().add(index) = narrowed::<Bf16>(odd),
-        }
-    }
-}
-
-#[inline(always)]
-fn narrowed<D: Dtype>(value: f32) -> u16 {
-    if value.is_nan() { D::NAN_WORD as u16 } else { D::narrow(&[value; 8])[0] as u16 }
 }
 
 /// # Safety

@@ -8,10 +8,10 @@ use microscale_kernels_abi::ladder::LADDER_THREADS;
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{BlockGrid, QuantizeOptions, ScaleGrid};
 
+use crate::access::{self, Target};
 use crate::dtype::{Bf16, Dtype, F16, F32};
 use crate::format::{Blocks, EVEN, Mx};
-use crate::quantize::Target;
-use crate::{access, by_block, ptx, warp};
+use crate::{by_block, ptx, warp};
 
 /// What the ladder quantizes to.
 type Mxfp4 = Mx<E2m1, EVEN>;

@@ -4,15 +4,27 @@
 //! |---|---|
 //! | [`ptx`] | lane-local instructions: inline assembly |
 //! | [`warp`] | convergent operations: LLVM intrinsics, never inline assembly |
+//! | [`arithmetic`] | the GPU's instructions for `microscale_formats`' arithmetic |
 //! | [`dtype`] | f32, f16 and bf16 as chunks of 16 bytes: magnitudes, encoding, decoding |
-//! | [`format`] | the formats: scales, encoding, decoding |
-//! | [`access`] | where a lane's chunks lie, and moving them |
-//! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations |
-//! | [`search`] | quantizing with searched block scales |
-//! | [`errors`] | what was lost |
-//! | [`gemv`] | matrices times vectors: both quantized, and weights times activations |
+//! | [`mod@format`] | the formats: scales, encoding, decoding |
+//! | [`access`] | where a lane's chunks lie, and moving them; where a quantized tensor goes |
 //! | [`by_block`] | a block by a whole warp: every option, slowly |
+//! | [`product`] | the parts of products: scheduler, pipeline, multiply, epilogue |
+//!
+//! Upon these stand the kernel families. The file of this name has a family's entry points:
+//!
+//! | family | what it does |
+//! |---|---|
+//! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations on tensors |
+//! | [`search`] | quantizes with searched block scales |
+//! | [`errors`] | says what was lost |
+//! | [`gemv`] | multiplies matrices with vectors, both quantized |
+//! | [`weights`] | multiplies quantized weights with activations, by tensor cores |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
+//!
+//! Moving a function may change the PTX: LLVM inlines functions in the order of their mangled names, in which the depth,
+//! length and spelling of module names count. (With a module `products`, which comes behind `weights`, some branches of
+//! the weights' kernels were turned around.) `cargo xtask build-ptx --check` tells.
 //!
 //! Names, launch shapes and argument structures are `microscale_kernels_abi`'s; the arithmetic's definition is
 //! `microscale_formats`', against which every kernel is tested bit for bit.
@@ -30,6 +42,7 @@
 
 mod access;
 mod amax;
+mod arithmetic;
 mod by_block;
 mod dequantize;
 mod dtype;
@@ -38,10 +51,12 @@ mod format;
 mod gemv;
 mod ladder;
 mod layout;
+mod product;
 mod ptx;
 mod quantize;
 mod search;
 mod warp;
+mod weights;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {

@@ -14,19 +14,11 @@ use microscale_kernels_abi::{
     BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
-use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, WarpPlace};
+use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, Target, WarpPlace};
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
 use crate::format::{EVEN, Factor, Format, Mx, Nv, OTHER};
 use crate::{ptx, warp};
-
-/// Where a tensor goes to.
-#[derive(Clone, Copy)]
-pub(crate) struct Target {
-    pub(crate) codes: *mut u8,
-    pub(crate) scales: *mut u8,
-    pub(crate) scale_grid: ScaleGrid,
-}
 
 /// Quantizes a warp's blocks.
 ///

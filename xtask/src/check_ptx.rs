@@ -3,6 +3,8 @@
 
 mod assembler;
 mod assembly;
+mod files;
+mod finding;
 mod main_path;
 mod module;
 mod prediction;
@@ -13,37 +15,8 @@ mod rules;
 mod sass;
 mod table;
 
-use crate::build_ptx::retarget;
-use crate::layout;
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{Family, TARGETS, Target};
-use module::Module;
-use std::fmt;
-use std::path::PathBuf;
-
-/// Something that is wrong, and where.
-#[derive(Debug, PartialEq, Eq)]
-struct Finding {
-    /// A file name with a line, or a kernel with a GPU.
-    place: String,
-    message: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.message)
-    }
-}
-
-/// A family's PTX for a target.
-struct Ptx {
-    target: &'static Target,
-    family: Family,
-    file: PathBuf,
-    /// The file's, with the target's name.
-    text: String,
-    module: Module,
-}
+use finding::Finding;
 
 #[derive(Default)]
 struct Request {
@@ -57,9 +30,9 @@ struct Request {
 /// Checks everything, prints the report, and fails if anything was found.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let request = parse(arguments)?;
-    let ptx = read()?;
+    let ptx = files::read()?;
     let mut findings = rules::check(&ptx);
-    findings.extend(strays(&ptx)?);
+    findings.extend(files::strays(&ptx)?);
     let kernels: usize = ptx.iter().map(|ptx| ptx.module.entries.len()).sum();
     println!("text: {} files, {kernels} kernels, {}", ptx.len(), count(&findings));
 
@@ -100,35 +73,6 @@ fn parse(arguments: &[String]) -> Result<Request> {
         }
     }
     Ok(request)
-}
-
-fn read() -> Result<Vec<Ptx>> {
-    let folder = layout::ptx()?;
-    let read = |(target, family): (&'static Target, Family)| {
-        let file = folder.join(layout::ptx_file(family, target));
-        let text = std::fs::read_to_string(&file);
-        let text = text
-            .with_context(|| format!("cannot read {}; `cargo xtask build-ptx` writes it", file.display()))?;
-        let text = retarget(&text, target);
-        let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
-        Ok(Ptx { target, family, file, text, module })
-    };
-    TARGETS.iter().flat_map(|target| Family::ALL.map(|family| (target, family))).map(read).collect()
-}
-
-/// Files beside the PTX that nothing owns: left over from a target or a family that was renamed or given up.
-fn strays(ptx: &[Ptx]) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    for entry in std::fs::read_dir(layout::ptx()?)? {
-        let file = entry?.path();
-        let is_ptx = file.extension().is_some_and(|extension| extension == "ptx");
-        if is_ptx && ptx.iter().all(|ptx| ptx.file != file) {
-            let message =
-                "no family and target have this name (microscale-kernels-abi lists them)".to_owned();
-            findings.push(Finding { place: file.display().to_string(), message });
-        }
-    }
-    Ok(findings)
 }
 
 fn count(findings: &[Finding]) -> String {

@@ -1,11 +1,12 @@
 //! Assembling the PTX for real GPUs, and what must hold of the result.
 
 use super::assembler::Assembler;
+use super::files::Ptx;
+use super::finding::Finding;
 use super::main_path::{MainPath, main_path};
 use super::requirements::requirements;
 use super::resources::{self, Resources};
 use super::sass::{self, Code};
-use super::{Finding, Ptx};
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use microscale_kernels_abi::{Kernel, Target, kernels};

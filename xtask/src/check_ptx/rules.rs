@@ -1,8 +1,9 @@
 //! What the PTX text must and must not say.
 
+use super::files::Ptx;
+use super::finding::Finding;
 use super::module::{Entry, Module, Statement};
 use super::requirements::requirements;
-use super::{Finding, Ptx};
 use microscale_kernels_abi::{Kernel, Target};
 use std::collections::BTreeMap;
 
@@ -191,7 +192,7 @@ mod tests {
         let found = findings("", "other", CONVERT);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0], "f:1: the kernel f4_quantize_k is missing");
-        assert!(found[1].starts_with("f:1: other is not in the kernels' table"), "{found:?}");
+        assert!(found[1].starts_with("f:1: other is not in the family's table"), "{found:?}");
     }
 
     #[test]

@@ -10,12 +10,15 @@ use core::marker::PhantomData;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{Ahead, ROW_PLACES, TurnsGrid};
+use microscale_kernels_abi::weights::{Ahead, QUAD, ROW_PLACES, TurnsGrid};
 
-use super::activations::SUMS;
-use super::steps::{ACTIVATION_BYTES, Lane, Product, Steps, Turns, kept, unknown, warp_number};
-use super::{Activations, Job, QUAD, Weights, parts};
-use crate::gemv::Codes;
+use crate::product::copies::{ACTIVATION_BYTES, Lane, kept, unknown};
+use crate::product::epilogue::{both, shared_out};
+use crate::product::multiply::{Product, group_products};
+use crate::product::operand::Job;
+use crate::product::pipeline::Steps;
+use crate::product::scheduler::{Turns, parts, warp_number};
+use crate::product::tensor_cores::{Activations, SUMS, Weights};
 use crate::{ptx, warp};
 
 /// Segments of a row.
@@ -86,18 +89,6 @@ impl<D: Activations, const TILES: usize> One<D, TILES> {
         }
     }
 
-    /// The sums of the group whose codes begin at word `I`, of two rows.
-    #[inline(always)]
-    fn group<const I: usize>(&self, rows: &[Codes; 2], x: &[[u32; 4]; 4]) -> [f32; SUMS] {
-        let weights = |row: usize, i: usize| D::weights(rows[row][i], self.table);
-        let ([a, b, c, d], [e, f, g, h]) = (weights(0, I), weights(1, I));
-        let sums = D::multiply([a, e, b, f], [x[I][0], x[I][1]], [0.0; SUMS]);
-        let sums = D::multiply([c, g, d, h], [x[I][2], x[I][3]], sums);
-        let ([a, b, c, d], [e, f, g, h]) = (weights(0, I + 1), weights(1, I + 1));
-        let sums = D::multiply([a, e, b, f], [x[I + 1][0], x[I + 1][1]], sums);
-        D::multiply([c, g, d, h], [x[I + 1][2], x[I + 1][3]], sums)
-    }
-
     /// A row's sum: of what eight lanes have.
     #[inline(always)]
     fn of_row(&self) -> f32 {
@@ -113,19 +104,6 @@ impl<D: Activations, const TILES: usize> One<D, TILES> {
             _ => f32::NAN,
         }
     }
-}
-
-/// A sum and that of the lane whose number differs in a bit.
-#[inline(always)]
-fn both(sum: f32, bit: u32) -> f32 {
-    sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), bit))
-}
-
-/// The same of two sums: the first, in the lane where the bit is not set, and the second in the other.
-#[inline(always)]
-fn shared_out([first, second]: [f32; 2], bit: u32) -> f32 {
-    let (kept, given) = if warp::lane() & bit == 0 { (first, second) } else { (second, first) };
-    kept + f32::from_bits(warp::shuffle_xor(given.to_bits(), bit))
 }
 
 impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for One<D, TILES> {
@@ -152,7 +130,10 @@ impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for One<D
                 unsafe { (lane.codes(slot, tile as u32), lane.scales::<F>(slot, tile as u32)) };
             let scales = scales.map(F::halves);
             // Written out: the compiler keeps a loop's indices in memory.
-            let of_groups = [self.group::<0>(&rows, &x), self.group::<2>(&rows, &x)];
+            let of_groups = [
+                group_products::<D, 0>(&rows, &x, self.table),
+                group_products::<D, 2>(&rows, &x, self.table),
+            ];
             for half in 0..2 {
                 for i in 0..SUMS {
                     let sum = &mut self.sums[tile][i];

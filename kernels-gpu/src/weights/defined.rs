@@ -5,12 +5,16 @@ use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::plan::power_of_two;
 use microscale_formats::weights::GROUP;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::WeightsGrid;
+use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
 
-use super::{Activations, Job, WARPS, Weights};
 use crate::dtype::Dtype;
-use crate::gemv::{Row, load_8, total};
+use crate::product::epilogue::total;
+use crate::product::operand::{Job, Row, load_8};
+use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
+
+/// Warps in a thread block.
+pub(super) const WARPS: u32 = WEIGHTS_THREADS / WARP;
 
 /// A row's sum with a token's activations, by the definition.
 ///

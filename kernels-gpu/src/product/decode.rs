@@ -1,4 +1,4 @@
-//! Products of chunks, by what a target has, and a format's scales and terms.
+//! Chunks of codes decoded and multiplied with each other, by what a target has.
 //!
 //! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and negative
 //! ones apart: the instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's
@@ -6,13 +6,11 @@
 //! count integers, so that their difference as floats is the sum of products, without a conversion. With hardware for
 //! it, elements are pairs of f16, which hold a group's sums exactly too.
 
-use microscale_formats::{E8m0, dot, mx, nvfp4};
-
-use super::Codes;
+use super::operand::Codes;
 use crate::ptx;
 
 /// The products of one chunk, by the integers or the hardware of a target.
-pub(super) trait Products {
+pub(crate) trait Products {
     /// A chunk of the vector, ready to be multiplied.
     type Vector: Copy;
 
@@ -28,7 +26,7 @@ pub(super) trait Products {
 /// Bytes that are twice the elements. What the assembler knows it copies to a register for each use, unless it can be
 /// part of the instruction, as one half of the table can.
 #[cfg(not(microscale_fp4))]
-pub(super) struct OfBytes {
+pub(crate) struct OfBytes {
     /// Twice the magnitudes, in the order of codes.
     twice: [u32; 2],
     /// 1.5 · 2^23.
@@ -88,12 +86,12 @@ impl Products for OfBytes {
 
 /// Pairs of f16.
 #[cfg(microscale_fp4)]
-pub(super) struct OfPairs;
+pub(crate) struct OfPairs;
 
 /// Eight elements as pairs of f16.
 #[cfg(microscale_fp4)]
 #[inline(always)]
-pub(super) fn pairs(codes: u32) -> [u32; 4] {
+pub(crate) fn pairs(codes: u32) -> [u32; 4] {
     [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
 }
 
@@ -128,84 +126,6 @@ impl Products for OfPairs {
 }
 
 #[cfg(not(microscale_fp4))]
-pub(super) type Machine = OfBytes;
+pub(crate) type Machine = OfBytes;
 #[cfg(microscale_fp4)]
-pub(super) type Machine = OfPairs;
-
-/// A format's scales and terms.
-pub(super) trait Format {
-    /// Bytes of a block's codes.
-    const BLOCK_BYTES: u64;
-    /// Blocks in a chunk.
-    const BLOCKS: u32;
-    /// Scales of a chunk of the vector, ready to be multiplied with.
-    type Scales: Copy;
-
-    fn scales(bytes: u32) -> Self::Scales;
-
-    /// Adds the terms of a chunk to its stream.
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: Self::Scales);
-}
-
-pub(super) struct Nvfp4;
-
-impl Nvfp4 {
-    /// Two scales.
-    #[inline(always)]
-    pub(super) fn pair(bytes: u32) -> [f32; 2] {
-        #[cfg(microscale_sm90)]
-        {
-            let pair = ptx::e4m3x2_to_f16x2(bytes);
-            [ptx::f16_low_to_f32(pair), ptx::f16_high_to_f32(pair)]
-        }
-        #[cfg(not(microscale_sm90))]
-        {
-            // The bits moved to those of an f32 are the scale times 2^-120, subnormal ones included.
-            [bytes, bytes >> 8].map(|byte| {
-                let code = byte & 0x7F;
-                let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
-                f32::from_bits(bits) * microscale_formats::plan::power_of_two(120)
-            })
-        }
-    }
-}
-
-impl Format for Nvfp4 {
-    const BLOCK_BYTES: u64 = nvfp4::BLOCK as u64 / 2;
-    const BLOCKS: u32 = 2;
-    type Scales = [f32; 2];
-
-    /// A quarter of them.
-    #[inline(always)]
-    fn scales(bytes: u32) -> [f32; 2] {
-        Self::pair(bytes).map(|scale| 0.25 * scale)
-    }
-
-    #[inline(always)]
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: [f32; 2]) {
-        // Exact, each of them (`dot::nvfp4_term`).
-        let matrix = Self::pair(matrix);
-        for i in 0..2 {
-            *sum += f64::from(quarters[i] * (matrix[i] * vector[i]));
-        }
-    }
-}
-
-pub(super) struct Mxfp4;
-
-impl Format for Mxfp4 {
-    const BLOCK_BYTES: u64 = mx::BLOCK as u64 / 2;
-    const BLOCKS: u32 = 1;
-    type Scales = u32;
-
-    #[inline(always)]
-    fn scales(bytes: u32) -> u32 {
-        bytes
-    }
-
-    #[inline(always)]
-    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: u32) {
-        let scale = dot::mxfp4_scale(E8m0::from_bits(matrix as u8), E8m0::from_bits(vector as u8));
-        *sum += f64::from(quarters[0] + quarters[1]) * scale;
-    }
-}
+pub(crate) type Machine = OfPairs;

@@ -9,16 +9,17 @@
 //!
 //! The products of a step are summed by the tensor cores from zero, steps in f32, and the parts of a row in f64.
 
-use microscale_formats::E8m0;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
+use microscale_kernels_abi::weights::{QUAD, WEIGHTS_THREADS, WeightsGrid};
 
-use super::activations::SUMS;
-use super::{Activations, Job, QUAD, WARPS, Weights, parts};
+use super::defined::WARPS;
 use crate::dtype::Dtype;
-use crate::gemv::{CHUNK_BYTES, Chunk, Row};
+use crate::product::multiply::{is_usual, scaled_products};
+use crate::product::operand::{Chunk, Job, Row};
+use crate::product::scheduler::parts;
+use crate::product::tensor_cores::{Activations, SUMS, Weights};
 use crate::{ptx, warp};
 
 /// What a lane loads for a step.
@@ -84,65 +85,8 @@ impl<const TILES: usize> Lane<TILES> {
     }
 }
 
-impl Row {
-    /// Loads a chunk, where it is written.
-    ///
-    /// # Safety
-    /// As for the kernels; the chunk is in the row.
-    #[inline(always)]
-    pub(super) unsafe fn load_once<F: Weights>(&self, chunk: u32) -> Chunk {
-        let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
-        let scales = self.scales.wrapping_add((chunk * F::BLOCKS) as usize);
-        // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of their
-        // number.
-        unsafe {
-            Chunk {
-                codes: ptx::load_16_once_here(codes),
-                scales: if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) },
-            }
-        }
-    }
-}
-
-/// Whether a chunk is computed by tensor cores: its scale is to be used, or it is zeros under a number.
-#[inline(always)]
-pub(super) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], scales }: &Chunk) -> bool {
-    let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
-    zeros || F::distance::<D>(*scales) <= F::farthest::<D>()
-}
-
 /// A chunk of activations that are not there.
 static NOTHING: [u128; 4] = [0; 4];
-
-/// The products of the words `I` of two chunks, under their scales, added to sums.
-#[inline(always)]
-fn multiply<D: Activations, const I: usize>(
-    sums: [f32; SUMS],
-    rows: &[Chunk; 2],
-    factors: [u32; 2],
-    activations: [u32; 4],
-    table: u32,
-) -> [f32; SUMS] {
-    let weights = |i: usize| D::weights(rows[i].codes[I], table).map(|pair| D::scaled(pair, factors[i]));
-    let ([a, b, c, d], [e, f, g, h]) = (weights(0), weights(1));
-    let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
-    D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
-}
-
-/// The products of two chunks under their scales, given [`Activations::TABLE`].
-#[inline(always)]
-pub(super) fn scaled_products<F: Weights, D: Activations>(
-    rows: &[Chunk; 2],
-    x: &[[u32; 4]; 4],
-    table: u32,
-) -> [f32; SUMS] {
-    let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
-    // Written out: the compiler keeps a loop's indices in memory.
-    let sums = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], x[0], table);
-    let sums = multiply::<D, 1>(sums, rows, [low[0], high[0]], x[1], table);
-    let sums = multiply::<D, 2>(sums, rows, [low[1], high[1]], x[2], table);
-    multiply::<D, 3>(sums, rows, [low[1], high[1]], x[3], table)
-}
 
 /// The sums of a step, added to those before it, and the largest distance of its scales.
 #[inline(always)]

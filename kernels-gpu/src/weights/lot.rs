@@ -5,13 +5,14 @@ use core::marker::PhantomData;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{Ahead, ROW_PLACES, TurnsGrid};
+use microscale_kernels_abi::weights::{Ahead, QUAD, ROW_PLACES, TurnsGrid};
 
-use super::activations::SUMS;
-use super::many::{is_usual, scaled_products};
-use super::steps::{ACTIVATION_BYTES, Lane, Product, Steps, Turns, kept, unknown, warp_number};
-use super::{Activations, Job, QUAD, Weights, parts};
-use crate::gemv::Chunk;
+use crate::product::copies::{ACTIVATION_BYTES, Lane, kept, unknown};
+use crate::product::multiply::{Product, is_usual, scaled_products};
+use crate::product::operand::{Chunk, Job};
+use crate::product::pipeline::Steps;
+use crate::product::scheduler::{Turns, parts, warp_number};
+use crate::product::tensor_cores::{Activations, SUMS, Weights};
 use crate::{ptx, warp};
 
 /// Pieces of 16 bytes that a place's activations of a step are, four for each of four chunks.

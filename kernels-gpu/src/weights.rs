@@ -5,147 +5,26 @@
 //! matrices asks for just these. Which of a chunk's elements come at which depth is free as long as weights and
 //! activations agree: those whose codes can be brought to the halves of a word together do.
 //!
-//! [`one`] is for one token, [`lot`] for up to eight: both copy ahead what they need ([`steps`]), by words of scales.
-//! [`many`], by loads, takes any rows of whole chunks. All sum in a given order, so that results are the same each time,
-//! but not the bits of `microscale_formats::weights`, which says how far they may be off. [`defined`] has its bits.
+//! [`one`] is for one token, [`lot`] for up to eight: both copy ahead what they need ([`crate::product::pipeline`]),
+//! by words of scales. [`many`], by loads, takes any rows of whole chunks. All sum in a given order, so that results are
+//! the same each time, but not the bits of `microscale_formats::weights`, which says how far they may be off.
+//! [`defined`] has its bits.
 
-mod activations;
 mod defined;
 mod lot;
 mod many;
 mod one;
-mod steps;
 
-use microscale_formats::weights;
-use microscale_formats::{E4m3, E8m0};
-use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{QUAD, TurnsGrid, WEIGHTS_THREADS, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::weights::{TurnsGrid, WeightsGrid};
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
-use self::activations::{Activations, WithBf16, WithF16};
 use self::defined::cut;
 use self::lot::lot;
 use self::many::many;
 use self::one::one;
-use super::products::{Format as Products4, Mxfp4, Nvfp4};
-use super::{Operand, store};
-use crate::search::Ptx;
-
-/// Warps in a thread block.
-const WARPS: u32 = WEIGHTS_THREADS / WARP;
-
-/// A format's scales.
-trait Weights: Products4 {
-    /// Where in [`Activations::LOWERED`] it is.
-    const PLACE: usize;
-
-    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance
-    /// for those below, too.
-    #[inline(always)]
-    fn distance<D: Activations>(_: u32) -> u32 {
-        0
-    }
-
-    /// The largest distance of a scale that is to be used.
-    fn farthest<D: Activations>() -> u32 {
-        0
-    }
-
-    /// The factors of a chunk's halves, given the bytes of its scales.
-    fn factors<D: Activations>(scales: u32) -> [u32; 2];
-
-    /// The scales of a chunk's halves, given their bytes.
-    fn halves(scales: u32) -> [f32; 2];
-
-    /// A stream's sum and a group by the definition.
-    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
-}
-
-impl Weights for Nvfp4 {
-    const PLACE: usize = 0;
-
-    #[inline(always)]
-    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
-        D::factors(scales)
-    }
-
-    #[inline(always)]
-    fn halves(scales: u32) -> [f32; 2] {
-        Self::pair(scales)
-    }
-
-    #[inline(always)]
-    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
-        weights::add_nvfp4::<Ptx>(sum, fraction, E4m3::from_bits(scale))
-    }
-}
-
-impl Weights for Mxfp4 {
-    const PLACE: usize = 1;
-
-    #[inline(always)]
-    fn distance<D: Activations>(scales: u32) -> u32 {
-        scales.wrapping_sub(D::USUAL[0])
-    }
-
-    #[inline(always)]
-    fn farthest<D: Activations>() -> u32 {
-        D::USUAL[1] - D::USUAL[0]
-    }
-
-    #[inline(always)]
-    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
-        // Some number under which zeros stay zeros, if the scale is not to be used.
-        let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
-        let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
-        [D::factor(f32::from_bits((distance + raised) << 23)); 2]
-    }
-
-    /// Infinite in the place of NaN.
-    #[inline(always)]
-    fn halves(scale: u32) -> [f32; 2] {
-        const LEAST: u32 = 1 << 22;
-        [f32::from_bits((scale << 23).max(LEAST)); 2]
-    }
-
-    #[inline(always)]
-    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
-        weights::add_mxfp4::<Ptx>(sum, fraction, E8m0::from_bits(scale))
-    }
-}
-
-/// The operands of a kernel.
-struct Job {
-    weights: Operand,
-    activations: *const u8,
-    out: *mut u8,
-    shape: WeightsShape,
-}
-
-impl Job {
-    #[inline(always)]
-    fn token(&self, token: u32) -> *const u8 {
-        self.activations.wrapping_add((u64::from(token) * self.shape.cols * 2) as usize)
-    }
-
-    /// Stores a sum of a row and a token.
-    ///
-    /// # Safety
-    /// As for the kernels; nobody else stores this one.
-    #[inline(always)]
-    unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            store(self.out, u64::from(token) * self.shape.rows + row, self.weights.scaled(sum), D::OUTPUT)
-        }
-    }
-}
-
-/// A number over 2^`bits`, and what is left.
-#[inline(always)]
-fn parts(number: u32, bits: u32) -> (u32, u32) {
-    (number >> bits, number & ((1 << bits) - 1))
-}
+use crate::product::format::{Mxfp4, Nvfp4};
+use crate::product::operand::{Job, Operand};
+use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// The entry points.
 macro_rules! entries {

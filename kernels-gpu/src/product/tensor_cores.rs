@@ -1,17 +1,19 @@
 //! How weights and activations of a dtype meet in the tensor cores.
 
 use microscale_formats::plan::power_of_two;
+use microscale_formats::{E4m3, E8m0, weights};
 use microscale_kernels_abi::Dtype as OutputDtype;
 
+use super::format::{Format, Mxfp4, Nvfp4};
+use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};
-use crate::gemv::products::Nvfp4;
 use crate::{ptx, warp};
 
 /// Sums that a lane has of a tile.
-pub(super) const SUMS: usize = 4;
+pub(crate) const SUMS: usize = 4;
 
 /// A dtype of activations.
-pub(super) trait Activations {
+pub(crate) trait Activations {
     type Dtype: Dtype;
     const OUTPUT: OutputDtype;
     /// By how many powers of two [`Self::weights`] are too low.
@@ -62,7 +64,7 @@ fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
 
 /// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the
 /// weight times 2^-14. Its byte is the upper one of the f16.
-pub(super) struct WithF16;
+pub(crate) struct WithF16;
 
 impl Activations for WithF16 {
     type Dtype = F16;
@@ -91,7 +93,7 @@ impl Activations for WithF16 {
     #[cfg(microscale_fp4)]
     #[inline(always)]
     fn weights(codes: u32, _: u32) -> [u32; 4] {
-        crate::gemv::products::pairs(codes)
+        super::decode::pairs(codes)
     }
 
     #[inline(always)]
@@ -130,7 +132,7 @@ impl Activations for WithF16 {
 
 /// With bf16, whose exponents lie across its bytes: 16 times twice a weight's magnitude is looked up and is the lower
 /// byte, which below the second exponent is a number; its sign is the upper one. That is the weight times 2^-128.
-pub(super) struct WithBf16;
+pub(crate) struct WithBf16;
 
 impl Activations for WithBf16 {
     type Dtype = Bf16;
@@ -182,5 +184,85 @@ impl Activations for WithBf16 {
     #[inline(always)]
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS] {
         warp::multiply_bf16(a, b, sums)
+    }
+}
+
+/// A format's scales.
+pub(crate) trait Weights: Format {
+    /// Where in [`Activations::LOWERED`] it is.
+    const PLACE: usize;
+
+    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance
+    /// for those below, too.
+    #[inline(always)]
+    fn distance<D: Activations>(_: u32) -> u32 {
+        0
+    }
+
+    /// The largest distance of a scale that is to be used.
+    fn farthest<D: Activations>() -> u32 {
+        0
+    }
+
+    /// The factors of a chunk's halves, given the bytes of its scales.
+    fn factors<D: Activations>(scales: u32) -> [u32; 2];
+
+    /// The scales of a chunk's halves, given their bytes.
+    fn halves(scales: u32) -> [f32; 2];
+
+    /// A stream's sum and a group by the definition.
+    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
+}
+
+impl Weights for Nvfp4 {
+    const PLACE: usize = 0;
+
+    #[inline(always)]
+    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
+        D::factors(scales)
+    }
+
+    #[inline(always)]
+    fn halves(scales: u32) -> [f32; 2] {
+        Self::pair(scales)
+    }
+
+    #[inline(always)]
+    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
+        weights::add_nvfp4::<Ptx>(sum, fraction, E4m3::from_bits(scale))
+    }
+}
+
+impl Weights for Mxfp4 {
+    const PLACE: usize = 1;
+
+    #[inline(always)]
+    fn distance<D: Activations>(scales: u32) -> u32 {
+        scales.wrapping_sub(D::USUAL[0])
+    }
+
+    #[inline(always)]
+    fn farthest<D: Activations>() -> u32 {
+        D::USUAL[1] - D::USUAL[0]
+    }
+
+    #[inline(always)]
+    fn factors<D: Activations>(scales: u32) -> [u32; 2] {
+        // Some number under which zeros stay zeros, if the scale is not to be used.
+        let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
+        let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
+        [D::factor(f32::from_bits((distance + raised) << 23)); 2]
+    }
+
+    /// Infinite in the place of NaN.
+    #[inline(always)]
+    fn halves(scale: u32) -> [f32; 2] {
+        const LEAST: u32 = 1 << 22;
+        [f32::from_bits((scale << 23).max(LEAST)); 2]
+    }
+
+    #[inline(always)]
+    fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
+        weights::add_mxfp4::<Ptx>(sum, fraction, E8m0::from_bits(scale))
     }
 }

@@ -1,0 +1,84 @@
+//! The 4-bit formats as products read them: blocks in a chunk, scales, and a chunk's terms.
+
+use microscale_formats::{E8m0, dot, mx, nvfp4};
+
+#[cfg(microscale_sm90)]
+use crate::ptx;
+
+/// A format's scales and terms.
+pub(crate) trait Format {
+    /// Bytes of a block's codes.
+    const BLOCK_BYTES: u64;
+    /// Blocks in a chunk.
+    const BLOCKS: u32;
+    /// Scales of a chunk of the vector, ready to be multiplied with.
+    type Scales: Copy;
+
+    fn scales(bytes: u32) -> Self::Scales;
+
+    /// Adds the terms of a chunk to its stream.
+    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: Self::Scales);
+}
+
+pub(crate) struct Nvfp4;
+
+impl Nvfp4 {
+    /// Two scales.
+    #[inline(always)]
+    pub(crate) fn pair(bytes: u32) -> [f32; 2] {
+        #[cfg(microscale_sm90)]
+        {
+            let pair = ptx::e4m3x2_to_f16x2(bytes);
+            [ptx::f16_low_to_f32(pair), ptx::f16_high_to_f32(pair)]
+        }
+        #[cfg(not(microscale_sm90))]
+        {
+            // The bits moved to those of an f32 are the scale times 2^-120, subnormal ones included.
+            [bytes, bytes >> 8].map(|byte| {
+                let code = byte & 0x7F;
+                let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
+                f32::from_bits(bits) * microscale_formats::plan::power_of_two(120)
+            })
+        }
+    }
+}
+
+impl Format for Nvfp4 {
+    const BLOCK_BYTES: u64 = nvfp4::BLOCK as u64 / 2;
+    const BLOCKS: u32 = 2;
+    type Scales = [f32; 2];
+
+    /// A quarter of them.
+    #[inline(always)]
+    fn scales(bytes: u32) -> [f32; 2] {
+        Self::pair(bytes).map(|scale| 0.25 * scale)
+    }
+
+    #[inline(always)]
+    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: [f32; 2]) {
+        // Exact, each of them (`dot::nvfp4_term`).
+        let matrix = Self::pair(matrix);
+        for i in 0..2 {
+            *sum += f64::from(quarters[i] * (matrix[i] * vector[i]));
+        }
+    }
+}
+
+pub(crate) struct Mxfp4;
+
+impl Format for Mxfp4 {
+    const BLOCK_BYTES: u64 = mx::BLOCK as u64 / 2;
+    const BLOCKS: u32 = 1;
+    type Scales = u32;
+
+    #[inline(always)]
+    fn scales(bytes: u32) -> u32 {
+        bytes
+    }
+
+    #[inline(always)]
+    fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: u32) {
+        let scale = dot::mxfp4_scale(E8m0::from_bits(matrix as u8), E8m0::from_bits(vector as u8));
+        *sum += f64::from(quarters[0] + quarters[1]) * scale;
+    }
+}

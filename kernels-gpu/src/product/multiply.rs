@@ -1,0 +1,89 @@
+//! What a kernel brings to the pipeline, and the products of chunks by tensor cores that kernels share.
+
+use microscale_formats::E8m0;
+use microscale_kernels_abi::weights::Ahead;
+
+use super::copies::Lane;
+use super::format::Format;
+use super::operand::{Chunk, Codes};
+use super::tensor_cores::{Activations, SUMS, Weights};
+
+/// What a warp makes of its steps.
+pub(crate) trait Product<F: Format, const TILES: usize> {
+    const KERNEL: Ahead;
+    /// Where in a slot the activations are, behind the scales.
+    const ACTIVATIONS: u32 = Self::KERNEL.slot_bytes() - Self::KERNEL.activation_bytes();
+
+    /// Starts to copy what the lane has of a step's activations to a slot, from so many chunks behind the first. Zeros
+    /// stand for what is not there.
+    ///
+    /// # Safety
+    /// As for the kernels; the slot is nobody's.
+    unsafe fn copy(&self, activations: *const u8, chunk: u32, slot: u32);
+
+    /// Adds a slot's products, which are so many chunks behind the first.
+    ///
+    /// # Safety
+    /// All lanes' copies are there, and all lanes take part.
+    unsafe fn add(&mut self, lane: &Lane<TILES>, slot: u32, chunk: u32);
+
+    /// Leaves what a turn came to in the warp's shared memory, and begins again.
+    ///
+    /// # Safety
+    /// The memory is the warp's, all of whose lanes take part.
+    unsafe fn end(&mut self, turn: u32);
+}
+
+/// Whether a chunk is computed by tensor cores: its scale is to be used, or it is zeros under a number.
+#[inline(always)]
+pub(crate) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], scales }: &Chunk) -> bool {
+    let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
+    zeros || F::distance::<D>(*scales) <= F::farthest::<D>()
+}
+
+/// The products of the words `I` of two chunks, under their scales, added to sums.
+#[inline(always)]
+fn multiply<D: Activations, const I: usize>(
+    sums: [f32; SUMS],
+    rows: &[Chunk; 2],
+    factors: [u32; 2],
+    activations: [u32; 4],
+    table: u32,
+) -> [f32; SUMS] {
+    let weights = |i: usize| D::weights(rows[i].codes[I], table).map(|pair| D::scaled(pair, factors[i]));
+    let ([a, b, c, d], [e, f, g, h]) = (weights(0), weights(1));
+    let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
+    D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
+}
+
+/// The products of two chunks under their scales, given [`Activations::TABLE`].
+#[inline(always)]
+pub(crate) fn scaled_products<F: Weights, D: Activations>(
+    rows: &[Chunk; 2],
+    x: &[[u32; 4]; 4],
+    table: u32,
+) -> [f32; SUMS] {
+    let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
+    // Written out: the compiler keeps a loop's indices in memory.
+    let sums = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], x[0], table);
+    let sums = multiply::<D, 1>(sums, rows, [low[0], high[0]], x[1], table);
+    let sums = multiply::<D, 2>(sums, rows, [low[1], high[1]], x[2], table);
+    multiply::<D, 3>(sums, rows, [low[1], high[1]], x[3], table)
+}
+
+/// The products of the group whose codes begin at word `I`, of two rows, without their scales, given
+/// [`Activations::TABLE`].
+#[inline(always)]
+pub(crate) fn group_products<D: Activations, const I: usize>(
+    rows: &[Codes; 2],
+    x: &[[u32; 4]; 4],
+    table: u32,
+) -> [f32; SUMS] {
+    let weights = |row: usize, i: usize| D::weights(rows[row][i], table);
+    let ([a, b, c, d], [e, f, g, h]) = (weights(0, I), weights(1, I));
+    let sums = D::multiply([a, e, b, f], [x[I][0], x[I][1]], [0.0; SUMS]);
+    let sums = D::multiply([c, g, d, h], [x[I][2], x[I][3]], sums);
+    let ([a, b, c, d], [e, f, g, h]) = (weights(0, I + 1), weights(1, I + 1));
+    let sums = D::multiply([a, e, b, f], [x[I + 1][0], x[I + 1][1]], sums);
+    D::multiply([c, g, d, h], [x[I + 1][2], x[I + 1][3]], sums)
+}

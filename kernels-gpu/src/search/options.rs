@@ -1,0 +1,43 @@
+//! How to search, and where the weights of errors lie.
+
+use microscale_formats::search::Search;
+use microscale_kernels_abi::BlockGrid;
+
+use crate::format::Blocks;
+
+/// How to search.
+#[derive(Clone, Copy)]
+pub(super) struct SearchOptions {
+    /// Weights by column, or null.
+    pub(super) importance: *const f32,
+    /// [`Search`] as a number.
+    pub(super) search: u32,
+}
+
+impl SearchOptions {
+    /// The search; a kernel is not launched without one.
+    #[inline(always)]
+    pub(super) fn search(&self) -> Search {
+        const FOUR_SIX: u32 = Search::FourSix as u32;
+        const WINDOW: u32 = Search::Window as u32;
+        match self.search {
+            FOUR_SIX => Search::FourSix,
+            WINDOW => Search::Window,
+            _ => Search::Full,
+        }
+    }
+}
+
+/// Where the weights of a block's elements lie from one on, of as many as columns, and how many there are.
+#[inline(always)]
+pub(super) fn weights<F: Blocks>(
+    weights: *const f32,
+    grid: &BlockGrid,
+    block: u64,
+    element: u32,
+) -> (*const f32, u32) {
+    let (_, block_in_row) = grid.row_blocks.divide(block);
+    let col = block_in_row * u64::from(F::BLOCK) + u64::from(element);
+    let rest = grid.cols.saturating_sub(col).min(u64::from(F::BLOCK)) as u32;
+    (weights.wrapping_add(col as usize), rest)
+}
