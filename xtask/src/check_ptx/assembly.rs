@@ -86,6 +86,9 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
         let errors: Vec<&str> = said.lines().filter(|line| !line.contains(" info ")).take(5).collect();
         bail!("{name} does not assemble: {}", errors.join("\n  "));
     }
+    if let Some(warning) = serialised(&said) {
+        bail!("{name}: {warning}");
+    }
     let mut resources = resources::parse(&said);
     let listing = process::read(Command::new(&assembler.nvdisasm).arg("-c").arg(&cubin))?;
     let mut code = sass::parse(&listing);
@@ -97,6 +100,11 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
         Ok(Assembled { kernel, name, resources, main_path: main_path(&code), code })
     };
     ptx.module.entries.iter().map(kernel).collect()
+}
+
+/// What the assembler says, if it makes asynchronous matrix products (wgmma) wait for each other.
+fn serialised(said: &str) -> Option<&str> {
+    said.lines().find(|line| line.contains("wgmma") && line.contains("serialized")).map(str::trim)
 }
 
 /// Nothing may fail to assemble, use local memory, or lose the conversion instructions it was written with. What is wrong
@@ -198,6 +206,14 @@ mod tests {
         let lost = "F2FP.BF16.F32.PACK_AB R0, R0, R5\nEXIT";
         let expected = format!("{name}: no F2FP…E2M1 in the machine code");
         assert_eq!(messages(assembled(name, Resources::default(), lost)), [expected]);
+    }
+
+    #[test]
+    fn products_that_wait_for_each_other_are_found() {
+        let warning =
+            "Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in 'k'";
+        assert_eq!(serialised(&format!("ptxas info : 0 bytes gmem\n{warning}\n")), Some(warning));
+        assert_eq!(serialised("ptxas info : Compiling entry function 'k' for 'sm_90a'\n"), None);
     }
 
     #[test]
