@@ -87,8 +87,8 @@ impl Recipe {
         }
     }
 
-    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be. All operations
-    /// do; this is for those who want to know before they begin.
+    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be. All
+    /// operations do; this is for those who want to know before they begin.
     ///
     /// # Errors
     /// [`Error::NoSearch`], [`Error::GlobalScaleDirection`], [`Error::GlobalScale`].

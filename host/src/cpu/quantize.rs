@@ -187,7 +187,9 @@ impl<'a> Job<'a> {
         recipe.check()?;
         if let Scheme::Comparison(format) = recipe.scheme {
             let strided = Strided::of_rows(shape);
-            return by_dtype!(Elements, values => by_definition::quantize(values, &strided, recipe, format, out));
+            return by_dtype!(Elements, values => {
+                by_definition::quantize(values, &strided, recipe, format, out)
+            });
         }
         let (rule, global_scale) = rule_of(isa, values, recipe, || amax_of(isa, values, shape));
         out.set_global_scale(if shape.is_empty() { None } else { global_scale });
