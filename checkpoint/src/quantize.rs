@@ -18,9 +18,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use microscale::device::{Device, Part, QuantizedThere};
-use microscale::{Dtype, Global, QuantizedTensor, Recipe, Search, check_search};
+use microscale::{QuantizedTensor, Recipe, Search, check_search};
 
-use crate::dtype::FileDtype;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
@@ -60,34 +59,8 @@ pub fn quantize(
 ) -> Result<Summary> {
     let start = Instant::now();
     let work = Quantizer::new(plan)?;
-    preload(plan, device);
     let (tensors, skipped) = rewrite(plan.checkpoint(), out, &work, device, progress)?;
     Ok(work.summary(device, tensors, skipped, start))
-}
-
-/// Has a device make ready what the plan's recipes need, all at once; workers would come to it one by one. What the device
-/// refuses, it refuses again when a tensor needs it, and then the error has a name.
-fn preload(plan: &Plan<'_>, device: &Device) {
-    if !device.has_memory() {
-        return;
-    }
-    let mut ready: Vec<(Recipe, Dtype)> = Vec::new();
-    for tensor in plan.to_quantize() {
-        let dtype = match tensor.dtype {
-            FileDtype::F32 => Dtype::F32,
-            FileDtype::F16 => Dtype::F16,
-            FileDtype::BF16 => Dtype::Bf16,
-            _ => continue,
-        };
-        // Which global scale is given makes no difference.
-        let wanted = (plan.of(tensor.name).recipe.with_global(Global::Absent), dtype);
-        if !ready.contains(&wanted) {
-            if device.preload(&wanted.0, dtype).is_err() {
-                return;
-            }
-            ready.push(wanted);
-        }
-    }
 }
 
 /// What carries out a plan, tensor by tensor.

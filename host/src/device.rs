@@ -12,7 +12,7 @@ use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 use crate::recipe::Words;
 pub use crate::tensor::Part;
-use crate::{Amax, Dtype, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -127,20 +127,6 @@ impl Device {
             Self::Gpus(gpus) => {
                 Ok(gpus.workers(largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())
             }
-        }
-    }
-
-    /// Makes ready what quantizing values of a dtype by a recipe needs, which would otherwise be made ready when it is first
-    /// used: kernels are compiled, if the device has some.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`], and that the device has no kernel for the recipe.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU is always ready"))]
-    pub fn preload(&self, recipe: &Recipe, dtype: Dtype) -> Result<()> {
-        match self {
-            Self::Cpu => Ok(()),
-            #[cfg(feature = "cuda")]
-            Self::Gpus(gpus) => gpus.iter().try_for_each(|gpu| gpu.preload_recipe(recipe, dtype)),
         }
     }
 

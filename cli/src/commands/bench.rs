@@ -14,7 +14,7 @@ use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleL
 use serde_json::json;
 
 #[cfg(feature = "cuda")]
-use crate::bench::load::{self, Loads};
+use crate::bench::load::load as load_times;
 use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
@@ -124,7 +124,7 @@ fn load(args: &Args) -> anyhow::Result<()> {
         );
     }
     let device = device(args.device)?;
-    let Loads { each, at_once } = load::load(&device)?;
+    let each = load_times(&device)?;
     print(&device)?;
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let mut table = table(&["kernel", "family", ">ms"]);
@@ -133,14 +133,12 @@ fn load(args: &Args) -> anyhow::Result<()> {
         table.add_row([kernel, id.family().word().to_owned(), format!("{:.1}", milliseconds(*time))]);
     }
     let total: Duration = each.iter().map(|(_, time)| *time).sum();
-    table.add_row(["all, one after the other".into(), String::new(), format!("{:.0}", milliseconds(total))]);
-    table.add_row(["all, several at a time".into(), String::new(), format!("{:.0}", milliseconds(at_once))]);
+    table.add_row(["all".into(), String::new(), format!("{:.0}", milliseconds(total))]);
     print(table.trim_fmt())?;
     let Some(file) = &args.json else { return Ok(()) };
     let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
     let records: Vec<_> = each.iter().map(record).collect();
-    let json = json!({ "kernels": records, "at_once_seconds": at_once.as_secs_f64() });
-    std::fs::write(file, serde_json::to_string_pretty(&json)? + "\n")
+    std::fs::write(file, serde_json::to_string_pretty(&records)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))
 }
 

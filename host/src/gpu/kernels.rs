@@ -26,16 +26,11 @@ pub(super) struct Kernels {
     /// Bytes of shared memory that a thread block may have.
     most_shared: u32,
     multiprocessors: u32,
-    /// By family and number.
-    slots: [Vec<Slot>; Family::ALL.len()],
-}
-
-/// A kernel's place: empty until it is first used.
-#[derive(Default)]
-struct Slot {
-    /// Held by the thread that compiles the kernel.
+    /// Held by the thread that compiles a kernel. The driver compiles one at a time, and all together takes it a quarter longer
+    /// if several threads ask.
     compiling: Mutex<()>,
-    ready: OnceLock<Ready>,
+    /// By family and number: empty until the kernel is first used.
+    ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
 }
 
 /// A kernel as it is launched on this GPU.
@@ -62,8 +57,9 @@ impl Kernels {
             Ok(found.max(0) as u32)
         };
         let (most_shared, multiprocessors) = (of_gpu(MOST_SHARED)?, of_gpu(MULTIPROCESSORS)?);
-        let slots = Family::ALL.map(|family| family.kernels().iter().map(|_| Slot::default()).collect());
-        Ok(Self { context: context.clone(), target, most_shared, multiprocessors, slots })
+        let ready = Family::ALL.map(|family| family.kernels().iter().map(|_| OnceLock::new()).collect());
+        let (context, compiling) = (context.clone(), Mutex::new(()));
+        Ok(Self { context, target, most_shared, multiprocessors, compiling, ready })
     }
 
     /// A kernel, compiled if it is not yet: by the thread that comes first, while others that want it wait.
@@ -71,15 +67,15 @@ impl Kernels {
     /// # Errors
     /// [`Error::Gpu`] if the driver refuses. The next call tries again.
     pub(super) fn ready(&self, id: KernelId) -> Result<&Ready> {
-        let slot = &self.slots[id.family() as usize][id.index()];
-        if let Some(ready) = slot.ready.get() {
+        let place = &self.ready[id.family() as usize][id.index()];
+        if let Some(ready) = place.get() {
             return Ok(ready);
         }
-        // A thread that panicked has left the slot empty.
-        let _compiling = slot.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-        match slot.ready.get() {
+        // A thread that panicked has left the place empty.
+        let _compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        match place.get() {
             Some(ready) => Ok(ready),
-            None => self.compile(id).map(|ready| slot.ready.get_or_init(|| ready)),
+            None => self.compile(id).map(|ready| place.get_or_init(|| ready)),
         }
     }
 

@@ -1,7 +1,5 @@
 //! Having kernels compiled before they are used.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use microscale_kernels_abi::{Amax, Dequantize, Errors, Family, KernelId};
 
 use super::arguments::kernel_dtype;
@@ -14,8 +12,7 @@ use crate::scheme::{Global, Scheme};
 
 impl Gpu {
     /// Has the driver compile the kernels of a family, for unquantized values or results of a dtype, or for all: operations
-    /// would otherwise wait for theirs at their first call. Several threads compile at a time. What is compiled already costs
-    /// nothing.
+    /// would otherwise wait for theirs at their first call. What is compiled already costs nothing.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
@@ -25,7 +22,7 @@ impl Gpu {
             let takes = id.kernel().dtype;
             id.family() == family && (dtype.is_none() || takes.is_none() || takes == dtype)
         };
-        self.compile(&KernelId::all().filter(wanted).collect::<Vec<_>>())
+        self.compile(KernelId::all().filter(wanted))
     }
 
     /// [`Self::preload`] for what a recipe needs with values of a dtype: quantizing them, with a global scale that is computed
@@ -52,25 +49,11 @@ impl Gpu {
                 wanted.push(Amax::Nvfp4Plan.of(kernel_dtype(dtype)));
             }
         }
-        self.compile(&wanted)
+        self.compile(wanted)
     }
 
-    /// Makes kernels ready, several at a time.
-    fn compile(&self, wanted: &[KernelId]) -> Result<()> {
-        let next = AtomicUsize::new(0);
-        let compile = || -> Result<()> {
-            while let Some(id) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.kernels.ready(*id)?;
-            }
-            Ok(())
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
-        std::thread::scope(|scope| {
-            let working: Vec<_> = (0..threads).map(|_| scope.spawn(compile)).collect();
-            working.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(compiled) => compiled,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })
+    /// Makes kernels ready, one after the other: the driver compiles one at a time.
+    fn compile(&self, wanted: impl IntoIterator<Item = KernelId>) -> Result<()> {
+        wanted.into_iter().try_for_each(|id| self.kernels.ready(id).map(|_| ()))
     }
 }

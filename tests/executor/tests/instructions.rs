@@ -3,6 +3,7 @@
 //! All inputs where there are few, edge cases and very many random ones where there are not.
 
 #[path = "../../support/src/ptx.rs"]
+#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
 mod ptx;
 
 mod instructions {

@@ -16,6 +16,7 @@ use microscale_kernels_abi::{
 };
 
 #[path = "../../support/src/ptx.rs"]
+#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
 mod ptx;
 
 /// The kernels of a target.

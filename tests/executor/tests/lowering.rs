@@ -4,6 +4,7 @@ use microscale_executor::Module;
 use microscale_kernels_abi::TARGETS;
 
 #[path = "../../support/src/ptx.rs"]
+#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
 mod ptx;
 
 /// The committed PTX of a target.
