@@ -13,20 +13,22 @@ use microscale_formats::mx;
 use self::grouped::Grouped;
 use self::reading::{STREAMS, WINDOW};
 use super::blocks::Blocks;
-use super::piece::Piece;
 use super::policy::{self, Tally};
 use super::vector::{LANES, Vector};
 use crate::element::{Dtype, Element};
 use crate::recipe::NonFinite;
 
-/// Quantizes a piece in windows of whole groups.
+/// Quantizes a piece in windows of whole groups. Its parts are arguments of their own: of these the compiler
+/// knows that they do not overlap, of the fields of a structure it does not, and loads factors again.
 #[inline(always)]
-pub(super) fn quantize_in_groups<T: Element, V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
-    piece: &mut Piece<'_, T>,
+pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, const SIGNS: u8>(
+    values: &[T],
     groups: &G,
+    non_finite: NonFinite,
+    codes: &mut [u8],
+    scales: &mut [u8],
+    tally: &mut Tally,
 ) {
-    let Piece { values, policy: non_finite, output, tally } = piece;
-    let (non_finite, codes, scales) = (*non_finite, &mut *output.codes, &mut *output.scales);
     let window = WINDOW / (LANES * N * size_of::<T>());
     let (group, group_codes) = (LANES * N, LANES * N / 2);
     let whole = values.len() / group;

@@ -53,15 +53,21 @@ impl Words for Isa {
 }
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
-/// its vectors and how it widens.
+/// its vectors and how it widens. Codes and scales are arguments of their own: of these the compiler knows that
+/// they do not overlap, of what is in an [`Output`] it does not.
 macro_rules! instance {
     ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
         mod $module {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn quantize<T: Element>(values: &[T], rule: &Rule, output: Output<'_>) -> Tally {
-                plain::quantize::<T, $widen>(values, rule, output)
+            pub(super) fn quantize<T: Element>(
+                values: &[T],
+                rule: &Rule,
+                codes: &mut [u8],
+                scales: &mut [u8],
+            ) -> Tally {
+                plain::quantize::<T, $widen>(values, rule, Output { codes, scales })
             }
 
             $(#[target_feature(enable = $features)])?
@@ -70,8 +76,10 @@ macro_rules! instance {
                 importance: Option<&[f32]>,
                 rule: &Rule,
                 searching: &Searching,
-                output: Output<'_>,
+                codes: &mut [u8],
+                scales: &mut [u8],
             ) -> Tally {
+                let output = Output { codes, scales };
                 search::quantize::<T, $widen>(values, importance, rule, searching, output)
             }
 
@@ -80,9 +88,10 @@ macro_rules! instance {
                 values: &[T],
                 hessians: Hessians<'_>,
                 rule: &Rule,
-                output: Output<'_>,
+                codes: &mut [u8],
+                scales: &mut [u8],
             ) -> Tally {
-                hessian::quantize::<T, $widen>(values, hessians, rule, output)
+                hessian::quantize::<T, $widen>(values, hessians, rule, Output { codes, scales })
             }
 
             $(#[target_feature(enable = $features)])?
@@ -231,11 +240,14 @@ impl Isa {
         rule: &Rule,
         output: Output<'_>,
     ) -> Tally {
+        let Output { codes, scales } = output;
         by_dtype!(Elements, values => match (self, &rule.searching) {
-            (Self::Reference, _) => reference::quantize(values, importance, rule, output),
-            (_, None) => by_instance!(self, quantize(values, rule, output)),
+            (Self::Reference, _) => {
+                reference::quantize(values, importance, rule, Output { codes, scales })
+            }
+            (_, None) => by_instance!(self, quantize(values, rule, codes, scales)),
             (_, Some(searching)) => {
-                by_instance!(self, quantize_searching(values, importance, rule, searching, output))
+                by_instance!(self, quantize_searching(values, importance, rule, searching, codes, scales))
             }
         })
     }
@@ -248,7 +260,10 @@ impl Isa {
         rule: &Rule,
         output: Output<'_>,
     ) -> Tally {
-        by_dtype!(Elements, values => by_instance!(self, quantize_hessian(values, hessians, rule, output)))
+        let Output { codes, scales } = output;
+        by_dtype!(Elements, values => {
+            by_instance!(self, quantize_hessian(values, hessians, rule, codes, scales))
+        })
     }
 
     /// Dequantizes a piece.

@@ -4,10 +4,10 @@ use microscale_formats::nvfp4::{self, Quantizer};
 use microscale_formats::{E2m1, NegativeZero, Ties, block, mx};
 
 use super::blocks::Mx;
-use super::groups::grouped::{DROP, DROP_INPUT, FORCE, KEEP};
+use super::groups;
+use super::groups::grouped::{DROP, DROP_INPUT, FORCE, Grouped, KEEP};
 use super::groups::mxfp4::MxGroups;
 use super::groups::nvfp4::{NvFactors, NvGroups};
-use super::groups::quantize_in_groups;
 use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, ZERO};
 use super::piece::{Output, Piece};
 use super::policy::{self, Tally, block_at};
@@ -38,16 +38,10 @@ impl<T: Element> Piece<'_, T> {
         let words = T::DTYPE != Dtype::F32;
         let vectors = W::Vector::FUSED && mx.arithmetic.ties == Ties::Even;
         match (mx.arithmetic.ties, mx.arithmetic.negative_zero) {
-            (_, NegativeZero::Keep) if words || vectors => {
-                quantize_in_groups::<T, W::Vector, _, N, KEEP>(self, groups)
-            }
-            (_, NegativeZero::DropInput) if words || vectors => {
-                quantize_in_groups::<T, W::Vector, _, N, DROP_INPUT>(self, groups)
-            }
-            (_, NegativeZero::Drop) if words => quantize_in_groups::<T, W::Vector, _, N, DROP>(self, groups),
-            (_, NegativeZero::Force) if words => {
-                quantize_in_groups::<T, W::Vector, _, N, FORCE>(self, groups)
-            }
+            (_, NegativeZero::Keep) if words || vectors => self.in_groups::<W, _, N, KEEP>(groups),
+            (_, NegativeZero::DropInput) if words || vectors => self.in_groups::<W, _, N, DROP_INPUT>(groups),
+            (_, NegativeZero::Drop) if words => self.in_groups::<W, _, N, DROP>(groups),
+            (_, NegativeZero::Force) if words => self.in_groups::<W, _, N, FORCE>(groups),
             (Ties::Even, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, true>(mx)),
             (Ties::Even, _) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, false>(mx)),
             (Ties::Away, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<AWAY, true>(mx)),
@@ -65,33 +59,27 @@ impl<T: Element> Piece<'_, T> {
         let multiplied = &NvGroups::<false> { quantizer, factors, thresholds };
         // Words are compared, however thresholds were found.
         match (quantizer.negative_zero(), factors.divides && !words) {
-            (NegativeZero::Keep, false) if words => {
-                quantize_in_groups::<T, W::Vector, _, N, KEEP>(self, multiplied)
-            }
-            (NegativeZero::DropInput, false) if words => {
-                quantize_in_groups::<T, W::Vector, _, N, DROP_INPUT>(self, multiplied)
-            }
-            (NegativeZero::Drop, false) if words => {
-                quantize_in_groups::<T, W::Vector, _, N, DROP>(self, multiplied)
-            }
-            (NegativeZero::Force, false) if words => {
-                quantize_in_groups::<T, W::Vector, _, N, FORCE>(self, multiplied)
-            }
-            (NegativeZero::Keep, true) if W::Vector::FUSED => {
-                quantize_in_groups::<T, W::Vector, _, N, KEEP>(self, divided)
-            }
-            (NegativeZero::Keep, false) if W::Vector::FUSED => {
-                quantize_in_groups::<T, W::Vector, _, N, KEEP>(self, multiplied)
-            }
+            (NegativeZero::Keep, false) if words => self.in_groups::<W, _, N, KEEP>(multiplied),
+            (NegativeZero::DropInput, false) if words => self.in_groups::<W, _, N, DROP_INPUT>(multiplied),
+            (NegativeZero::Drop, false) if words => self.in_groups::<W, _, N, DROP>(multiplied),
+            (NegativeZero::Force, false) if words => self.in_groups::<W, _, N, FORCE>(multiplied),
+            (NegativeZero::Keep, true) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(divided),
+            (NegativeZero::Keep, false) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(multiplied),
             (NegativeZero::DropInput, true) if W::Vector::FUSED => {
-                quantize_in_groups::<T, W::Vector, _, N, DROP_INPUT>(self, divided);
+                self.in_groups::<W, _, N, DROP_INPUT>(divided);
             }
             (NegativeZero::DropInput, false) if W::Vector::FUSED => {
-                quantize_in_groups::<T, W::Vector, _, N, DROP_INPUT>(self, multiplied);
+                self.in_groups::<W, _, N, DROP_INPUT>(multiplied);
             }
             (NegativeZero::Keep, _) => self.one_by_one::<W, _, _>(&Nvfp4::<true>(*quantizer)),
             _ => self.one_by_one::<W, _, _>(&Nvfp4::<false>(*quantizer)),
         }
+    }
+
+    #[inline(always)]
+    fn in_groups<W: Widen, G: Grouped<N>, const N: usize, const SIGNS: u8>(&mut self, format: &G) {
+        let Self { values, policy, output: Output { codes, scales }, tally } = self;
+        groups::quantize::<T, W::Vector, G, N, SIGNS>(values, format, *policy, codes, scales, tally);
     }
 
     /// A block at a time.
