@@ -16,6 +16,8 @@ use super::rule::{Kind, Rule};
 use crate::amax::Amax;
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, by_dtype};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::layout::scatter_row;
 use crate::recipe::{Recipe, Scheme, check_importance};

@@ -8,6 +8,8 @@ use super::loaded::LoadedOnGpu;
 use super::tensor::DeviceTensor;
 use crate::amax::Amax;
 use crate::element::Element;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::loss::ErrorStats;
 use crate::recipe::Recipe;
