@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use microscale_kernels_abi::{Family, Kernel, TARGETS, Target};
+use microscale_kernels_abi::{Family, Kernel, PtxFile, TARGETS, Target};
 
 /// How hard the compressor tries. More takes much longer where build scripts are not optimised, and gains little.
 const LEVEL: u8 = 6;
@@ -40,7 +40,7 @@ fn main() {
 
 /// The kernels of a family in the order of its table, each as a module with it alone.
 fn kernels(family: Family, target: &Target) -> Vec<String> {
-    let file = format!("ptx/{}.{}.ptx", family.word(), target.ptx);
+    let file = format!("ptx/{}", PtxFile { family, target });
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("cannot read {file}: {error}"));
     let mut parts = text.split("\n.visible .entry ");
     let head = parts.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the two sides of a kernel launch agree on, in one place: the PTX targets, the kernels with their launch shapes, and the
+//! The agreement between the two sides of a kernel launch, in one place: the PTX targets, the kernels with their launch shapes, and the
 //! structures passed to them. Plain data, `no_std`: the kernels, the launcher in the host crate and the build tool all read it
 //! from here.
 //!
@@ -36,5 +36,5 @@ pub use layout::Layout;
 pub use memory::{ApplyGlobal, GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 pub use quantize::{NvQuantizeOptions, Quantize, QuantizeOptions};
 pub use search::Search;
-pub use targets::{TARGETS, Target, target_for};
+pub use targets::{PtxFile, TARGETS, Target, target_for};
 pub use weights::Weights;

@@ -1,12 +1,16 @@
-//! The PTX targets: what is compiled, and which GPU gets which.
+//! The PTX targets: what is compiled, which file holds it, and which GPU gets which.
+
+use core::fmt;
+
+use crate::launch::Family;
 
 /// A target that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// What rustc's `-Ctarget-cpu` and the PTX's `.target` say.
+    /// The name in rustc's `-Ctarget-cpu` and in the PTX's `.target`.
     pub name: &'static str,
     /// The target whose PTX it runs, with its own name in the `.target` line: itself, or one for which the kernels compile to the
-    /// same text. A family's file is `<family>.<ptx>.ptx`.
+    /// same text. [`PtxFile`] names a family's file.
     pub ptx: &'static str,
     /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old
     /// drivers.
@@ -20,7 +24,7 @@ pub struct Target {
     /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89).
     /// The kernels are built with `--cfg microscale_sm90`.
     pub since_sm90: bool,
-    /// What NVIDIA's assembler must accept it for.
+    /// The GPUs for which NVIDIA's assembler must accept it.
     pub assemble_for: &'static [&'static str],
 }
 
@@ -68,7 +72,32 @@ pub const TARGETS: [Target; 4] = [
     },
 ];
 
+/// The name of the file that holds a family's PTX for a target, as its [`Display`](fmt::Display) text.
+#[derive(Clone, Copy, Debug)]
+pub struct PtxFile<'a> {
+    /// The family.
+    pub family: Family,
+    /// The target, or one that [shares](Target::ptx) its PTX.
+    pub target: &'a Target,
+}
+
+impl fmt::Display for PtxFile<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.ptx", self.family.word(), self.target.ptx)
+    }
+}
+
 impl Target {
+    /// PTX with this target's name in the `.target` line, in three pieces to put together. Targets that share PTX differ in that
+    /// line alone.
+    pub fn named<'a>(&self, ptx: &'a str) -> [&'a str; 3] {
+        const DIRECTIVE: &str = "\n.target ";
+        let start = ptx.find(DIRECTIVE).map_or(ptx.len(), |place| place + DIRECTIVE.len());
+        let end = ptx[start..].find('\n').map_or(ptx.len(), |length| start + length);
+        let name = if start < ptx.len() { self.name } else { "" };
+        [&ptx[..start], name, &ptx[end..]]
+    }
+
     /// The target whose PTX this one runs.
     pub fn built(&self) -> &'static Self {
         TARGETS.iter().find(|target| target.name == self.ptx).unwrap_or(&TARGETS[0])
@@ -96,6 +125,16 @@ mod tests {
         assert_eq!([name(10, 0), name(10, 3)], [Some("sm_100f"); 2]);
         assert_eq!(name(11, 0), Some("sm_90"), "no family PTX for 11.x: the newest portable one");
         assert_eq!([name(12, 0), name(12, 1)], [Some("sm_120f"); 2]);
+    }
+
+    #[test]
+    fn shared_ptx_says_whose_it_is() {
+        let shared = "// for sm_1\n.version 8.8\n.target sm_1\n.address_size 64\n";
+        for target in &TARGETS {
+            let named = target.named(shared).concat();
+            assert_eq!(named, shared.replace(".target sm_1", &std::format!(".target {}", target.name)));
+        }
+        assert_eq!(TARGETS[0].named("no such line").concat(), "no such line");
     }
 
     #[test]

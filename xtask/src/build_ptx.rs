@@ -6,7 +6,7 @@ mod normalize;
 use crate::toolchain::Toolchain;
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{Family, TARGETS, Target, kernels};
+use microscale_kernels_abi::{Family, PtxFile, TARGETS, Target, kernels};
 use normalize::Parts;
 use std::fs;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         let parts = Parts::of(&build(target, &toolchain, request.check)?);
         know_each_other(target, &parts)?;
         for family in Family::ALL {
-            let file = layout::ptx_file(family, target);
+            let file = PtxFile { family, target }.to_string();
             let ptx = text(target, &toolchain, family, &parts);
             if target.ptx != target.name {
                 // The file of the other target is this one's, but for its name.
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                 let shared = fs::read_to_string(&shared).with_context(|| {
                     format!("cannot read {}: build {} first", shared.display(), target.ptx)
                 })?;
-                differences.extend(compare(&file, &retarget(&shared, target), &ptx));
+                differences.extend(compare(&file, &target.named(&shared).concat(), &ptx));
                 continue;
             }
             let path = destination.join(&file);
@@ -109,11 +109,6 @@ fn know_each_other(target: &Target, parts: &Parts) -> Result<()> {
 fn text(target: &Target, toolchain: &Toolchain, family: Family, parts: &Parts) -> String {
     let module = parts.module(|name| family.kernels().iter().any(|kernel| kernel.name == name));
     format!("{}\n{module}", header(target.built(), toolchain))
-}
-
-/// PTX with another target's name in its `.target` line.
-pub(crate) fn retarget(ptx: &str, target: &Target) -> String {
-    ptx.replacen(&format!("\n.target {}\n", target.ptx), &format!("\n.target {}\n", target.name), 1)
 }
 
 /// Compiles the kernels for one target and returns the PTX as LLVM writes it. To `check` is to refuse warnings, and a
@@ -213,14 +208,6 @@ mod tests {
         let error = parse(&["--target".into(), "sm_10".into()]).err().unwrap();
         assert!(error.to_string().contains("sm_120f"), "{error}");
         assert_eq!(parse(&[]).unwrap().targets.len(), TARGETS.len());
-    }
-
-    #[test]
-    fn shared_ptx_says_whose_it_is() {
-        let target = TARGETS.iter().find(|target| target.name != target.ptx).unwrap();
-        let shared = format!(".version 8.8\n.target {}\n.address_size 64\n", target.ptx);
-        let expected = format!(".version 8.8\n.target {}\n.address_size 64\n", target.name);
-        assert_eq!(retarget(&shared, target), expected);
     }
 
     #[test]

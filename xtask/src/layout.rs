@@ -1,7 +1,6 @@
 //! Where things lie in the repository.
 
 use anyhow::{Context, Result};
-use microscale_kernels_abi::{Family, Target};
 use std::path::PathBuf;
 
 /// The repository's root. Asked of cargo at run time, so that a shared target folder cannot name another checkout.
@@ -20,9 +19,4 @@ pub(crate) fn kernels() -> Result<PathBuf> {
 /// The folder of generated PTX that the library embeds.
 pub(crate) fn ptx() -> Result<PathBuf> {
     Ok(root()?.join("host").join("ptx"))
-}
-
-/// The file name of a family's PTX.
-pub(crate) fn ptx_file(family: Family, target: &Target) -> String {
-    format!("{}.{}.ptx", family.word(), target.ptx)
 }

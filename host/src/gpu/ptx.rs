@@ -27,8 +27,7 @@ pub(super) fn of(id: KernelId, target: &Target) -> String {
         .ok()
         .and_then(|text| String::from_utf8(text).ok())
         .expect("build.rs has compressed it");
-    // Targets that share PTX differ in this line.
-    text.replacen(&format!("\n.target {}\n", target.ptx), &format!("\n.target {}\n", target.name), 1)
+    target.named(&text).concat()
 }
 
 #[cfg(test)]

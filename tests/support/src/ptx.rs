@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use microscale_kernels_abi::{Family, Target};
+use microscale_kernels_abi::{Family, PtxFile, Target};
 
 /// The modules of a target in a folder, put together: directives and declarations once, then every kernel.
 ///
@@ -13,13 +13,12 @@ use microscale_kernels_abi::{Family, Target};
 pub fn of_target(folder: &Path, target: &Target) -> io::Result<String> {
     let (mut head, mut entries, mut seen) = (String::new(), String::new(), BTreeSet::new());
     for family in Family::ALL {
-        let path = folder.join(format!("{}.{}.ptx", family.word(), target.ptx));
+        let path = folder.join(PtxFile { family, target }.to_string());
         let text = std::fs::read_to_string(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        let text = target.named(&text).concat();
         let start = text.find("\n.visible .entry ").unwrap_or(text.len());
-        let renamed =
-            text[..start].replace(&format!(".target {}", target.ptx), &format!(".target {}", target.name));
-        for line in renamed.lines().filter(|line| seen.insert((*line).to_owned())) {
+        for line in text[..start].lines().filter(|line| seen.insert((*line).to_owned())) {
             head += line;
             head.push('\n');
         }

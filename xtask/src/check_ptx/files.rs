@@ -2,10 +2,9 @@
 
 use super::finding::Finding;
 use super::module::Module;
-use crate::build_ptx::retarget;
 use crate::layout;
 use anyhow::{Context, Result};
-use microscale_kernels_abi::{Family, TARGETS, Target};
+use microscale_kernels_abi::{Family, PtxFile, TARGETS, Target};
 use std::path::PathBuf;
 
 /// A family's PTX for a target.
@@ -22,11 +21,11 @@ pub(super) struct Ptx {
 pub(super) fn read() -> Result<Vec<Ptx>> {
     let folder = layout::ptx()?;
     let read = |(target, family): (&'static Target, Family)| {
-        let file = folder.join(layout::ptx_file(family, target));
+        let file = folder.join(PtxFile { family, target }.to_string());
         let text = std::fs::read_to_string(&file);
         let text = text
             .with_context(|| format!("cannot read {}; `cargo xtask build-ptx` writes it", file.display()))?;
-        let text = retarget(&text, target);
+        let text = target.named(&text).concat();
         let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
         Ok(Ptx { target, family, file, text, module })
     };
