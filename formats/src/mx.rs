@@ -53,55 +53,32 @@ impl Element for E2m1 {
     }
 }
 
-impl Element for E4m3 {
-    const BITS: usize = 8;
-    const LARGEST_EXPONENT: u32 = 8;
-    const LARGEST_MANTISSA: u32 = 0x60_0000;
-    const MANTISSA_BITS: u32 = 3;
+/// Elements whose ties go one way only: `type: bits, largest exponent, largest mantissa, mantissa bits`.
+macro_rules! elements {
+    ($($type:ty: $bits:literal, $exponent:literal, $mantissa:literal, $mantissa_bits:literal;)+) => {$(
+        impl Element for $type {
+            const BITS: usize = $bits;
+            const LARGEST_EXPONENT: u32 = $exponent;
+            const LARGEST_MANTISSA: u32 = $mantissa;
+            const MANTISSA_BITS: u32 = $mantissa_bits;
 
-    #[inline(always)]
-    fn encode(value: f32, _: Ties) -> u8 {
-        Self::from_f32(value).to_bits()
-    }
+            #[inline(always)]
+            fn encode(value: f32, _: Ties) -> u8 {
+                Self::from_f32(value).to_bits()
+            }
 
-    #[inline(always)]
-    fn decode(code: u8) -> f32 {
-        Self::from_bits(code).to_f32()
-    }
+            #[inline(always)]
+            fn decode(code: u8) -> f32 {
+                Self::from_bits(code).to_f32()
+            }
+        }
+    )+};
 }
 
-impl Element for E5m2 {
-    const BITS: usize = 8;
-    const LARGEST_EXPONENT: u32 = 15;
-    const LARGEST_MANTISSA: u32 = 0x60_0000;
-    const MANTISSA_BITS: u32 = 2;
-
-    #[inline(always)]
-    fn encode(value: f32, _: Ties) -> u8 {
-        Self::from_f32(value).to_bits()
-    }
-
-    #[inline(always)]
-    fn decode(code: u8) -> f32 {
-        Self::from_bits(code).to_f32()
-    }
-}
-
-impl Element for E3m0 {
-    const BITS: usize = 4;
-    const LARGEST_EXPONENT: u32 = 4;
-    const LARGEST_MANTISSA: u32 = 0;
-    const MANTISSA_BITS: u32 = 0;
-
-    #[inline(always)]
-    fn encode(value: f32, _: Ties) -> u8 {
-        Self::from_f32(value).to_bits()
-    }
-
-    #[inline(always)]
-    fn decode(code: u8) -> f32 {
-        Self::from_bits(code).to_f32()
-    }
+elements! {
+    E4m3: 8, 8, 0x60_0000, 3;
+    E5m2: 8, 15, 0x60_0000, 2;
+    E3m0: 4, 4, 0, 0;
 }
 
 /// How a block's scale follows from its largest magnitude.
