@@ -19,10 +19,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 
-from golden_common import File, Tensors, as_torch
+from golden_common import File, Tensors, as_torch, matches
 from inputs import BLOCK, golden_input
 
 GOLDEN = Path(__file__).resolve().parent
@@ -186,22 +185,6 @@ def e3m0_table() -> File:
 def e3m0_files() -> dict[str, File]:
     stem = f"microxcaling-{MICROXCALING}"
     return {f"{stem}-floor-f32.safetensors": e3m0_rows(), f"{stem}-tables.safetensors": e3m0_table()}
-
-
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def matches(path: Path, tensors: Tensors, metadata: dict[str, str]) -> bool:
-    """Whether the file at `path` holds exactly these tensors and this metadata."""
-    if not path.exists():
-        return False
-    with safe_open(path, framework="pt") as file:
-        return (
-            file.metadata() == metadata
-            and set(file.keys()) == set(tensors)
-            and all(same_bytes(file.get_tensor(name), tensor) for name, tensor in tensors.items())
-        )
 
 
 def main() -> int:

@@ -27,13 +27,12 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import preset_name_to_scheme
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from modelopt.torch.quantization.qtensor.mxfp4_tensor import MXFP4QTensor
-from safetensors import safe_open
 from safetensors.torch import save
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_mx
 
 from check_spec import Convention, find_slips
-from golden_common import File, Tensors, as_torch
+from golden_common import File, Tensors, as_torch, matches
 from golden_layout import layout_files
 from golden_mxfp8 import mxfp8_files
 from golden_nvfp4 import nvfp4_files
@@ -236,23 +235,6 @@ def mxfp4_files() -> dict[str, File]:
 
 
 FOLDERS = {"mxfp4": mxfp4_files, "mxfp8": mxfp8_files, "nvfp4": nvfp4_files, "layout": layout_files}
-
-
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equality of type, shape and bits, so that NaN equals itself and -0 does not equal +0."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def matches(path: Path, tensors: Tensors, metadata: dict[str, str]) -> bool:
-    """Whether the file at `path` holds exactly these tensors and this metadata."""
-    if not path.exists():
-        return False
-    with safe_open(path, framework="pt") as file:
-        return (
-            file.metadata() == metadata
-            and set(file.keys()) == set(tensors)
-            and all(same_bytes(file.get_tensor(name), tensor) for name, tensor in tensors.items())
-        )
 
 
 def main() -> int:
