@@ -1,4 +1,4 @@
-//! How much memory shapes need, and whether it is there.
+//! Bounds of shapes: the memory that they need, and checks that it is there.
 
 use crate::error::{Error, Result};
 use crate::shape::{QuantizedShape, Shape};

@@ -7,8 +7,11 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::formats::search::{Block, Measure, PowersOfTwo, Scales};
 use crate::formats::{E8m0, block, mx, nvfp4};
-use crate::recipe::{Format, NonFinite, Recipe, check_importance};
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::recipe::{Recipe, check_importance};
+use crate::scheme::NonFinite;
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::QuantizedTensor;
+use microscale_formats::Format;
 
 /// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its
 /// steps, each to 2⁻²⁴: the factor and its reciprocal, the difference, and a sum of at most eight roundings

@@ -10,8 +10,8 @@ pub use loaded::{Loaded, QuantizedThere};
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
-use crate::recipe::Words;
 pub use crate::tensor::Part;
+use crate::words::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.

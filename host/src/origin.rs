@@ -1,4 +1,4 @@
-//! Where values come from, if a device reads them by itself.
+//! The file that values come from, if a device reads them by itself.
 
 use std::path::Path;
 

@@ -1,14 +1,12 @@
 //! What is asked for: the format, and everything that decides the bytes.
 
-use microscale_formats::{ScaleLayout, Search};
+use microscale_formats::{Format, ScaleLayout, Search};
 
 use crate::error::{Error, Result};
 use crate::report::Report;
+use crate::scheme::{Convention, Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
-
-pub(crate) use crate::scheme::{Convention, Global, NonFinite, Scheme};
-pub(crate) use crate::words::Words;
-pub(crate) use microscale_formats::Format;
+use crate::words::Words;
 
 /// How to quantize. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -2,9 +2,7 @@
 //! copy.
 
 use crate::error::{Error, Result};
-use crate::shape::Shape;
-
-pub(crate) use crate::shape::Strided;
+use crate::shape::{Shape, Strided};
 
 impl Strided {
     /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy

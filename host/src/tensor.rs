@@ -7,8 +7,7 @@ use microscale_formats::{Format, GlobalScale, ScaleLayout};
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::report::Report;
-
-pub(crate) use crate::shape::{QuantizedShape, Shape};
+use crate::shape::QuantizedShape;
 
 /// A quantized matrix.
 ///

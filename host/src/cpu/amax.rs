@@ -8,7 +8,7 @@ use crate::amax::Amax;
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
-use crate::tensor::Shape;
+use crate::shape::Shape;
 
 /// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is
 /// among one by one.

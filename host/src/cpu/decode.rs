@@ -1,15 +1,13 @@
 //! Dequantizing a piece: 16-bit values by looking them up where elements are E2M1, all others block by block.
 
-use microscale_formats::{E4m3, E5m2, e2m1, mx, nvfp4};
+use microscale_formats::{E4m3, E5m2, Format, e2m1, mx, nvfp4};
 
-use super::by_definition;
 use super::decoder::Decoder;
-use super::stream;
 use super::values::Values;
 use super::vector::Vector;
 use super::words::{WORDS, WordVector};
+use super::{by_definition, stream};
 use crate::element::Element;
-use crate::recipe::Format;
 
 /// Bytes of values that are worked out before they are written past the caches.
 const STAGE: usize = 4096;

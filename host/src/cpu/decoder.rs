@@ -1,14 +1,13 @@
-//! What dequantizing needs to know: a tensor's format and global scale, and the values of codes where they
+//! The facts that dequantizing needs: a tensor's format and global scale, and the values of codes where they
 //! are looked up.
 
 use std::sync::Arc;
 
 use microscale_formats::facts::ElementType;
-use microscale_formats::{E2m1, E4m3, E5m2, E8m0, GlobalScale, ScaleType, mx, nvfp4};
+use microscale_formats::{E2m1, E4m3, E5m2, E8m0, Format, GlobalScale, ScaleType, mx, nvfp4};
 
 use super::values::Values;
 use crate::element::{Dtype, Element};
-use crate::recipe::Format;
 use crate::tensor::QuantizedTensor;
 
 /// How blocks are dequantized.

@@ -9,7 +9,8 @@ use super::stream;
 use crate::element::Element;
 use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::shape::Shape;
+use crate::tensor::QuantizedTensor;
 
 /// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to
 /// `T`.

@@ -1,12 +1,11 @@
 //! The product of a row and a quantized vector: the definition, and how vectors do it.
 
 use microscale_formats::dot::{self, CHUNK, STREAMS, Sums};
-use microscale_formats::{E4m3, E8m0};
+use microscale_formats::{E4m3, E8m0, Format};
 
 use super::products::{Products, STEP, Twice, e4m3_over_256};
 use super::rows::Row;
 use super::vector::{LANES, Lanes};
-use crate::recipe::Format;
 
 /// The definition.
 pub(super) fn reference(format: Format, a: Row<'_>, b: Row<'_>) -> f64 {

@@ -1,4 +1,4 @@
-//! How far elements are from their approximations: the sums of one part.
+//! Sums of one part of a row, of how far elements are from their approximations.
 
 use microscale_formats::errors::{ERROR_LANES, ErrorSums};
 

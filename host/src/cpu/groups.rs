@@ -16,7 +16,7 @@ use super::blocks::Blocks;
 use super::policy::{self, Tally};
 use super::vector::{LANES, Vector};
 use crate::element::{Dtype, Element};
-use crate::recipe::NonFinite;
+use crate::scheme::NonFinite;
 
 /// Quantizes a piece in windows of whole groups. Its parts are arguments of their own: of these the compiler
 /// knows that they do not overlap, of the fields of a structure it does not, and loads factors again.

@@ -3,7 +3,7 @@
 
 use microscale_formats::hessian::Hessian;
 use microscale_formats::search::{Found, Scales};
-use microscale_formats::{Search, mx, nvfp4};
+use microscale_formats::{Format, Search, mx, nvfp4};
 use rayon::prelude::*;
 
 use super::decode::decode_e2m1;
@@ -15,7 +15,7 @@ use super::search::{self, Find, Start};
 use super::widen::Widen;
 use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
-use crate::recipe::{Format, Recipe};
+use crate::recipe::Recipe;
 
 /// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what
 /// products summed in 16 bits come to.

@@ -25,7 +25,8 @@ use super::widen::F16c;
 use super::{by_definition, decode, dot, errors, groups, plain, prefetch, reference, search, weigh};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
-use crate::recipe::{Format, Words};
+use crate::words::Words;
+use microscale_formats::Format;
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A piece: contiguous blocks, and where they go.
 
 use super::policy::Tally;
-use crate::recipe::NonFinite;
+use crate::scheme::NonFinite;
 
 /// Where blocks go: their codes and their scale bytes.
 pub(super) struct Output<'a> {

@@ -1,6 +1,6 @@
 //! Matrices cut into pieces, for tasks and loops.
 
-use crate::tensor::Shape;
+use crate::shape::Shape;
 
 /// Blocks that one task handles: about 128 KiB of 16-bit input, which a core's second-level cache holds.
 pub(super) const TASK_BLOCKS: usize = 2048;

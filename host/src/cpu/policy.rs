@@ -5,8 +5,8 @@ use microscale_formats::{BlockEvents, block};
 
 use super::blocks::Blocks;
 use crate::element::Element;
-use crate::recipe::NonFinite;
 use crate::report::{Position, Report};
+use crate::scheme::NonFinite;
 
 /// Counts of one contiguous piece; like [`Report`], but its position is an offset in the piece.
 #[derive(Default)]

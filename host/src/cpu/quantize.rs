@@ -20,10 +20,11 @@ use crate::elements::{Elements, by_dtype};
 use crate::error::Error;
 use crate::error::Result;
 use crate::layout::scatter_row;
-use crate::recipe::{Recipe, Scheme, check_importance};
+use crate::recipe::{Recipe, check_importance};
 use crate::report::{Position, Report};
-use crate::shape::Strided;
-use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor, Shape};
+use crate::scheme::Scheme;
+use crate::shape::{QuantizedShape, Shape, Strided};
+use crate::tensor::{Quantized, QuantizedTensor};
 
 /// Quantizes the matrix that `shape` describes in `values`, on the CPU.
 ///

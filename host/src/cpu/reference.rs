@@ -1,6 +1,6 @@
 //! The reference: the block definition of `microscale_formats`, a block after another.
 
-use microscale_formats::{mx, nvfp4};
+use microscale_formats::{Format, mx, nvfp4};
 
 use super::blocks::Blocks;
 use super::decoder::Decoder;
@@ -9,7 +9,7 @@ use super::policy::{Tally, block_at, quantize_block};
 use super::rule::{Kind, Rule};
 use super::search;
 use crate::element::Element;
-use crate::recipe::{Format, NonFinite};
+use crate::scheme::NonFinite;
 
 pub(super) fn quantize<T: Element>(
     values: &[T],

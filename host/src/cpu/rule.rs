@@ -11,7 +11,8 @@ use super::groups::nvfp4::NvFactors;
 use super::thresholds::Thresholds;
 use super::vector::Vector;
 use crate::element::{Dtype, Element};
-use crate::recipe::{Global, NonFinite, Recipe, Scheme};
+use crate::recipe::Recipe;
+use crate::scheme::{Global, NonFinite, Scheme};
 
 /// How blocks are quantized.
 #[derive(Clone)]

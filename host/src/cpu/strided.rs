@@ -17,10 +17,11 @@ use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::layout::scatter_row;
-use crate::recipe::{Recipe, Scheme, check_importance};
+use crate::recipe::{Recipe, check_importance};
 use crate::report::{Position, Report};
-use crate::strided::Strided;
-use crate::tensor::{Quantized, QuantizedShape, QuantizedTensor};
+use crate::scheme::Scheme;
+use crate::shape::{QuantizedShape, Strided};
+use crate::tensor::{Quantized, QuantizedTensor};
 
 /// Elements of a row that are gathered together: whole blocks.
 const COLS: usize = 512;

@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use microscale_formats::e2m1;
+use microscale_formats::{Format, e2m1};
 
 use super::words::ValueRow;
 use crate::element::{Dtype, Element, word_from_f32};
-use crate::recipe::Format;
 
 /// A row for each scale byte.
 pub(super) struct Values(Box<[ValueRow; 256]>);

@@ -3,7 +3,7 @@
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
-use microscale_formats::{E4m3, E8m0};
+use microscale_formats::{E4m3, E8m0, Format};
 
 use super::prefetch::ask_for;
 use super::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
@@ -11,7 +11,6 @@ use super::rows::Row;
 use super::vector::{LANES, Lanes, Scalars};
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
-use crate::recipe::Format;
 
 /// Tokens that share one reading of the weights from memory.
 pub(super) const TOKENS: usize = 8;

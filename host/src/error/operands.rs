@@ -1,4 +1,4 @@
-//! What can be wrong with the operands of a product.
+//! Faults of the operands of a product.
 
 use microscale_formats::Format;
 

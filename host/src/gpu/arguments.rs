@@ -1,4 +1,4 @@
-//! What launches share: arguments of kernels from checked shapes, and the launch's own shape.
+//! Arguments of kernels from checked shapes, and launch shapes: the parts that launchers share.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 use microscale_formats::nvfp4::Direction;
@@ -42,7 +42,7 @@ pub(super) const fn kernel_dtype(dtype: Dtype) -> microscale_kernels_abi::Dtype 
     }
 }
 
-/// What a kernel does with a tensor's global scale.
+/// The way a kernel applies a tensor's global scale.
 pub(super) fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
     Argument(match tensor.direction() {
         Some(Direction::Divisor) => ApplyGlobal::Divisor,

@@ -12,8 +12,9 @@ use super::launch;
 use super::tensor::DeviceTensor;
 use crate::element::Element;
 use crate::error::Result;
-use crate::recipe::{Recipe, Words};
-use crate::tensor::{QuantizedShape, Shape};
+use crate::recipe::Recipe;
+use crate::shape::{QuantizedShape, Shape};
+use crate::words::Words;
 
 /// A quantizer to MXFP4 that is kept as a baseline. It ignores the recipe's ties, −0 and non-finite policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What all code that calls the driver needs.
+//! Errors of the driver, and its capture mode: needed wherever the driver is called.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
@@ -24,7 +24,7 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // It was the mode before. If the driver refuses that, it refuses the next call, which is not dropped.
+        // The driver took this mode before. An error that it has meanwhile comes back from the next call.
         let _ = exchange(self.before);
     }
 }

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use super::gemv_kernel::GemvKernel;
 use super::gemv_weights_kernel::GemvWeightsKernel;
 use crate::error::Result;
-use crate::recipe::{Format, Words};
+use crate::words::Words;
+use microscale_formats::Format;
 
 /// The tables that are built in, measured on an H200.
 const PRODUCTS: &str = include_str!("gemv_choices.txt");

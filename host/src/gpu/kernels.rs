@@ -43,7 +43,7 @@ pub(super) struct Ready {
 }
 
 impl Kernels {
-    /// Those of a GPU; nothing is compiled yet.
+    /// The kernels of a GPU; nothing is compiled yet.
     pub(super) fn new(context: &Arc<CudaContext>, info: &GpuInfo) -> Result<Self> {
         let (major, minor) = info.compute_capability;
         let target = target_for((major, minor)).ok_or_else(|| {

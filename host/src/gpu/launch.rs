@@ -13,10 +13,10 @@ mod quantize;
 mod weights;
 
 pub(super) use amax::{amax, plan};
-pub(super) use dequantize::dequantize;
+pub(super) use dequantize::{dequantize, dequantizer};
 pub(super) use errors::{error_parts, errors};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};
 pub(super) use layout::convert_scales;
-pub(super) use quantize::{kernel_of, quantize};
+pub(super) use quantize::{quantize, quantizer};
 pub(super) use weights::gemv_weights;

@@ -14,13 +14,14 @@ use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use crate::amax::Amax;
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::nvfp4::GlobalScale;
 use crate::loss::ErrorStats;
 use crate::origin::Origin;
-use crate::recipe::{NonFinite, Recipe};
+use crate::recipe::Recipe;
 use crate::report::Report;
-use crate::tensor::{Part, QuantizedShape, QuantizedTensor, Shape};
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::{Part, QuantizedTensor};
 
 /// A matrix in device memory.
 pub(crate) struct LoadedOnGpu<'a, T: Element> {
@@ -83,15 +84,10 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
                 &mut report,
             )?;
         }
-        let report = report.read(stream, shape, recipe.format())?;
-        match report.first_non_finite {
-            Some(first) if recipe.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
-            _ => {
-                let global_scale = tensor.read_global(stream)?;
-                let (stream, staging) = (stream.clone(), gpu.staging.clone());
-                Ok(QuantizedOnGpu { stream, staging, tensor, report, global_scale })
-            }
-        }
+        let report = recipe.accept(report.read(stream, shape, recipe.format())?)?;
+        let global_scale = tensor.read_global(stream)?;
+        let (stream, staging) = (stream.clone(), gpu.staging.clone());
+        Ok(QuantizedOnGpu { stream, staging, tensor, report, global_scale })
     }
 
     /// What was lost to a tensor.

@@ -1,6 +1,6 @@
-//! Having kernels compiled before they are used.
+//! Compiling kernels before they are used.
 
-use microscale_kernels_abi::{Amax, Dequantize, Errors, Family, KernelId};
+use microscale_kernels_abi::{Amax, Errors, Family, KernelId};
 
 use super::arguments::kernel_dtype;
 use super::handle::Gpu;
@@ -32,17 +32,12 @@ impl Gpu {
     /// Those of [`Self::preload`], [`Error::NoKernel`](crate::Error::NoKernel) and
     /// [`Error::NoSearch`](crate::Error::NoSearch).
     pub fn preload_recipe(&self, recipe: &Recipe, dtype: Dtype) -> Result<()> {
-        let mut wanted = vec![launch::kernel_of(recipe, dtype)?];
-        // Losses are measured on values in f32, whose rows have no gaps.
-        let back = match recipe.scheme {
-            Scheme::Mxfp4(_) => Some(Dequantize::Mxfp4Vector),
-            Scheme::Nvfp4(..) => Some(Dequantize::Nvfp4Vector),
-            Scheme::Mxfp8E4m3(_) => Some(Dequantize::Mxfp8E4m3Vector),
-            Scheme::Mxfp8E5m2(_) => Some(Dequantize::Mxfp8E5m2Vector),
-            Scheme::Comparison(_) => None,
-        };
-        wanted.extend(back.map(|kind| kind.of(kernel_dtype(Dtype::F32))));
-        wanted.push(Errors::Errors.of(kernel_dtype(dtype)));
+        let mut wanted = vec![
+            launch::quantizer(recipe, dtype)?,
+            // Losses are measured on values in f32, whose rows have no gaps.
+            launch::dequantizer(recipe.format(), Dtype::F32, true)?,
+            Errors::Errors.of(kernel_dtype(dtype)),
+        ];
         if let Scheme::Nvfp4(_, global) = recipe.scheme {
             wanted.push(Amax::Amax.of(kernel_dtype(dtype)));
             if global == Global::FromAmax {

@@ -1,8 +1,8 @@
 //! Quantized tensors, amax and reports in device memory.
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use microscale_formats::ScaleLayout;
 use microscale_formats::nvfp4::{Direction, GlobalScale};
+use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use super::driver::doing;
 use super::staging::Staging;
 use crate::amax::Amax;
 use crate::error::{Error, Result};
-use crate::recipe::Format;
 use crate::report::{Position, Report};
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::QuantizedTensor;
 
 /// A [`QuantizedTensor`] in device memory, laid out the same.
 pub struct DeviceTensor {

@@ -1,4 +1,4 @@
-//! How far two tensors are apart.
+//! Statistics of how far two tensors are apart.
 
 use std::ops::AddAssign;
 
@@ -10,7 +10,8 @@ use crate::cpu::Isa;
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::shape::Shape;
+use crate::tensor::QuantizedTensor;
 
 /// Sums over pairs of elements, original and approximation, from which the usual figures follow.
 ///

@@ -1,4 +1,4 @@
-//! What quantizing lost: sums over a tensor, and the blocks that lost most.
+//! The loss of quantizing: sums over a tensor, and the blocks that lost most.
 //!
 //! `round_trip` goes through a matrix and what it was quantized to, part by part. `error_stats` sums the
 //! parts up, and `worst_blocks` looks at each block of theirs.

@@ -9,8 +9,9 @@ use crate::cpu::{Decoder, Isa};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut};
 use crate::error::Result;
-use crate::recipe::Format;
-use crate::tensor::{QuantizedShape, QuantizedTensor, Shape};
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::QuantizedTensor;
+use microscale_formats::Format;
 
 /// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level
 /// cache.

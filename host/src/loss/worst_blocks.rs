@@ -6,7 +6,8 @@ use super::round_trip::{PART, RoundTrip, Row};
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
-use crate::tensor::{QuantizedTensor, Shape};
+use crate::shape::Shape;
+use crate::tensor::QuantizedTensor;
 
 /// What one block lost. Elements that are not finite, or did not come back so, are left out, as
 /// [`ErrorStats`](crate::ErrorStats) does.

@@ -1,4 +1,4 @@
-//! What groups need of a format.
+//! The trait of formats that groups quantize to.
 
 use microscale_formats::NegativeZero;
 

@@ -1,4 +1,4 @@
-//! How a piece is read: a window after another, in several places in turn, each asked for before it is
+//! Reading a piece: a window after another, in several places in turn, each asked for before it is
 //! needed.
 
 use crate::cpu::prefetch::ask_for;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut, PushKernelArg};
 use microscale_formats::Format;
-use microscale_kernels_abi::Dequantize;
+use microscale_kernels_abi::{Dequantize, KernelId};
 
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gpu::arguments::{apply_global, blocks_in_elements, config, grid, kernel_dtype, scale_grid};
 use crate::gpu::driver::doing;
@@ -14,9 +14,12 @@ use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 use crate::shape::Shape;
 
-/// The kernel for a format, by whether every row starts on 16 bytes.
-fn kind(format: Format, aligned: bool) -> Result<Dequantize> {
-    Ok(match (format, aligned) {
+/// The kernel that dequantizes a format, by whether every row starts on 16 bytes.
+///
+/// # Errors
+/// [`Error::NoKernel`].
+pub(in crate::gpu) fn dequantizer(format: Format, dtype: Dtype, aligned: bool) -> Result<KernelId> {
+    let kind = match (format, aligned) {
         (Format::Mxfp4, true) => Dequantize::Mxfp4Vector,
         (Format::Mxfp4, false) => Dequantize::Mxfp4Element,
         (Format::Nvfp4, true) => Dequantize::Nvfp4Vector,
@@ -26,7 +29,8 @@ fn kind(format: Format, aligned: bool) -> Result<Dequantize> {
         (Format::Mxfp8E5m2, true) => Dequantize::Mxfp8E5m2Vector,
         (Format::Mxfp8E5m2, false) => Dequantize::Mxfp8E5m2Element,
         (Format::Comparison(_), _) => return Err(Error::NoKernel { format }),
-    })
+    };
+    Ok(kind.of(kernel_dtype(dtype)))
 }
 
 /// Enqueues dequantization. The caller has checked that `out` holds `shape`.
@@ -42,8 +46,7 @@ pub(in crate::gpu) fn dequantize<T: Element>(
     }
     let (out, _written) = out.device_ptr_mut(stream);
     let grid = grid(shape, tensor.format().block())?.at::<T>(out);
-    let ready =
-        kernels.ready(kind(tensor.format(), grid.0.rows_are_aligned())?.of(kernel_dtype(T::DTYPE)))?;
+    let ready = kernels.ready(dequantizer(tensor.format(), T::DTYPE, grid.0.rows_are_aligned())?)?;
     let scale_grid = scale_grid(tensor.shape());
     let apply = apply_global(tensor);
     let mut launch = stream.launch_builder(&ready.function);

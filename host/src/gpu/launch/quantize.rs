@@ -24,19 +24,19 @@ unsafe impl DeviceRepr for Argument<QuantizeOptions> {}
 // SAFETY: as above; its enumerations are of 32 bits, and the kernel knows the same values.
 unsafe impl DeviceRepr for Argument<NvQuantizeOptions> {}
 
-/// What a scheme tells its kernels.
+/// The options that a scheme's kernels take.
 pub(super) enum Options {
-    /// Of the MX formats.
+    /// Options of the MX formats.
     Mx(Argument<QuantizeOptions>),
-    /// Of NVFP4.
+    /// Options of NVFP4.
     Nv(Argument<NvQuantizeOptions>),
 }
 
-/// The kernel that a recipe ends in.
+/// The kernel that quantizes by a recipe.
 ///
 /// # Errors
 /// [`Error::NoKernel`] and [`Error::NoSearch`].
-pub(in crate::gpu) fn kernel_of(recipe: &Recipe, dtype: Dtype) -> Result<KernelId> {
+pub(in crate::gpu) fn quantizer(recipe: &Recipe, dtype: Dtype) -> Result<KernelId> {
     let given = |global| global != Global::FromAmax;
     let (plain, searching) = match recipe.scheme {
         Scheme::Mxfp4(arithmetic) if arithmetic.ties == Ties::Even => {
@@ -110,7 +110,7 @@ pub(in crate::gpu) fn quantize<T: Element>(
         let grid = if importance.is_some() { by_rows } else { grid };
         (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
-    let ready = kernels.ready(kernel_of(recipe, T::DTYPE)?)?;
+    let ready = kernels.ready(quantizer(recipe, T::DTYPE)?)?;
     let importance = importance.map(|importance| importance.device_ptr(stream));
     let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
     let search = recipe.search as u32;

@@ -47,7 +47,7 @@ unsafe impl DeviceRepr for Argument<WeightsGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<TurnsGrid> {}
 
-/// That of a kernel that copies ahead, or not.
+/// The grid of a kernel that copies ahead, or does not.
 enum Grid {
     Turns(Argument<TurnsGrid>),
     Weights(Argument<WeightsGrid>),
