@@ -1,4 +1,4 @@
-//! What a checkpoint would lose in a format, of which no file is written: formats to compare with have none.
+//! The loss that a checkpoint would have in a format, without writing a file: formats to compare with have none.
 
 use std::ops::ControlFlow;
 
@@ -48,7 +48,7 @@ pub fn compare_format(
     Ok(comparison)
 }
 
-/// What a tensor loses.
+/// The loss of a tensor.
 fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<ErrorStats> {
     let (rows, cols) = tensor.matrix();
     let shape = Shape::new(rows, cols);

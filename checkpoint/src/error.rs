@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoint files, by subject. Every variant names the file, the tensor where there
+//! Errors of checkpoint files, by subject. Every variant names the file, the tensor where there
 //! is one, and what to change.
 
 pub(crate) mod convention;

@@ -1,4 +1,4 @@
-//! What the names of tensors tell.
+//! Names of tensors, and the facts that they tell.
 //!
 //! | file | what it knows |
 //! |---|---|

@@ -23,13 +23,13 @@ impl Bf16 {
         self.0
     }
 
-    /// Whether it is no number: NaN, or an infinity, under which a block would be lost as well.
+    /// Returns whether the scale is no number: NaN, or an infinity, under which a block would be lost as well.
     #[inline]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7F80 == 0x7F80
     }
 
-    /// Whether the sign bit is set.
+    /// Returns whether the sign bit is set.
     #[inline]
     pub const fn is_sign_negative(self) -> bool {
         self.0 >> 15 == 1

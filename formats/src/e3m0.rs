@@ -1,7 +1,7 @@
 //! E3M0, an element of 4 bits without a mantissa: a sign and three bits of exponent, with bias 3. No
 //! infinities, no NaN.
 //!
-//! It is what the OCP MX specification's rules for elements give for these widths, as microxcaling's
+//! E3M0 is what the OCP MX specification's rules for elements give for these widths, as microxcaling's
 //! `_quantize_elemwise_core` has them for three bits of exponent and none of mantissa: exponent field 0 is
 //! that of subnormal numbers, of which there is none but 0, and the largest field is a number. So the
 //! magnitudes are 0 and the powers of two from ¼ to 16.

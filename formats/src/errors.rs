@@ -1,4 +1,4 @@
-//! What quantizing loses, as sums over pairs of a value and what became of it. The order of the sums is fixed, so that every
+//! The loss of quantizing, as sums over pairs of a value and its approximation. The order of the sums is fixed, so that every
 //! device has the same bits.
 
 /// Elements of a row whose errors are summed by themselves.

@@ -1,4 +1,4 @@
-//! What is a fact of a format: the types of which a descriptor, [`Facts`], is made.
+//! Facts of formats: the descriptor, [`Facts`], and the types that it is made of.
 
 use crate::mx::{self, Element};
 use crate::nf4;
@@ -8,7 +8,7 @@ use crate::{E2m1, E3m0, E4m3, E5m2};
 /// The facts of a format.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// What it is called on command lines, in files and in messages.
+    /// The format's name on command lines, in files and in messages.
     pub word: &'static str,
     /// The elements that share a block scale.
     pub block: BlockShape,

@@ -21,7 +21,7 @@
 //! | [`nf4`] | the codebook of NF4 and its blocks under [`Bf16`] scales, to compare with |
 //! | [`bf16`] | the block scale [`Bf16`] |
 //! | [`plan`], [`shortcut`] | NVFP4 for one tensor as fast code wants it |
-//! | [`errors`] | what quantizing loses, and the order of its sums |
+//! | [`errors`] | the loss of quantizing, and the order of its sums |
 //! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |

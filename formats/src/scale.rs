@@ -60,7 +60,7 @@ impl ScaleType {
         }
     }
 
-    /// Whether the bits are a NaN's.
+    /// Returns whether the bits are a NaN's.
     #[inline]
     pub fn is_nan(self, bits: u16) -> bool {
         match self {
@@ -70,7 +70,7 @@ impl ScaleType {
         }
     }
 
-    /// Whether a block scale can have these bits, NaN included.
+    /// Returns whether a block scale can have these bits, NaN included.
     #[inline]
     pub const fn is_scale(self, bits: u16) -> bool {
         match self {
@@ -80,7 +80,7 @@ impl ScaleType {
         }
     }
 
-    /// What the bits stand for.
+    /// The number that the bits stand for.
     #[inline]
     pub fn value(self, bits: u16) -> f32 {
         match self {

@@ -1,4 +1,4 @@
-//! What needs the instruction sets' instances, which are compiled with the library. A unit test that did
+//! Tests that need the instruction sets' instances, which are compiled with the library. A unit test that did
 //! would have them compiled once more.
 
 mod library_tests {

@@ -1,4 +1,4 @@
-//! What quantizing lost.
+//! The sums of what quantizing lost.
 
 use microscale_formats::errors::{ERROR_LANES, ERROR_PART};
 
@@ -9,7 +9,7 @@ const LAUNCH: Launch = (THREADS, THREADS / ERROR_LANES * ERROR_PART, 0);
 kinds! {
     /// The sums of errors.
     Errors by dtype {
-        /// Of values and of what became of them in f32.
+        /// Sums over values and their approximations in f32.
         Errors "errors" "" [LAUNCH, LAUNCH] Nothing;
     }
 }

@@ -1,4 +1,4 @@
-//! How matrices fall into blocks, and where scale bytes lie: arguments that families share.
+//! Grids: how matrices fall into blocks and where scale bytes lie, as arguments that families share.
 
 use crate::launch::WARP_ELEMENTS;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
@@ -90,7 +90,7 @@ impl BlockGrid {
         Self { aligned_cols: if aligned { self.cols } else { 0 }, ..self }
     }
 
-    /// Whether every row starts on 16 bytes.
+    /// Returns whether every row starts on 16 bytes.
     #[inline(always)]
     pub const fn rows_are_aligned(&self) -> bool {
         self.aligned_cols != 0

@@ -1,4 +1,4 @@
-//! What a kernel is, and what its family's table says of it.
+//! Kernels: their families, their ids, and the row that a family's table has of each.
 
 /// Lanes in a warp.
 pub const WARP: u32 = 32;
@@ -38,7 +38,7 @@ pub enum Converts {
 pub struct Kernel {
     /// The entry point.
     pub name: &'static str,
-    /// Of unquantized values, if there are any that are not f32 whatever is asked for, nor told at run time.
+    /// The dtype of unquantized values, if kernels of the family differ by it.
     pub dtype: Option<Dtype>,
     /// Threads in a thread block; of the kernels that copy ahead, the most.
     pub threads: u32,

@@ -1,6 +1,6 @@
 //! What quantizing lost: sums over pairs of values and what became of them, from which the library has its figures.
 //!
-//! The order of every sum is the library's (`host/src/quality.rs`), and so are the bits: eight running sums a part of a row, and then those
+//! The order of every sum is the library's (`host/src/loss/`), and so are the bits: eight running sums a part of a row, and then those
 //! in order. A warp has four parts, eight lanes each.
 
 use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};

@@ -1,4 +1,4 @@
-//! What a convention of files says: how it stores formats, and what no table can say.
+//! A convention of files: how it stores formats, and functions for what no table can say.
 
 use crate::conventions::group::Group;
 use crate::conventions::storage::Storage;
@@ -15,7 +15,7 @@ pub(crate) struct Convention {
     /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
     /// linear layers are not quantized. There is one group at least.
     pub(crate) describe: fn(&[Group], &[String], &mut Description),
-    /// Whether a config that names this method is of the convention.
+    /// True if a config that names this method is of the convention.
     pub(crate) is_method: fn(&str) -> bool,
     /// Why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
     pub(crate) rescaled: fn(&Checkpoint, &str) -> Option<String>,

@@ -1,4 +1,4 @@
-//! Which linear layers stay as they are, in the words of a config: what loaders must be told to ignore.
+//! Linear layers that stay as they are, in the words of a config: loaders must be told to ignore them.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! How a convention of files stores a format: what a quantized tensor becomes.
+//! Storage of a format by a convention of files: the tensors that a quantized tensor becomes.
 
 use std::borrow::Cow;
 
@@ -20,20 +20,20 @@ use crate::write::outline::Outline;
 pub(crate) struct Storage {
     pub(crate) convention: FileConvention,
     pub(crate) format: Format,
-    /// What follows the tensor's name.
+    /// Suffix of the tensor's name.
     pub(crate) codes_suffix: &'static str,
     pub(crate) codes: FileDtype,
     pub(crate) scales_suffix: &'static str,
     pub(crate) scales: FileDtype,
     pub(crate) global_scale: Option<StoredGlobal>,
-    /// Of the activations that a layer's input is quantized with, if it is: what takes the place of the
-    /// layer's `.weight`.
+    /// The scale that a layer's input is quantized with, if it is; its suffix takes the place of the layer's
+    /// `.weight`.
     pub(crate) input_scale: Option<StoredGlobal>,
     /// Blocks that hold codes and scales together, which are one tensor then.
     pub(crate) blocks: Option<Blocks>,
-    /// Whether blocks are a dimension of their own.
+    /// True if blocks are a dimension of their own.
     pub(crate) blocks_apart: bool,
-    /// Whether the model's parameter is the transpose of what is stored, in its last two dimensions.
+    /// True if the model's parameter is the transpose of the stored tensor, in its last two dimensions.
     pub(crate) transposed: bool,
     /// The ends of the names of parameters that hold all experts of a layer, if these alone are stored so.
     pub(crate) experts: Option<&'static [&'static str]>,
@@ -42,10 +42,10 @@ pub(crate) struct Storage {
 /// How a convention stores a global scale: one F32.
 #[derive(Debug)]
 pub(crate) struct StoredGlobal {
-    /// What follows the tensor's name, or takes the place of its [`WEIGHT`].
+    /// Suffix of the tensor's name, or of the name without [`WEIGHT`].
     pub(crate) suffix: &'static str,
     beside: bool,
-    /// Whether a tensor without one has 1.
+    /// True if a tensor without a global scale has 1.
     pub(crate) optional: bool,
     pub(crate) direction: Direction,
     numbers: Numbers,

@@ -22,7 +22,7 @@ pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
 }
 
 impl FileConvention {
-    /// What the convention says; `None` would be a name without a row.
+    /// The convention's row; `None` would be a name without one.
     fn rules(self) -> Option<&'static Convention> {
         CONVENTIONS.into_iter().find(|convention| convention.name == self)
     }
@@ -40,7 +40,7 @@ impl FileConvention {
         }
     }
 
-    /// Whether a config that names this method is of the convention.
+    /// Returns whether a config that names this method is of the convention.
     pub(crate) fn is_method(self, method: &str) -> bool {
         self.rules().is_some_and(|rules| (rules.is_method)(method))
     }

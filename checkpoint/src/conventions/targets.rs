@@ -1,4 +1,4 @@
-//! What a config with several formats calls the layers of each.
+//! Names of the layers of each format, for configs with several formats.
 //!
 //! Layers are called by their names. Experts are not: vLLM asks for a layer's experts by names that the file
 //! need not have, and transformers finds them by a regular expression with "experts" in it. So they have one

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, and where.
+//! Findings: defects of a checkpoint, and their places.
 
 use std::path::PathBuf;
 

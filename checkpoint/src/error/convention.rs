@@ -1,4 +1,4 @@
-//! What is stored in no known way, or cannot be stored by a convention of files.
+//! Errors of storage: tensors stored in no known way, and requests that no convention of files can store.
 
 use std::path::PathBuf;
 

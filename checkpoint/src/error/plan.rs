@@ -1,4 +1,4 @@
-//! What cannot be planned.
+//! Errors of plans.
 
 use std::path::PathBuf;
 

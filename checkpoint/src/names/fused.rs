@@ -1,4 +1,4 @@
-//! Which layers serving engines fuse into one when they load a model.
+//! Layers that serving engines fuse into one when they load a model.
 //!
 //! A fused layer is one matrix with one global scale, so its parts must have been quantized under the same:
 //! an engine that finds different ones takes one of them and is wrong about the rest. Both vLLM and SGLang

@@ -1,4 +1,4 @@
-//! Whether layers that serving engines fuse are quantized so that one layer can hold them.
+//! The check that layers which serving engines fuse are quantized so that one layer can hold them.
 
 use std::collections::HashMap;
 

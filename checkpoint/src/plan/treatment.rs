@@ -1,4 +1,4 @@
-//! How a tensor of a checkpoint is quantized, and what a checkpoint is quantized with.
+//! The treatment of a tensor, how it is quantized and stored, and the treatments of a checkpoint.
 
 use microscale::{Format, Recipe, search_global};
 

@@ -1,4 +1,4 @@
-//! What the JSON files of a checkpoint's directory say about its weights: config.json, and ModelOpt's own
+//! The description of weights in the JSON files of a checkpoint's directory: config.json, and ModelOpt's own
 //! file.
 
 use std::path::PathBuf;

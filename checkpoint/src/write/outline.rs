@@ -1,4 +1,4 @@
-//! What a tensor of the output is.
+//! The outline of a tensor of the output.
 
 use crate::dtype::FileDtype;
 use crate::read::tensor::{Tensor, elements};

@@ -1,4 +1,4 @@
-//! What is done to each tensor of a checkpoint: what quantizing, dequantizing and converting differ in.
+//! The work on each tensor of a checkpoint, in which quantizing, dequantizing and converting differ.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What the first use of a kernel costs: inflating its PTX, and what the driver takes to compile it or to find it in its cache.
+//! The cost of a kernel's first use: inflating its PTX, and the driver's compiling or finding it in its cache.
 
 use std::time::Duration;
 

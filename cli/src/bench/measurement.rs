@@ -1,4 +1,4 @@
-//! What a measurement gives.
+//! The result of a measurement.
 
 use microscale::{Dtype, Recipe};
 

@@ -1,4 +1,4 @@
-//! What products of quantized operands multiply.
+//! Operands of products of quantized tensors.
 
 use microscale::cpu::{self, Isa};
 use microscale::formats::ScaleType;

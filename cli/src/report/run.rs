@@ -1,4 +1,4 @@
-//! What the report is about.
+//! The run that a report is about.
 
 use std::path::Path;
 use std::time::SystemTime;

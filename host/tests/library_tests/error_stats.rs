@@ -1,4 +1,4 @@
-//! What `ErrorStats` sums up.
+//! The sums of `ErrorStats`.
 
 use approx::assert_relative_eq;
 use microscale::{ErrorStats, Recipe, Shape, dequantize, quantize};

@@ -1,4 +1,4 @@
-//! Which global scale `search_global::choose` takes.
+//! The global scale that `search_global::choose` takes.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Which blocks `WorstBlocks` finds.
+//! The blocks that `WorstBlocks` finds.
 
 use approx::assert_relative_eq;
 use microscale::{

@@ -1,4 +1,4 @@
-//! Where a lane's chunks lie in the unquantized matrix, step by step.
+//! The walk through a lane's chunks of the unquantized matrix, step by step.
 
 use microscale_kernels_abi::BlockGrid;
 

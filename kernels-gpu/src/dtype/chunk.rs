@@ -1,4 +1,4 @@
-//! What is done with 16 bytes of values, whatever their dtype.
+//! Chunks, 16 bytes of values, and what every dtype does with them.
 
 use microscale_kernels_abi::launch::{WARP, WARP_ELEMENTS};
 

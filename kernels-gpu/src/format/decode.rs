@@ -1,4 +1,4 @@
-//! What dequantizing asks of a format: a block's factor, and the values of its codes.
+//! The questions of dequantizing to a format: a block's factor, and the values of its codes.
 
 use microscale_formats::{E4m3, E8m0};
 use microscale_kernels_abi::{ApplyGlobal, QuantizeOptions};

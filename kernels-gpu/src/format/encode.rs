@@ -1,4 +1,4 @@
-//! What quantizing asks of a format: the scale of a block, and the codes of chunks under it.
+//! The questions of quantizing to a format: the scale of a block, and the codes of chunks under it.
 
 use microscale_formats::BlockEvents;
 

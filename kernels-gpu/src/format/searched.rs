@@ -1,4 +1,4 @@
-//! What searching scales asks of a format: its plain scale, its candidates, and encoding under another scale.
+//! The questions of a search to a format: its plain scale, its candidates, and encoding under another scale.
 
 use microscale_formats::search::{PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, GlobalScale, Ties, e2m1, mx, nvfp4};

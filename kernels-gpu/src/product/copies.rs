@@ -1,4 +1,4 @@
-//! What a lane copies to shared memory for a step, and where it finds what it needs there.
+//! Copies to shared memory for a step, lane by lane, and reading them there.
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;

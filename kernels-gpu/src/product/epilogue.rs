@@ -1,4 +1,4 @@
-//! What becomes of the sums: added up over lanes, scaled, rounded and stored.
+//! The epilogue: sums are added up over lanes, scaled, rounded and stored.
 
 use microscale_formats::dot::{self, STREAMS};
 use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype};

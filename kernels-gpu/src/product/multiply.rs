@@ -1,4 +1,4 @@
-//! What a kernel brings to the pipeline, and the products of chunks by tensor cores that kernels share.
+//! The multiplication that a kernel brings to the pipeline, and the products of chunks by tensor cores that kernels share.
 
 use microscale_formats::E8m0;
 use microscale_kernels_abi::weights::Ahead;

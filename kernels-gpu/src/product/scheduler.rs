@@ -1,4 +1,4 @@
-//! Which rows the warps of a thread block take, and take next.
+//! The scheduler: rows that the warps of a thread block take, and take next.
 //!
 //! A thread block stays for as long as there is something to do. Its warps come in teams: the warps of a team multiply
 //! the same rows, each with its part of the columns, and go through the rows of one turn after the other.

@@ -1,4 +1,4 @@
-//! How to search, and where the weights of errors lie.
+//! Options of a search, and the weights of errors.
 
 use microscale_formats::search::Search;
 use microscale_kernels_abi::BlockGrid;

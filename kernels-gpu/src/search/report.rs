@@ -1,4 +1,4 @@
-//! What a search adds to the report.
+//! Counts that a search adds to the report.
 
 use microscale_formats::BlockEvents;
 use microscale_kernels_abi::ReportSlot;

@@ -1,4 +1,4 @@
-//! What a module declares for its kernels, and a kernel for its callers.
+//! Declarations: of a module for its kernels, and a kernel for its callers.
 
 use crate::parse::Variable;
 

@@ -1,4 +1,4 @@
-//! What bitsandbytes and microxcaling made.
+//! Golden vectors that bitsandbytes and microxcaling made.
 
 use std::collections::BTreeMap;
 

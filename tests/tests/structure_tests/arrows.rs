@@ -1,4 +1,4 @@
-//! Which file names what of which other file, and where that goes round in a circle.
+//! Arrows: the file that names something, the file that defines it, and where that goes round in a circle.
 
 use super::modules::{Modules, Reader};
 use super::resolve::Target;
