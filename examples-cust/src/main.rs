@@ -16,7 +16,7 @@ use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlo
 
 /// For compute capability 9.0 and newer; `cargo xtask build-ptx` writes it.
 const PTX: &str = include_str!("../../host/ptx/quantize.sm_90.ptx");
-const KERNEL: &str = "mxfp4_quantize_bf16_even";
+const KERNEL: &str = "mxfp4_quantize_bf16_even_aligned";
 const BLOCK: usize = 32;
 
 /// A structure of `microscale_kernels_abi`, passed by value.
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
 
     // Rows are multiples of 32 elements, so they follow each other without gaps and padding, and each starts on 16 bytes:
-    // what the `vector` kernels ask for.
+    // what the `aligned` kernels ask for.
     let (rows, cols) = (4096usize, 4096usize);
     let values: Vec<bf16> = (0..rows * cols).map(|i| bf16::from_f32((i as f32 * 0.37).sin())).collect();
     let bits: Vec<u16> = values.iter().map(|value| value.to_bits()).collect();
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let recipe = Recipe { scheme, non_finite: NonFinite::Propagate, ..Recipe::default() };
     let grid = BlockGrid::new(rows as u64, cols as u64, cols as u64, BLOCK as u64);
     // Device memory starts on 256 bytes, and so does every row.
-    let grid = Argument(grid.ok_or("an empty matrix")?.with_aligned_rows(true));
+    let grid = Argument(grid.ok_or("an empty matrix")?);
     let scale_grid = Argument(ScaleGrid::linear((cols / BLOCK) as u64));
     let options = Argument(QuantizeOptions {
         mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),

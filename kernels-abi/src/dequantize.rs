@@ -15,20 +15,20 @@ kinds! {
     /// The dequantizers. One kernel for both ways to store had more registers, and was 6 to 13 % slower on an H200.
     Dequantize by dtype {
         /// MXFP4, every row on 16 bytes.
-        Mxfp4Vector "mxfp4_dequantize" "_vector" [F32, F16] E2m1;
+        Mxfp4Aligned "mxfp4_dequantize" "_aligned" [F32, F16] E2m1;
         /// MXFP4, rows anywhere.
-        Mxfp4Element "mxfp4_dequantize" "_element" [ANY, ANY] E2m1;
+        Mxfp4Unaligned "mxfp4_dequantize" "_unaligned" [ANY, ANY] E2m1;
         /// NVFP4, every row on 16 bytes.
-        Nvfp4Vector "nvfp4_dequantize" "_vector" [F32, F16] E2m1;
+        Nvfp4Aligned "nvfp4_dequantize" "_aligned" [F32, F16] E2m1;
         /// NVFP4, rows anywhere.
-        Nvfp4Element "nvfp4_dequantize" "_element" [ANY, ANY] E2m1;
+        Nvfp4Unaligned "nvfp4_dequantize" "_unaligned" [ANY, ANY] E2m1;
         /// MXFP8 with E4M3 elements, every row on 16 bytes.
-        Mxfp8E4m3Vector "mxfp8_e4m3_dequantize" "_vector" [F32, F16] E4m3;
+        Mxfp8E4m3Aligned "mxfp8_e4m3_dequantize" "_aligned" [F32, F16] E4m3;
         /// MXFP8 with E4M3 elements, rows anywhere.
-        Mxfp8E4m3Element "mxfp8_e4m3_dequantize" "_element" [ANY, ANY] E4m3;
+        Mxfp8E4m3Unaligned "mxfp8_e4m3_dequantize" "_unaligned" [ANY, ANY] E4m3;
         /// MXFP8 with E5M2 elements, every row on 16 bytes.
-        Mxfp8E5m2Vector "mxfp8_e5m2_dequantize" "_vector" [F32, F16] E5m2;
+        Mxfp8E5m2Aligned "mxfp8_e5m2_dequantize" "_aligned" [F32, F16] E5m2;
         /// MXFP8 with E5M2 elements, rows anywhere.
-        Mxfp8E5m2Element "mxfp8_e5m2_dequantize" "_element" [ANY, ANY] E5m2;
+        Mxfp8E5m2Unaligned "mxfp8_e5m2_dequantize" "_unaligned" [ANY, ANY] E5m2;
     }
 }

@@ -51,9 +51,6 @@ impl Divider {
 pub struct BlockGrid {
     /// Elements in a row.
     pub cols: u64,
-    /// The same if every row starts on 16 bytes; else 0, so that no warp's elements count as contiguous and aligned. Only
-    /// kernels that take rows anywhere look at it.
-    pub aligned_cols: u64,
     /// Elements from one row's start to the next's, in the unquantized matrix.
     pub row_stride: u64,
     /// Blocks in all.
@@ -75,25 +72,14 @@ impl BlockGrid {
         blocks.checked_mul(block)?;
         let span = (rows - 1).checked_mul(row_stride)?.checked_add(cols)?;
         let row_blocks = Divider::new(blocks_per_row);
-        Some(Self { cols, aligned_cols: 0, row_stride, blocks, span, row_blocks })
+        Some(Self { cols, row_stride, blocks, span, row_blocks })
     }
 
-    /// The grid of the matrix at an address, of values of so many bytes: it says whether every row starts on 16 bytes.
-    pub const fn at(self, address: u64, bytes: usize) -> Self {
+    /// Returns whether every row of the matrix at an address, of values of so many bytes, starts on 16 bytes.
+    pub const fn rows_are_aligned(&self, address: u64, bytes: usize) -> bool {
         let one_row = self.row_blocks.divisor == self.blocks;
         let stride = if one_row { 0 } else { self.row_stride * bytes as u64 };
-        self.with_aligned_rows((address | stride).is_multiple_of(16))
-    }
-
-    /// The grid of a matrix whose rows all start on 16 bytes, or need not.
-    pub const fn with_aligned_rows(self, aligned: bool) -> Self {
-        Self { aligned_cols: if aligned { self.cols } else { 0 }, ..self }
-    }
-
-    /// Returns whether every row starts on 16 bytes.
-    #[inline(always)]
-    pub const fn rows_are_aligned(&self) -> bool {
-        self.aligned_cols != 0
+        (address | stride).is_multiple_of(16)
     }
 }
 

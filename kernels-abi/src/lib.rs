@@ -6,7 +6,7 @@
 //! says what a kernel is, [`grid`] and [`memory`] hold what families share.
 #![no_std]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "std"))]
 extern crate std;
 
 pub mod amax;
@@ -19,6 +19,8 @@ pub mod ladder;
 pub mod launch;
 pub mod layout;
 pub mod memory;
+#[cfg(any(test, feature = "std"))]
+mod ptx;
 pub mod quantize;
 pub mod search;
 mod targets;
@@ -34,7 +36,9 @@ pub use ladder::Ladder;
 pub use launch::{Converts, Dtype, Family, Kernel, KernelId};
 pub use layout::Layout;
 pub use memory::{ApplyGlobal, GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
+#[cfg(any(test, feature = "std"))]
+pub use ptx::Ptx;
 pub use quantize::{NvQuantizeOptions, Quantize, QuantizeOptions};
 pub use search::Search;
-pub use targets::{PtxFile, TARGETS, Target, target_for};
+pub use targets::{PtxFile, PtxHead, TARGETS, Target, target_for};
 pub use weights::Weights;

@@ -10,8 +10,10 @@ const LAUNCH: Launch = (THREADS, THREADS * SEARCH_EACH, 0);
 kinds! {
     /// The quantizers that search scales. Rows may start anywhere.
     Search by dtype {
-        /// MXFP4.
-        Mxfp4 "mxfp4_search" "" [LAUNCH, LAUNCH] Nothing;
+        /// MXFP4 with ties to even.
+        Mxfp4Even "mxfp4_search" "_even" [LAUNCH, LAUNCH] Nothing;
+        /// MXFP4 with ties away from zero or toward it, as the options say.
+        Mxfp4OtherTies "mxfp4_search" "_other_ties" [LAUNCH, LAUNCH] Nothing;
         /// NVFP4 by the plan in the options.
         Nvfp4Given "nvfp4_search" "_given" [LAUNCH, LAUNCH] Nothing;
         /// NVFP4 by the plan in the tensor's slot.

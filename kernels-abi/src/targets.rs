@@ -9,9 +9,6 @@ use crate::launch::Family;
 pub struct Target {
     /// The name in rustc's `-Ctarget-cpu` and in the PTX's `.target`.
     pub name: &'static str,
-    /// The target whose PTX it runs, with its own name in the `.target` line: itself, or one for which the kernels compile to the
-    /// same text. [`PtxFile`] names a family's file.
-    pub ptx: &'static str,
     /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old
     /// drivers.
     pub ptx_feature: &'static str,
@@ -28,11 +25,11 @@ pub struct Target {
     pub assemble_for: &'static [&'static str],
 }
 
-/// Every target, from the oldest to the newest.
+/// Every target, from the oldest to the newest. Those that differ from the one before in a few kernels follow each other: PTX that
+/// is the same is stored once.
 pub const TARGETS: [Target; 4] = [
     Target {
         name: "sm_80",
-        ptx: "sm_80",
         ptx_feature: "ptx74",
         compute_capability: (8, 0),
         family_only: false,
@@ -42,7 +39,6 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_90",
-        ptx: "sm_90",
         ptx_feature: "ptx80",
         compute_capability: (9, 0),
         family_only: false,
@@ -52,7 +48,6 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_100f",
-        ptx: "sm_100f",
         ptx_feature: "ptx88",
         compute_capability: (10, 0),
         family_only: true,
@@ -62,7 +57,6 @@ pub const TARGETS: [Target; 4] = [
     },
     Target {
         name: "sm_120f",
-        ptx: "sm_100f",
         ptx_feature: "ptx88",
         compute_capability: (12, 0),
         family_only: true,
@@ -72,35 +66,43 @@ pub const TARGETS: [Target; 4] = [
     },
 ];
 
-/// The name of the file that holds a family's PTX for a target, as its [`Display`](fmt::Display) text.
+/// The name of the file that holds a family's PTX for a target, as its [`Display`](fmt::Display) text: the kernels whose text is not
+/// that of the target [before](Target::before).
 #[derive(Clone, Copy, Debug)]
 pub struct PtxFile<'a> {
     /// The family.
     pub family: Family,
-    /// The target, or one that [shares](Target::ptx) its PTX.
+    /// The target.
     pub target: &'a Target,
 }
 
 impl fmt::Display for PtxFile<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.ptx", self.family.word(), self.target.ptx)
+        write!(f, "{}.{}.ptx", self.family.word(), self.target.name)
+    }
+}
+
+/// The lines that a module for a target starts with, as its [`Display`](fmt::Display) text.
+#[derive(Clone, Copy, Debug)]
+pub struct PtxHead<'a>(&'a Target);
+
+impl fmt::Display for PtxHead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.0.ptx_feature.trim_start_matches("ptx").split_at(1);
+        write!(f, ".version {major}.{minor}\n.target {}\n.address_size 64\n", self.0.name)
     }
 }
 
 impl Target {
-    /// PTX with this target's name in the `.target` line, in three pieces to put together. Targets that share PTX differ in that
-    /// line alone.
-    pub fn named<'a>(&self, ptx: &'a str) -> [&'a str; 3] {
-        const DIRECTIVE: &str = "\n.target ";
-        let start = ptx.find(DIRECTIVE).map_or(ptx.len(), |place| place + DIRECTIVE.len());
-        let end = ptx[start..].find('\n').map_or(ptx.len(), |length| start + length);
-        let name = if start < ptx.len() { self.name } else { "" };
-        [&ptx[..start], name, &ptx[end..]]
+    /// The lines that a module for this target starts with, as [`Display`](fmt::Display) text.
+    pub const fn head(&self) -> PtxHead<'_> {
+        PtxHead(self)
     }
 
-    /// The target whose PTX this one runs.
-    pub fn built(&self) -> &'static Self {
-        TARGETS.iter().find(|target| target.name == self.ptx).unwrap_or(&TARGETS[0])
+    /// The next older target.
+    pub fn before(&self) -> Option<&'static Self> {
+        let place = TARGETS.iter().position(|target| target.name == self.name)?;
+        TARGETS.get(place.checked_sub(1)?)
     }
 }
 
@@ -128,21 +130,17 @@ mod tests {
     }
 
     #[test]
-    fn shared_ptx_says_whose_it_is() {
-        let shared = "// for sm_1\n.version 8.8\n.target sm_1\n.address_size 64\n";
-        for target in &TARGETS {
-            let named = target.named(shared).concat();
-            assert_eq!(named, shared.replace(".target sm_1", &std::format!(".target {}", target.name)));
-        }
-        assert_eq!(TARGETS[0].named("no such line").concat(), "no such line");
+    fn modules_start_with_their_target() {
+        let head = std::format!("{}", TARGETS[0].head());
+        assert_eq!(head, ".version 7.4\n.target sm_80\n.address_size 64\n");
     }
 
     #[test]
-    fn ptx_is_shared_with_a_target_that_has_its_own() {
-        for target in &TARGETS {
-            assert_eq!(target.built().name, target.ptx);
-            assert_eq!(target.built().ptx, target.ptx);
-            assert_eq!(target.built().ptx_feature, target.ptx_feature);
+    fn every_target_but_the_oldest_has_one_before() {
+        assert_eq!(TARGETS[0].before(), None);
+        for pair in TARGETS.windows(2) {
+            assert_eq!(pair[1].before(), Some(&pair[0]));
+            assert!(pair[0].compute_capability < pair[1].compute_capability);
         }
     }
 }

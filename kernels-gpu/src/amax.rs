@@ -27,7 +27,7 @@ impl Blocks for Blocks32 {
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn amax<D: Dtype>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
+unsafe fn amax<D: Dtype, const ALIGNED: bool>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
     let warp = u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
     let first_piece = warp * u64::from(AMAX_PIECES);
     let mut most = 0;
@@ -37,7 +37,7 @@ unsafe fn amax<D: Dtype>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGr
         let lane = Lane::of_piece::<D, Blocks32>(first_piece + u64::from(piece));
         if lane.first_block < grid.blocks {
             // SAFETY: the same contract.
-            most = D::max_magnitudes(most, unsafe { look::<D>(values, &grid, &lane) });
+            most = D::max_magnitudes(most, unsafe { look::<D, ALIGNED>(values, &grid, &lane) });
         }
         piece += 1;
     }
@@ -66,10 +66,10 @@ unsafe fn amax<D: Dtype>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGr
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn look<D: Dtype>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
+unsafe fn look<D: Dtype, const ALIGNED: bool>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
     let place = lane.place::<Blocks32>(grid);
     // SAFETY: the same contract; the lane and the place are the warp's.
-    let chunks = unsafe { access::load_all::<D, Blocks32>(values, grid, lane, &place) };
+    let chunks = unsafe { access::load_all::<D, Blocks32, ALIGNED>(values, grid, lane, &place) };
     let mut most = 0;
     for j in 0..D::STEPS as usize {
         let [a, b, c, d] = chunks[j];
@@ -116,26 +116,29 @@ unsafe fn look_again<D: Dtype>(
     finite
 }
 
-/// The entry points: `name<dtype>`.
+/// The entry points: `name<dtype, rows are aligned>`.
 macro_rules! entries {
-    ($($name:ident<$dtype:ty>)+) => {$(
+    ($($name:ident<$dtype:ty, $aligned:literal>)+) => {$(
         /// Raises the slot's amax to that of the matrix at `values`, and marks NaN and infinities.
         ///
         /// # Safety
         /// `grid`, made for blocks of 32, describes the matrix at `values`, which nothing writes meanwhile and which is aligned to
-        /// its dtype; `slot` is only touched by atomic operations meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// its dtype, in the aligned variants with all its rows to 16 bytes; `slot` is only touched by atomic operations meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
             // SAFETY: the same contract.
-            unsafe { amax::<$dtype>(values, slot, grid) }
+            unsafe { amax::<$dtype, $aligned>(values, slot, grid) }
         }
     )+};
 }
 
 entries! {
-    amax_f32<F32>
-    amax_f16<F16>
-    amax_bf16<Bf16>
+    amax_f32_aligned<F32, true>
+    amax_f16_aligned<F16, true>
+    amax_bf16_aligned<Bf16, true>
+    amax_f32_unaligned<F32, false>
+    amax_f16_unaligned<F16, false>
+    amax_bf16_unaligned<Bf16, false>
 }
 
 /// The plans' entry points: `name<dtype>`.

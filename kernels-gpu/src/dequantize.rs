@@ -16,7 +16,7 @@ use crate::warp;
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn dequantize<D: Dtype, F: Decode, const VECTOR: bool>(
+unsafe fn dequantize<D: Dtype, F: Decode, const ALIGNED: bool>(
     format: &F,
     codes: *const u8,
     scales: *const u8,
@@ -25,7 +25,7 @@ unsafe fn dequantize<D: Dtype, F: Decode, const VECTOR: bool>(
     scale_grid: ScaleGrid,
 ) {
     // Warps that share 1024 elements. Shifted stores need the chunk before each of theirs, so they keep to one.
-    let split = if VECTOR { D::STEPS / DEQUANTIZE_CHUNKS } else { 1 };
+    let split = if ALIGNED { D::STEPS / DEQUANTIZE_CHUNKS } else { 1 };
     let lane = Lane::of::<D, F>(split);
     let steps = D::STEPS / split;
     let first_step = warp::thread() / WARP % split * steps;
@@ -71,9 +71,9 @@ unsafe fn dequantize<D: Dtype, F: Decode, const VECTOR: bool>(
         // SAFETY: the caller's matrix is the grid's, and each element has one lane; where the place is contiguous, the warp's
         // blocks are whole and lie behind each other.
         unsafe {
-            if VECTOR && place.contiguous {
+            if ALIGNED && place.contiguous {
                 access::store_contiguous::<D>(values, &place, j, &chunk);
-            } else if VECTOR {
+            } else if ALIGNED {
                 access::store::<D>(values, &walk.place::<D, F>(j), &chunk);
             } else {
                 access::store_shifted::<D>(values, &walk.place::<D, F>(j), j, &last, &chunk);
@@ -89,7 +89,7 @@ macro_rules! mx_entries {
         /// Dequantizes packed codes and scale bytes to the matrix at `values`.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype, and in the vector variants starts on 16
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype, and in the aligned variants starts on 16
         /// bytes, as do its rows; `codes` (aligned to 8) holds `grid.blocks` blocks, `scales` their bytes where `scale_grid` puts
         /// them, and nothing writes them meanwhile. All in global memory, and none overlap. The launch shape is the one that
         /// `microscale_kernels_abi` gives.
@@ -109,24 +109,24 @@ macro_rules! mx_entries {
 }
 
 mx_entries! {
-    mxfp4_dequantize_f32_vector<F32, E2m1, true>
-    mxfp4_dequantize_f16_vector<F16, E2m1, true>
-    mxfp4_dequantize_bf16_vector<Bf16, E2m1, true>
-    mxfp4_dequantize_f32_element<F32, E2m1, false>
-    mxfp4_dequantize_f16_element<F16, E2m1, false>
-    mxfp4_dequantize_bf16_element<Bf16, E2m1, false>
-    mxfp8_e4m3_dequantize_f32_vector<F32, E4m3, true>
-    mxfp8_e4m3_dequantize_f16_vector<F16, E4m3, true>
-    mxfp8_e4m3_dequantize_bf16_vector<Bf16, E4m3, true>
-    mxfp8_e4m3_dequantize_f32_element<F32, E4m3, false>
-    mxfp8_e4m3_dequantize_f16_element<F16, E4m3, false>
-    mxfp8_e4m3_dequantize_bf16_element<Bf16, E4m3, false>
-    mxfp8_e5m2_dequantize_f32_vector<F32, E5m2, true>
-    mxfp8_e5m2_dequantize_f16_vector<F16, E5m2, true>
-    mxfp8_e5m2_dequantize_bf16_vector<Bf16, E5m2, true>
-    mxfp8_e5m2_dequantize_f32_element<F32, E5m2, false>
-    mxfp8_e5m2_dequantize_f16_element<F16, E5m2, false>
-    mxfp8_e5m2_dequantize_bf16_element<Bf16, E5m2, false>
+    mxfp4_dequantize_f32_aligned<F32, E2m1, true>
+    mxfp4_dequantize_f16_aligned<F16, E2m1, true>
+    mxfp4_dequantize_bf16_aligned<Bf16, E2m1, true>
+    mxfp4_dequantize_f32_unaligned<F32, E2m1, false>
+    mxfp4_dequantize_f16_unaligned<F16, E2m1, false>
+    mxfp4_dequantize_bf16_unaligned<Bf16, E2m1, false>
+    mxfp8_e4m3_dequantize_f32_aligned<F32, E4m3, true>
+    mxfp8_e4m3_dequantize_f16_aligned<F16, E4m3, true>
+    mxfp8_e4m3_dequantize_bf16_aligned<Bf16, E4m3, true>
+    mxfp8_e4m3_dequantize_f32_unaligned<F32, E4m3, false>
+    mxfp8_e4m3_dequantize_f16_unaligned<F16, E4m3, false>
+    mxfp8_e4m3_dequantize_bf16_unaligned<Bf16, E4m3, false>
+    mxfp8_e5m2_dequantize_f32_aligned<F32, E5m2, true>
+    mxfp8_e5m2_dequantize_f16_aligned<F16, E5m2, true>
+    mxfp8_e5m2_dequantize_bf16_aligned<Bf16, E5m2, true>
+    mxfp8_e5m2_dequantize_f32_unaligned<F32, E5m2, false>
+    mxfp8_e5m2_dequantize_f16_unaligned<F16, E5m2, false>
+    mxfp8_e5m2_dequantize_bf16_unaligned<Bf16, E5m2, false>
 }
 
 /// NVFP4's entry points: `name<dtype, vector access>`.
@@ -155,10 +155,10 @@ macro_rules! nv_entries {
 }
 
 nv_entries! {
-    nvfp4_dequantize_f32_vector<F32, true>
-    nvfp4_dequantize_f16_vector<F16, true>
-    nvfp4_dequantize_bf16_vector<Bf16, true>
-    nvfp4_dequantize_f32_element<F32, false>
-    nvfp4_dequantize_f16_element<F16, false>
-    nvfp4_dequantize_bf16_element<Bf16, false>
+    nvfp4_dequantize_f32_aligned<F32, true>
+    nvfp4_dequantize_f16_aligned<F16, true>
+    nvfp4_dequantize_bf16_aligned<Bf16, true>
+    nvfp4_dequantize_f32_unaligned<F32, false>
+    nvfp4_dequantize_f16_unaligned<F16, false>
+    nvfp4_dequantize_bf16_unaligned<Bf16, false>
 }

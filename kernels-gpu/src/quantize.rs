@@ -25,14 +25,14 @@ use crate::{ptx, warp};
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
-unsafe fn quantize<D: Dtype, F: Format>(
+unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
     format: impl FnOnce() -> F,
     values: *const u8,
     target: Target,
     report: *mut ReportSlot,
     grid: BlockGrid,
 ) {
-    let by_tiles = target.scale_grid.by_tiles != 0;
+    let by_tiles = ALIGNED && target.scale_grid.by_tiles != 0;
     let (lane, place) = if by_tiles {
         Lane::of_tile::<D, F>(&grid, &target.scale_grid)
     } else {
@@ -50,7 +50,7 @@ unsafe fn quantize<D: Dtype, F: Format>(
         if by_tiles {
             access::load_all_in_tile::<D>(values, &grid, &place)
         } else {
-            access::load_all::<D, F>(values, &grid, &lane, &place)
+            access::load_all::<D, F, ALIGNED>(values, &grid, &lane, &place)
         }
     };
 
@@ -301,14 +301,14 @@ unsafe fn count_events(events: BlockEvents, report: *mut ReportSlot) {
     }
 }
 
-/// The MX formats' entry points: `name<dtype, element, ties>`.
+/// The MX formats' entry points: `name<dtype, element, ties, rows are aligned>`.
 macro_rules! mx_entries {
-    ($($name:ident<$dtype:ty, $element:ty, $ties:ident>)+) => {$(
+    ($($name:ident<$dtype:ty, $element:ty, $ties:ident, $aligned:literal>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, and if the
-        /// matrix goes by tiles, to 16 bytes with all its rows; `codes` (aligned to 8) has room for `grid.blocks` blocks, and
+        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, in the
+        /// aligned variants with all its rows to 16 bytes (no others go by tiles); `codes` (aligned to 8) has room for `grid.blocks` blocks, and
         /// `scales` for their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots. All in global memory, and
         /// none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
@@ -324,29 +324,41 @@ macro_rules! mx_entries {
             let format = || Mx::<$element, $ties>::new(options);
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
-            unsafe { quantize::<$dtype, _>(format, values, target, report, grid) }
+            unsafe { quantize::<$dtype, _, $aligned>(format, values, target, report, grid) }
         }
     )+};
 }
 
 mx_entries! {
-    mxfp4_quantize_f32_even<F32, E2m1, EVEN>
-    mxfp4_quantize_f16_even<F16, E2m1, EVEN>
-    mxfp4_quantize_bf16_even<Bf16, E2m1, EVEN>
-    mxfp4_quantize_f32_other_ties<F32, E2m1, OTHER>
-    mxfp4_quantize_f16_other_ties<F16, E2m1, OTHER>
-    mxfp4_quantize_bf16_other_ties<Bf16, E2m1, OTHER>
-    mxfp8_e4m3_quantize_f32<F32, E4m3, EVEN>
-    mxfp8_e4m3_quantize_f16<F16, E4m3, EVEN>
-    mxfp8_e4m3_quantize_bf16<Bf16, E4m3, EVEN>
-    mxfp8_e5m2_quantize_f32<F32, E5m2, EVEN>
-    mxfp8_e5m2_quantize_f16<F16, E5m2, EVEN>
-    mxfp8_e5m2_quantize_bf16<Bf16, E5m2, EVEN>
+    mxfp4_quantize_f32_even_aligned<F32, E2m1, EVEN, true>
+    mxfp4_quantize_f16_even_aligned<F16, E2m1, EVEN, true>
+    mxfp4_quantize_bf16_even_aligned<Bf16, E2m1, EVEN, true>
+    mxfp4_quantize_f32_other_ties_aligned<F32, E2m1, OTHER, true>
+    mxfp4_quantize_f16_other_ties_aligned<F16, E2m1, OTHER, true>
+    mxfp4_quantize_bf16_other_ties_aligned<Bf16, E2m1, OTHER, true>
+    mxfp8_e4m3_quantize_f32_aligned<F32, E4m3, EVEN, true>
+    mxfp8_e4m3_quantize_f16_aligned<F16, E4m3, EVEN, true>
+    mxfp8_e4m3_quantize_bf16_aligned<Bf16, E4m3, EVEN, true>
+    mxfp8_e5m2_quantize_f32_aligned<F32, E5m2, EVEN, true>
+    mxfp8_e5m2_quantize_f16_aligned<F16, E5m2, EVEN, true>
+    mxfp8_e5m2_quantize_bf16_aligned<Bf16, E5m2, EVEN, true>
+    mxfp4_quantize_f32_even_unaligned<F32, E2m1, EVEN, false>
+    mxfp4_quantize_f16_even_unaligned<F16, E2m1, EVEN, false>
+    mxfp4_quantize_bf16_even_unaligned<Bf16, E2m1, EVEN, false>
+    mxfp4_quantize_f32_other_ties_unaligned<F32, E2m1, OTHER, false>
+    mxfp4_quantize_f16_other_ties_unaligned<F16, E2m1, OTHER, false>
+    mxfp4_quantize_bf16_other_ties_unaligned<Bf16, E2m1, OTHER, false>
+    mxfp8_e4m3_quantize_f32_unaligned<F32, E4m3, EVEN, false>
+    mxfp8_e4m3_quantize_f16_unaligned<F16, E4m3, EVEN, false>
+    mxfp8_e4m3_quantize_bf16_unaligned<Bf16, E4m3, EVEN, false>
+    mxfp8_e5m2_quantize_f32_unaligned<F32, E5m2, EVEN, false>
+    mxfp8_e5m2_quantize_f16_unaligned<F16, E5m2, EVEN, false>
+    mxfp8_e5m2_quantize_bf16_unaligned<Bf16, E5m2, EVEN, false>
 }
 
-/// NVFP4's entry points: `name<dtype, plan from the slot>`.
+/// NVFP4's entry points: `name<dtype, plan from the slot, rows are aligned>`.
 macro_rules! nv_entries {
-    ($($name:ident<$dtype:ty, $from_slot:literal>)+) => {$(
+    ($($name:ident<$dtype:ty, $from_slot:literal, $aligned:literal>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report. The global scale is that
         /// of the plan in the options or, in the `planned` variants, of the one in the slot at `global`; it is written there.
         ///
@@ -376,16 +388,22 @@ macro_rules! nv_entries {
             };
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
-            unsafe { quantize::<$dtype, _>(format, values, target, report, grid) }
+            unsafe { quantize::<$dtype, _, $aligned>(format, values, target, report, grid) }
         }
     )+};
 }
 
 nv_entries! {
-    nvfp4_quantize_f32_given<F32, false>
-    nvfp4_quantize_f16_given<F16, false>
-    nvfp4_quantize_bf16_given<Bf16, false>
-    nvfp4_quantize_f32_planned<F32, true>
-    nvfp4_quantize_f16_planned<F16, true>
-    nvfp4_quantize_bf16_planned<Bf16, true>
+    nvfp4_quantize_f32_given_aligned<F32, false, true>
+    nvfp4_quantize_f16_given_aligned<F16, false, true>
+    nvfp4_quantize_bf16_given_aligned<Bf16, false, true>
+    nvfp4_quantize_f32_planned_aligned<F32, true, true>
+    nvfp4_quantize_f16_planned_aligned<F16, true, true>
+    nvfp4_quantize_bf16_planned_aligned<Bf16, true, true>
+    nvfp4_quantize_f32_given_unaligned<F32, false, false>
+    nvfp4_quantize_f16_given_unaligned<F16, false, false>
+    nvfp4_quantize_bf16_given_unaligned<Bf16, false, false>
+    nvfp4_quantize_f32_planned_unaligned<F32, true, false>
+    nvfp4_quantize_f16_planned_unaligned<F16, true, false>
+    nvfp4_quantize_bf16_planned_unaligned<Bf16, true, false>
 }

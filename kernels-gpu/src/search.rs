@@ -27,7 +27,7 @@ use self::report::{Counts, add_to_report};
 use self::usual::{Share, usual};
 use crate::access::{self, Target};
 use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::format::{ANY, Mx, Nv, Searched};
+use crate::format::{EVEN, Mx, Nv, OTHER, Searched};
 use crate::{ptx, warp};
 
 /// Quantizes a warp's blocks.
@@ -81,9 +81,9 @@ unsafe fn quantize<D: Dtype, F: Searched>(
     }
 }
 
-/// The MX formats' entry points: `name<dtype>`.
+/// The MX formats' entry points: `name<dtype, ties>`.
 macro_rules! mx_entries {
-    ($($name:ident<$dtype:ty>)+) => {$(
+    ($($name:ident<$dtype:ty, $ties:ident>)+) => {$(
         /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report.
         ///
         /// # Safety
@@ -103,7 +103,7 @@ macro_rules! mx_entries {
             importance: *const f32,
             search: u32,
         ) {
-            let format = Mx::<E2m1, ANY>::new(options);
+            let format = Mx::<E2m1, $ties>::new(options);
             let target = Target { codes, scales, scale_grid };
             // SAFETY: the same contract.
             unsafe { quantize::<$dtype, _>(&format, values, target, report, grid, SearchOptions { importance, search }) }
@@ -112,9 +112,12 @@ macro_rules! mx_entries {
 }
 
 mx_entries! {
-    mxfp4_search_f32<F32>
-    mxfp4_search_f16<F16>
-    mxfp4_search_bf16<Bf16>
+    mxfp4_search_f32_even<F32, EVEN>
+    mxfp4_search_f16_even<F16, EVEN>
+    mxfp4_search_bf16_even<Bf16, EVEN>
+    mxfp4_search_f32_other_ties<F32, OTHER>
+    mxfp4_search_f16_other_ties<F16, OTHER>
+    mxfp4_search_bf16_other_ties<Bf16, OTHER>
 }
 
 /// NVFP4's entry points: `name<dtype, plan from the slot>`.

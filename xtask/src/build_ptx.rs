@@ -1,12 +1,12 @@
-//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, a file a kernel family, or compares with what is
-//! committed there.
+//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, a file a kernel family with what the target before does
+//! not have, or compares with what is committed there.
 
 mod normalize;
 
 use crate::toolchain::Toolchain;
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{Family, PtxFile, TARGETS, Target, kernels};
+use microscale_kernels_abi::{Family, Ptx, PtxFile, TARGETS, Target, kernels};
 use normalize::Parts;
 use std::fs;
 use std::path::Path;
@@ -34,32 +34,26 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         println!("building for {}", target.name);
         let parts = Parts::of(&build(target, &toolchain, request.check)?);
         know_each_other(target, &parts)?;
+        starts_as_said(target, &parts)?;
         for family in Family::ALL {
             let file = PtxFile { family, target }.to_string();
-            let ptx = text(target, &toolchain, family, &parts);
-            if target.ptx != target.name {
-                // The file of the other target is this one's, but for its name.
-                let shared = destination.join(&file);
-                let shared = fs::read_to_string(&shared).with_context(|| {
-                    format!("cannot read {}: build {} first", shared.display(), target.ptx)
-                })?;
-                differences.extend(compare(&file, &target.named(&shared).concat(), &ptx));
-                continue;
-            }
+            let ptx = text(target, &toolchain, family, &parts, &destination)?;
             let path = destination.join(&file);
-            fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
+            match &ptx {
+                Some(ptx) => fs::write(&path, ptx),
+                None if path.exists() => fs::remove_file(&path),
+                None => Ok(()),
+            }
+            .with_context(|| format!("cannot write {}", path.display()))?;
             if request.check {
                 let committed = fs::read_to_string(committed.join(&file)).unwrap_or_default();
-                differences.extend(compare(&file, &committed, &ptx));
+                differences.extend(compare(&file, &committed, &ptx.unwrap_or_default()));
             }
         }
     }
     if !differences.is_empty() {
         let list = differences.join("\n");
-        bail!(
-            "host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`, and where targets that share PTX \
-             differ, give them their own (`ptx` in kernels-abi/src/targets.rs)\n{list}"
-        );
+        bail!("host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`\n{list}");
     }
     if request.check {
         println!("host/ptx is what kernels-gpu compiles to");
@@ -105,10 +99,35 @@ fn know_each_other(target: &Target, parts: &Parts) -> Result<()> {
     }
 }
 
-/// A family's file, as it is committed.
-fn text(target: &Target, toolchain: &Toolchain, family: Family, parts: &Parts) -> String {
+/// The module starts as [`Target::head`] says, which stands in for what LLVM writes.
+fn starts_as_said(target: &Target, parts: &Parts) -> Result<()> {
+    let (written, said) = (parts.head(), target.head().to_string());
+    if written != said {
+        bail!(
+            "LLVM starts the module for {} with\n{written}and not, as kernels-abi says, with\n{said}",
+            target.name
+        );
+    }
+    Ok(())
+}
+
+/// A family's file, as it is committed: the kernels whose text is not that of the target before; none if there is no such
+/// kernel. The files of the target before are in the folder.
+fn text(
+    target: &'static Target,
+    toolchain: &Toolchain,
+    family: Family,
+    parts: &Parts,
+    folder: &Path,
+) -> Result<Option<String>> {
     let module = parts.module(|name| family.kernels().iter().any(|kernel| kernel.name == name));
-    format!("{}\n{module}", header(target.built(), toolchain))
+    let mut ptx = Ptx::parse(target, &module);
+    if let Some(before) = target.before() {
+        let before = Ptx::read(folder, family, before)
+            .with_context(|| format!("cannot read what {} shares: build {0} first", before.name))?;
+        ptx = ptx.without(&before);
+    }
+    Ok((!ptx.is_empty()).then(|| format!("{}{ptx}", header(target, toolchain))))
 }
 
 /// Compiles the kernels for one target and returns the PTX as LLVM writes it. To `check` is to refuse warnings, and a
@@ -157,17 +176,16 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
 }
 
 fn header(target: &Target, toolchain: &Toolchain) -> String {
-    let mut devices = Vec::new();
-    for target in TARGETS.iter().filter(|of| of.ptx == target.name) {
-        let (major, minor) = target.compute_capability;
-        let newer =
-            if target.family_only { format!("{major}.x") } else { format!("{major}.{minor} and newer") };
-        devices.push(format!("{} is for NVIDIA GPUs of compute capability {newer}", target.name));
-    }
+    let (major, minor) = target.compute_capability;
+    let newer = if target.family_only { format!("{major}.x") } else { format!("{major}.{minor} and newer") };
+    let shared = match target.before() {
+        Some(before) => format!(" Kernels that are not here are the same as for {}.", before.name),
+        None => String::new(),
+    };
     format!(
-        "// Generated by `cargo xtask build-ptx` from kernels-gpu with Rust {}. Do not edit.\n// {}.\n",
-        toolchain.channel,
-        devices.join("; with another name in `.target`, ")
+        "// Generated by `cargo xtask build-ptx` from kernels-gpu with Rust {}. Do not edit.\n\
+         // For NVIDIA GPUs of compute capability {newer}.{shared}\n",
+        toolchain.channel
     )
 }
 

@@ -27,9 +27,9 @@ unsafe impl DeviceRepr for Argument<Divider> {}
 unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
 
 impl Argument<BlockGrid> {
-    /// The grid of the matrix at an address.
-    pub(super) fn at<T: Element>(self, address: u64) -> Self {
-        Self(self.0.at(address, T::DTYPE.bytes()))
+    /// Returns whether every row of the matrix at an address starts on 16 bytes.
+    pub(super) fn is_aligned<T: Element>(&self, address: u64) -> bool {
+        self.0.rows_are_aligned(address, T::DTYPE.bytes())
     }
 }
 

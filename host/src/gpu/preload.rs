@@ -25,7 +25,7 @@ impl Gpu {
         self.compile(KernelId::all().filter(wanted))
     }
 
-    /// [`Self::preload`] for what a recipe needs with values of a dtype: quantizing them, with a global scale that is computed
+    /// [`Self::preload`] for what a recipe needs with values of a dtype whose rows start on 16 bytes: quantizing them, with a global scale that is computed
     /// or given, and finding what that loses.
     ///
     /// # Errors
@@ -33,13 +33,13 @@ impl Gpu {
     /// [`Error::NoSearch`](crate::Error::NoSearch).
     pub fn preload_recipe(&self, recipe: &Recipe, dtype: Dtype) -> Result<()> {
         let mut wanted = vec![
-            launch::quantizer(recipe, dtype)?,
+            launch::quantizer(recipe, dtype, true)?,
             // Losses are measured on values in f32, whose rows have no gaps.
             launch::dequantizer(recipe.format(), Dtype::F32, true)?,
             Errors::Errors.of(kernel_dtype(dtype)),
         ];
         if let Scheme::Nvfp4(_, global) = recipe.scheme {
-            wanted.push(Amax::Amax.of(kernel_dtype(dtype)));
+            wanted.push(Amax::Aligned.of(kernel_dtype(dtype)));
             if global == Global::FromAmax {
                 wanted.push(Amax::Nvfp4Plan.of(kernel_dtype(dtype)));
             }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use microscale_kernels_abi::{Family, KernelId, Target};
+use microscale_kernels_abi::{Family, KernelId, TARGETS, Target};
 
-/// Where a kernel's text lies in [`COMPRESSED`], and how long it is.
+/// Where a kernel's text without its target's head lies in [`COMPRESSED`], and how long it is.
 struct Piece {
     compressed: Range<usize>,
     length: usize,
@@ -20,20 +20,17 @@ static COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ptx.deflate
 /// # Panics
 /// If what `build.rs` wrote is not what it compressed, which a test of all kernels excludes.
 pub(super) fn of(id: KernelId, target: &Target) -> String {
-    let (_, pieces) =
-        PIECES.iter().find(|(built, _)| *built == target.ptx).expect("every target is embedded");
-    let Piece { compressed, length } = &pieces[id.family() as usize][id.index()];
+    let place = TARGETS.iter().position(|of| of.name == target.name).expect("every target is embedded");
+    let Piece { compressed, length } = &PIECES[place][id.family() as usize][id.index()];
     let text = miniz_oxide::inflate::decompress_to_vec_with_limit(&COMPRESSED[compressed.clone()], *length)
         .ok()
         .and_then(|text| String::from_utf8(text).ok())
         .expect("build.rs has compressed it");
-    target.named(&text).concat()
+    format!("{}{text}", target.head())
 }
 
 #[cfg(test)]
 mod tests {
-    use microscale_kernels_abi::TARGETS;
-
     use super::*;
 
     #[test]

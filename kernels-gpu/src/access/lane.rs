@@ -141,7 +141,7 @@ impl Lane {
         if grid.row_blocks.divisor == grid.blocks {
             return WarpPlace {
                 whole,
-                contiguous: whole && last * block <= grid.aligned_cols,
+                contiguous: whole && last * block <= grid.cols,
                 index: self.first_block * block,
                 row: 0,
                 block_in_row: self.first_block,
@@ -151,7 +151,7 @@ impl Lane {
         let last_col = (block_in_row + warp_blocks::<F>()) * block;
         WarpPlace {
             whole,
-            contiguous: whole && last_col <= grid.aligned_cols,
+            contiguous: whole && last_col <= grid.cols,
             index: row * grid.row_stride + block_in_row * block,
             row,
             block_in_row,
@@ -175,8 +175,7 @@ impl Lane {
 pub(crate) struct WarpPlace {
     /// All blocks exist.
     pub(crate) whole: bool,
-    /// They are also whole and in one row, so that their elements lie behind each other, and every row starts on 16 bytes; or the
-    /// matrix goes by tiles.
+    /// They are also whole and in one row, so that their elements lie behind each other; or the matrix goes by tiles.
     pub(crate) contiguous: bool,
     /// The first one's first element's index from the matrix' start.
     pub(super) index: u64,

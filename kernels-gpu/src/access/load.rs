@@ -72,54 +72,32 @@ pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPl
 /// The most chunks that a lane loads at once, those of f32.
 pub(crate) const MOST_STEPS: usize = 8;
 
-/// Loads a lane's chunks of a warp's 1024 elements, wherever rows start.
+/// Loads a lane's chunks of a warp's 1024 elements. With `ALIGNED`, rows start on multiples of 16 bytes.
 ///
 /// # Safety
-/// `values` points to the grid's matrix in global memory, aligned to its dtype; nothing writes there during the kernel. The lane and
-/// the place are the warp's.
+/// `values` points to the grid's matrix in global memory, aligned to its dtype and with `ALIGNED`, as are its rows, to 16 bytes;
+/// nothing writes there during the kernel. The lane and the place are the warp's.
 #[inline(always)]
-pub(crate) unsafe fn load_all<D: Dtype, F: Blocks>(
-    values: *const u8,
-    grid: &BlockGrid,
-    lane: &Lane,
-    place: &WarpPlace,
-) -> [Chunk; MOST_STEPS] {
-    if place.contiguous {
-        let mut chunks = [[0; 4]; MOST_STEPS];
-        for j in 0..D::STEPS {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix, whose rows are aligned.
-            chunks[j as usize] = unsafe { load_contiguous::<D>(values, place, j) };
-        }
-        return chunks;
-    }
-    cold_path();
-    // SAFETY: the caller's matrix is the grid's, and its rows are aligned or not.
-    unsafe {
-        if grid.rows_are_aligned() {
-            load_walking::<D, F, true>(values, grid, lane, place)
-        } else {
-            load_walking::<D, F, false>(values, grid, lane, place)
-        }
-    }
-}
-
-/// [`load_all`], chunk by chunk.
-///
-/// # Safety
-/// As for [`load_all`]; with `ALIGNED`, rows start on 16 bytes.
-#[inline(always)]
-unsafe fn load_walking<D: Dtype, F: Blocks, const ALIGNED: bool>(
+pub(crate) unsafe fn load_all<D: Dtype, F: Blocks, const ALIGNED: bool>(
     values: *const u8,
     grid: &BlockGrid,
     lane: &Lane,
     place: &WarpPlace,
 ) -> [Chunk; MOST_STEPS] {
     let mut chunks = [[0; 4]; MOST_STEPS];
-    let mut walk = Walk::new(grid, lane, place, 0);
-    for j in 0..D::STEPS {
-        let place = walk.place::<D, F>(j);
-        // SAFETY: the caller's promise.
-        chunks[j as usize] = unsafe { load::<D, ALIGNED>(values, grid, &place) };
+    if ALIGNED && place.contiguous {
+        for j in 0..D::STEPS {
+            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix, whose rows are aligned.
+            chunks[j as usize] = unsafe { load_contiguous::<D>(values, place, j) };
+        }
+    } else {
+        cold_path();
+        let mut walk = Walk::new(grid, lane, place, 0);
+        for j in 0..D::STEPS {
+            let place = walk.place::<D, F>(j);
+            // SAFETY: the place lies in the caller's matrix, or is empty.
+            chunks[j as usize] = unsafe { load::<D, ALIGNED>(values, grid, &place) };
+        }
     }
     chunks
 }

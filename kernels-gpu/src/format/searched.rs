@@ -1,13 +1,12 @@
 //! The questions of a search to a format: its plain scale, its candidates, and encoding under another scale.
 
 use microscale_formats::search::{PowersOfTwo, Scales};
-use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, GlobalScale, Ties, e2m1, mx, nvfp4};
+use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, GlobalScale, e2m1, mx, nvfp4};
 
-use super::element::Element;
-use super::encode::{Factor, Format, Scaled};
+use super::encode::{Format, Scaled};
 use super::mx::Mx;
 use super::nv::{Nv, USUAL, divide, from_e4m3, step, to_e4m3};
-use crate::dtype::{Chunk, Dtype};
+use crate::dtype::Dtype;
 use crate::warp;
 
 /// The plain scale of a block that is [near](microscale_formats::search::is_near).
@@ -40,12 +39,6 @@ pub(crate) trait Searched: Format + Scales {
     /// events that are not given. All lanes of the warp take part.
     fn usual_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 
-    /// Whether [`Searched::encode_usually`] is right: one question for all of a lane's chunks.
-    fn encodes_usually(&self) -> bool;
-
-    /// [`Format::encode`] by the most usual options.
-    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64;
-
     /// The same with all events but the scale's saturation, without the shortcut; in range as of [`Format::scale`].
     fn scale_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 }
@@ -77,16 +70,6 @@ impl<const TIES: u32> Searched for Mx<E2m1, TIES> {
         let events = BlockEvents { clipped: mx::clips::<E2m1>(amax_bits, scale), ..BlockEvents::default() };
         let in_range = f32::from_bits(amax_bits) > 0.5 * scale.to_f32();
         Scaled { byte, factor: [u32::from(byte), 0, 0], events, in_range }
-    }
-
-    #[inline(always)]
-    fn encodes_usually(&self) -> bool {
-        matches!(self.ties(), Ties::Even)
-    }
-
-    #[inline(always)]
-    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, [scale, ..]: Factor) -> u64 {
-        E2m1::encode_chunk::<D>(chunk, scale, Ties::Even)
     }
 
     #[inline(always)]
@@ -142,16 +125,6 @@ impl Searched for Nv {
         // A little above where values become 0.
         let in_range = scaled < USUAL && scaled > e2m1::MIDPOINTS[0] + 0.01;
         Scaled { byte, factor, events: BlockEvents::default(), in_range }
-    }
-
-    #[inline(always)]
-    fn encodes_usually(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn encode_usually<D: Dtype>(&self, chunk: &Chunk, factor: Factor) -> u64 {
-        self.encode::<D>(chunk, factor)
     }
 
     #[inline(always)]

@@ -111,10 +111,7 @@ pub(super) unsafe fn usual<D: Dtype, F: Searched>(
     }
     let mut codes = if shortcut {
         pack_chunks::<D>(each!(4, k => format.shortcut_encode::<D>(&chunks[k], under.factor[0])))
-    } else if format.encodes_usually() {
-        pack_chunks::<D>(each!(4, k => format.encode_usually::<D>(&chunks[k], under.factor)))
     } else {
-        cold_path();
         pack_chunks::<D>(each!(4, k => format.encode::<D>(&chunks[k], under.factor)))
     };
     if zeros == NegativeZero::Drop as u32 {

@@ -5,20 +5,22 @@
 use std::time::Instant;
 
 use microscale_executor::{Argument, Launch, Memory, Module};
-use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid};
+use microscale_kernels_abi::{
+    BlockGrid, Family, Ptx, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, TARGETS,
+};
 
 const ELEMENTS: usize = 1024 * 1024;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for target in ["sm_80", "sm_120f"] {
-        let ptx = if target == "sm_80" { "sm_80" } else { "sm_100f" };
-        let path = format!("{}/../../host/ptx/quantize.{ptx}.ptx", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path)?;
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
+        let of = TARGETS.iter().find(|of| of.name == target).ok_or("no such target")?;
+        let text = Ptx::read(folder.as_ref(), Family::Quantize, of)?.to_string();
         let start = Instant::now();
         let module = Module::parse(&text)?;
         println!("{target}: module read in {:.1?}", start.elapsed());
         for dtype in ["bf16", "f32"] {
-            let name = format!("mxfp4_quantize_{dtype}_even");
+            let name = format!("mxfp4_quantize_{dtype}_even_aligned");
             let start = Instant::now();
             let kernel = module.kernel(&name)?;
             println!("  {name}: lowered in {:.1?}", start.elapsed());

@@ -20,7 +20,7 @@ use microscale_kernels_abi::{
 mod ptx;
 
 /// The kernels of a target.
-fn module(target: &Target) -> Module {
+fn module(target: &'static Target) -> Module {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
     Module::parse(&ptx::of_target(folder.as_ref(), target).unwrap()).unwrap()
 }
@@ -134,7 +134,7 @@ fn mxfp4_of_bf16_and_back() {
                     scale_grid.clone(),
                 ];
                 let arguments = [&arguments[..], &[argument(&options)]].concat();
-                let statistics = trial.run("mxfp4_quantize_bf16_even", &arguments);
+                let statistics = trial.run("mxfp4_quantize_bf16_even_aligned", &arguments);
                 assert!(statistics.lane_instructions > 0);
                 assert_eq!(
                     trial.memory.bytes(codes).unwrap(),
@@ -151,7 +151,7 @@ fn mxfp4_of_bf16_and_back() {
 
                 let back = trial.memory.allocate("back", elements * 2);
                 let arguments = [codes.into(), scales.into(), back.into(), grid, scale_grid];
-                trial.run("mxfp4_dequantize_bf16_vector", &arguments);
+                trial.run("mxfp4_dequantize_bf16_aligned", &arguments);
                 let wanted = bytes(&dequantize::<bf16>(&expected), |x: bf16| x.to_bits().to_le_bytes());
                 assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{}, {elements}", target.name);
             }
@@ -185,7 +185,7 @@ fn nvfp4_of_f32_and_back() {
                 let options = NvQuantizeOptions { plan, saturate_non_finite: 0 };
                 let arguments = [values, codes, scales, slot, report].map(Argument::from);
                 let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
-                trial.run("nvfp4_quantize_f32_given", &[&arguments[..], &rest].concat());
+                trial.run("nvfp4_quantize_f32_given_aligned", &[&arguments[..], &rest].concat());
                 assert_eq!(
                     trial.memory.bytes(codes).unwrap(),
                     expected.codes(),
@@ -206,7 +206,7 @@ fn nvfp4_of_f32_and_back() {
                 };
                 let arguments = [codes, scales, slot, back].map(Argument::from);
                 let rest = [grid, scale_grid, (apply as u32).into()];
-                trial.run("nvfp4_dequantize_f32_vector", &[&arguments[..], &rest].concat());
+                trial.run("nvfp4_dequantize_f32_aligned", &[&arguments[..], &rest].concat());
                 let wanted = bytes(&dequantize::<f32>(&expected), f32::to_le_bytes);
                 assert_eq!(trial.memory.bytes(back).unwrap(), wanted, "{}, {elements}", target.name);
             }

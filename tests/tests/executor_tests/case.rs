@@ -11,7 +11,7 @@ use microscale_kernels_abi::{
 };
 
 /// A target's PTX: the modules of all families as one.
-pub(crate) fn ptx(target: &Target) -> String {
+pub(crate) fn ptx(target: &'static Target) -> String {
     let folder = microscale_test_support::data_dir().join("host/ptx");
     microscale_test_support::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -179,11 +179,11 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
     for recipe in recipes() {
         for &access in Access::of(&recipe) {
             let kernel = quantizer::<T>(&recipe, access);
-            quantizers.entry((kernel, access.word())).or_insert((recipe, access));
+            quantizers.entry(kernel).or_insert((recipe, access));
         }
     }
     for (shape, values) in tails::<T>() {
-        for ((kernel, _), &(recipe, access)) in &quantizers {
+        for (kernel, &(recipe, access)) in &quantizers {
             let values = values.clone();
             let make = move || quantizing(Input { values: &values, shape, weights: None }, &recipe, access);
             push(kernel.clone(), shape, Box::new(make));
@@ -200,7 +200,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             }
             let values = values.clone();
             let make = move || amax(&values, shape, access);
-            push(amax_kernel::<T>(), shape, Box::new(make));
+            push(amax_kernel::<T>(access), shape, Box::new(make));
         }
         for variant in ["thread_a_block", "warp_a_block"] {
             let values = values.clone();
@@ -254,7 +254,7 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
             for non_finite in [false, true] {
                 let make =
                     move || amax(&patterns::<T>(shape.span().unwrap(), non_finite, i as u64), shape, access);
-                let kernel = amax_kernel::<T>();
+                let kernel = amax_kernel::<T>(access);
                 cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
             }
         }

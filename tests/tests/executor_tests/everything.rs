@@ -19,7 +19,7 @@ use super::weights::{Kind, Launched, Product, Weights};
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
     static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
     MODULES.get_or_init(|| {
-        let read = |target: &Target| {
+        let read = |target: &'static Target| {
             Module::parse(&ptx(target)).unwrap_or_else(|error| panic!("{}: {error}", target.name))
         };
         TARGETS.iter().map(|target| (target.name, read(target))).collect()

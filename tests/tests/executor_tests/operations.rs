@@ -28,7 +28,7 @@ pub(crate) fn dequantizing<T: Element>(
     let codes = case.memory.allocate_from("codes", tensor.codes());
     let scales = case.memory.allocate_from("scales", tensor.scales());
     let bytes = span * size_of::<T>();
-    let alignment = if access == Access::Element { size_of::<T>() as u64 } else { 256 };
+    let alignment = if access == Access::Unaligned { size_of::<T>() as u64 } else { 256 };
     let out = case.memory.allocate_aligned("values", bytes, alignment);
     let mut expected = vec![T::default(); span];
     bytemuck::cast_slice_mut::<T, u8>(&mut expected).fill(GAP);
@@ -41,7 +41,7 @@ pub(crate) fn dequantizing<T: Element>(
             Some(i) => Err(format!("values: byte {i} is {:#04x} instead of {:#04x}", found[i], expected[i])),
         }
     }));
-    let by_blocks = grid(shape, tensor.format().block(), true).with_aligned_rows(access == Access::Vector);
+    let by_blocks = grid(shape, tensor.format().block(), true);
     let places = argument(&scale_grid(tensor.shape()));
     let mut arguments = vec![codes.into(), scales.into()];
     let global = (tensor.format() == Format::Nvfp4).then(|| case.global_scale(tensor));
@@ -60,16 +60,16 @@ pub(crate) fn dequantizer<T: Element>(format: Format, access: Access) -> String 
 }
 
 /// The kernel that finds the largest magnitude.
-pub(crate) fn amax_kernel<T: Element>() -> String {
-    format!("amax_{}", T::DTYPE.word())
+pub(crate) fn amax_kernel<T: Element>(access: Access) -> String {
+    format!("amax_{}_{}", T::DTYPE.word(), access.word())
 }
 
 /// The largest magnitude.
 pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Prepared {
     let mut case = Prepared::new();
-    let given = case.values(&values[..shape.span().unwrap()], access == Access::Element);
+    let given = case.values(&values[..shape.span().unwrap()], access == Access::Unaligned);
     let slot = case.memory.allocate_from("global", &[0; size_of::<GlobalSlot>()]);
-    let by_blocks = grid(shape, mx::BLOCK, true).with_aligned_rows(access == Access::Vector);
+    let by_blocks = grid(shape, mx::BLOCK, true);
     let expected = amax_words(values, shape);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(slot).map_err(|error| error.to_string())?;
@@ -82,7 +82,7 @@ pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Pr
         if found == expected { Ok(()) } else { Err(format!("amax: {found:x?} instead of {expected:x?}")) }
     }));
     let arguments = vec![given, slot.into(), argument(&by_blocks)];
-    case.step(amax_kernel::<T>(), by_blocks.blocks * mx::BLOCK as u64, arguments);
+    case.step(amax_kernel::<T>(access), by_blocks.blocks * mx::BLOCK as u64, arguments);
     case
 }
 

@@ -16,15 +16,17 @@ use super::operations::amax_kernel;
 /// How a kernel reaches values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Access {
-    Vector,
-    Element,
+    /// Every row starts on 16 bytes.
+    Aligned,
+    /// Rows start anywhere.
+    Unaligned,
     /// By the search kernels.
     Search,
 }
 
 impl Access {
-    /// The two that all operations but the search have: they choose the kernel, or the way in it, by how rows are aligned.
-    pub(crate) const BOTH: [Self; 2] = [Self::Vector, Self::Element];
+    /// The two that all operations but the search have.
+    pub(crate) const BOTH: [Self; 2] = [Self::Aligned, Self::Unaligned];
 
     /// Those that quantizers of a recipe have.
     pub(crate) fn of(recipe: &Recipe) -> &'static [Self] {
@@ -34,8 +36,8 @@ impl Access {
     /// The word for it in the kernels' names.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Self::Vector => "vector",
-            Self::Element => "element",
+            Self::Aligned => "aligned",
+            Self::Unaligned => "unaligned",
             Self::Search => "search",
         }
     }
@@ -43,7 +45,7 @@ impl Access {
 
 /// Whether a matrix can be given to the kernels with this access.
 pub(crate) fn fits<T: Element>(shape: Shape, access: Access) -> bool {
-    access != Access::Vector || shape.rows == 1 || (shape.row_stride * size_of::<T>()).is_multiple_of(16)
+    access != Access::Aligned || shape.rows == 1 || (shape.row_stride * size_of::<T>()).is_multiple_of(16)
 }
 
 /// The word for a format in the kernels' names.
@@ -112,19 +114,18 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
     } else {
         case.memory.allocate("scales", expected.tensor.scales().len())
     };
-    let given = case.values(&values[..shape.span().unwrap()], access == Access::Element);
+    let given = case.values(&values[..shape.span().unwrap()], access == Access::Unaligned);
     let report = case.report(shape, format, expected.report);
     let mut scale_grid = scale_grid(quantized);
     let mut by_blocks = grid(shape, format.block(), weights.is_none());
     let by_rows = grid(shape, format.block(), false);
-    if access == Access::Vector
+    if access == Access::Aligned
         && quantized.scale_layout == ScaleLayout::Swizzled
         && ScaleGrid::can_go_by_tiles(shape.rows as u64, shape.cols as u64, by_rows.blocks)
     {
         scale_grid.by_tiles = 1;
         by_blocks = by_rows;
     }
-    by_blocks = by_blocks.with_aligned_rows(access == Access::Vector);
     let elements = by_blocks.blocks * format.block() as u64;
     let mut arguments = vec![given.clone(), codes.into(), scales.into()];
     let (options, variant) = match recipe.scheme {
@@ -141,10 +142,11 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
             let options = nv_options(&NvQuantizeOptions { plan, saturate_non_finite });
             let dtype = T::DTYPE.word();
             if global == Global::FromAmax {
-                let amax_grid = grid(shape, mx::BLOCK, true).with_aligned_rows(access == Access::Vector);
+                let amax_access = if access == Access::Search { Access::Unaligned } else { access };
+                let amax_grid = grid(shape, mx::BLOCK, true);
                 let covered = amax_grid.blocks * mx::BLOCK as u64;
                 let amax_arguments = vec![given, slot.into(), argument(&amax_grid)];
-                case.step(amax_kernel::<T>(), covered, amax_arguments);
+                case.step(amax_kernel::<T>(amax_access), covered, amax_arguments);
                 case.step(format!("nvfp4_plan_{dtype}"), 1, vec![slot.into(), options.clone()]);
             }
             let variant = if global == Global::FromAmax { "_planned" } else { "_given" };
@@ -158,20 +160,18 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
         }
     };
     arguments.extend([report, argument(&by_blocks), argument(&scale_grid), options]);
-    // MXFP8's ties go to even, and the search's are the options'.
-    let variant = match (format, access) {
-        (Format::Mxfp4, Access::Search) | (Format::Mxfp8E4m3 | Format::Mxfp8E5m2, _) => "",
-        _ => variant,
-    };
-    let mut name = format!("{}_quantize_{}{variant}", word(format), T::DTYPE.word());
-    if access == Access::Search {
-        name = format!("{}_search_{}{variant}", word(format), T::DTYPE.word());
+    // MXFP8's ties go to even.
+    let variant = if matches!(format, Format::Mxfp8E4m3 | Format::Mxfp8E5m2) { "" } else { variant };
+    let name = if access == Access::Search {
         let importance = weights.map(|weights| {
             Argument::from(case.memory.allocate_from("importance", bytemuck::cast_slice(weights)))
         });
         arguments.extend([importance.unwrap_or_else(|| 0u64.into()), (recipe.search as u32).into()]);
         assert_ne!(recipe.search, Search::None);
-    }
+        format!("{}_search_{}{variant}", word(format), T::DTYPE.word())
+    } else {
+        format!("{}_quantize_{}{variant}_{}", word(format), T::DTYPE.word(), access.word())
+    };
     case.step(name, elements, arguments);
     case.expect("codes", codes, expected.tensor.codes().to_vec());
     case.expect("scales", scales, expected.tensor.scales().to_vec());

@@ -44,6 +44,11 @@ impl Parts {
         parts
     }
 
+    /// The lines that every file starts with.
+    pub(super) fn head(&self) -> String {
+        self.head.iter().map(|line| format!("{line}\n")).collect()
+    }
+
     /// The names of the kernels.
     pub(super) fn kernels(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
@@ -58,17 +63,21 @@ impl Parts {
             entries.iter().copied().flatten().flat_map(|line| identifiers(line)).collect();
         let mut names = BTreeMap::new();
         let mut data = Vec::new();
+        // Of several declarations of dynamic shared memory, the one with the largest alignment holds for all.
+        let mut shared: Option<(u32, String)> = None;
         for line in &self.data {
             let Some(name) = declared(line).filter(|name| used.contains(name)) else { continue };
+            let position = data.len();
             let dynamic = line.starts_with(DYNAMIC);
-            let position = names.values().filter(|name| *name != "shared").count();
-            let new = if dynamic { "shared".to_owned() } else { format!("data_{position}") };
-            names.insert(name, new);
+            names.insert(name, if dynamic { "shared".to_owned() } else { format!("data_{position}") });
             let line = rename(line, &names);
-            if !dynamic || !data.contains(&line) {
+            if !dynamic {
                 data.push(line);
+            } else if shared.as_ref().is_none_or(|(largest, _)| alignment(&line) > *largest) {
+                shared = Some((alignment(&line), line));
             }
         }
+        data.extend(shared.map(|(_, line)| line));
         let mut text = String::new();
         for line in self.head.iter().chain(&data) {
             text += line;
@@ -85,10 +94,10 @@ impl Parts {
     }
 }
 
-/// A line without its comment, its indentation, trailing blanks and tabs after blanks, and without the function's number in its labels:
-/// `$L__BB7_2` → `$L_2`. Labels are local to a function in PTX, and the number would change whenever a kernel is added.
+/// A line without its comment, its indentation, trailing blanks, tabs after blanks and blanks after commas, and without the function's
+/// number in its labels: `$L__BB7_2` → `$L_2`. Labels are local to a function in PTX, and the number would change whenever a kernel is added.
 fn clean(line: &str) -> String {
-    let line = line.split("//").next().unwrap_or_default().trim().replace(" \t", " ");
+    let line = line.split("//").next().unwrap_or_default().trim().replace(" \t", " ").replace(", ", ",");
     let mut pieces = line.split("$L__BB");
     let mut cleaned = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -111,6 +120,12 @@ fn entry_name(line: &str) -> Option<String> {
 fn declared(line: &str) -> Option<&str> {
     let declares = [".global ", ".const ", ".shared ", DYNAMIC].iter().any(|space| line.starts_with(space));
     line.split(['=', '[', ';']).next().filter(|_| declares)?.split_whitespace().last()
+}
+
+/// The alignment that a declaration asks for, in bytes.
+fn alignment(line: &str) -> u32 {
+    let behind = line.split_once(".align ").map_or("", |(_, behind)| behind);
+    behind.split_whitespace().next().and_then(|bytes| bytes.parse().ok()).unwrap_or(1)
 }
 
 /// The identifiers of a line.
@@ -150,10 +165,10 @@ mod tests {
 
     #[test]
     fn nothing_of_the_place_remains() {
-        let expected = ".version 8.0\n.target sm_90\n.address_size 64\n.global .align 4 .b8 data_0[4] = {1, 2, 3, 4};\n\n\
+        let expected = ".version 8.0\n.target sm_90\n.address_size 64\n.global .align 4 .b8 data_0[4] = {1,2,3,4};\n\n\
             .visible .entry a()\n{\nret;\n}\n\n\
             .visible .entry b(\n.param .u64 p0\n)\n{\n\
-            $L_2:\nmov.b64 %rd1, data_0;\n@%p1 bra $L_2;\nret;\n}\n";
+            $L_2:\nmov.b64 %rd1,data_0;\n@%p1 bra $L_2;\nret;\n}\n";
         assert_eq!(Parts::of(RAW).module(|_| true), expected);
     }
 
@@ -168,11 +183,11 @@ mod tests {
 
     #[test]
     fn shared_memory_is_declared_once() {
-        let raw = ".extern .shared .align 4 .b8 anon_1[];\n.extern .shared .align 4 .b8 anon_2[];\n\
+        let raw = ".extern .shared .align 4 .b8 anon_1[];\n.extern .shared .align 16 .b8 anon_2[];\n\
             .global .align 4 .b8 table[4] = {1, 2, 3, 4};\n\
             .visible .entry a()\n{\n\tmov.b64 %rd1, anon_2;\n\tmov.b64 %rd3, anon_1;\n\tmov.b64 %rd2, table;\n}\n";
-        let expected = ".extern .shared .align 4 .b8 shared[];\n.global .align 4 .b8 data_0[4] = {1, 2, 3, 4};\n\n\
-            .visible .entry a()\n{\nmov.b64 %rd1, shared;\nmov.b64 %rd3, shared;\nmov.b64 %rd2, data_0;\n}\n";
+        let expected = ".global .align 4 .b8 data_0[4] = {1,2,3,4};\n.extern .shared .align 16 .b8 shared[];\n\n\
+            .visible .entry a()\n{\nmov.b64 %rd1,shared;\nmov.b64 %rd3,shared;\nmov.b64 %rd2,data_0;\n}\n";
         assert_eq!(Parts::of(raw).module(|_| true), expected);
     }
 

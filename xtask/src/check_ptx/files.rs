@@ -12,7 +12,7 @@ pub(super) struct Ptx {
     pub(super) target: &'static Target,
     pub(super) family: Family,
     pub(super) file: PathBuf,
-    /// The file's, with the target's name.
+    /// All the kernels', those that the target shares with the one before included.
     pub(super) text: String,
     pub(super) module: Module,
 }
@@ -22,10 +22,9 @@ pub(super) fn read() -> Result<Vec<Ptx>> {
     let folder = layout::ptx()?;
     let read = |(target, family): (&'static Target, Family)| {
         let file = folder.join(PtxFile { family, target }.to_string());
-        let text = std::fs::read_to_string(&file);
-        let text = text
-            .with_context(|| format!("cannot read {}; `cargo xtask build-ptx` writes it", file.display()))?;
-        let text = target.named(&text).concat();
+        let text = microscale_kernels_abi::Ptx::read(&folder, family, target)
+            .context("cannot read the PTX; `cargo xtask build-ptx` writes it")?
+            .to_string();
         let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
         Ok(Ptx { target, family, file, text, module })
     };

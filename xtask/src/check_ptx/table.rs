@@ -64,7 +64,7 @@ fn table(assembler: &Assembler, assemblies: &[Assembly]) -> String {
         };
         let mut kernels: Vec<_> = assembly.result.iter().flatten().collect();
         // What is fast first, then what takes every matrix.
-        kernels.sort_by_key(|kernel| (kernel.name.ends_with("_element"), &kernel.name));
+        kernels.sort_by_key(|kernel| (kernel.name.ends_with("_unaligned"), &kernel.name));
         write!(
             text,
             "\n## {} ({}: {} multiprocessors, {} GHz, {} GB/s)\n\n| kernel | registers | occupancy | instructions | loads | stores | converts | limiter | of bandwidth |\n|---|---|---|---|---|---|---|---|---|\n",

@@ -31,12 +31,13 @@ pub(in crate::gpu) fn amax<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let ready = kernels.ready(Amax::Amax.of(kernel_dtype(T::DTYPE)))?;
-    let grid = grid(shape, AMAX_BLOCK)?.at::<T>(values);
+    let grid = grid(shape, AMAX_BLOCK)?;
+    let kind = if grid.is_aligned::<T>(values) { Amax::Aligned } else { Amax::Unaligned };
+    let ready = kernels.ready(kind.of(kernel_dtype(T::DTYPE)))?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(slot).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
-    // caller checked; the slot is whole.
+    // caller checked; the kernel for aligned rows is chosen only where rows start on 16 bytes; the slot is whole.
     unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
         .map_err(doing("launching an amax kernel"))?;
     Ok(())

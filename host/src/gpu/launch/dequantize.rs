@@ -20,14 +20,14 @@ use crate::shape::Shape;
 /// [`Error::NoKernel`].
 pub(in crate::gpu) fn dequantizer(format: Format, dtype: Dtype, aligned: bool) -> Result<KernelId> {
     let kind = match (format, aligned) {
-        (Format::Mxfp4, true) => Dequantize::Mxfp4Vector,
-        (Format::Mxfp4, false) => Dequantize::Mxfp4Element,
-        (Format::Nvfp4, true) => Dequantize::Nvfp4Vector,
-        (Format::Nvfp4, false) => Dequantize::Nvfp4Element,
-        (Format::Mxfp8E4m3, true) => Dequantize::Mxfp8E4m3Vector,
-        (Format::Mxfp8E4m3, false) => Dequantize::Mxfp8E4m3Element,
-        (Format::Mxfp8E5m2, true) => Dequantize::Mxfp8E5m2Vector,
-        (Format::Mxfp8E5m2, false) => Dequantize::Mxfp8E5m2Element,
+        (Format::Mxfp4, true) => Dequantize::Mxfp4Aligned,
+        (Format::Mxfp4, false) => Dequantize::Mxfp4Unaligned,
+        (Format::Nvfp4, true) => Dequantize::Nvfp4Aligned,
+        (Format::Nvfp4, false) => Dequantize::Nvfp4Unaligned,
+        (Format::Mxfp8E4m3, true) => Dequantize::Mxfp8E4m3Aligned,
+        (Format::Mxfp8E4m3, false) => Dequantize::Mxfp8E4m3Unaligned,
+        (Format::Mxfp8E5m2, true) => Dequantize::Mxfp8E5m2Aligned,
+        (Format::Mxfp8E5m2, false) => Dequantize::Mxfp8E5m2Unaligned,
         (Format::Comparison(_), _) => return Err(Error::NoKernel { format }),
     };
     Ok(kind.of(kernel_dtype(dtype)))
@@ -45,8 +45,8 @@ pub(in crate::gpu) fn dequantize<T: Element>(
         return Ok(());
     }
     let (out, _written) = out.device_ptr_mut(stream);
-    let grid = grid(shape, tensor.format().block())?.at::<T>(out);
-    let ready = kernels.ready(dequantizer(tensor.format(), T::DTYPE, grid.0.rows_are_aligned())?)?;
+    let grid = grid(shape, tensor.format().block())?;
+    let ready = kernels.ready(dequantizer(tensor.format(), T::DTYPE, grid.is_aligned::<T>(out))?)?;
     let scale_grid = scale_grid(tensor.shape());
     let apply = apply_global(tensor);
     let mut launch = stream.launch_builder(&ready.function);

@@ -32,23 +32,32 @@ pub(super) enum Options {
     Nv(Argument<NvQuantizeOptions>),
 }
 
-/// The kernel that quantizes by a recipe.
+/// The kernel that quantizes by a recipe, by whether every row starts on 16 bytes. Those that search take rows anywhere.
 ///
 /// # Errors
 /// [`Error::NoKernel`] and [`Error::NoSearch`].
-pub(in crate::gpu) fn quantizer(recipe: &Recipe, dtype: Dtype) -> Result<KernelId> {
+pub(in crate::gpu) fn quantizer(recipe: &Recipe, dtype: Dtype, aligned: bool) -> Result<KernelId> {
     let given = |global| global != Global::FromAmax;
-    let (plain, searching) = match recipe.scheme {
+    let ([on_16_bytes, anywhere], searching) = match recipe.scheme {
         Scheme::Mxfp4(arithmetic) if arithmetic.ties == Ties::Even => {
-            (Quantize::Mxfp4Even, Some(SearchKernel::Mxfp4))
+            ([Quantize::Mxfp4EvenAligned, Quantize::Mxfp4EvenUnaligned], Some(SearchKernel::Mxfp4Even))
         }
-        Scheme::Mxfp4(_) => (Quantize::Mxfp4OtherTies, Some(SearchKernel::Mxfp4)),
-        Scheme::Nvfp4(_, global) if given(global) => (Quantize::Nvfp4Given, Some(SearchKernel::Nvfp4Given)),
-        Scheme::Nvfp4(..) => (Quantize::Nvfp4Planned, Some(SearchKernel::Nvfp4Planned)),
-        Scheme::Mxfp8E4m3(_) => (Quantize::Mxfp8E4m3, None),
-        Scheme::Mxfp8E5m2(_) => (Quantize::Mxfp8E5m2, None),
+        Scheme::Mxfp4(_) => (
+            [Quantize::Mxfp4OtherTiesAligned, Quantize::Mxfp4OtherTiesUnaligned],
+            Some(SearchKernel::Mxfp4OtherTies),
+        ),
+        Scheme::Nvfp4(_, global) if given(global) => {
+            ([Quantize::Nvfp4GivenAligned, Quantize::Nvfp4GivenUnaligned], Some(SearchKernel::Nvfp4Given))
+        }
+        Scheme::Nvfp4(..) => (
+            [Quantize::Nvfp4PlannedAligned, Quantize::Nvfp4PlannedUnaligned],
+            Some(SearchKernel::Nvfp4Planned),
+        ),
+        Scheme::Mxfp8E4m3(_) => ([Quantize::Mxfp8E4m3Aligned, Quantize::Mxfp8E4m3Unaligned], None),
+        Scheme::Mxfp8E5m2(_) => ([Quantize::Mxfp8E5m2Aligned, Quantize::Mxfp8E5m2Unaligned], None),
         Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
     };
+    let plain = if aligned { on_16_bytes } else { anywhere };
     let dtype = kernel_dtype(dtype);
     match (recipe.search, searching) {
         (Search::None, _) => Ok(plain.of(dtype)),
@@ -110,7 +119,7 @@ pub(in crate::gpu) fn quantize<T: Element>(
         let grid = if importance.is_some() { by_rows } else { grid };
         (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
-    let ready = kernels.ready(quantizer(recipe, T::DTYPE)?)?;
+    let ready = kernels.ready(quantizer(recipe, T::DTYPE, grid.is_aligned::<T>(values))?)?;
     let importance = importance.map(|importance| importance.device_ptr(stream));
     let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
     let search = recipe.search as u32;
@@ -130,7 +139,7 @@ pub(in crate::gpu) fn quantize<T: Element>(
     }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
     // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale
-    // have their slots; there are as many weights as
+    // have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many weights as
     // columns, or none. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;
@@ -146,13 +155,13 @@ fn quantize_grids<T: Element>(
     let Shape { rows, cols, .. } = shape;
     let mut scale_grid = scale_grid(out);
     if out.scale_layout == ScaleLayout::Swizzled {
-        let by_rows = by_rows(shape, out.format.block())?.at::<T>(values);
-        if by_rows.0.rows_are_aligned()
+        let by_rows = by_rows(shape, out.format.block())?;
+        if by_rows.is_aligned::<T>(values)
             && ScaleGrid::can_go_by_tiles(rows as u64, cols as u64, by_rows.0.blocks)
         {
             scale_grid.0.by_tiles = 1;
             return Ok((by_rows, scale_grid));
         }
     }
-    Ok((grid(shape, out.format.block())?.at::<T>(values), scale_grid))
+    Ok((grid(shape, out.format.block())?, scale_grid))
 }

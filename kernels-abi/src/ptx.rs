@@ -1,0 +1,196 @@
+//! PTX in files: a folder holds one for a family and target, with the kernels whose text is not that of the target before.
+//!
+//! Many kernels compile to the same text for several targets, and each text is stored once. [`Ptx::read`] puts a family together
+//! again; only the lines in front ([`Target::head`]) tell the targets apart.
+
+use std::borrow::ToOwned;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::string::{String, ToString};
+use std::{fmt, format, io};
+
+use crate::launch::Family;
+use crate::targets::{PtxFile, Target};
+
+/// What each kernel's text starts with in a module.
+const ENTRY: &str = "\n.visible .entry ";
+
+/// A family's kernels for a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ptx {
+    target: &'static Target,
+    /// Declarations of memory outside of kernels, by name.
+    data: BTreeMap<String, String>,
+    /// Kernels by name, from `.visible .entry` on.
+    entries: BTreeMap<String, String>,
+}
+
+impl Ptx {
+    /// Takes a module for a target apart.
+    pub fn parse(target: &'static Target, text: &str) -> Self {
+        let mut parts = text.split(ENTRY);
+        let front = parts.next().unwrap_or_default().lines();
+        let data = front.filter_map(|line| Some((declared(line)?.to_owned(), line.to_owned()))).collect();
+        let entry = |text: &str| {
+            let name = text.split('(').next().unwrap_or_default();
+            (name.to_owned(), format!("{}{}\n", ENTRY.trim_start(), text.trim_end()))
+        };
+        Self { target, data, entries: parts.map(entry).collect() }
+    }
+
+    /// Reads a family's kernels from a folder: those in the target's file, and the others from the target before.
+    ///
+    /// # Errors
+    /// If a file cannot be read, its path with the reason. A target that shares all its kernels has no file.
+    pub fn read(folder: &Path, family: Family, target: &'static Target) -> io::Result<Self> {
+        let path = folder.join(PtxFile { family, target }.to_string());
+        let text = match (fs::read_to_string(&path), target.before()) {
+            (Ok(text), _) => text,
+            (Err(error), Some(_)) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            (Err(error), _) => {
+                return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
+            }
+        };
+        let own = Self::parse(target, &text);
+        let Some(before) = target.before() else { return Ok(own) };
+        let mut all = Self { target, ..Self::read(folder, family, before)? };
+        all.data.extend(own.data);
+        all.entries.extend(own.entries);
+        Ok(all)
+    }
+
+    /// The kernels whose text, or what it names outside of it, is not the same in a module for the target before.
+    #[must_use]
+    pub fn without(&self, before: &Self) -> Self {
+        let is_shared = |name: &str, entry: &str| {
+            before.entries.get(name).is_some_and(|text| text == entry)
+                && self.named(entry).all(|(name, line)| before.data.get(name) == Some(line))
+        };
+        let own = self.entries.iter().filter(|(name, entry)| !is_shared(name, entry));
+        let mut file = Self { target: self.target, data: BTreeMap::new(), entries: BTreeMap::new() };
+        for (name, entry) in own {
+            file.data.extend(self.named(entry).map(|(name, line)| (name.clone(), line.clone())));
+            file.entries.insert(name.clone(), entry.clone());
+        }
+        file
+    }
+
+    /// The declarations that a kernel names.
+    fn named(&self, entry: &str) -> impl Iterator<Item = (&String, &String)> {
+        let is_identifier = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
+        self.data.iter().filter(move |(name, _)| {
+            entry.match_indices(name.as_str()).any(|(start, _)| {
+                let (front, behind) = (&entry[..start], &entry[start + name.len()..]);
+                !front.ends_with(is_identifier) && !behind.starts_with(is_identifier)
+            })
+        })
+    }
+
+    /// The names of the kernels.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// True if there are no kernels.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// A kernel with the declarations that it names: a module, but for [`Target::head`].
+    pub fn kernel(&self, name: &str) -> Option<String> {
+        let entry = self.entries.get(name)?;
+        let data: String = self.named(entry).map(|(_, line)| format!("{line}\n")).collect();
+        Some(format!("{data}\n{entry}"))
+    }
+
+    /// Puts another family's kernels beside these, for the same target. Declarations of the same name must be the same.
+    ///
+    /// # Errors
+    /// The name of memory that the two declare differently.
+    pub fn join(&mut self, other: Self) -> Result<(), String> {
+        for (name, line) in other.data {
+            match self.data.get(&name) {
+                Some(there) if *there != line => return Err(name),
+                _ => self.data.insert(name, line),
+            };
+        }
+        self.entries.extend(other.entries);
+        Ok(())
+    }
+}
+
+/// The module as a text.
+impl fmt::Display for Ptx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.target.head())?;
+        self.data.values().try_for_each(|line| writeln!(f, "{line}"))?;
+        self.entries.values().try_for_each(|entry| write!(f, "\n{entry}"))
+    }
+}
+
+/// The name of the memory that a line outside of kernels declares.
+fn declared(line: &str) -> Option<&str> {
+    let declares =
+        [".global ", ".const ", ".shared ", ".extern "].iter().any(|space| line.starts_with(space));
+    line.split(['=', '[', ';']).next().filter(|_| declares)?.split_whitespace().last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::targets::TARGETS;
+
+    const OLD: &str = "// for sm_80\n.version 7.4\n.target sm_80\n.address_size 64\n\
+        .global .align 4 .b8 data_0[4] = {1,2};\n.extern .shared .align 4 .b8 shared[];\n\n\
+        .visible .entry a()\n{\nret;\n}\n\n\
+        .visible .entry b()\n{\nmov.b64 %rd1,data_0;\n}\n\n\
+        .visible .entry c()\n{\nmov.b64 %rd1,shared;\nadd.s32 %data_0,1,1;\n}\n";
+
+    /// A module for sm_90 with other data, and another kernel of the same names but `a`'s.
+    fn newer() -> String {
+        OLD.replace("{1,2}", "{1,3}").replace("sm_80", "sm_90").replace("7.4", "8.0")
+    }
+
+    #[test]
+    fn modules_are_put_together_as_they_were() {
+        let ptx = Ptx::parse(&TARGETS[0], OLD);
+        assert_eq!(ptx.to_string(), OLD.split_once('\n').unwrap().1);
+        assert_eq!(Ptx::parse(&TARGETS[0], &ptx.to_string()), ptx);
+        assert_eq!(ptx.kernel("a").unwrap(), "\n.visible .entry a()\n{\nret;\n}\n");
+        assert!(ptx.kernel("b").unwrap().starts_with(".global .align 4 .b8 data_0[4] = {1,2};\n\n.visible"));
+        assert!(!ptx.kernel("c").unwrap().contains("data_0["), "another name that ends alike");
+        assert_eq!(ptx.kernel("d"), None);
+    }
+
+    #[test]
+    fn only_what_differs_is_kept_and_put_together_again() {
+        let (old, new) = (Ptx::parse(&TARGETS[0], OLD), Ptx::parse(&TARGETS[1], &newer()));
+        let own = new.without(&old);
+        assert_eq!(own.names().collect::<std::vec::Vec<_>>(), ["b"], "its data is another");
+        assert!(new.without(&new).is_empty());
+
+        let folder = std::env::temp_dir().join(format!("microscale-ptx-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let write = |ptx: &Ptx| {
+            let file = PtxFile { family: Family::Amax, target: ptx.target };
+            fs::write(folder.join(file.to_string()), ptx.to_string()).unwrap();
+        };
+        write(&old);
+        write(&own);
+        assert_eq!(Ptx::read(&folder, Family::Amax, &TARGETS[0]).unwrap(), old);
+        assert_eq!(Ptx::read(&folder, Family::Amax, &TARGETS[1]).unwrap(), new);
+        let no_file = Ptx::read(&folder, Family::Amax, &TARGETS[2]).unwrap();
+        assert_eq!((no_file.entries, no_file.data), (new.entries, new.data));
+        let missing = Ptx::read(&folder, Family::Errors, &TARGETS[1]).unwrap_err();
+        assert!(missing.to_string().contains("errors.sm_80.ptx"), "{missing}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn families_that_declare_the_same_name_differently_do_not_join() {
+        let mut ptx = Ptx::parse(&TARGETS[1], OLD);
+        assert_eq!(ptx.join(Ptx::parse(&TARGETS[1], OLD)), Ok(()));
+        assert_eq!(ptx.join(Ptx::parse(&TARGETS[1], &newer())), Err("data_0".to_owned()));
+    }
+}
