@@ -221,7 +221,7 @@ mod tests {
         let tables = tables.expect("tables");
         assert_eq!(GemvWeightsChoices::read(&tables.text("somewhere")), Some(tables));
         for wrong in
-            ["#\nrows 1\n128 one-1x1", "#\ntokens x nvfp4\nrows 1", "#\ntokens 1 nvfp4\nrows 1\n1 rows1"]
+            ["#\nrows 1\n128 m1-1x1", "#\ntokens x nvfp4\nrows 1", "#\ntokens 1 nvfp4\nrows 1\n1 rows1"]
         {
             assert_eq!(GemvWeightsChoices::read(wrong), None, "{wrong}");
         }

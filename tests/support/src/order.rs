@@ -16,17 +16,17 @@ const GROUP: usize = 16;
 /// The order in which a kernel adds.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// For one token: groups, then lanes by pairs, then splits.
-    One {
+    /// For one token: groups, then lanes by pairs, then slices.
+    M1 {
         /// Warps that share a row.
-        splits: usize,
+        slices: usize,
     },
-    /// For several: steps, then segments and splits.
-    Lots {
+    /// For several: steps, then segments and slices.
+    M8 {
         /// Parts of a row that a warp has side by side.
         segments: usize,
         /// Warps that share a row.
-        splits: usize,
+        slices: usize,
     },
 }
 
@@ -49,10 +49,10 @@ impl Order {
     /// The sum of products, each with the scale that it is not under yet.
     fn sum(self, terms: &[(f64, f64)]) -> f64 {
         match self {
-            Self::One { splits } => {
+            Self::M1 { slices } => {
                 // Each lane has a chunk of every step.
                 let lane = |number: usize| {
-                    let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * splits);
+                    let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * slices);
                     chunks.flat_map(|chunk| chunk.chunks(GROUP)).fold(0f32, |sum, group| {
                         exact(group.iter().map(|(term, _)| *term)).mul_add(group[0].1 as f32, sum)
                     })
@@ -61,11 +61,11 @@ impl Order {
                     let [a, b, c, d] = [0, 1, 2, 3].map(|quarter| lane(first + quarter));
                     (a + b) + (c + d)
                 };
-                let splits = (0..splits).map(|split| segment(8 * split) + segment(8 * split + 4));
-                splits.fold(0.0, |sum, split| sum + f64::from(split))
+                let slices = (0..slices).map(|slice| segment(8 * slice) + segment(8 * slice + 4));
+                slices.fold(0.0, |sum, slice| sum + f64::from(slice))
             }
-            Self::Lots { segments, splits } => {
-                let parts = segments * splits;
+            Self::M8 { segments, slices } => {
+                let parts = segments * slices;
                 let part = |number: usize| {
                     let steps = terms.chunks(STEP).skip(number).step_by(parts);
                     steps.fold(0f32, |sum, step| sum + exact(step.iter().map(|(term, scale)| term * scale)))

@@ -79,14 +79,14 @@ impl Bound {
     /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at
     /// most `LOST` units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of
     /// 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of a row has its
-    /// own sum: a row is divided between `segments` and between `splits`.
+    /// own sum: a row is divided between `segments` and between `slices`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
     /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
     /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
     /// they may not be.
-    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
-        let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
+    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, slices]: [usize; 2], least: f64) -> Self {
+        let additions = cols.div_ceil(STEP * segments).div_ceil(slices) as f64;
         let is_bf16 = T::LARGEST > 1e5;
         Self {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
@@ -101,13 +101,13 @@ impl Bound {
     /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
     /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
     /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
-    /// between four lanes, and between `splits`.
+    /// between four lanes, and between `slices`.
     ///
     /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
     /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
     /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
-    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
-        let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
+    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, slices: usize, least: f64) -> Self {
+        let groups = weights.cols().div_ceil(256).div_ceil(slices) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
         let format = weights.format();
         let blocks = weights.codes().chunks(format.block_bytes()).zip(weights.scales());

@@ -299,8 +299,8 @@ const PRODUCTS: [(usize, usize, usize); 9] = [
 fn product_cases<T: Element>(cases: &mut Vec<Case>) {
     for (i, (m, k, l)) in (0..).zip(PRODUCTS) {
         for format in [Format::Nvfp4, Format::Mxfp4] {
-            let cut = format == Format::Nvfp4 && k % 32 != 0;
-            let kernels = if cut { &["cut"][..] } else { &["rows1", "rows2", "rows4"] };
+            let ragged = format == Format::Nvfp4 && k % 32 != 0;
+            let kernels = if ragged { &["ragged"][..] } else { &["rows1", "rows2", "rows4"] };
             for (j, &kernel) in (0..).zip(kernels) {
                 // Common ones too, under which the low halves of sums matter.
                 let kinds = [Scales::Common, Scales::Numbers, Scales::Any, Scales::Largest];

@@ -17,10 +17,10 @@ use crate::gpu::gemv_kernel::GemvKernel;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 
-/// The kernel for a format. `cut` is of rows that are not whole chunks, which MXFP4's are.
-fn kind(format: Format, kernel: GemvKernel, cut: bool) -> Result<Gemv> {
+/// The kernel for a format. `ragged` is of rows that are not whole chunks, which MXFP4's are.
+fn kind(format: Format, kernel: GemvKernel, ragged: bool) -> Result<Gemv> {
     Ok(match (format, kernel) {
-        (Format::Nvfp4, _) if cut => Gemv::Nvfp4Cut,
+        (Format::Nvfp4, _) if ragged => Gemv::Nvfp4Ragged,
         (Format::Nvfp4, GemvKernel::Rows1) => Gemv::Nvfp4Rows1,
         (Format::Nvfp4, GemvKernel::Rows2) => Gemv::Nvfp4Rows2,
         (Format::Nvfp4, GemvKernel::Rows4) => Gemv::Nvfp4Rows4,
@@ -54,8 +54,8 @@ pub(in crate::gpu) fn gemv<T: Element>(
     }
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
-    let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let ready = kernels.ready(kind(matrix.format(), kernel, cut)?.id())?;
+    let ragged = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
+    let ready = kernels.ready(kind(matrix.format(), kernel, ragged)?.id())?;
     let rows_a_warp = ready.kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     limited_columns(matrix.shape())?;
