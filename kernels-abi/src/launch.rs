@@ -40,7 +40,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// The dtype of unquantized values, if kernels of the family differ by it.
     pub dtype: Option<Dtype>,
-    /// Threads in a thread block; of the kernels that copy ahead, the most.
+    /// Threads in a thread block; for the pipelined kernels, at most.
     pub threads: u32,
     /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where
     /// the grid says how many thread blocks there are, and for the empty kernel.

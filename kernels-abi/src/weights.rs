@@ -8,7 +8,7 @@ use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, WARP, ker
 
 /// Rows of a tile of weights. One instruction of the tensor cores multiplies a tile.
 pub const TILE_ROWS: u32 = 16;
-/// Columns of a tile: places for tokens, which the same instruction multiplies the weights with.
+/// Columns of a tile: tokens, which the same instruction multiplies the weights with.
 pub const TILE_COLUMNS: u32 = 8;
 /// Lanes that share a tile row. Each has one of its chunks in a k-iteration.
 pub const QUAD: u32 = 4;
@@ -33,17 +33,17 @@ pub enum WeightsFormat {
 pub enum Weights {
     /// One token, pipelined, a tile a warp.
     M1Tiles1,
-    /// The same, two tiles.
+    /// One token, pipelined, two tiles a warp.
     M1Tiles2,
-    /// The same, four tiles.
+    /// One token, pipelined, four tiles a warp.
     M1Tiles4,
     /// A token tile of up to eight tokens, pipelined, a tile a warp.
     M8Tiles1,
-    /// The same, two tiles.
+    /// A token tile of up to eight tokens, pipelined, two tiles a warp.
     M8Tiles2,
     /// A token tile of up to eight tokens by plain loads to registers, a tile a warp.
     UnpipelinedTiles1,
-    /// The same, two tiles.
+    /// A token tile of up to eight tokens by plain loads to registers, two tiles a warp.
     UnpipelinedTiles2,
     /// Ragged rows, which are not whole chunks, by the definition.
     Ragged,
@@ -111,7 +111,7 @@ pub const PIPELINED_WARPS: u32 = 16;
 /// work tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipelined {
-    /// Whether it is for one token, or for a token tile of up to eight.
+    /// Set for one token; otherwise the kernel is for a token tile of up to eight.
     pub m1: bool,
     /// Tiles of a warp.
     pub tiles: u32,
@@ -182,7 +182,7 @@ pub struct WeightsShape {
 }
 
 impl WeightsShape {
-    /// Whether there is something to multiply with so many tokens, and kernels can count it.
+    /// Returns whether there is something to multiply with so many tokens, and kernels can count it.
     const fn counts(&self, tokens: u64) -> bool {
         self.rows > 0 && self.blocks < BLOCK_LIMIT && tokens > 0 && tokens < TOKEN_LIMIT
     }

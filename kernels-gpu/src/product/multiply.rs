@@ -36,7 +36,8 @@ pub(crate) trait Product<F: Format, const TILES: usize> {
     unsafe fn end(&mut self, work_tile: u32);
 }
 
-/// Whether tensor cores may compute a chunk: its scale leaves the dtype room, or it is zeros under a number.
+/// Returns whether tensor cores may compute a chunk: its scale is usual, which leaves the dtype room, or it
+/// is zeros under a number.
 #[inline(always)]
 pub(crate) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], scales }: &Chunk) -> bool {
     let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());

@@ -67,7 +67,7 @@ impl Row {
         loaded
     }
 
-    /// Loads a chunk at this very place of the program: the assembler does not move the load.
+    /// Loads a chunk right here: the assembler does not move the load.
     ///
     /// # Safety
     /// The contract of the kernels; the chunk is in the row.

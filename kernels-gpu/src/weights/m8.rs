@@ -143,7 +143,8 @@ impl<D: Activations, const TILES: usize> M8<D, TILES> {
         }
     }
 
-    /// Whether all of the lane's chunks of a work tile that have unusual scales are zeros under a number.
+    /// Returns whether all of the lane's chunks of a work tile that have unusual scales are zeros under a
+    /// number.
     ///
     /// # Safety
     /// The contract of the kernels.

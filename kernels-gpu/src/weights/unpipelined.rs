@@ -69,7 +69,7 @@ impl<const TILES: usize> LaneRows<TILES> {
         [load(0), load(1), load(2), load(3)]
     }
 
-    /// Whether all chunks with unusual scales, from one on at a stride, are zeros under a number.
+    /// Returns whether all chunks with unusual scales, from one on at a stride, are zeros under a number.
     ///
     /// # Safety
     /// The contract of the kernels.

@@ -17,18 +17,19 @@ use super::case::{Prepared, argument};
 use super::cases::Case;
 use super::quantizing::word;
 
-/// Which weights there are.
+/// Kinds of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Weights {
     Of(Scales),
     /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
     Zeros,
-    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are any.
+    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are
+    /// any.
     Edges,
-    /// The same, but two rows have another one just beyond.
+    /// [`Self::Edges`], but two rows have another scale just beyond.
     Beyond,
-    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the last
-    /// bits of all sums matter. MXFP4's rows are computed by the definition.
+    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the
+    /// last bits of all sums matter. MXFP4's rows are computed by the definition.
     Cancelling,
     /// [`cancelling`] ones: results are those of the kernel's [`Order`], bit by bit.
     Ordered,
@@ -37,8 +38,9 @@ pub(crate) enum Weights {
 use self::Activations as X;
 use self::Weights::{Beyond, Cancelling, Edges, Of, Ordered, Zeros};
 
-/// Rows, columns, tokens, and warps that share rows: one step and several, that end in them, without all warps' parts;
-/// rows that do not fill a group; groups and thread blocks in part; one lot of tokens and several.
+/// Rows, columns, tokens and slices of K for the unpipelined kernels: one k-iteration and several, rows that
+/// end within one, fewer k-iterations than slices; rows that do not fill a warp group; warp groups and thread
+/// blocks in part; one token tile and several.
 const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
     (1, 32, 1, 1, Of(Scales::Common), X::Common),
     (5, 96, 2, 8, Zeros, X::Common),
@@ -57,7 +59,7 @@ const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
     (17, 1568, 10, 4, Ordered, X::Common),
 ];
 
-/// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
+/// Cases for one token at a time. Columns are 64 more in NVFP4, if they are an odd number of 128.
 const M1: [(usize, usize, usize, u32, Weights, X); 19] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 1, 8, Zeros, X::Common),
@@ -80,7 +82,7 @@ const M1: [(usize, usize, usize, u32, Weights, X); 19] = [
     (9, 256, 1, 1, Of(Scales::Smallest), X::Large),
 ];
 
-/// For lots of tokens, copied ahead; columns as for one.
+/// Cases for token tiles, pipelined. Columns are as for one token.
 const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 2, 8, Zeros, X::Common),
@@ -101,8 +103,8 @@ const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (5, 4224, 8, 16, Ordered, X::Common),
 ];
 
-/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
-/// streams with nothing, one chunk and several.
+/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and
+/// chunks in part, streams with nothing, one chunk and several.
 const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
     (9, 16, 1, false, Of(Scales::Common), X::Common),
     (3, 48, 2, true, Of(Scales::Numbers), X::Numbers),
@@ -117,7 +119,7 @@ const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
     (4, 1023, 4, false, Cancelling, X::Common),
 ];
 
-/// Weights with each kind of global scale by turns of the seed.
+/// Draws weights. The kinds of global scale alternate with the seed.
 fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, seed: u64) -> QuantizedTensor {
     let scales = match kind {
         Of(scales) => scales,
@@ -168,10 +170,10 @@ pub(crate) struct Product<T> {
     weights: QuantizedTensor,
     x: Vec<T>,
     tokens: usize,
-    /// The definition's.
+    /// The results of the definition.
     results: Vec<T>,
     exact: ExactProducts,
-    /// Whether tensor cores lose nothing.
+    /// Set if tensor cores lose nothing.
     ordered: bool,
 }
 
@@ -199,8 +201,8 @@ impl<T: Exact + Activation> Product<T> {
         Self { weights, x, tokens, results, exact, ordered: kind == Ordered }
     }
 
-    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
-    /// those of a chunk or to 4; or to 8 and to elements.
+    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
+    /// scales to those of a chunk or to 4; or to 8 and to elements.
     fn launch(&self, variant: &str, grid: Argument, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
@@ -224,7 +226,8 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's sum.
+/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's
+/// sum.
 fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
     let last = (x.len() - 1) / 32 * 32;
     x[last..].fill(T::default());
@@ -258,11 +261,11 @@ fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, slices: u32) -> We
 /// How weights are multiplied by tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
-    /// By loads, up to eight tokens at a time.
+    /// Unpipelined, up to eight tokens at a time.
     Unpipelined,
-    /// Copied ahead, one token at a time.
+    /// Pipelined, one token at a time.
     M1,
-    /// Copied ahead, up to eight.
+    /// Pipelined, up to eight tokens at a time.
     M8,
 }
 
@@ -282,8 +285,8 @@ impl Kind {
         format!("{word}tiles{tiles}")
     }
 
-    /// Launches a kernel. Of those that copy ahead thread blocks have teams by the number of tiles, and the GPU has room
-    /// for few: each has several turns.
+    /// Launches a kernel. Thread blocks of the pipelined ones have the more warp groups the more tiles a warp
+    /// has, and the GPU has room for few, so that each group has several work tiles.
     fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, slices: u32) -> Launched {
         if self == Self::Unpipelined {
             let grid = grid(&product.weights, product.tokens, tiles, slices);
@@ -293,7 +296,7 @@ impl Kind {
         self.launch_pipelined(product, tiles, [slices, warps.min(16)], at_once)
     }
 
-    /// Launches one that copies ahead, on a GPU that has room for so many thread blocks at once.
+    /// Launches a pipelined kernel, on a GPU that has room for so many thread blocks at once.
     pub(crate) fn launch_pipelined<T: Exact + Activation>(
         self,
         product: &Product<T>,
@@ -309,8 +312,8 @@ impl Kind {
         launched
     }
 
-    /// As near to the exact sums as the kernels promise, or the definition's bits, which many tokens have in rows that
-    /// tensor cores do not compute.
+    /// Expects results as near to the exact sums as the kernels promise. Rows that tensor cores do not
+    /// compute for several tokens must have the definition's bits.
     fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, slices: u32) -> Prepared {
         let Launched { mut case, out } = self.launch(product, tiles, slices);
         let slices = slices as usize;
@@ -348,7 +351,7 @@ impl Kind {
     }
 }
 
-/// By the kernels that do without tensor cores: the definition's bits.
+/// Launches a kernel for ragged rows, which does without tensor cores, and expects the definition's bits.
 fn ragged<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
     let grid = grid(&product.weights, product.tokens, 1, 1);
     let Launched { mut case, out } =
@@ -368,7 +371,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {
-                // All slices with either number of tiles, or two.
+                // Two tiles come with other slices than one, so that all numbers of both meet.
                 let slices = if tiles == 2 { (8 / slices).max(1) } else { slices };
                 let what = format!("{shape:?} with tokens, {slices} slices, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);

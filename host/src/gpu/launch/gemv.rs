@@ -17,7 +17,7 @@ use crate::gpu::gemv_kernel::GemvKernel;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 
-/// The kernel for a format. `ragged` is of rows that are not whole chunks, which MXFP4's are.
+/// The kernel for a format. `ragged` says that rows are not whole chunks, as MXFP4's always are.
 fn kind(format: Format, kernel: GemvKernel, ragged: bool) -> Result<Gemv> {
     Ok(match (format, kernel) {
         (Format::Nvfp4, _) if ragged => Gemv::Nvfp4Ragged,
@@ -76,9 +76,10 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
     launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and
-    // blocks that the grid says, with linear scales, and that `out` has a result for each row; buffers start on 256
-    // bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the
+    // rows and blocks that the grid says, with linear scales, and that `out` has a result for each row;
+    // buffers start on 256 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers
+    // from overlapping.
     unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())

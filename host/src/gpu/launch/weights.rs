@@ -21,7 +21,7 @@ use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 
-/// The kernel for a format and activations of a dtype. `ragged` is of rows that are not whole chunks.
+/// The kernel for a format and activations of a dtype. `ragged` says that rows are not whole chunks.
 fn id<T: Activation>(format: Format, kernel: GemvWeightsKernel, ragged: bool) -> Result<KernelId> {
     let kind = match (kernel.kind, kernel.tiles) {
         _ if ragged => Weights::Ragged,
@@ -47,13 +47,14 @@ unsafe impl DeviceRepr for Argument<WeightsGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<PipelinedGrid> {}
 
-/// The grid of a kernel that copies ahead, or does not.
+/// The grid of a pipelined kernel, or of one that is not.
 enum Grid {
     Pipelined(Argument<PipelinedGrid>),
     Unpipelined(Argument<WeightsGrid>),
 }
 
-/// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has room.
+/// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has
+/// room.
 pub(in crate::gpu) fn gemv_weights<T: Activation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -68,8 +69,8 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
         return Ok(());
     }
     let (activations, _read) = activations.device_ptr(stream);
-    // The kernels read whole chunks, 16 bytes at a time; but one takes any. Weights in device memory start on 256 bytes,
-    // so that rows of whole chunks start on 16.
+    // The kernels read whole chunks, 16 bytes at a time; but one takes any. Weights in device memory start on
+    // 256 bytes, so that rows of whole chunks start on 16.
     let ragged = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
     let kernel = kernel.on(weights.shape());
     let ready = kernels.ready(id::<T>(weights.format(), kernel, ragged)?)?;
@@ -104,9 +105,9 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
         Grid::Unpipelined(grid) => launch.arg(grid),
     };
     launch.arg(&apply);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked layout and
-    // lengths; `ragged` and `GemvWeightsKernel::on` chose a kernel that takes the shape and the activations' address. The
-    // weights have a slot. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked
+    // layout and lengths; `ragged` and `GemvWeightsKernel::on` chose a kernel that takes the shape and the
+    // activations' address. The weights have a slot. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;
     Ok(())
 }
