@@ -6,7 +6,7 @@ use microscale::{Dtype, Error, Result, Words};
 
 use super::size::Size;
 
-/// What is measured.
+/// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Unquantized values to codes and scales; NVFP4's global scale is given.
@@ -23,11 +23,11 @@ pub(crate) enum Op {
     /// Quantized weights times activations that are not quantized; the dtype is that of activations and
     /// results.
     GemvWeights,
-    /// The same by a kernel whose warps take one row (GPU only).
+    /// [`Self::Gemv`] by the kernel whose warps take one row (GPU only).
     GemvRows1,
-    /// Two rows.
+    /// [`Self::Gemv`] by the kernel whose warps take two rows (GPU only).
     GemvRows2,
-    /// Four rows.
+    /// [`Self::Gemv`] by the kernel whose warps take four rows (GPU only).
     GemvRows4,
     /// The ladder's first step (GPU only): a thread handles a block.
     QuantizeThreadABlock,
@@ -58,19 +58,19 @@ impl Words for Op {
 }
 
 impl Op {
-    /// The ladder, from the first version that one would write to the product.
+    /// The ladder, from the first version that one would write to the shipped kernel.
     pub(crate) const LADDER: [Self; 3] =
         [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
 
     /// The kernels that products are chosen from.
     pub(crate) const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
 
-    /// Whether it is a product of quantized operands.
+    /// Returns whether it is a product of quantized operands.
     pub(super) fn is_gemv(self) -> bool {
         self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
     }
 
-    /// The kernel that it is about; none where the table of choices says which.
+    /// The kernel that is measured; none where the table of choices says which.
     #[cfg(feature = "cuda")]
     pub(super) fn gemv_kernel(self) -> Option<GemvKernel> {
         match self {
@@ -81,19 +81,19 @@ impl Op {
         }
     }
 
-    /// Whether only GPUs have it.
+    /// Returns whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
         let kernels =
             matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load);
         kernels || Self::GEMV_KERNELS.contains(&self)
     }
 
-    /// Whether it has so many tokens.
+    /// Returns whether it multiplies tokens.
     pub(crate) fn has_tokens(self) -> bool {
         self == Self::GemvWeights
     }
 
-    /// Whether it takes values of a dtype.
+    /// Returns whether it takes values of a dtype.
     pub(crate) fn takes(self, dtype: Dtype) -> bool {
         self != Self::GemvWeights || dtype != Dtype::F32
     }

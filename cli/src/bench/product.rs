@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::job::require_equal;
 use super::size::Size;
 
-/// What to multiply.
+/// The operands of a measured product.
 pub(super) struct Product {
     pub(super) matrix: QuantizedTensor,
     pub(super) vectors: QuantizedTensor,
@@ -31,7 +31,7 @@ impl Product {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// What the definition makes of it.
+    /// The results by the definition.
     pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
         cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;

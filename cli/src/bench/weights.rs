@@ -13,7 +13,7 @@ use super::measurement::Times;
 use super::product::{matrix, matrix_bytes, verify};
 use super::size::Size;
 
-/// What to multiply.
+/// The operands of a measured product.
 pub(super) struct Product<T> {
     pub(super) weights: QuantizedTensor,
     activations: Vec<T>,
@@ -35,7 +35,7 @@ impl<T: Activation> Product<T> {
         vec![T::default(); self.tokens * self.weights.rows()]
     }
 
-    /// What the definition makes of it.
+    /// The results by the definition.
     fn expected(&self) -> Result<Vec<T>> {
         let mut expected = self.results();
         gemv_weights_with(Isa::Reference, &self.weights, &self.activations, self.tokens, &mut expected)?;

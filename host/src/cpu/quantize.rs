@@ -266,8 +266,8 @@ impl<'a> Job<'a> {
             let col = start % shape.row_stride;
             let tally = match importance {
                 Importance::None => isa.quantize(values, None, rule, output),
-                Importance::Columns(weights) => {
-                    isa.quantize(values, Some(&weights[col..][..len]), rule, output)
+                Importance::Columns(importance) => {
+                    isa.quantize(values, Some(&importance[col..][..len]), rule, output)
                 }
                 Importance::Hessians(store) => {
                     isa.quantize_hessian(values, store.blocks(col / pieces.block, blocks), rule, output)

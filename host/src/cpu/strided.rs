@@ -171,7 +171,7 @@ impl<T: Element> Job<'_, T> {
             tile.resize(ROWS * PITCH, T::default());
             self.gather(start, rows, cols, tile);
         }
-        let weights = self.importance.map(|weights| &weights[col..][..cols]);
+        let importance = self.importance.map(|importance| &importance[col..][..cols]);
         let mut report = Report::default();
         for row in 0..rows {
             let values = match in_place {
@@ -179,7 +179,7 @@ impl<T: Element> Job<'_, T> {
                 false => &tile[row * PITCH..][..cols],
             };
             let output = output.blocks(row * row_blocks + col / self.block, blocks);
-            let tally = self.isa.quantize(Elements::of(values), weights, &self.rule, output);
+            let tally = self.isa.quantize(Elements::of(values), importance, &self.rule, output);
             report += tally.placed(|offset| Position { row: first + row, col: col + offset });
         }
         report

@@ -4,7 +4,7 @@ use microscale::{Format, QuantizedShape, QuantizedTensor};
 
 use crate::oracle::{self, Exact, dot};
 
-/// Which activations there are.
+/// Kinds of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
     /// Around 1.
@@ -13,7 +13,7 @@ pub enum Activations {
     Large,
     /// Numbers of all magnitudes.
     Numbers,
-    /// Of the magnitudes of the dtype's subnormal numbers, and a little above.
+    /// Numbers of the magnitudes of the dtype's subnormal ones, and a little above.
     Tiny,
     /// Any bits.
     Any,
@@ -24,7 +24,7 @@ impl Activations {
     pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
 }
 
-/// So many activations.
+/// Draws so many activations.
 pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
     let one = |random: &mut fastrand::Rng| match kind {
         Activations::Common | Activations::Large => {
@@ -54,18 +54,18 @@ pub struct Bound {
 
 /// The code of 1.
 const ONE: u8 = 2;
-/// Columns of a step of a segment.
-pub(crate) const STEP: usize = 128;
-/// `mma`s of a step, one after the other from zero.
+/// Columns of a segment in a k-iteration.
+pub(crate) const K_ITERATION: usize = 128;
+/// `mma`s of a k-iteration, one after the other from zero.
 const CHAIN: f64 = 8.0;
 /// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The
 /// largest addend is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once,
-/// 16 others are cut and so is their sum. If they are added by halves, as an A100 does, 8 others are cut and
-/// a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
+/// 16 others are truncated and so is their sum. If they are added by halves, as an A100 does, 8 others are
+/// truncated and a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
 const LOST: f64 = 18.0;
 
 impl Bound {
-    /// That of the definition, `microscale::formats::weights`.
+    /// The bound of the definition, `microscale::formats::weights`.
     pub fn of_definition(weights: &QuantizedTensor) -> Self {
         let cols = weights.cols();
         Self {
@@ -74,19 +74,19 @@ impl Bound {
         }
     }
 
-    /// That of tensor cores, for rows that are not computed by the definition.
+    /// The bound of tensor cores, for rows that are not computed by the definition.
     ///
-    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at
-    /// most `LOST` units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of
-    /// 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of a row has its
-    /// own sum: a row is divided between `segments` and between `splits`.
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a k-iteration's `mma`s loses
+    /// at most `LOST` units. K-iterations are added in f32, the first to zero, which loses nothing: n − 1
+    /// roundings of 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of
+    /// a row has its own sum: a row is divided between `segments` and between `slices`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
     /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
     /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
     /// they may not be.
-    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
-        let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
+    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, slices]: [usize; 2], least: f64) -> Self {
+        let additions = cols.div_ceil(K_ITERATION * segments).div_ceil(slices) as f64;
         let is_bf16 = T::LARGEST > 1e5;
         Self {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
@@ -94,20 +94,20 @@ impl Bound {
         }
     }
 
-    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the
+    /// The bound of tensor cores for one token, if no sum is infinite or NaN: such sums are computed by the
     /// definition.
     ///
     /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them,
     /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
     /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
     /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
-    /// between four lanes, and between `splits`.
+    /// between four lanes, and between `slices`.
     ///
     /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
     /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
     /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
-    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
-        let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
+    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, slices: usize, least: f64) -> Self {
+        let groups = weights.cols().div_ceil(256).div_ceil(slices) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
         let format = weights.format();
         let blocks = weights.codes().chunks(format.block_bytes()).zip(weights.scales());
@@ -127,23 +127,23 @@ impl Bound {
         self.gamma * magnitudes + self.delta * scale
     }
 
-    /// The same, twice: for the distance of two results.
+    /// Twice the bound: for the distance of two results.
     pub fn twice(self) -> Self {
         Self { gamma: 2.0 * self.gamma, delta: 2.0 * self.delta }
     }
 }
 
-/// Segments that the places of a tensor core hold of each token, for so many tokens.
+/// Segments of each token, which fill the tile columns that so many tokens leave free.
 pub fn segments(tokens: usize) -> usize {
     8 / tokens.next_power_of_two().min(8)
 }
 
-/// What products are, exactly.
+/// The exact products.
 pub struct ExactProducts {
     rows: usize,
     /// Row by row, for one token after the other.
     products: Vec<Product>,
-    /// Of one to all products.
+    /// The global scale, which all products are under.
     scale: f64,
 }
 
@@ -157,7 +157,7 @@ enum Product {
 }
 
 impl ExactProducts {
-    /// Of weights and each token's activations.
+    /// Computes the products of weights and each token's activations.
     pub fn of<T: Exact>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> Self {
         let (rows, cols) = (weights.rows(), weights.cols());
         let under = |sum| dot::under(sum, weights.global_scale());
@@ -177,7 +177,8 @@ impl ExactProducts {
         Self { rows, products, scale: under(1.0) }
     }
 
-    /// Says which result is too far from what it should be, if any; otherwise how many are more than one number away.
+    /// Says which result is too far from what it should be, if any; otherwise how many are more than one
+    /// number away.
     ///
     /// # Errors
     /// The first that is.
@@ -185,7 +186,7 @@ impl ExactProducts {
         self.check_some(found, bound, |_| true)
     }
 
-    /// The same, of some rows only.
+    /// [`Self::check`] for some rows only.
     ///
     /// # Errors
     /// The first that is too far.
@@ -224,8 +225,8 @@ impl ExactProducts {
     }
 }
 
-/// Says what is wrong with a result unless it is at most half a unit in the last place and some error away from what
-/// it should be.
+/// Says what is wrong with a result unless it is at most half a unit in the last place and some error away
+/// from what it should be.
 ///
 /// # Errors
 /// What is wrong.
@@ -249,8 +250,8 @@ pub fn usual_scales<T: Exact>() -> [u8; 2] {
     if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
 }
 
-/// Whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that is not
-/// all zeros has another scale than [`usual_scales`].
+/// Returns whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that
+/// is not all zeros has another scale than [`usual_scales`].
 pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
     let QuantizedShape { format, .. } = weights.shape();
     if format != Format::Mxfp4 {

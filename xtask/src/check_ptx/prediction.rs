@@ -2,7 +2,7 @@
 //! bandwidth it reaches.
 //!
 //! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one kind allow.
-//! Latency and collisions make it slower; on an H200 the product's kernels reach 80 to 85 % of the issue bound
+//! Latency and collisions make it slower; on an H200 the shipped kernels reach 80 to 85 % of the issue bound
 //! (docs/benchmarks.md).
 
 use super::assembly::Assembled;

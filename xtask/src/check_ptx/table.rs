@@ -1,4 +1,4 @@
-//! docs/sass.md: the product's kernels on each GPU, committed, so that a change of the machine code shows in review.
+//! docs/sass.md: the shipped kernels on each GPU, committed, so that a change of the machine code shows in review.
 
 use super::assembler::Assembler;
 use super::assembly::{Assembled, Assembly, contains};
