@@ -30,9 +30,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let destination = if request.check { kernels.join("target").join("check") } else { committed.clone() };
     fs::create_dir_all(&destination)?;
     let mut differences = Vec::new();
-    for target in request.targets {
-        println!("building for {}", target.name);
-        let parts = Parts::of(&build(target, &toolchain, request.check)?);
+    for (target, raw) in build_all(&request, &toolchain) {
+        let parts = Parts::of(&raw?);
         know_each_other(target, &parts)?;
         starts_as_said(target, &parts)?;
         for family in Family::ALL {
@@ -128,6 +127,22 @@ fn text(
         ptx = ptx.without(&before);
     }
     Ok((!ptx.is_empty()).then(|| format!("{}{ptx}", header(target, toolchain))))
+}
+
+/// Compiles the kernels for all targets that are asked for, at the same time: a compilation is one thread's work for most of
+/// its time.
+fn build_all(request: &Request, toolchain: &Toolchain) -> Vec<(&'static Target, Result<String>)> {
+    std::thread::scope(|scope| {
+        let build_one = |target: &'static Target| {
+            println!("building for {}", target.name);
+            scope.spawn(move || build(target, toolchain, request.check))
+        };
+        let threads: Vec<_> = request.targets.iter().map(|target| (*target, build_one(target))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(|(target, thread)| (target, join(thread))).collect()
+    })
 }
 
 /// Compiles the kernels for one target and returns the PTX as LLVM writes it. To `check` is to refuse warnings, and a

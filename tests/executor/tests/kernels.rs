@@ -22,7 +22,7 @@ mod ptx;
 /// The kernels of a target.
 fn module(target: &'static Target) -> Module {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
-    Module::parse(&ptx::of_target(folder.as_ref(), target).unwrap()).unwrap()
+    Module::parse(&ptx::of_target(folder.as_ref(), target).unwrap().to_string()).unwrap()
 }
 
 /// The argument of a structure of `kernels-abi`.

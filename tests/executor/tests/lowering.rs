@@ -11,7 +11,7 @@ mod ptx;
 fn ptx_of(target: &str) -> String {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
-    ptx::of_target(folder.as_ref(), target).unwrap_or_else(|error| panic!("{error}"))
+    ptx::of_target(folder.as_ref(), target).unwrap_or_else(|error| panic!("{error}")).to_string()
 }
 
 #[test]

@@ -9,10 +9,10 @@ use microscale_kernels_abi::{Family, Ptx, Target};
 ///
 /// # Errors
 /// If a file cannot be read, its name with the reason; if two families declare the same memory differently.
-pub fn of_target(folder: &Path, target: &'static Target) -> io::Result<String> {
+pub fn of_target(folder: &Path, target: &'static Target) -> io::Result<Ptx> {
     let mut all = Ptx::parse(target, "");
     for family in Family::ALL {
         all.join(Ptx::read(folder, family, target)?).map_err(io::Error::other)?;
     }
-    Ok(all.to_string())
+    Ok(all)
 }

@@ -7,11 +7,11 @@ use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
 use microscale_formats::plan::NvPlan;
 use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, REPORT_SLOTS, ReportSlot, Target, kernels,
+    ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, Ptx, REPORT_SLOTS, ReportSlot, Target, kernels,
 };
 
 /// A target's PTX: the modules of all families as one.
-pub(crate) fn ptx(target: &'static Target) -> String {
+pub(crate) fn ptx(target: &'static Target) -> Ptx {
     let folder = microscale_test_support::data_dir().join("host/ptx");
     microscale_test_support::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }

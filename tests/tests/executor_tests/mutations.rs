@@ -217,7 +217,7 @@ fn runs(case: &Case, name: &str) -> bool {
 fn changes_to_kernels_are_noticed() {
     let all = cases();
     for target in ["sm_90", "sm_100f"] {
-        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target"));
+        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target")).to_string();
         let (_, module) = modules().iter().find(|(name, _)| *name == target).expect("a target");
         let of_kernel = |kernel: &'static microscale_kernels_abi::Kernel| {
             let kernel = Kernel::new(kernel.name, &text, module, &all);

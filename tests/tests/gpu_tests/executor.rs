@@ -350,7 +350,7 @@ pub(crate) fn computes_what_it_does(gpu: &Gpu) {
     let all = cases();
     let mut compared = 0;
     for target in ["sm_80", "sm_90"] {
-        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target"));
+        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target")).to_string();
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
         for kernel in kernels().filter(|kernel| kernel.name != "empty") {

@@ -286,7 +286,8 @@ fn no_instruction_of_the_library_is_untested() {
     let mut used = BTreeSet::new();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
     for target in &TARGETS {
-        let module = Module::parse(&super::super::ptx::of_target(folder.as_ref(), target).unwrap()).unwrap();
+        let ptx = super::super::ptx::of_target(folder.as_ref(), target).unwrap();
+        let module = Module::parse(&ptx.to_string()).unwrap();
         for kernel in module.kernels() {
             used.extend(module.kernel(kernel).unwrap().instructions().into_iter().map(str::to_owned));
         }
