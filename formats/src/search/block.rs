@@ -16,7 +16,8 @@ pub struct Block<const N: usize> {
 }
 
 impl<const N: usize> Block<N> {
-    /// A block of finite values with weights that are finite and not negative; 1 if there are none.
+    /// Makes a block of finite values with an importance for each, finite and not negative; 1 for all if
+    /// there is none.
     #[inline(always)]
     pub fn new(values: &[f32; N], weights: Option<[f32; N]>) -> Self {
         const { assert!(N.is_multiple_of(CHAINED)) };
