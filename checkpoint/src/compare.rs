@@ -12,7 +12,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::values::Values;
 use crate::write::progress::{OnProgress, Progress};
 
-/// How two checkpoints differ.
+/// Differences between two checkpoints.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
     /// The tensors that both have, in the first one's order.
@@ -25,7 +25,7 @@ pub struct Comparison {
     pub total: ErrorStats,
 }
 
-/// How one tensor differs.
+/// The comparison of one tensor.
 #[derive(Clone, Debug)]
 pub struct Compared {
     /// Its name.
@@ -36,14 +36,14 @@ pub struct Compared {
     pub difference: Difference,
 }
 
-/// How two tensors of one shape differ.
+/// The difference between two tensors of one shape.
 #[derive(Clone, Debug)]
 pub enum Difference {
     /// Floats, quantized or not: the errors of the second against the first.
     Values(ErrorStats),
-    /// Something else: whether dtype and bytes are the same.
+    /// Tensors that are not both floats, compared by dtype and bytes.
     Bytes {
-        /// Whether they are.
+        /// True if dtype and bytes are the same.
         same: bool,
     },
 }

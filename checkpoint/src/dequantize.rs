@@ -24,7 +24,7 @@ use crate::write::rewrite::rewrite;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
-/// What happened to a checkpoint that was dequantized.
+/// The outcome of dequantizing a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Dequantized {
     /// The dtype of the values.
@@ -37,7 +37,7 @@ pub struct Dequantized {
     pub copied: Sums,
     /// Blocks whose scale is NaN, and so all their values.
     pub nan_scales: u64,
-    /// What else was in the directory and not copied.
+    /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time in which anything was being dequantized.
     pub compute_seconds: f64,
@@ -131,7 +131,7 @@ struct Dequantizer<'a> {
     scales: HashSet<&'a str>,
 }
 
-/// What became of one tensor of a file.
+/// The outcome of one tensor of a file.
 #[derive(Default)]
 struct Done {
     dequantized: Sums,

@@ -1,4 +1,4 @@
-//! What the elements of a stored tensor are, in whichever container.
+//! Types of the elements of a stored tensor, whatever its container.
 
 pub(crate) mod ggml;
 

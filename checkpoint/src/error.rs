@@ -34,7 +34,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("cannot {doing} {}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation that was tried.
         doing: &'static str,
         /// On which file or directory.
         path: PathBuf,
@@ -50,11 +50,11 @@ pub enum Error {
     #[error(transparent)]
     Directory(#[from] DirectoryError),
 
-    /// What is stored in no known way, or cannot be stored by a convention of files.
+    /// A tensor that is stored in no known way, or cannot be stored by a convention of files.
     #[error(transparent)]
     Convention(#[from] ConventionError),
 
-    /// What cannot be planned.
+    /// An input or a request that cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
 

@@ -1,11 +1,11 @@
-//! How scales and codes are distributed.
+//! Distributions of scales and codes.
 
 use microscale::{Format, QuantizedTensor};
 use rayon::prelude::*;
 
 use crate::conventions::packed::Packed;
 
-/// How often each scale byte and each code occurs in tensors of one format.
+/// Counts of each scale byte and each code in tensors of one format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     /// The format.
@@ -22,13 +22,13 @@ impl Histogram {
         Self { format, scales: [0; 256], codes: [0; 256] }
     }
 
-    /// Of one tensor.
+    /// Counts the scales and codes of one stored tensor.
     pub fn of(packed: &Packed<'_>) -> Self {
         let (codes, scales) = packed.parts();
         Self::of_bytes(packed.format, &scales, &codes)
     }
 
-    /// Of a tensor that is in memory, its padding to whole blocks included.
+    /// Counts the scales and codes of a tensor in memory, its padding to whole blocks included.
     pub fn of_tensor(tensor: &QuantizedTensor) -> Self {
         Self::of_bytes(tensor.format(), &tensor.linear_scales(), tensor.codes())
     }
@@ -80,7 +80,7 @@ impl Histogram {
     }
 }
 
-/// How often each byte occurs.
+/// Counts each byte.
 fn count(bytes: &[u8]) -> [u64; 256] {
     let counts = bytes.par_chunks(1 << 16).map(|part| {
         let mut counts = [0u64; 256];

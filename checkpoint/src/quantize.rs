@@ -63,13 +63,13 @@ pub fn quantize(
     Ok(work.summary(device, tensors, skipped, start))
 }
 
-/// What carries out a plan, tensor by tensor.
+/// The execution of a plan, tensor by tensor.
 pub(crate) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     chooser: Chooser<'a>,
 }
 
-/// What became of a tensor.
+/// The outcome of a tensor.
 pub(crate) struct Done {
     pub(crate) summary: TensorSummary,
     /// Blocks whose scales were compared with all others.
@@ -88,7 +88,7 @@ impl<'a> Quantizer<'a> {
         Ok(Self { plan, chooser: Chooser::new(plan) })
     }
 
-    /// What has happened since `start`.
+    /// Summarizes the work since `start`.
     pub(crate) fn summary(
         &self,
         device: &Device,

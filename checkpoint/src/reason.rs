@@ -1,4 +1,4 @@
-//! Why a tensor is copied and not quantized.
+//! Reasons for copying a tensor instead of quantizing it.
 
 use std::fmt;
 
@@ -24,15 +24,15 @@ pub enum Reason {
     NotAnExpert,
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),
-    /// Of one of the first layers, as many as a recipe keeps.
+    /// The tensor belongs to one of the first layers, as many as a recipe keeps.
     FirstLayers(usize),
-    /// Of one of the last layers, as many as a recipe keeps.
+    /// The tensor belongs to one of the last layers, as many as a recipe keeps.
     LastLayers(usize),
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
         cols: usize,
-        /// What it should be a multiple of.
+        /// The number that it should be a multiple of.
         block: usize,
     },
 }

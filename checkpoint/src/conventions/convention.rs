@@ -10,7 +10,7 @@ use crate::read::tensor::Tensor;
 /// A convention of files.
 pub(crate) struct Convention {
     pub(crate) name: FileConvention,
-    /// How it stores each format that it has.
+    /// The storage of each format that it has.
     pub(crate) stored: &'static [Storage],
     /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
     /// linear layers are not quantized. There is one group at least.

@@ -57,7 +57,7 @@ impl FileConvention {
 }
 
 impl Storage {
-    /// How the result of a recipe is stored.
+    /// The storage of a recipe's result.
     ///
     /// # Errors
     /// Those of [`FileConvention::check`].
@@ -68,7 +68,7 @@ impl Storage {
         Self::of_format(convention, recipe.format())
     }
 
-    /// How a format is stored.
+    /// The storage of a format.
     ///
     /// # Errors
     /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
@@ -84,7 +84,7 @@ impl Storage {
     }
 }
 
-/// What can be chosen where a convention lacks a format.
+/// The alternatives where a convention lacks a format, in words.
 fn instead_of(convention: FileConvention, format: Format) -> String {
     let formats: Vec<_> = convention.formats().map(Words::word).collect();
     let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));

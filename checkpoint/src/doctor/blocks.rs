@@ -14,7 +14,7 @@ const ZEROS: f64 = 0.05;
 /// left.
 const SATURATED: f64 = 0.01;
 
-/// What is counted, and the first place of each.
+/// The defects that are counted, and the first place of each.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     nan: Count,

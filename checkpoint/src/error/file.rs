@@ -13,7 +13,7 @@ pub enum FileError {
     Header {
         /// The file.
         file: PathBuf,
-        /// What is wrong with its header.
+        /// The defect of its header.
         why: String,
     },
 
@@ -27,7 +27,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The defect of its description.
         why: String,
     },
 
@@ -36,7 +36,7 @@ pub enum FileError {
     Gguf {
         /// The file.
         file: PathBuf,
-        /// What is wrong with its header, and with which metadata key if it is one.
+        /// The defect of its header, with the key of the metadata if that is to blame.
         why: String,
     },
 
@@ -50,7 +50,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The defect of its description.
         why: String,
     },
 
@@ -64,7 +64,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is in the way.
+        /// The obstacle.
         why: String,
     },
 
@@ -84,7 +84,7 @@ pub enum FileError {
     Json {
         /// The file.
         file: PathBuf,
-        /// Where and why.
+        /// The place and the reason.
         source: serde_json::Error,
     },
 
@@ -93,7 +93,7 @@ pub enum FileError {
     JsonContent {
         /// The file.
         file: PathBuf,
-        /// What was expected.
+        /// The content that was expected.
         why: &'static str,
     },
 }

@@ -9,7 +9,7 @@ const MAX_STRING: u64 = 64 << 20;
 /// The longest name, which is the format's limit for keys of the metadata.
 const MAX_LABEL: usize = (1 << 16) - 1;
 
-/// What is left of a file, and where it starts.
+/// The unread rest of a file, and its offset.
 pub(super) struct Cursor<'a> {
     rest: &'a [u8],
     at: usize,

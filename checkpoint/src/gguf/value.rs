@@ -75,7 +75,7 @@ pub(crate) struct Entry {
     pub(crate) raw: Range<usize>,
 }
 
-/// What an entry says.
+/// The value of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     /// u8, u16, u32, u64.
@@ -92,7 +92,7 @@ pub(crate) enum Value {
     Array {
         /// Their type, which is not an array.
         of: ValueType,
-        /// How many.
+        /// The number of elements.
         count: u64,
     },
 }

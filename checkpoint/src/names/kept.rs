@@ -25,7 +25,7 @@ pub enum Kept {
     Embedding,
     /// The last layer, which gives the logits.
     OutputHead,
-    /// What assigns tokens to experts.
+    /// A layer that assigns tokens to experts.
     Router,
 }
 

@@ -15,7 +15,7 @@ use crate::names::fused::fused;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// What a global scale may be called after its tensor, which tells its direction.
+/// The names that a global scale may have after its tensor's, which tell its direction.
 const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
 
 /// Global scales from a file, by the tensors that they are for.

@@ -43,7 +43,7 @@ struct Found {
     best: GlobalScale,
 }
 
-/// How a tensor is quantized.
+/// The recipe of a tensor.
 pub(crate) struct Chosen {
     /// With its global scale put in, where that is known before.
     pub(crate) recipe: Recipe,
@@ -60,7 +60,7 @@ impl<'a> Chooser<'a> {
                 layers.entry(layer).or_default().parts.push(tensor);
             }
         }
-        // What is left alone needs no pass of its own.
+        // Layers with a single part need no pass of their own.
         layers.retain(|_, layer| layer.parts.len() > 1);
         Self { plan, layers }
     }

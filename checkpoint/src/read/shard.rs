@@ -27,7 +27,7 @@ pub(crate) struct Shard {
     map: Mmap,
 }
 
-/// What kind of file it is, and what it says of itself.
+/// The container of a file, with its metadata.
 pub(crate) enum Container {
     Safetensors(Option<HashMap<String, String>>),
     /// With the tensors taken out of it.

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 
-/// How far an operation is, in bytes of the input's tensors.
+/// The progress of an operation, in bytes of the input's tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// The tensor that comes next; empty at the end.
