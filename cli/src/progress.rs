@@ -15,7 +15,7 @@ pub(crate) struct Bar(ProgressBar);
 impl Bar {
     /// Shows the bar and takes over Ctrl-C.
     pub(crate) fn new(what: &'static str) -> Self {
-        // It fails if there is a handler already, which then is ours, or where there are no signals.
+        // Setting a handler fails if there is one already, which then is ours, or on systems without signals.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
         let bar = ProgressBar::new(0);
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";

@@ -21,7 +21,7 @@ pub(crate) fn warn(text: impl Display) {
 #[error("cannot write to stdout")]
 struct Stdout(#[source] io::Error);
 
-/// Whether an error is that nobody reads stdout any more.
+/// Returns whether an error means that nobody reads stdout any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Stdout>().is_some_and(|Stdout(error)| error.kind() == ErrorKind::BrokenPipe)
 }

@@ -6,7 +6,7 @@ use microscale::{Dtype, Error, Result, Words};
 
 use super::size::Size;
 
-/// What is measured.
+/// An operation that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Unquantized values to codes and scales; NVFP4's global scale is given.
@@ -25,17 +25,17 @@ pub(crate) enum Op {
     GemvWeights,
     /// The same by a kernel whose warps take one row (GPU only).
     GemvRows1,
-    /// Two rows.
+    /// The same with two rows a warp.
     GemvRows2,
-    /// Four rows.
+    /// The same with four rows a warp.
     GemvRows4,
     /// The ladder's first step (GPU only): a thread handles a block.
     QuantizeThreadABlock,
     /// The ladder's second step (GPU only): a warp handles a block.
     QuantizeWarpABlock,
-    /// A kernel that does nothing (GPU only): what a launch costs.
+    /// A kernel that does nothing (GPU only): the cost of a launch.
     Empty,
-    /// Making each kernel ready (GPU only): what the first use of one costs.
+    /// Making each kernel ready (GPU only): the cost of a first use.
     Load,
 }
 
@@ -58,14 +58,14 @@ impl Words for Op {
 }
 
 impl Op {
-    /// The ladder, from the first version that one would write to the product.
+    /// The ladder, from the first version that one would write to the shipped kernel.
     pub(crate) const LADDER: [Self; 3] =
         [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
 
     /// The kernels that products are chosen from.
     pub(crate) const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
 
-    /// Whether it is a product of quantized operands.
+    /// Returns whether it is a product of quantized operands.
     pub(super) fn is_gemv(self) -> bool {
         self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
     }
@@ -81,19 +81,19 @@ impl Op {
         }
     }
 
-    /// Whether only GPUs have it.
+    /// Returns whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
         let kernels =
             matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load);
         kernels || Self::GEMV_KERNELS.contains(&self)
     }
 
-    /// Whether it has so many tokens.
+    /// Returns whether it takes a number of tokens.
     pub(crate) fn has_tokens(self) -> bool {
         self == Self::GemvWeights
     }
 
-    /// Whether it takes values of a dtype.
+    /// Returns whether it takes values of a dtype.
     pub(crate) fn takes(self, dtype: Dtype) -> bool {
         self != Self::GemvWeights || dtype != Dtype::F32
     }

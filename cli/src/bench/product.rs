@@ -5,10 +5,10 @@ use microscale::formats::ScaleType;
 use microscale::{Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape};
 use rayon::prelude::*;
 
-use super::job::require_equal;
 use super::size::Size;
+use super::workload::require_equal;
 
-/// What to multiply.
+/// The operands of a product.
 pub(super) struct Product {
     pub(super) matrix: QuantizedTensor,
     pub(super) vectors: QuantizedTensor,
@@ -26,12 +26,12 @@ impl Product {
         Ok(Self { matrix, vectors, batch, bytes })
     }
 
-    /// As many results as there are rows.
+    /// A buffer for the results, one for each row.
     pub(super) fn results<T: Element>(&self) -> Vec<T> {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// What the definition makes of it.
+    /// The results that the definition gives.
     pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
         cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;

@@ -11,7 +11,7 @@ pub(crate) struct Place {
     pub(crate) layer: Option<u64>,
     /// The name as far as that number, if there is one: `model.layers.3`.
     pub(crate) stack: String,
-    /// What follows: `mlp.experts.7.up_proj`.
+    /// The rest of the name: `mlp.experts.7.up_proj`.
     pub(crate) rest: String,
     /// The name without numbers: `model.layers.mlp.experts.up_proj`.
     pub(crate) kind: String,
