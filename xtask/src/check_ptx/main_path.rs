@@ -1,9 +1,10 @@
 //! The way through a kernel that most threads take, found in its machine code.
 //!
-//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions. The main path
-//! is the one that moves the most bytes by the widest loads and the widest stores that the kernel has, and of those the one
-//! with the fewest instructions. (Narrower accesses do not count: what handles the end of a row piece by piece would add
-//! up.) Where a loop moves at least half of these bytes, one turn of the loop is the main path.
+//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions.
+//! The main path is the one that moves the most bytes by the widest loads and the widest stores that the
+//! kernel has, and of those the one with the fewest instructions. (Narrower accesses do not count: those for
+//! the end of a row, piece by piece, would add up.) Where a loop moves at least half of these bytes, one
+//! iteration of the loop is the main path.
 
 use super::sass::Code;
 
@@ -15,18 +16,18 @@ pub(super) struct MainPath {
     pub(super) shape: Shape,
 }
 
-/// How a path meets loops.
+/// The relation of a path to loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// No loop: every instruction runs at most once.
     Straight,
-    /// It goes through loops, and counts one turn of each.
+    /// The path goes through loops, and counts one iteration of each.
     ThroughLoops,
-    /// It is one turn of a loop.
+    /// The path is one iteration of a loop.
     OneTurn,
 }
 
-/// Where an instruction leads.
+/// The instructions that may follow an instruction.
 #[derive(Default)]
 struct Successors {
     next: bool,
@@ -59,7 +60,8 @@ fn best(code: &Code, start: usize, end: Option<usize>) -> Option<(Vec<usize>, u3
     let widest = ["LDG", "STG"].map(|name| widest(code, name));
     let count = code.instructions.len();
     let last = end.unwrap_or(count.checked_sub(1)?);
-    // What the best path from here on moves, how long it is, and where it goes first; none if it cannot arrive.
+    // The best path from each instruction on: the bits it moves, its length, and its first step; none if it
+    // cannot arrive.
     let mut tails: Vec<Option<(u32, usize, Option<usize>)>> = vec![None; count + 1];
     for i in (start..=last).rev() {
         let leads = successors(code, i)?;
@@ -94,7 +96,7 @@ fn successors(code: &Code, i: usize) -> Option<Successors> {
             Successors { next: true, ..Default::default() }
         }
         "BRA" | "JMP" => Successors { jump: Some(jump?), next: conditional, end: false },
-        // Where to, the code does not say. No path goes on here; there are others, or there is none.
+        // Jumps whose target the code does not say. No path goes on here; there are others, or there is none.
         "BRX" | "JMX" | "BRXU" | "JMXU" => Successors::default(),
         _ => Successors { next: true, ..Default::default() },
     })

@@ -1,4 +1,4 @@
-//! The table of what the kernels became on each GPU.
+//! The table of the kernels' resources and predicted speeds on each GPU.
 
 use super::assembly::{Assembled, Assembly, contains};
 use super::main_path::Shape;
@@ -75,8 +75,8 @@ fn mark(shape: Shape) -> &'static str {
     }
 }
 
-/// Instructions of the main path an element: a static bound on what the kernel issues. How often a loop turns is not
-/// known here.
+/// Instructions of the main path an element: a static bound on what the kernel issues. The number of
+/// iterations of a loop is not known here.
 fn per_element(kernel: &Assembled) -> Option<f64> {
     let (elements, threads) = kernel.kernel?.elements_per_thread();
     let path = kernel.main_path.as_ref().filter(|path| path.shape == Shape::Straight)?;
