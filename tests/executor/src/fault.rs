@@ -1,4 +1,4 @@
-//! What a kernel did that it must not do.
+//! Faults: actions of a kernel that it must not take.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Fault {
     pub block: u32,
     /// The thread in its block; for a deadlock the first that waits.
     pub thread: u32,
-    /// What happened.
+    /// The kind of fault.
     pub kind: Box<FaultKind>,
 }
 
@@ -40,9 +40,9 @@ pub enum FaultKind {
     NeverAwaited(Access),
     /// A copy was to read more bytes than it writes.
     CopySize {
-        /// How many to read.
+        /// The number of bytes to read.
         read: usize,
-        /// How many to write.
+        /// The number of bytes to write.
         bytes: usize,
     },
     /// Two threads accessed the same byte, one at least wrote it, and nothing ordered them.
@@ -69,7 +69,7 @@ pub enum FaultKind {
     },
     /// Not all lanes of the warp execute what all must execute.
     IncompleteWarp {
-        /// Those that exited, or that the launch does not have.
+        /// Lanes that exited, or that the launch does not have.
         missing: u32,
     },
     /// A lane is not in the member mask of the instruction that it executes.
@@ -81,7 +81,7 @@ pub enum FaultKind {
     JumpTable {
         /// The index.
         index: u32,
-        /// How many entries there are.
+        /// The number of entries.
         entries: usize,
     },
     /// `trap` was executed.
@@ -93,11 +93,11 @@ pub enum FaultKind {
 /// An access to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Which memory.
+    /// The memory.
     pub space: Space,
     /// The first byte's address.
     pub address: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
     /// The buffer in or nearest to which it lies.
     pub buffer: Option<String>,

@@ -32,7 +32,7 @@ pub(crate) enum Shape {
     PLL(fn(&Longs, &Longs) -> u32),
 }
 
-/// What an operand of an instruction is.
+/// The type of an instruction's operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     /// 8, 16, 32, 64 bits.

@@ -1,4 +1,4 @@
-//! How a kernel is launched, and what a launch tells.
+//! Launches: the options of a launch, its arguments, and the statistics that it returns.
 
 use crate::approximation::Approximation;
 use crate::memory::Buffer;
@@ -14,9 +14,9 @@ pub struct Launch {
     pub shared: u32,
     /// In which order what is concurrent runs.
     pub schedule: Schedule,
-    /// What approximate instructions give.
+    /// The results of approximate instructions.
     pub approximation: Approximation,
-    /// Whether to look for races.
+    /// True to look for races.
     pub races: bool,
     /// Warp instructions after which a launch counts as hanging.
     pub limit: u64,
@@ -106,8 +106,8 @@ impl Argument {
         unsafe { Self::of_padded(value, &[]) }
     }
 
-    /// From a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these offsets are padding. In
-    /// their place stand odd bytes, for a kernel may load them but must not use them.
+    /// The argument of a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these
+    /// offsets are padding. Odd bytes take their place, for a kernel may load them but must not use them.
     ///
     /// # Safety
     ///
@@ -151,14 +151,14 @@ impl From<Buffer> for Argument {
     }
 }
 
-/// What a launch did.
+/// Counts of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Instructions, each counted once for every lane that executed it.
     pub lane_instructions: u64,
     /// Instructions, each counted once for a warp, or for its lanes that went the same way.
     pub warp_instructions: u64,
-    /// Which static instructions were executed.
+    /// The static instructions that were executed.
     pub coverage: Coverage,
 }
 
@@ -171,8 +171,8 @@ impl Statistics {
     }
 }
 
-/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`]
-/// takes.
+/// The static instructions of a kernel that were executed, by their index, which
+/// [`crate::Kernel::instruction`] takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) seen: Vec<u8>,
@@ -192,12 +192,12 @@ impl Coverage {
         }
     }
 
-    /// Whether some lane executed the instruction, its guard holding.
+    /// Returns whether some lane executed the instruction, its guard holding.
     pub fn executed(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & EXECUTED != 0)
     }
 
-    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not
+    /// Returns whether some lane came to the instruction and its guard did not hold: a branch that was not
     /// taken.
     pub fn skipped(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & SKIPPED != 0)

@@ -10,7 +10,7 @@ pub(crate) struct Statement<'a> {
     pub(crate) kind: Kind<'a>,
 }
 
-/// What a statement is.
+/// The kind of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind<'a> {
     /// `{`: a scope for names begins.
