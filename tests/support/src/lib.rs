@@ -1,4 +1,4 @@
-//! What the tests share: where the data is, how the program is run, and scratch directories to run it in.
+//! Things that the tests share: the places of the data, running the program, and scratch directories.
 
 pub mod cases;
 pub mod golden;

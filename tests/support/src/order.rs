@@ -31,7 +31,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// What weights and each token's activations come to: row by row, for one token after the other.
+    /// The results of weights and each token's activations: row by row, for one token after the other.
     ///
     /// # Panics
     /// If a tensor core might lose something.
@@ -92,11 +92,11 @@ fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
 /// Columns at the end of a row that cancel what is before them.
 const CANCELLING: usize = 2 * STEP;
 
-/// Weights and activations that tensor cores lose nothing of, and that come to almost nothing but what the sums before
-/// lost: the last bits of every one matter. A row's weights cancel one token's sum.
+/// Makes weights and activations of which tensor cores lose nothing. They come to almost nothing but what the
+/// sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
 ///
-/// Each step has numbers of few bits, of a magnitude that differs from step to step. In the last two steps, one group's
-/// activations are powers of two, and its weights are the sum's digits.
+/// Each step has numbers of few bits, of a magnitude that differs from step to step. In the last two steps,
+/// one group's activations are powers of two, and its weights are the sum's digits.
 ///
 /// # Panics
 /// If rows have no more columns than those that cancel, or not whole groups.

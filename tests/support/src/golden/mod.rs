@@ -89,7 +89,7 @@ impl Tensors {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether there is such a tensor.
+    /// Returns whether there is such a tensor.
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)
     }

@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 
-/// What is left of an input.
+/// The unread rest of an input.
 pub(super) struct Draw<'a>(Unstructured<'a>);
 
 /// Sizes that headers claim: those that fit together, and those that overflow.
