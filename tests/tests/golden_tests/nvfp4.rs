@@ -182,7 +182,7 @@ fn every_block_is_the_librarys() {
     assert_eq!(refused, 110, "cases whose global scale cannot be one");
 }
 
-/// How many blocks are the same; and 1 if the global scale is refused.
+/// Counts the blocks that are the same, and the global scales that are refused: 0 or 1.
 fn assert_blocks<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> (usize, usize) {
     let global = case.global_scale.map_or(Global::Absent, Global::Given);
     let recipe = recipe(file, global);
@@ -312,7 +312,7 @@ fn tensor(case: &Case) -> Result<QuantizedTensor> {
     }
 }
 
-/// How many numbers are the same: all of them, unless the tensor is refused.
+/// Counts the numbers that are the same: all of them, unless the tensor is refused.
 fn assert_dequantized<T: Exact>(file: &Nvfp4, case: &Case, theirs: &[T]) -> usize {
     let what = format!("{}, {}", file.name, case.name);
     let signed = case.scales.iter().any(|scale| *scale >= 128);

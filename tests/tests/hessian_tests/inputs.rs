@@ -1,4 +1,4 @@
-//! Matrices, what layers' inputs look like, and recipes.
+//! Matrices, distributions of layers' inputs, and recipes.
 
 use microscale::{Convention, Format, Global, Recipe, Shape};
 use microscale_test_support::oracle::Exact;
@@ -18,7 +18,7 @@ impl Numbers {
     }
 }
 
-/// What inputs of a layer look like.
+/// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Inputs {
     /// So many tokens of independent columns.

@@ -1,4 +1,4 @@
-//! What must hold without knowing which scale is the best, and what is refused.
+//! Laws that hold without knowing which scale is the best, and requests that are refused.
 
 use half::f16;
 use microscale::formats::Search;
@@ -140,7 +140,7 @@ fn errors_say_what_is_wrong() {
         assert_eq!((r, c, f), (row, col, fault), "{found}");
         assert!(found.to_string().contains("of block 1 of columns"), "{found}");
     }
-    // As much as sums of 16-bit products differ.
+    // The difference is as large as that of sums of 16-bit products.
     let mut entries = right;
     entries[at] += 0.1;
     assert!(with(&recipe, &entries).is_ok());
@@ -155,7 +155,7 @@ fn empty_matrices_need_a_hessian_of_their_columns() {
     assert!(quantize_hessian(&[0.0f32; 0], Shape::new(4, 0), &recipe, &[]).is_ok());
 }
 
-/// It costs the outputs less than a search that knows nothing of them.
+/// The search costs the outputs less than one that knows nothing of them.
 #[test]
 fn outputs_lose_less() {
     let (values, shape) = gaussian(10);

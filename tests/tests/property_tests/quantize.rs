@@ -256,7 +256,7 @@ fn zeros_give_zeros() {
     }
 }
 
-/// Where there is no global scale, blocks are what they are under one of 1.
+/// Blocks without a global scale are the same as under one of 1.
 #[test]
 fn an_absent_global_scale_is_one() {
     let mut rng = fastrand::Rng::with_seed(32);

@@ -1,4 +1,4 @@
-//! Every scale tried in f64, and what is lost against the best.
+//! Every scale tried in f64, and the loss against the best.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::inputs::COLS;
 /// E2M1's magnitudes, by code.
 const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// What a scale byte multiplies codes with, as real numbers go.
+/// The factor of codes under a scale byte, as a real number.
 fn factor(tensor: &QuantizedTensor, byte: u8) -> f64 {
     if tensor.format() == Format::Mxfp4 {
         return 2f64.powi(i32::from(byte) - 127);
@@ -53,9 +53,9 @@ fn nearest_error(block: &[f64], weights: &[f64], factor: f64, enough: f64) -> f6
 
 /// A block of a matrix, and what quantizing made of it.
 pub(crate) struct BlockErrors {
-    /// Of the bytes that were written.
+    /// The error of the bytes that were written.
     pub(crate) written: f64,
-    /// Of the best scale.
+    /// The error of the best scale.
     pub(crate) least: f64,
     /// Σ w·x².
     pub(crate) energy: f64,
@@ -132,13 +132,13 @@ pub(crate) fn check_optimal(what: &str, errors: &[BlockErrors]) -> f64 {
     most / TOLERANCE
 }
 
-/// What a search loses against the full one.
+/// The loss of a search against the full one.
 pub(crate) struct Loss {
-    /// Of the total squared error, relative to that of full.
+    /// The loss in the total squared error, relative to that of full.
     total: f64,
     /// Blocks in which it errs more by more than rounding.
     pub(crate) blocks: usize,
-    /// Of all blocks.
+    /// The number of all blocks.
     of: usize,
     /// The largest loss in a block, relative to the error of full there.
     most: f64,
@@ -169,7 +169,7 @@ impl fmt::Display for Loss {
         }
         let blocks = self.blocks as f64 / self.of as f64 * 100.0;
         write!(f, "{:.4} %, in {blocks:.3} % of blocks", self.total * 100.0)?;
-        // Where full errs by almost nothing a ratio says nothing.
+        // A ratio says nothing where full errs by almost nothing.
         if self.most < 10.0 { write!(f, ", at most {:.0} %", self.most * 100.0) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the full search skips.
+//! Scales that the full search skips.
 
 use microscale::cpu::Isa;
 use microscale::formats::arithmetic::Fused;
@@ -34,12 +34,12 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
         }
     }
     assert_eq!(full, best.0, "{what}: among {first:#x} to {last:#x} the best is {best:?}");
-    // What is skipped below loses in rounded numbers too.
+    // Scales that are skipped below lose in rounded numbers too.
     for byte in S::FIRST..first {
         assert!(error(byte) >= best.1, "{what}: {byte:#x} errs less than {best:?}");
     }
-    // What is skipped above may win by a rounding. Under the largest factor there is, all become zeros, and
-    // the error is Σ w·a².
+    // Scales that are skipped above may win by a rounding. Under the largest factor there is, all codes
+    // become zeros, and the error is Σ w·a².
     let least = f64::from(best.1).sqrt();
     let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
     for byte in last + 1..=S::LAST {

@@ -5,7 +5,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, ItemUse, Macro, Meta};
 
-/// Where a path stands, which decides how it is resolved.
+/// The position of a path, which decides how it is resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     Use,
@@ -41,7 +41,7 @@ pub(super) fn item_name(item: &Item) -> Option<String> {
     Some(name.to_string())
 }
 
-/// What an item names, and the `use` lines inside it.
+/// The paths that an item names, and the `use` lines inside it.
 pub(super) fn mentions(item: &Item) -> (Vec<Mention>, Vec<&ItemUse>) {
     let mut names = Names { mentions: Vec::new(), imports: Vec::new() };
     names.visit_item(item);
