@@ -1,4 +1,4 @@
-//! The debug mode of searched scales: whether one that was not tried would have been better.
+//! The debug mode of searched scales: a check that no scale that was not tried would have been better.
 
 use rayon::prelude::*;
 

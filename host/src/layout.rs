@@ -116,7 +116,7 @@ fn gather_row(tiles: &[u8], row: usize, scales: &mut [u8]) {
     }
 }
 
-/// Where the scales of a row, which counts within a tile, lie in it: four next to each other.
+/// The place of the scales of a row, which counts within a tile, in that tile: four next to each other.
 #[inline]
 fn place_of(row: usize) -> usize {
     ScaleLayout::Swizzled.offset(row % TILE_ROWS, 0, TILE_COLS)

@@ -1,8 +1,8 @@
-//! What happened while quantizing, besides the bytes.
+//! The report of quantizing: counts, besides the bytes.
 
 use std::ops::AddAssign;
 
-/// Where an element stands.
+/// The place of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Counted from 0.

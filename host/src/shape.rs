@@ -24,7 +24,7 @@ impl Shape {
         Self { row_stride, ..self }
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub const fn is_empty(&self) -> bool {
         self.rows == 0 || self.cols == 0
     }
@@ -35,7 +35,7 @@ impl Shape {
     }
 }
 
-/// What a quantized matrix is, and so how many bytes it has.
+/// The shape of a quantized matrix, from which its bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizedShape {
     /// The format.
@@ -44,7 +44,7 @@ pub struct QuantizedShape {
     pub rows: usize,
     /// Elements in a row (K), padding not counted.
     pub cols: usize,
-    /// Where scale bytes lie.
+    /// The layout of scale bytes.
     pub scale_layout: ScaleLayout,
 }
 
@@ -97,7 +97,7 @@ impl Strided {
         Shape::new(self.outer.saturating_mul(self.rows), self.cols)
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub const fn is_empty(&self) -> bool {
         self.outer == 0 || self.rows == 0 || self.cols == 0
     }

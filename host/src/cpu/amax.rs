@@ -10,8 +10,8 @@ use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::shape::Shape;
 
-/// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is
-/// among one by one.
+/// Elements that are looked at again together if there is a NaN or an infinity, and one by one if it is among
+/// them.
 const PART: usize = 1 << 12;
 
 /// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.

@@ -48,7 +48,7 @@ pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, con
         };
         window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
     }
-    // What is left, as a group with zeros after it.
+    // The rest, as a group with zeros after it.
     let scales = &mut scales[whole * LANES..];
     if !scales.is_empty() {
         let (values, codes) = (&values[whole * group..], &mut codes[whole * group_codes..]);
@@ -72,7 +72,7 @@ const MOST: usize = LANES * mx::BLOCK;
 
 /// Whole groups, with where they go to.
 struct Window<'a, T> {
-    /// Of the first value in its piece.
+    /// The offset of the first value in its piece.
     offset: usize,
     values: &'a [T],
     codes: &'a mut [u8],

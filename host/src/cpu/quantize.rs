@@ -68,7 +68,7 @@ pub fn quantize_with<T: Element>(
 /// such as the mean square of the activations that it meets.
 ///
 /// # Errors
-/// Those of [`quantize`], and [`Error::Importance`] if there are not as many weights as columns, or one is
+/// Those of [`quantize`], and [`Error::Importance`] if there are not as many numbers as columns, or one is
 /// negative or not finite.
 pub fn quantize_weighted<T: Element>(
     values: &[T],
@@ -80,7 +80,7 @@ pub fn quantize_weighted<T: Element>(
     job.by_columns(Some(importance))?.quantize_anew()
 }
 
-/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without weights all
+/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without importance all
 /// are 1.
 ///
 /// # Errors
@@ -137,11 +137,11 @@ pub fn quantize_hessian_with<T: Element>(
     job.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize(out)
 }
 
-/// What the errors of scales are weighted with.
+/// The importance of errors in a search for scales.
 #[derive(Clone, Copy)]
 enum Importance<'a> {
     None,
-    /// A weight for each column.
+    /// A number for each column.
     Columns(&'a [f32]),
     /// A Hessian for each block of columns.
     Hessians(&'a HessianStore),
@@ -163,7 +163,7 @@ impl<'a> Job<'a> {
         Ok(Self { isa, values, shape, recipe, importance: Importance::None })
     }
 
-    /// With a weight for each column, if there are weights.
+    /// With importance by column, if there is any.
     fn by_columns(self, importance: Option<&'a [f32]>) -> Result<Self> {
         check_importance(importance, self.shape)?;
         Ok(Self { importance: importance.map_or(Importance::None, Importance::Columns), ..self })

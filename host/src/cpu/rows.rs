@@ -1,4 +1,4 @@
-//! Rows of quantized matrices that are multiplied: over rayon's threads, and what becomes of their sums.
+//! Rows of quantized matrices that are multiplied: over rayon's threads, and the rounding of their sums.
 
 use microscale_formats::{GlobalScale, dot};
 use rayon::prelude::*;

@@ -33,7 +33,7 @@ const ROWS: usize = TILE_ROWS;
 
 /// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
 /// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
-/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there are weights by column.
+/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there is importance by column.
 ///
 /// It is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
@@ -99,7 +99,7 @@ struct Job<'a, T> {
     values: &'a [T],
     strided: &'a Strided,
     rule: Rule,
-    /// Weights by column.
+    /// Importance by column.
     importance: Option<&'a [f32]>,
     block: usize,
 }
@@ -229,9 +229,9 @@ fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usi
 /// The side of the squares that are transposed at once.
 const SIDE: usize = 8;
 
-/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an
-/// element's place by one, so that three shuffles exchange rows and columns; and it is what the vector
-/// instructions for interleaving do, where a loop over single elements stays one.
+/// Interleaves the first half of 64 elements with the second. That rotates the six bits of an element's place
+/// by one, so that three shuffles exchange rows and columns. The vector instructions for interleaving do the
+/// same, where a loop over single elements stays one.
 #[inline(always)]
 fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
@@ -252,7 +252,7 @@ fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
 /// The largest magnitude of a matrix that its slice holds, in the order of memory.
 fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
     const PIECE: usize = 1 << 16;
-    /// What has a NaN or an infinity is looked at again, one by one.
+    /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
     const PART: usize = 1 << 12;
     if strided.is_empty() {
         return Amax::default();

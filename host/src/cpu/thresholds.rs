@@ -1,4 +1,4 @@
-//! The thresholds of 16-bit values: how large one may be to get a code of E2M1, for each scale byte.
+//! The thresholds of 16-bit values: the largest magnitude that gets a code of E2M1, for each scale byte.
 //!
 //! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to
 //! all 32,768 magnitudes of a dtype are known by seven of these, found here by asking the definitions of
@@ -17,7 +17,7 @@ use crate::element::{Dtype, Element, word_from_f32, word_to_f32};
 pub(super) struct Thresholds([Row; 256]);
 
 impl Thresholds {
-    /// Those of f32, which has none.
+    /// The thresholds of f32, which has none.
     pub(super) fn none() -> Arc<Self> {
         static NONE: OnceLock<Arc<Thresholds>> = OnceLock::new();
         NONE.get_or_init(|| Arc::new(Self([Row::default(); 256]))).clone()
@@ -69,7 +69,7 @@ impl Thresholds {
         }))
     }
 
-    /// Those of a scale.
+    /// The thresholds of a scale.
     #[inline(always)]
     pub(super) fn row(&self, byte: u8) -> &Row {
         &self.0[usize::from(byte)]
@@ -108,7 +108,7 @@ fn lasts<T: Element, V: Vector, const DIVIDES: bool>(
     units: V::Number,
     operands: V::Number,
 ) -> (Lanes<u32>, u16) {
-    // How many of the three around a guess have it.
+    // Counts how many of the three magnitudes around a guess have the code.
     let guess = V::narrowed::<T>(V::mul(units, V::splat(e2m1::MIDPOINTS[code])));
     let mut next = V::add_bits(V::max_bits(guess, V::splat_bits(2)), V::splat_bits(u32::MAX));
     let mut last = V::add_bits(next, V::splat_bits(u32::MAX));
@@ -124,7 +124,7 @@ fn lasts<T: Element, V: Vector, const DIVIDES: bool>(
     (V::store(V::number(last)).map(f32::to_bits), !right)
 }
 
-/// Which magnitudes have a larger code, a bit each.
+/// Compares magnitudes: a bit for each, 1 if its code is larger.
 #[inline(always)]
 fn passed<T: Element, V: Vector, const DIVIDES: bool>(
     code: usize,

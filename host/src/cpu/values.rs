@@ -11,8 +11,8 @@ use crate::element::{Dtype, Element, word_from_f32};
 pub(super) struct Values(Box<[ValueRow; 256]>);
 
 impl Values {
-    /// Those of a format of E2M1 elements in a 16-bit dtype. `factor` is what elements are multiplied with
-    /// under a scale; there is none for NaN.
+    /// The values of a format of E2M1 elements in a 16-bit dtype. `factor` is the one of elements under a
+    /// scale; there is none for NaN.
     pub(super) fn of<T: Element>(format: Format, factor: impl Fn(u8) -> Option<f32>) -> Arc<Self> {
         static MXFP4: [OnceLock<Arc<Values>>; 2] = [const { OnceLock::new() }; 2];
         let new = || Arc::new(Self::new::<T>(factor));

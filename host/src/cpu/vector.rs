@@ -24,7 +24,7 @@ use crate::element::{Dtype, Element};
 
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
 pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
-    /// Whether [`Machine::fma`] is an instruction.
+    /// True if [`Machine::fma`] is an instruction.
     const FUSED: bool = true;
 
     /// From memory.
@@ -33,7 +33,7 @@ pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
     /// To memory.
     fn store(vector: Self::Number) -> Lanes<f32>;
 
-    /// Those with an even index, and the others, of two vectors after each other.
+    /// The numbers with an even index, and the others, of two vectors after each other.
     fn deinterleave(a: Self::Number, b: Self::Number) -> (Self::Number, Self::Number);
 
     /// One number in the first half, one in the second.

@@ -18,8 +18,8 @@ pub(super) const WORDS: usize = 32;
 /// Sixteen bits of each value.
 pub(super) type Words = [u16; WORDS];
 
-/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at
-/// most `i`. The last counts for nothing.
+/// The thresholds between the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose
+/// code is at most `i`. The last counts for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Row(pub(super) [u16; 8]);
@@ -40,13 +40,13 @@ pub(super) trait WordVector {
     /// Sixteen of 32 bits.
     type Bits;
 
-    /// What magnitudes are compared with.
+    /// The thresholds that magnitudes are compared with.
     type Rows: Copy;
 
-    /// What the search for [codes](Self::codes) needs.
+    /// Constants for finding [codes](Self::codes).
     type Steps: Copy;
 
-    /// It, for a loop.
+    /// Loads the constants, once for a loop.
     fn steps() -> Self::Steps;
 
     /// From memory.
@@ -85,7 +85,7 @@ pub(super) trait WordVector {
     /// The codes of magnitudes in the low three bits; the fourth is anything.
     fn codes(magnitudes: Self::Words, rows: Self::Rows, steps: Self::Steps) -> Self::Words;
 
-    /// Those whose magnitude is not 0 have bit 15 set.
+    /// Values whose bit 15 is set if the magnitude is not 0.
     fn above_zero(magnitudes: Self::Words) -> Self::Words;
 
     /// a & b

@@ -49,7 +49,7 @@ pub enum OperandFault {
     Limit {
         /// Rows of activations, or columns.
         what: &'static str,
-        /// How many there are.
+        /// The number that there are.
         found: usize,
         /// The first number that is too many.
         limit: u64,

@@ -1,4 +1,4 @@
-//! Which kernel is the fastest for a product: small tables, which `microscale bench --tune` measures.
+//! The choice of the fastest kernel for a product: small tables, which `microscale bench --tune` measures.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ pub trait Tuned: Words {
     const ROWS: &'static [usize];
     /// The same of columns.
     const COLS: &'static [usize];
-    /// What stands for a table that cannot be read.
+    /// The kernel to take if a table cannot be read.
     const OTHERWISE: Self;
 }
 
@@ -30,7 +30,8 @@ impl Tuned for GemvKernel {
 }
 
 impl Tuned for GemvWeightsKernel {
-    // Layers of models among them: where they leave multiprocessors without rows is not what powers of two tell.
+    // Sizes of models' layers are among them: powers of two do not tell where multiprocessors are left
+    // without rows.
     const ROWS: &'static [usize] = &[256, 1024, 2048, 4096, 5120, 8192, 14336, 16384, 28672];
     const COLS: &'static [usize] = &[512, 1024, 2048, 4096, 8192, 14336, 28672];
     const OTHERWISE: Self = Self::OTHERWISE;
@@ -67,7 +68,7 @@ impl<K: Tuned> GemvChoices<K> {
         row.and_then(|(_, kernels)| kernels.get(col)).copied().unwrap_or(K::OTHERWISE)
     }
 
-    /// As lines: one of columns, and one for each number of rows.
+    /// The lines of the table: one of columns, and one for each number of rows.
     fn lines(&self) -> String {
         let cols: Vec<_> = self.cols.iter().map(usize::to_string).collect();
         let mut text = format!("rows {}\n", cols.join(" "));
@@ -105,7 +106,7 @@ impl GemvChoices<GemvKernel> {
         CHOICES.get_or_init(|| Self::read(PRODUCTS).unwrap_or(Self { cols: Vec::new(), rows: Vec::new() }))
     }
 
-    /// As a file.
+    /// The text of the table's file.
     pub fn text(&self, measured: &str) -> String {
         title(measured) + &self.lines()
     }
@@ -131,8 +132,8 @@ impl GemvWeightsChoices {
     /// Tables over [`Self::FORMATS`] and [`Self::TOKENS`].
     ///
     /// # Errors
-    /// The first one of `fastest`, which says the kernel for each number of tokens, given a format, rows and columns; it
-    /// is not called again.
+    /// The first one of `fastest`, which says the kernel for each number of tokens, given a format, rows and
+    /// columns; it is not called again.
     pub fn new(
         mut fastest: impl FnMut(Format, usize, usize) -> Result<[GemvWeightsKernel; Self::TOKENS.len()]>,
     ) -> Result<Self> {
@@ -153,7 +154,7 @@ impl GemvWeightsChoices {
         Ok(Self { tables })
     }
 
-    /// Those that are built in.
+    /// The tables that are built in.
     pub(super) fn built_in() -> &'static Self {
         static CHOICES: OnceLock<GemvWeightsChoices> = OnceLock::new();
         // A test sees to it that they can be read.
@@ -173,7 +174,7 @@ impl GemvWeightsChoices {
         table.map_or(GemvWeightsKernel::OTHERWISE, |(.., table)| table.kernel(rows, cols))
     }
 
-    /// As a file.
+    /// The text of the tables' file.
     pub fn text(&self, measured: &str) -> String {
         let mut text = title(measured);
         for (format, tokens, table) in &self.tables {

@@ -23,8 +23,8 @@ impl GemvWeightsKernel {
 }
 
 impl Gpu {
-    /// Multiplies host memory, as [`crate::gemv_weights`] does: copies the operands over, multiplies, copies the
-    /// result back, and waits for it.
+    /// Multiplies host memory, as [`crate::gemv_weights`] does: copies the operands over, multiplies, copies
+    /// the result back, and waits for it.
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
@@ -52,19 +52,20 @@ impl Gpu {
         self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 
-    /// Multiplies weights with activations in device memory, as [`crate::gemv_weights`] does but for the last bits:
-    /// enqueues one kernel and returns. Allocates nothing and does not wait. The same operands give the same bits
-    /// each time.
+    /// Multiplies weights with activations in device memory, as [`crate::gemv_weights`] does but for the last
+    /// bits: enqueues one kernel and returns. Allocates nothing and does not wait. The same operands give the
+    /// same bits each time.
     ///
-    /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the exact sum.
-    /// Which kernel does it is a table by format, size and tokens, measured on an H200. Weights whose rows have a number
-    /// of scales that is not a multiple of four, or 2^24 columns and more, take a slower one, which has the bound of
-    /// several tokens for one, too.
+    /// Tensor cores add the products: [`microscale_formats::weights`] says how far results may be from the
+    /// exact sum. Which kernel does it is a table by format, size and tokens, measured on an H200. Weights
+    /// whose rows have a number of scales that is not a multiple of four, or 2^24 columns and more, take a
+    /// slower one, which has the bound of several tokens for one, too.
     ///
-    /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do not start
-    /// on 16 bytes; by kernels for several tokens, for rows with MXFP4 scales that leave the activations' dtype no room
-    /// for its products, and rows that are multiplied together with them; by those for one, where a sum is infinite or
-    /// NaN on the way, as from bf16 activations of 2^24. So the last bits of a row may depend on which rows are beside it.
+    /// Results have the CPU's bits, more slowly, where rows are not a multiple of 32 and where activations do
+    /// not start on 16 bytes; by kernels for several tokens, for rows with MXFP4 scales that leave the
+    /// activations' dtype no room for its products, and rows that are multiplied together with them; by those
+    /// for one, where a sum is infinite or NaN on the way, as from bf16 activations of 2^24. So the last bits
+    /// of a row may depend on which rows are beside it.
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].

@@ -11,13 +11,14 @@ use crate::words::Words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemvWeightsKernel {
     pub(super) kind: Kind,
-    /// Tiles of 16 places of rows that a warp has. With fewer than eight tokens, several places are parts of one row.
+    /// Tiles of 16 places of rows that a warp has. With fewer than eight tokens, several places are parts of
+    /// one row.
     pub(super) tiles: u32,
     /// Warps that share rows, each with a part of the columns.
     pub(super) splits: u32,
 }
 
-/// What a kernel is for.
+/// The kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One token at a time, copied ahead.
@@ -54,8 +55,8 @@ impl GemvWeightsKernel {
         Self::WORDS.iter().map(|(_, kernel)| *kernel)
     }
 
-    /// The one that multiplies weights of a shape, when this one is asked for: those that copy ahead copy whole chunks
-    /// and words of scales, and have a limit of columns.
+    /// The kernel that multiplies weights of a shape, when this one is asked for: those that copy ahead copy
+    /// whole chunks and four scale bytes at a time, and have a limit of columns.
     pub(super) fn on(self, shape: QuantizedShape) -> Self {
         let whole = shape.cols.is_multiple_of(CHUNK) && shape.blocks_per_row().is_multiple_of(4);
         if self.kind == Kind::Many || whole && (shape.cols as u64) < AHEAD_COLUMN_LIMIT {
@@ -64,12 +65,12 @@ impl GemvWeightsKernel {
         Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(WEIGHTS_THREADS / WARP) }
     }
 
-    /// Whether it multiplies with one token at a time where it can.
+    /// Returns whether it multiplies with one token at a time where it can.
     pub fn is_for_one_token(self) -> bool {
         self.kind == Kind::One
     }
 
-    /// Whether weights of a shape are multiplied with one token at a time.
+    /// Returns whether weights of a shape are multiplied with one token at a time.
     pub fn takes_one_token(self, shape: QuantizedShape) -> bool {
         self.on(shape).kind == Kind::One
     }

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::shape::Shape;
 use crate::tensor::QuantizedTensor;
 
-/// What one block lost. Elements that are not finite, or did not come back so, are left out, as
+/// The loss of one block. Elements that are not finite, or did not come back so, are left out, as
 /// [`ErrorStats`](crate::ErrorStats) does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockError {
@@ -21,8 +21,7 @@ pub struct BlockError {
     pub amax: f32,
     /// The scale as it is stored, by its bits.
     pub scale_bits: u16,
-    /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global
-    /// scale.
+    /// The factor of elements when they are dequantized: the block scale, under NVFP4's global scale.
     pub scale: f32,
     /// Σa².
     pub energy: f64,

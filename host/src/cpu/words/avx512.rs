@@ -199,8 +199,8 @@ fn four(a: &[u8; 16], b: &[u8; 16], c: &[u8; 16], d: &[u8; 16]) -> __m512i {
     }
 }
 
-/// Where the entries of rows are: of the first one in the first half, and in the second of the one after it,
-/// eight entries on.
+/// The places of the rows' entries: of the first row's in the first half, and of the second row's, eight
+/// entries on, in the second half.
 #[inline(always)]
 fn index(entry: i32) -> __m512i {
     let (a, b) = (entry * 0x1_0001, (entry + 8) * 0x1_0001);
@@ -208,7 +208,7 @@ fn index(entry: i32) -> __m512i {
     unsafe { _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b) }
 }
 
-/// Where magnitudes are above the entries that an index says.
+/// Compares magnitudes with the entries of an index: a bit for each, 1 if it is above.
 #[inline(always)]
 fn is_above(magnitudes: __m512i, rows: __m512i, index: __m512i) -> u32 {
     // SAFETY: as above.

@@ -3,7 +3,7 @@
 use super::{Row, ValueRow, WORDS, WordVector, Words};
 use crate::cpu::machines::{Lanes, Portable};
 
-/// Something of each value. A loop, for the compiler sees vectors in loops.
+/// An array of a value for each of the 16-bit values, made in a loop, for the compiler sees vectors in loops.
 macro_rules! words {
     ($word:ident => $value:expr) => {{
         let mut words = [0; WORDS];
