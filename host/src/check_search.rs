@@ -85,14 +85,14 @@ impl Check<'_> {
         if block::is_non_finite(block::amax_bits(&wide)) {
             return Ok(0);
         }
-        let weights = self.importance.map(|importance| {
-            let mut weights = [0.0; N];
-            let of_block = importance[i * N..].iter().take(values.len());
-            weights.iter_mut().zip(of_block).for_each(|(weight, of_column)| *weight = *of_column);
-            weights
+        let importance = self.importance.map(|importance| {
+            let mut of_block = [0.0; N];
+            let of_columns = importance[i * N..].iter().take(values.len());
+            of_block.iter_mut().zip(of_columns).for_each(|(to, from)| *to = *from);
+            of_block
         });
         let chosen = self.scales[row * self.shape.cols.div_ceil(N) + i];
-        let block = Block::new(&wide, weights);
+        let block = Block::new(&wide, importance);
         let root = |factor: f32| f64::from(block.error::<Scalars>(factor)).sqrt();
         let least = root(scales.factor(chosen));
         // Under the largest factor there is, all elements become zeros.

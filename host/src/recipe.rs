@@ -111,10 +111,10 @@ impl Recipe {
 
 /// Checks importance by column.
 pub(crate) fn check_importance(importance: Option<&[f32]>, shape: Shape) -> Result<()> {
-    let Some(weights) = importance else { return Ok(()) };
-    let wrong = weights.iter().position(|weight| !(*weight >= 0.0 && weight.is_finite()));
-    if weights.len() != shape.cols || wrong.is_some() {
-        return Err(Error::Importance { weights: weights.len(), columns: shape.cols, wrong });
+    let Some(importance) = importance else { return Ok(()) };
+    let wrong = importance.iter().position(|number| !(*number >= 0.0 && number.is_finite()));
+    if importance.len() != shape.cols || wrong.is_some() {
+        return Err(Error::Importance { weights: importance.len(), columns: shape.cols, wrong });
     }
     Ok(())
 }

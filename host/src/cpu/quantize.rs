@@ -33,7 +33,7 @@ use crate::tensor::{Quantized, QuantizedTensor};
 /// [`Error::NonFinite`] if the recipe refuses what the input holds, and [`Error::GlobalScale`] or
 /// [`Error::GlobalScaleDirection`] if its global scale cannot be one.
 pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
-    Job::new(Isa::best(), Elements::of(values), shape, recipe)?.quantize_anew()
+    QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?.quantize_anew()
 }
 
 /// [`quantize`] into a tensor that exists already.
@@ -61,10 +61,10 @@ pub fn quantize_with<T: Element>(
     recipe: &Recipe,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    Job::new(isa, Elements::of(values), shape, recipe)?.quantize(out)
+    QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?.quantize(out)
 }
 
-/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one weight for each,
+/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one number for each,
 /// such as the mean square of the activations that it meets.
 ///
 /// # Errors
@@ -76,12 +76,12 @@ pub fn quantize_weighted<T: Element>(
     recipe: &Recipe,
     importance: &[f32],
 ) -> Result<Quantized> {
-    let job = Job::new(Isa::best(), Elements::of(values), shape, recipe)?;
-    job.by_columns(Some(importance))?.quantize_anew()
+    let request = QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?;
+    request.by_columns(Some(importance))?.quantize_anew()
 }
 
-/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without importance all
-/// are 1.
+/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without importance
+/// all are 1.
 ///
 /// # Errors
 /// Those of [`quantize_weighted`] and [`quantize_into`].
@@ -93,7 +93,7 @@ pub fn quantize_weighted_with<T: Element>(
     importance: Option<&[f32]>,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    Job::new(isa, Elements::of(values), shape, recipe)?.by_columns(importance)?.quantize(out)
+    QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?.by_columns(importance)?.quantize(out)
 }
 
 /// [`quantize`], searching scales (`recipe.search`) by the error that they make in what a layer
@@ -117,8 +117,8 @@ pub fn quantize_hessian<T: Element>(
     recipe: &Recipe,
     hessian: &[f32],
 ) -> Result<Quantized> {
-    let job = Job::new(Isa::best(), Elements::of(values), shape, recipe)?;
-    job.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize_anew()
+    let request = QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?;
+    request.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize_anew()
 }
 
 /// [`quantize_hessian`] on a chosen instruction set, into a tensor that exists already.
@@ -133,8 +133,8 @@ pub fn quantize_hessian_with<T: Element>(
     hessian: &[f32],
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    let job = Job::new(isa, Elements::of(values), shape, recipe)?;
-    job.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize(out)
+    let request = QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?;
+    request.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize(out)
 }
 
 /// The importance of errors in a search for scales.
@@ -148,7 +148,7 @@ enum Importance<'a> {
 }
 
 /// A matrix to quantize, and how. Its values were found to hold its shape.
-struct Job<'a> {
+struct QuantizeRequest<'a> {
     isa: Isa,
     values: Elements<'a>,
     shape: Shape,
@@ -156,7 +156,7 @@ struct Job<'a> {
     importance: Importance<'a>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> QuantizeRequest<'a> {
     /// With errors that are not weighted.
     fn new(isa: Isa, values: Elements<'a>, shape: Shape, recipe: &'a Recipe) -> Result<Self> {
         shape.check("the input", values.len())?;
@@ -266,8 +266,8 @@ impl<'a> Job<'a> {
             let col = start % shape.row_stride;
             let tally = match importance {
                 Importance::None => isa.quantize(values, None, rule, output),
-                Importance::Columns(weights) => {
-                    isa.quantize(values, Some(&weights[col..][..len]), rule, output)
+                Importance::Columns(importance) => {
+                    isa.quantize(values, Some(&importance[col..][..len]), rule, output)
                 }
                 Importance::Hessians(store) => {
                     isa.quantize_hessian(values, store.blocks(col / pieces.block, blocks), rule, output)

@@ -62,16 +62,16 @@ pub(super) struct Start {
     nan_block: bool,
 }
 
-/// By squared errors, with the weights of the piece's elements: a block at a time, by the definition.
+/// By squared errors, with the importance of the piece's elements: a block at a time, by the definition.
 struct Weighted<'a>(Option<&'a [f32]>);
 
 impl Weighted<'_> {
     /// The importance of the elements of block `i`.
     #[inline(always)]
     fn of<const N: usize>(&self, i: usize) -> Option<[f32; N]> {
-        self.0.map(|weights| {
+        self.0.map(|importance| {
             let mut padded = [0.0; N];
-            *block_at(weights, i, &mut padded)
+            *block_at(importance, i, &mut padded)
         })
     }
 }
@@ -122,41 +122,41 @@ impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
             let start = &starts[lane.min(last)];
             (*plain, *larger) = (start.plain, start.larger);
         }
-        let mut weights = [[0.0; LANES]; N];
+        let mut importance = [[0.0; LANES]; N];
         for lane in 0..LANES {
             let Some(of_block) = self.0.of::<N>(first + lane.min(last)) else { break };
-            for (weights, weight) in weights.iter_mut().zip(of_block) {
-                weights[lane] = weight;
+            for (importance, weight) in importance.iter_mut().zip(of_block) {
+                importance[lane] = weight;
             }
         }
-        let weights = self.0.0.map(|_| &weights);
-        search_lanes::search::<V, N, _>(wide, weights, starts[0].search, candidates, &plain, &larger)
+        let importance = self.0.0.map(|_| &importance);
+        search_lanes::search::<V, N, _>(wide, importance, starts[0].search, candidates, &plain, &larger)
     }
 }
 
-/// Quantizes a piece by the definition. `weights` are those of its elements.
+/// Quantizes a piece by the definition. `importance` is that of its elements.
 pub(super) fn quantize_by_definition<T: Element>(
     values: &[T],
-    weights: Option<&[f32]>,
+    importance: Option<&[f32]>,
     rule: &Rule,
     searching: &Searching,
     output: Output<'_>,
 ) -> Tally {
-    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(weights), rule, searching, output)
+    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(importance), rule, searching, output)
 }
 
-/// Quantizes a piece. `weights` are those of its elements.
+/// Quantizes a piece. `importance` is that of its elements.
 #[inline(always)]
 pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
-    weights: Option<&[f32]>,
+    importance: Option<&[f32]>,
     rule: &Rule,
     searching: &Searching,
     output: Output<'_>,
 ) -> Tally {
     quantize_finding::<T, W>(
         values,
-        &WeightedLanes(Weighted(weights), PhantomData::<W::Vector>),
+        &WeightedLanes(Weighted(importance), PhantomData::<W::Vector>),
         rule,
         searching,
         output,

@@ -16,7 +16,7 @@ struct Group<'a, const N: usize> {
     magnitudes: [Lanes<f32>; N],
     /// Their squares.
     squares: [Lanes<f32>; N],
-    weights: Option<&'a [Lanes<f32>; N]>,
+    importance: Option<&'a [Lanes<f32>; N]>,
     units: Lanes<f32>,
     /// The blocks', times the units.
     amax: Lanes<f32>,
@@ -24,7 +24,7 @@ struct Group<'a, const N: usize> {
 
 impl<'a, const N: usize> Group<'a, N> {
     #[inline(always)]
-    fn new<V: Vector>(blocks: &Lanes<[f32; N]>, weights: Option<&'a [Lanes<f32>; N]>) -> Self {
+    fn new<V: Vector>(blocks: &Lanes<[f32; N]>, importance: Option<&'a [Lanes<f32>; N]>) -> Self {
         let mut units = [1.0; LANES];
         let mut amax = [0.0; LANES];
         let mut magnitudes = [[0.0; LANES]; N];
@@ -41,7 +41,7 @@ impl<'a, const N: usize> Group<'a, N> {
             let magnitudes = V::load(square);
             *square = V::store(V::mul(magnitudes, magnitudes));
         }
-        Self { magnitudes, squares, weights, units, amax }
+        Self { magnitudes, squares, importance, units, amax }
     }
 
     /// The factors of codes under a scale in each lane, times the units.
@@ -63,7 +63,7 @@ impl<'a, const N: usize> Group<'a, N> {
         let factors = V::load(&self.factors(scales, bytes));
         let candidate = Candidate::with_inverse::<V>(factors, V::div(V::splat(1.0), factors));
         let all_near = V::at_most(V::load(&self.amax), V::mul(factors, V::splat(NEAR))) == u16::MAX;
-        if all_near && self.weights.is_none() {
+        if all_near && self.importance.is_none() {
             self.errors_of::<V, true>(&candidate)
         } else {
             self.errors_of::<V, false>(&candidate)
@@ -79,8 +79,8 @@ impl<'a, const N: usize> Group<'a, N> {
                 let (a, square) = (&self.magnitudes[first + i], &self.squares[first + i]);
                 let rest = candidate.rest::<V, ALL_NEAR>(V::load(a), V::load(square));
                 #[expect(clippy::manual_map, reason = "a closure does not have the instance's features")]
-                let weight = match self.weights {
-                    Some(weights) => Some(V::load(&weights[first + i])),
+                let weight = match self.importance {
+                    Some(importance) => Some(V::load(&importance[first + i])),
                     None => None,
                 };
                 chains[i % CHAINS] = add_term::<V>(rest, weight, chains[i % CHAINS]);
@@ -96,14 +96,14 @@ impl<'a, const N: usize> Group<'a, N> {
         let factors = V::load(&self.factors(scales, bytes));
         // Clipping asks for the factors alone.
         let candidate = Candidate::with_inverse::<V>(factors, factors);
-        let Some(weights) = self.weights else {
+        let Some(importance) = self.importance else {
             let clipped = candidate.clipped::<V>(V::load(&self.amax));
             return V::at_most(add_term::<V>(clipped, None, V::splat(0.0)), plain_errors);
         };
         let mut most = V::splat(0.0);
-        for (magnitudes, weights) in self.magnitudes.iter().zip(weights) {
+        for (magnitudes, importance) in self.magnitudes.iter().zip(importance) {
             let clipped = candidate.clipped::<V>(V::load(magnitudes));
-            most = V::max(most, add_term::<V>(clipped, Some(V::load(weights)), V::splat(0.0)));
+            most = V::max(most, add_term::<V>(clipped, Some(V::load(importance)), V::splat(0.0)));
         }
         V::at_most(most, plain_errors)
     }
@@ -209,17 +209,17 @@ fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
     selected
 }
 
-/// `Measure::search` for blocks with their weights.
+/// `Measure::search` for blocks with their importance.
 #[inline(always)]
 pub(super) fn search<V: Vector, const N: usize, S: Scales>(
     blocks: &Lanes<[f32; N]>,
-    weights: Option<&[Lanes<f32>; N]>,
+    importance: Option<&[Lanes<f32>; N]>,
     search: Search,
     scales: &S,
     plain: &Lanes<u8>,
     larger: &Lanes<u8>,
 ) -> Lanes<Found> {
-    let group = Group::new::<V>(blocks, weights);
+    let group = Group::new::<V>(blocks, importance);
     let plain_errors = group.errors::<V>(scales, plain);
     let (mut byte, mut last) = (*larger, *larger);
     if search != Search::FourSix {

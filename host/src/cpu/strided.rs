@@ -83,18 +83,18 @@ pub fn quantize_strided_with<T: Element>(
     out.set_global_scale(if strided.is_empty() { None } else { global_scale });
     let (codes, scales) = out.parts_mut();
     let report = by_dtype!(Elements, values => {
-        let job = Job { isa, values, strided, rule, importance, block: recipe.format().block() };
+        let request = StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() };
         match recipe.scale_layout {
             _ if strided.is_empty() => Report::default(),
-            ScaleLayout::Linear => job.linear(quantized, codes, scales),
-            ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
+            ScaleLayout::Linear => request.linear(quantized, codes, scales),
+            ScaleLayout::Swizzled => request.swizzled(quantized, codes, scales),
         }
     });
     recipe.accept(report)
 }
 
 /// A matrix to quantize, and how.
-struct Job<'a, T> {
+struct StridedRequest<'a, T> {
     isa: Isa,
     values: &'a [T],
     strided: &'a Strided,
@@ -104,7 +104,7 @@ struct Job<'a, T> {
     block: usize,
 }
 
-impl<T: Element> Job<'_, T> {
+impl<T: Element> StridedRequest<'_, T> {
     fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -171,7 +171,7 @@ impl<T: Element> Job<'_, T> {
             tile.resize(ROWS * PITCH, T::default());
             self.gather(start, rows, cols, tile);
         }
-        let weights = self.importance.map(|weights| &weights[col..][..cols]);
+        let importance = self.importance.map(|importance| &importance[col..][..cols]);
         let mut report = Report::default();
         for row in 0..rows {
             let values = match in_place {
@@ -179,7 +179,7 @@ impl<T: Element> Job<'_, T> {
                 false => &tile[row * PITCH..][..cols],
             };
             let output = output.blocks(row * row_blocks + col / self.block, blocks);
-            let tally = self.isa.quantize(Elements::of(values), weights, &self.rule, output);
+            let tally = self.isa.quantize(Elements::of(values), importance, &self.rule, output);
             report += tally.placed(|offset| Position { row: first + row, col: col + offset });
         }
         report

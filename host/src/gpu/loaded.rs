@@ -72,7 +72,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(recipe, shape))?;
         let mut report = DeviceReport::zeros(stream)?;
         if let Some(input) = &self.input {
-            let importance = importance.map(|weights| stream.clone_htod(weights)).transpose();
+            let importance = importance.map(|importance| stream.clone_htod(importance)).transpose();
             let importance = importance.map_err(doing("copying weights to it"))?;
             gpu.quantize_weighted_on(
                 stream,

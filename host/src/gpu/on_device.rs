@@ -59,7 +59,7 @@ impl Gpu {
         shape.check("the input", values.len())?;
         out.shape().require(QuantizedShape::of(recipe, shape))?;
         recipe.check()?;
-        if let Some(importance) = importance.filter(|weights| weights.len() != shape.cols) {
+        if let Some(importance) = importance.filter(|importance| importance.len() != shape.cols) {
             let (weights, columns) = (importance.len(), shape.cols);
             return Err(Error::Importance { weights, columns, wrong: None });
         }
