@@ -55,13 +55,13 @@ mod device {
 
 /// The f32 of an element of 16 bits, by its bits.
 #[inline(always)]
-pub(crate) fn word_to_f32<T: Element>(word: u16) -> f32 {
-    bytemuck::cast::<_, T>(word).to_f32()
+pub(crate) fn halfword_to_f32<T: Element>(halfword: u16) -> f32 {
+    bytemuck::cast::<_, T>(halfword).to_f32()
 }
 
 /// The bits of an element of 16 bits, rounded as [`Element::from_f32`] does.
 #[inline(always)]
-pub(crate) fn word_from_f32<T: Element>(value: f32) -> u16 {
+pub(crate) fn halfword_from_f32<T: Element>(value: f32) -> u16 {
     bytemuck::cast(T::from_f32(value))
 }
 

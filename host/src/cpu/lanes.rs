@@ -177,7 +177,7 @@ fn with_sign<const KEEP: bool>(code: u32, value: f32, negative_zero: NegativeZer
 #[inline(always)]
 fn pack<const N: usize>(nibbles: &[u8; N], codes: &mut [u8]) {
     for (byte, pair) in codes.iter_mut().zip(nibbles.as_chunks::<2>().0) {
-        // Both nibbles in one 16-bit word: the shift brings the upper one down beside the lower.
+        // Both nibbles in one halfword: the shift brings the upper one down beside the lower.
         let pair = u16::from_le_bytes(*pair);
         *byte = (pair | pair >> 4) as u8;
     }

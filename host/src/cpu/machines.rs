@@ -1,4 +1,5 @@
-//! The instruction sets as types. The traits of `words`, `vector` and `products` give them their operations.
+//! The instruction sets as types. The traits of `halfwords`, `vector` and `products` give them their
+//! operations.
 
 /// Arrays, for whatever the compiler makes of them.
 pub(super) struct Portable;

@@ -11,7 +11,7 @@
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
 //! piece → policy → blocks                                         output, counts, the definition of blocks
 //! thresholds   values                                             codes and values of 16 bits, looked up
-//! products → vector → words → machines                            vectors, a file for each instruction set
+//! products → vector → halfwords → machines                        vectors, a file for each instruction set
 //! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
@@ -32,6 +32,7 @@ mod errors;
 mod gemv;
 mod gemv_weights;
 mod groups;
+mod halfwords;
 mod hessian;
 mod isa;
 mod lanes;
@@ -55,7 +56,6 @@ mod values;
 mod vector;
 mod weigh;
 mod widen;
-mod words;
 
 pub use amax::{amax, amax_with};
 pub(crate) use decoder::Decoder;

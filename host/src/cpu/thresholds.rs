@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::{E4m3, E8m0, Ties, e2m1};
 
+use super::halfwords::Row;
 use super::vector::{LANES, Lanes, Vector};
-use super::words::Row;
-use crate::element::{Dtype, Element, word_from_f32, word_to_f32};
+use crate::element::{Dtype, Element, halfword_from_f32, halfword_to_f32};
 
 /// A row of thresholds for each scale byte. Those of NaN are of no use.
 pub(super) struct Thresholds([Row; 256]);
@@ -149,10 +149,10 @@ fn walk<T: Element, const DIVIDES: bool>(
     operands: &Lanes<f32>,
     rows: &mut [Row; LANES],
 ) {
-    let largest = word_from_f32::<T>(T::MAX);
+    let largest = halfword_from_f32::<T>(T::MAX);
     for lane in (0..LANES).filter(|lane| wrong >> lane & 1 != 0) {
         let passed = |magnitude: u16| {
-            let x = word_to_f32::<T>(magnitude);
+            let x = halfword_to_f32::<T>(magnitude);
             let scaled = if DIVIDES { x / operands[lane] } else { x * operands[lane] };
             usize::from(e2m1::magnitude_code(scaled, ties)) > code
         };
@@ -183,7 +183,7 @@ mod tests {
             // In order, so that each magnitude is looked at once.
             let mut expected = 0;
             for bits in 0..0x7C00 {
-                let x = word_to_f32::<T>(bits);
+                let x = halfword_to_f32::<T>(bits);
                 while expected < 7 && bits > row.0[expected] {
                     expected += 1;
                 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use microscale_formats::{Format, e2m1};
 
-use super::words::ValueRow;
-use crate::element::{Dtype, Element, word_from_f32};
+use super::halfwords::ValueRow;
+use crate::element::{Dtype, Element, halfword_from_f32};
 
 /// A row for each scale byte.
 pub(super) struct Values(Box<[ValueRow; 256]>);
@@ -26,11 +26,11 @@ impl Values {
     fn new<T: Element>(factor: impl Fn(u8) -> Option<f32>) -> Self {
         let mut rows = Box::new([ValueRow::default(); 256]);
         for (scale, row) in (0..=u8::MAX).zip(rows.iter_mut()) {
-            let mut values = [word_from_f32::<T>(f32::NAN); 16];
+            let mut values = [halfword_from_f32::<T>(f32::NAN); 16];
             if let Some(factor) = factor(scale) {
                 let (positive, negative) = values.split_at_mut(8);
                 for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
-                    *positive = word_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
+                    *positive = halfword_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
                     // Rounding is the same for both signs.
                     *negative = *positive ^ 0x8000;
                 }

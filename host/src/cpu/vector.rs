@@ -14,16 +14,16 @@ mod portable;
 
 use microscale_formats::arithmetic::{Fused, Machine};
 
+use super::halfwords::HalfwordVector;
 #[cfg(target_arch = "aarch64")]
 pub(super) use super::machines::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) use super::machines::{Avx2, Avx512};
 pub(super) use super::machines::{LANES, Lanes, Portable};
-use super::words::WordVector;
 use crate::element::{Dtype, Element};
 
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
-pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
+pub(super) trait Vector: Machine + HalfwordVector<Bits: Copy> {
     /// True if [`Machine::fma`] is an instruction.
     const FUSED: bool = true;
 
