@@ -13,18 +13,18 @@ use super::sass::Code;
 pub(super) struct MainPath {
     /// Numbers of its instructions.
     pub(super) instructions: Vec<usize>,
-    pub(super) shape: Shape,
+    pub(super) shape: PathShape,
 }
 
 /// The relation of a path to loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum PathShape {
     /// No loop: every instruction runs at most once.
     Straight,
     /// The path goes through loops, and counts one iteration of each.
     ThroughLoops,
     /// The path is one iteration of a loop.
-    OneTurn,
+    OneIteration,
 }
 
 /// The instructions that may follow an instruction.
@@ -47,9 +47,9 @@ pub(super) fn main_path(code: &Code) -> Option<MainPath> {
     let through_loops = turns.iter().any(|(turn, _)| turn.iter().any(|i| whole.contains(i)));
     let heavy = turns.into_iter().filter(|(_, moved)| *moved > 0 && 2 * moved >= bits);
     Some(match heavy.min_by_key(|(turn, _)| turn.len()) {
-        Some((turn, _)) => MainPath { instructions: turn, shape: Shape::OneTurn },
-        None if through_loops => MainPath { instructions: whole, shape: Shape::ThroughLoops },
-        None => MainPath { instructions: whole, shape: Shape::Straight },
+        Some((turn, _)) => MainPath { instructions: turn, shape: PathShape::OneIteration },
+        None if through_loops => MainPath { instructions: whole, shape: PathShape::ThroughLoops },
+        None => MainPath { instructions: whole, shape: PathShape::Straight },
     })
 }
 
@@ -118,7 +118,7 @@ mod tests {
                           .L_x_1:\nLDG.E.128 R4, [R2]\nBRA.DIV UR4, `(.L_x_2)\nSTG.E.64 [R2], R4\nEXIT\n\
                           .L_x_2:\nIADD R1, R1, R1\nBRA `(.L_x_1)\n.L_x_3:\nBRA `(.L_x_3)\nNOP",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 5, 6, 7, 8], shape: Shape::Straight });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 5, 6, 7, 8], shape: PathShape::Straight });
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let found = path(
             "LDG.E R1, [R2]\n.L_x_1:\nLDG.E.128 R4, [R2]\nFADD R1, R1, R4\n@P0 BRA `(.L_x_1)\nSTG.E [R2], R1\nEXIT",
         );
-        assert_eq!(found, MainPath { instructions: vec![1, 2, 3], shape: Shape::OneTurn });
+        assert_eq!(found, MainPath { instructions: vec![1, 2, 3], shape: PathShape::OneIteration });
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
             "STG.E.64 [R4], R6\n@P0 BRA `(.L_x_1)\nSTG.E.32 [R2], R1\nSTG.E.U16 [R2], R1\n.L_x_1:\n\
              @!P0 STG.E.64 [R2], R4\nEXIT",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 4, 5], shape: Shape::Straight });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 4, 5], shape: PathShape::Straight });
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         let found = path(
             "LDG.E.128 R4, [R2]\n.L_x_1:\nFADD R1, R1, R4\n@P0 EXIT\nBRA `(.L_x_1)\n.L_x_2:\nBRA `(.L_x_2)",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 2], shape: Shape::ThroughLoops });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 2], shape: PathShape::ThroughLoops });
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! issue bound (docs/benchmarks.md).
 
 use super::assembly::Assembled;
-use super::main_path::Shape;
+use super::main_path::PathShape;
 use super::sass::Instruction;
 use microscale_kernels_abi::Kernel;
 
@@ -120,7 +120,7 @@ pub(super) struct Prediction {
 pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     let kernel = assembled.kernel?;
     let bytes = bytes_an_element(kernel.name)?;
-    let path = assembled.main_path.as_ref().filter(|path| path.shape == Shape::Straight)?;
+    let path = assembled.main_path.as_ref().filter(|path| path.shape == PathShape::Straight)?;
     let (elements, threads) = kernel.elements_per_thread();
     let each = f64::from(threads) / f64::from(elements);
     let of = |wanted: Unit| {
