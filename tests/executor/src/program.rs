@@ -1,6 +1,6 @@
 //! A kernel's instructions in the form in which they are executed.
 
-use crate::lanes::Shape;
+use crate::lanes::LaneFunction;
 use crate::semantics::Multiplicand;
 
 /// The number of a register in its file; there is one file of words, one of longs, one of predicates.
@@ -151,13 +151,13 @@ pub(crate) enum Space {
 pub(crate) enum Op {
     /// Computes a word or a long.
     Compute {
-        shape: Shape,
+        shape: LaneFunction,
         to: Slot,
         from: [Slot; 4],
     },
     /// Computes a predicate, combined with another one; `other` gets it with the comparison negated.
     Compare {
-        shape: Shape,
+        shape: LaneFunction,
         to: Slot,
         other: Slot,
         from: [Slot; 2],
