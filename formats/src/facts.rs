@@ -46,7 +46,7 @@ impl BlockShape {
 pub enum GlobalScaleUse {
     /// There is none.
     None,
-    /// To the block scales: a value is element · block scale · global scale. A tensor may do without.
+    /// Applies to the block scales: a value is element · block scale · global scale. A tensor may do without.
     UnderBlockScales,
 }
 

@@ -43,13 +43,13 @@ pub struct NvPlan {
     pub quantizer: nvfp4::Quantizer,
     /// The global scale, in the convention's direction.
     pub global_scale: f32,
-    /// From amax to what may have to be rounded to the input's dtype.
+    /// The step from amax to the number that may have to be rounded to the input's dtype.
     pub first: NvStep,
-    /// From there to the wanted scale.
+    /// The step from there to the wanted scale.
     pub second: NvStep,
-    /// From the rounded scale to the divisor.
+    /// The step from the rounded scale to the divisor.
     pub third: NvStep,
-    /// From a scale to what its codes are multiplied with when they are dequantized.
+    /// The step from a scale to the factor that its codes are multiplied with when they are dequantized.
     pub decode: NvStep,
     /// The number that is divided by the divisor to get the factor that elements are multiplied with.
     pub numerator: f32,
@@ -64,7 +64,7 @@ pub struct NvPlan {
     /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale
     /// is not usual.
     pub least_usual: f32,
-    /// For 16-bit values.
+    /// The shortcut for 16-bit values.
     pub shortcut: NvShortcut,
 }
 

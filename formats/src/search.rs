@@ -44,7 +44,7 @@ use crate::{E4m3, E8m0, GlobalScale};
 /// The choice of a block's scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Search {
-    /// By the convention: the plain scale.
+    /// The convention's choice: the plain scale.
     #[default]
     None,
     /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax,

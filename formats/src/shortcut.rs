@@ -34,7 +34,7 @@ pub struct NvShortcut {
 }
 
 impl NvShortcut {
-    /// For values of a dtype with `significand` bits, 8 or 11; there is none for others.
+    /// Makes the shortcut for values of a dtype with `significand` bits, 8 or 11; there is none for others.
     pub fn new(quantizer: &Quantizer, significand: u32) -> Self {
         let mut shortcut = Self { complete: u32::from(significand <= 11), ..Self::default() };
         if shortcut.complete != 0 {
