@@ -21,7 +21,7 @@ pub struct Comparison {
     pub only_first: Vec<String>,
     /// The names that only the second has.
     pub only_second: Vec<String>,
-    /// Over all values that both have.
+    /// Errors over all values that both have.
     pub total: ErrorStats,
 }
 

@@ -55,7 +55,7 @@ pub struct Rounding {
     pub tensor: String,
     /// Its global scale before.
     pub before: GlobalScale,
-    /// And after, in the other direction.
+    /// Its global scale after, in the other direction.
     pub after: GlobalScale,
     /// Values that are not the same f32.
     pub differing: u64,
@@ -121,7 +121,7 @@ struct Done {
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
     to: FileConvention,
-    /// By the name of the codes.
+    /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,

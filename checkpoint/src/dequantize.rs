@@ -29,7 +29,7 @@ use crate::write::writer::Sink;
 pub struct Dequantized {
     /// The dtype of the values.
     pub dtype: Dtype,
-    /// On what.
+    /// The device that it was done on.
     pub device: String,
     /// Sums over the tensors that were dequantized.
     pub dequantized: Sums,
@@ -125,7 +125,7 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 
 struct Dequantizer<'a> {
     dtype: Dtype,
-    /// By the name of the codes.
+    /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
     /// The names of the scales, block scales and global ones.
     scales: HashSet<&'a str>,

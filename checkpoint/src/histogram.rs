@@ -10,14 +10,14 @@ use crate::conventions::packed::Packed;
 pub struct Histogram {
     /// The format.
     pub format: Format,
-    /// By scale byte.
+    /// Counts by scale byte.
     pub scales: [u64; 256],
-    /// By code; of 4-bit formats only the first 16 are in use.
+    /// Counts by code; of 4-bit formats only the first 16 are in use.
     pub codes: [u64; 256],
 }
 
 impl Histogram {
-    /// Without any block.
+    /// Makes a histogram without any block.
     pub fn new(format: Format) -> Self {
         Self { format, scales: [0; 256], codes: [0; 256] }
     }

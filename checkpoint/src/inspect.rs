@@ -12,7 +12,7 @@ pub struct Inspected<'a> {
     pub tensor: Logical<'a>,
     /// The distribution of scales and codes, if the tensor is quantized.
     pub histogram: Option<Histogram>,
-    /// Why a tensor that seems to be packed is listed as it is stored.
+    /// The reason why a tensor that seems to be packed is listed as it is stored.
     pub unreadable: Option<Error>,
 }
 

@@ -70,7 +70,7 @@ pub struct Plan<'a> {
 pub struct Planned<'a> {
     /// The tensor.
     pub tensor: Tensor<'a>,
-    /// Why it is copied; `None` if it is quantized.
+    /// The reason why it is copied; `None` if it is quantized.
     pub reason: Option<Reason>,
     /// Bytes of what takes its place.
     pub bytes_after: u64,
@@ -305,7 +305,7 @@ impl<'a> Plan<'a> {
         self.places.get(tensor).map(|place| &self.tensors[*place])
     }
 
-    /// Why a tensor is copied; `None` if it is quantized.
+    /// The reason why a tensor is copied; `None` if it is quantized.
     pub(crate) fn reason(&self, tensor: &str) -> Option<&Reason> {
         self.planned(tensor).and_then(|planned| planned.reason.as_ref())
     }

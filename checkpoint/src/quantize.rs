@@ -74,7 +74,7 @@ pub(crate) struct Done {
     pub(crate) summary: TensorSummary,
     /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
-    /// From when to when it was quantized, if it was.
+    /// The time in which it was quantized, if it was.
     busy: Option<Busy>,
 }
 

@@ -5,22 +5,22 @@ use std::fmt;
 use crate::dtype::FileDtype;
 use crate::names::kept::Kept;
 
-/// Why a tensor is copied.
+/// The reason why a tensor is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// A pattern to exclude matches; the pattern.
     Excluded(String),
-    /// Not of a dtype that can be quantized.
+    /// Its dtype cannot be quantized.
     Dtype(FileDtype),
     /// Left alone by default.
     Kept(Kept),
     /// Fewer than two dimensions; how many.
     Dimensions(usize),
-    /// Not called `*.weight`, and no pattern to include matches.
+    /// It is not called `*.weight`, and no pattern to include matches.
     NotAWeight,
     /// No elements.
     Empty,
-    /// Not among the experts, which alone gpt-oss stores quantized.
+    /// It is not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),

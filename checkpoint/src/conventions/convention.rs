@@ -17,9 +17,11 @@ pub(crate) struct Convention {
     pub(crate) describe: fn(&[Group], &[String], &mut Description),
     /// True if a config that names this method is of the convention.
     pub(crate) is_method: fn(&str) -> bool,
-    /// Why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
+    /// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they
+    /// would.
     pub(crate) rescaled: fn(&Checkpoint, &str) -> Option<String>,
-    /// Why codes that no [`Storage`] fits cannot be read, if they look like some of the convention's.
+    /// The reason why codes that no [`Storage`] fits cannot be read, if they look like some of the
+    /// convention's.
     pub(crate) unreadable: fn(&Checkpoint, &Tensor<'_>) -> Option<String>,
 }
 

@@ -59,7 +59,7 @@ const RESCALED: [(&str, &str); 2] = [
     (".svdquant_lora_a", "a product of two small matrices is added to it (SVDQuant)"),
 ];
 
-/// Why a tensor's codes and scales alone would be the wrong weights.
+/// The reason why a tensor's codes and scales alone would be the wrong weights.
 fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
     let layer = name.strip_suffix(WEIGHT)?;
     let beside = |end: &str| checkpoint.tensor(&format!("{layer}{end}"));

@@ -112,7 +112,7 @@ impl StoredGlobal {
 }
 
 impl Storage {
-    /// Why a tensor is not for this convention.
+    /// The reason why a tensor is not for this convention.
     pub(crate) fn cannot_hold(&self, name: &str, shape: &[usize]) -> Option<Reason> {
         let is_among = |ends: &[&str]| shape.len() == 3 && ends.iter().any(|end| name.ends_with(end));
         if self.experts.is_some_and(|ends| !is_among(ends)) {

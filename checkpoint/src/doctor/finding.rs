@@ -115,7 +115,7 @@ impl Defect {
 pub struct Finding {
     /// The defect.
     pub defect: Defect,
-    /// In which tensor, or file if it is none in particular.
+    /// The tensor, or the file; `None` if it is none in particular.
     pub tensor: Option<String>,
     /// The file.
     pub file: PathBuf,

@@ -8,7 +8,7 @@ use crate::dtype::FileDtype;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Not a safetensors file, or a damaged one.
+    /// A file that is not safetensors, or a damaged one.
     #[error("{} is not a valid safetensors file: {why}; download or write it again", .file.display())]
     Header {
         /// The file.
@@ -31,7 +31,7 @@ pub enum FileError {
         why: String,
     },
 
-    /// Not a GGUF file, or a damaged one, or one that ggml would not read either.
+    /// A file that is not GGUF, or a damaged one, or one that ggml would not read either.
     #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
     Gguf {
         /// The file.

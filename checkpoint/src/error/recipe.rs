@@ -39,7 +39,7 @@ pub enum RecipeError {
     Glob {
         /// The pattern.
         pattern: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }

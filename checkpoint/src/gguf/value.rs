@@ -27,7 +27,8 @@ pub(crate) enum ValueType {
 }
 
 impl ValueType {
-    /// In the order of GGUF's numbers, with ggml's names, and the bytes of those that always have as many.
+    /// All types, in the order of GGUF's numbers, with ggml's names, and the bytes of those that always have
+    /// as many.
     const ALL: [(Self, &'static str, Option<u64>); 13] = [
         (Self::U8, "u8", Some(1)),
         (Self::I8, "i8", Some(1)),

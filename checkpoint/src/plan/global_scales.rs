@@ -75,7 +75,7 @@ impl GlobalScales {
         Ok(found)
     }
 
-    /// That of a tensor.
+    /// The global scale of a tensor.
     pub(crate) fn of(&self, tensor: &str) -> Option<GlobalScale> {
         self.scales.get(tensor).copied()
     }

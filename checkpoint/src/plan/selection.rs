@@ -29,11 +29,11 @@ pub(crate) enum Wish {
     /// Nothing: its name and shape decide.
     #[default]
     Nothing,
-    /// To quantize it, whatever its name, like a pattern to include.
+    /// Quantize it, whatever its name, like a pattern to include.
     Quantize,
-    /// To leave it as it is.
+    /// Leave it as it is.
     Keep(Reason),
-    /// To leave it as it is with its layer, if it would be quantized.
+    /// Leave it as it is with its layer, if it would be quantized.
     KeepLayer(Reason),
 }
 
@@ -46,7 +46,7 @@ impl Selection {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// With patterns that are compiled already.
+    /// Makes a selection of patterns that are compiled already.
     pub(crate) fn of(include: Vec<GlobMatcher>, exclude: Vec<GlobMatcher>) -> Self {
         Self { include, exclude }
     }

@@ -33,7 +33,7 @@ pub struct Settings {
 /// The source of NVFP4's global scales, in words.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalSetting {
-    /// From each tensor's amax, or that of the layers that engines fuse it with.
+    /// Computed from each tensor's amax, or that of the layers that engines fuse it with.
     FromAmax,
     /// A number for all tensors, in the convention's direction.
     Value(f32),
@@ -95,7 +95,7 @@ impl Settings {
         "non_finite",
     ];
 
-    /// These settings, and those for what these leave open.
+    /// Returns these settings, with `those` for everything that these leave open.
     ///
     /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
     /// for another.

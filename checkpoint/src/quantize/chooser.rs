@@ -45,14 +45,14 @@ struct Found {
 
 /// The recipe of a tensor.
 pub(crate) struct Chosen {
-    /// With its global scale put in, where that is known before.
+    /// The recipe with its global scale put in, where that is known before.
     pub(crate) recipe: Recipe,
     /// The same without any search.
     pub(crate) plain: Recipe,
 }
 
 impl<'a> Chooser<'a> {
-    /// For the tensors that are quantized, all of them.
+    /// Makes a chooser for all tensors that are quantized.
     pub(crate) fn new(plan: &'a Plan<'a>) -> Self {
         let mut layers: HashMap<_, Layer<'a>> = HashMap::new();
         for tensor in plan.to_quantize() {

@@ -18,7 +18,7 @@ pub(crate) struct Stored {
     pub(crate) report: Report,
     /// The loss of what the file holds.
     pub(crate) errors: ErrorStats,
-    /// In the convention's direction.
+    /// The global scale in the convention's direction.
     pub(crate) global_scale: Option<GlobalScale>,
     /// When it was quantized, and not measured yet.
     pub(crate) quantized: Instant,

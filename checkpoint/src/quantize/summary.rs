@@ -19,7 +19,7 @@ use crate::write::others::Skipped;
 pub struct Summary {
     /// The recipes of the plan, the one for the most elements first.
     pub recipes: Vec<UsedRecipe>,
-    /// On what.
+    /// The device that it was done on.
     pub device: String,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<TensorSummary>,

@@ -81,7 +81,7 @@ fn json(bytes: &[u8]) -> Result<&str, String> {
 #[derive(Default)]
 struct Described {
     metadata: Option<HashMap<String, String>>,
-    /// In the header's order; no two names are the same.
+    /// The tensors in the header's order; no two names are the same.
     tensors: Vec<(String, TensorInfo)>,
     /// The entry that is being read.
     at: Option<String>,

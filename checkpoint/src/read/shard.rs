@@ -22,7 +22,7 @@ pub(crate) struct Shard {
     /// The path relative to the checkpoint's directory.
     pub(crate) name: PathBuf,
     pub(crate) container: Container,
-    /// In the order of their data.
+    /// The tensors in the order of their data.
     pub(crate) stored: Vec<Stored>,
     map: Mmap,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Shard {
 /// The container of a file, with its metadata.
 pub(crate) enum Container {
     Safetensors(Option<HashMap<String, String>>),
-    /// With the tensors taken out of it.
+    /// A GGUF file's header, with the tensors taken out of it.
     Gguf(Box<Header>),
 }
 

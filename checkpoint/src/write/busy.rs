@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// From when to when something was worked at.
+/// The time from when to when something was worked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy {
     pub(crate) from: Instant,

@@ -16,7 +16,7 @@ const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
 pub struct Skipped {
     /// Its path relative to the checkpoint.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 

@@ -16,7 +16,7 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Is told about progress before each tensor, and may break off: [`Error::Interrupted`].
+/// A function that is told about progress before each tensor, and may break off: [`Error::Interrupted`].
 pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
 /// Counts bytes, and asks whether to go on.
@@ -27,7 +27,7 @@ pub(crate) struct Meter<'a, 'b> {
 }
 
 impl<'a, 'b> Meter<'a, 'b> {
-    /// For these tensors of the input.
+    /// Makes a meter for these tensors of the input.
     pub(crate) fn new<'t>(
         tensors: impl Iterator<Item = Tensor<'t>>,
         progress: &'a mut OnProgress<'b>,

@@ -41,7 +41,7 @@ struct Open<'a, D> {
     taken: usize,
     writer: Arc<Mutex<Writer>>,
     renamed: Renamed,
-    /// By number.
+    /// The results of the tensors that are done, by number.
     done: Vec<Option<D>>,
 }
 
@@ -74,7 +74,7 @@ enum Told<D> {
     Done(u64),
     /// A shard is complete, on the disk too.
     Complete { index: usize, renamed: Renamed, done: Vec<D> },
-    /// In the shard of this number.
+    /// An error in the shard of this number.
     Failed(usize, Error),
 }
 
