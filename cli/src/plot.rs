@@ -23,7 +23,7 @@ pub(crate) struct Plot<'a> {
     pub(crate) title: &'a str,
     /// Said under the title.
     pub(crate) lines: &'a [String],
-    /// In the order in which they are to be drawn.
+    /// The points in the order in which they are to be drawn.
     pub(crate) points: &'a [Point<'a>],
     /// SQNR over all values, in dB.
     pub(crate) total: f64,

@@ -26,7 +26,7 @@ impl Bar {
         Self(bar)
     }
 
-    /// For the library's operations to call.
+    /// Shows progress; the library's operations call it.
     pub(crate) fn update(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);

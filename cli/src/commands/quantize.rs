@@ -287,7 +287,7 @@ fn sums_table(formats: &[(Format, Sums)], copied: Sums) -> String {
     rows.trim_fmt()
 }
 
-/// Why tensors were copied, the commonest reason first.
+/// A table of the reasons why tensors were copied, the commonest first.
 fn reasons_table(copied: &[(String, &str)]) -> String {
     if copied.is_empty() {
         return String::new();

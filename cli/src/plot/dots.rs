@@ -32,7 +32,7 @@ const HEIGHT: f64 = 340.0;
 /// A kind of tensor.
 struct Kind<'a> {
     label: String,
-    /// By layer; by `None` what is in none.
+    /// The points by layer; those in none by `None`.
     points: BTreeMap<Option<u64>, Vec<&'a Point<'a>>>,
 }
 

@@ -224,7 +224,7 @@ fn power(exponent: i32) -> String {
     format!("2{}", raised.collect::<String>())
 }
 
-/// With a minus sign that is one.
+/// Writes the minus sign of a number as one.
 fn signed(number: &str) -> String {
     number.replace('-', "−")
 }

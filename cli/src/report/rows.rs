@@ -10,7 +10,7 @@ const LONGEST: usize = 52;
 /// A table that is being written.
 pub(super) struct Rows<'m> {
     pub(super) m: &'m mut Markup,
-    /// By column, whether cells are aligned to the right.
+    /// True, by column, if cells are aligned to the right.
     right: Vec<bool>,
 }
 

@@ -10,7 +10,7 @@ pub(crate) const WORST_BLOCKS: usize = 20;
 
 /// The subject of the report.
 pub(crate) struct Run<'a> {
-    /// With details.
+    /// The summary, with details.
     pub(crate) summary: &'a Summary,
     /// The path as it was given.
     pub(crate) input: &'a Path,

@@ -49,7 +49,7 @@ fn ends(kind: &str) -> impl Iterator<Item = &str> {
     dots.chain([kind])
 }
 
-/// At most `most` characters of a name, the middle left out if need be.
+/// Shortens a name to at most `most` characters, the middle left out if need be.
 pub(crate) fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {

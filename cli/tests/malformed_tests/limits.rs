@@ -55,7 +55,7 @@ fn json_files_of_any_size_are_not_read() {
     }
 }
 
-/// To compile a pattern takes much more memory than it has characters, and its library gives up with a panic.
+/// Compiling a pattern takes much more memory than it has characters, and its library gives up with a panic.
 #[test]
 fn patterns_of_any_length_are_not_compiled() {
     let scratch = Scratch::new();
