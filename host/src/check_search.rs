@@ -54,7 +54,7 @@ struct Check<'a> {
     shape: Shape,
     non_finite: NonFinite,
     importance: Option<&'a [f32]>,
-    /// In linear order.
+    /// The scales in linear order.
     scales: &'a [u8],
 }
 

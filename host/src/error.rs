@@ -15,7 +15,7 @@ use crate::words::Words;
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a tensor could not be quantized or dequantized.
+/// The reason why a tensor could not be quantized or dequantized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -314,7 +314,7 @@ pub enum Error {
     NotMeasured {
         /// The operation.
         op: &'static str,
-        /// With or on what not, and what to choose.
+        /// The way in which it is not measured, and the alternative.
         how: &'static str,
     },
 

@@ -49,7 +49,7 @@ pub struct QuantizedShape {
 }
 
 impl QuantizedShape {
-    /// With linear scales.
+    /// The shape of a matrix in a format, with linear scales.
     pub const fn new(format: Format, rows: usize, cols: usize) -> Self {
         Self { format, rows, cols, scale_layout: ScaleLayout::Linear }
     }
@@ -73,15 +73,15 @@ impl QuantizedShape {
 pub struct Strided {
     /// Groups of rows.
     pub outer: usize,
-    /// From one group's first element to the next's.
+    /// The distance from one group's first element to the next's.
     pub outer_stride: usize,
     /// Rows in a group.
     pub rows: usize,
-    /// From one row's first element to the next's.
+    /// The distance from one row's first element to the next's.
     pub row_stride: usize,
     /// Elements in a row (K). It need not be a multiple of the block.
     pub cols: usize,
-    /// From one element of a row to the next.
+    /// The distance from one element of a row to the next.
     pub col_stride: usize,
 }
 

@@ -56,7 +56,7 @@ pub(super) fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     })
 }
 
-/// That of elements that follow each other.
+/// The amax of elements that follow each other.
 pub(super) fn amax_of_part(isa: Isa, values: Elements<'_>) -> Amax {
     let most = f32::from_bits(isa.amax_bits(values));
     if most.is_finite() {

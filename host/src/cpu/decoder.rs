@@ -22,7 +22,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// For the blocks of a tensor, and values of a dtype.
+    /// Makes a decoder for the blocks of a tensor, and values of a dtype.
     pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let scale_type = format.facts().scale;

@@ -53,7 +53,7 @@ trait Scales {
     /// Scales of a step.
     const COUNT: usize;
 
-    /// From that many bytes.
+    /// Reads the scales from that many bytes.
     fn of(bytes: &[u8]) -> Self;
 
     /// Adds the terms of a step, given the matrix' scales.

@@ -59,7 +59,7 @@ impl LaneSums {
         }
     }
 
-    /// Over all lanes.
+    /// The sums over all lanes.
     #[inline(always)]
     fn total(&self) -> ErrorSums {
         let mut total = ErrorSums::default();

@@ -49,10 +49,10 @@ pub(super) trait HalfwordVector {
     /// Loads the constants, once for a loop.
     fn steps() -> Self::Steps;
 
-    /// From memory.
+    /// Loads a vector from memory.
     fn load_halfwords(halfwords: &Halfwords) -> Self::Halfwords;
 
-    /// To memory.
+    /// Stores a vector to memory.
     fn store_halfwords(halfwords: Self::Halfwords) -> Halfwords;
 
     /// This value, everywhere.

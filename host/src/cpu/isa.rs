@@ -253,7 +253,7 @@ impl Isa {
         })
     }
 
-    /// With scales that are searched, given the Hessian of each block.
+    /// Quantizes a piece with scales that are searched, given the Hessian of each block.
     pub(super) fn quantize_hessian(
         self,
         values: Elements<'_>,

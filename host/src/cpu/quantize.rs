@@ -157,19 +157,19 @@ struct QuantizeRequest<'a> {
 }
 
 impl<'a> QuantizeRequest<'a> {
-    /// With errors that are not weighted.
+    /// Makes a request with errors that are not weighted.
     fn new(isa: Isa, values: Elements<'a>, shape: Shape, recipe: &'a Recipe) -> Result<Self> {
         shape.check("the input", values.len())?;
         Ok(Self { isa, values, shape, recipe, importance: Importance::None })
     }
 
-    /// With importance by column, if there is any.
+    /// Adds importance by column, if there is any.
     fn by_columns(self, importance: Option<&'a [f32]>) -> Result<Self> {
         check_importance(importance, self.shape)?;
         Ok(Self { importance: importance.map_or(Importance::None, Importance::Columns), ..self })
     }
 
-    /// With a Hessian for each block of columns.
+    /// Adds a Hessian for each block of columns.
     fn by_hessians(self, store: &'a HessianStore) -> Self {
         Self { importance: Importance::Hessians(store), ..self }
     }

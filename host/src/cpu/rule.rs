@@ -61,7 +61,7 @@ pub(super) enum Kind {
     Mxfp4(Mx<E2m1>),
     Mxfp8E4m3(Mx<E4m3>),
     Mxfp8E5m2(Mx<E5m2>),
-    /// With the factors that follow.
+    /// NVFP4's arithmetic, with the factors that follow from it.
     Nvfp4(Quantizer, Box<NvFactors>),
 }
 

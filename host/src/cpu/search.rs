@@ -62,7 +62,8 @@ pub(super) struct Start {
     nan_block: bool,
 }
 
-/// By squared errors, with the importance of the piece's elements: a block at a time, by the definition.
+/// The search by squared errors, with the importance of the piece's elements: a block at a time, by the
+/// definition.
 struct Weighted<'a>(Option<&'a [f32]>);
 
 impl Weighted<'_> {

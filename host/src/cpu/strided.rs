@@ -116,7 +116,7 @@ impl<T: Element> StridedRequest<'_, T> {
         tasks.enumerate().map_init(Vec::new, report).reduce(Report::default, Report::plus)
     }
 
-    /// With swizzled scales, in tasks of the rows whose scales lie together.
+    /// Quantizes with swizzled scales, in tasks of the rows whose scales lie together.
     fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();

@@ -76,7 +76,8 @@ impl Thresholds {
     }
 }
 
-/// From what elements are multiplied with or divided by under each scale, and the size of a unit then, about.
+/// The thresholds from the factors or divisors of elements under each scale, and the size of a unit then,
+/// about.
 #[inline(always)]
 fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     ties: Ties,

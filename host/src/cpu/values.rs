@@ -42,7 +42,7 @@ impl Values {
         Self(rows)
     }
 
-    /// That of a scale.
+    /// The values under a scale.
     #[inline(always)]
     pub(super) fn row(&self, scale: u8) -> &ValueRow {
         &self.0[usize::from(scale)]

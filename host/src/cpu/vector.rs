@@ -27,10 +27,10 @@ pub(super) trait Vector: Machine + HalfwordVector<Bits: Copy> {
     /// True if [`Machine::fma`] is an instruction.
     const FUSED: bool = true;
 
-    /// From memory.
+    /// Loads a vector from memory.
     fn load(lanes: &Lanes<f32>) -> Self::Number;
 
-    /// To memory.
+    /// Stores a vector to memory.
     fn store(vector: Self::Number) -> Lanes<f32>;
 
     /// The numbers with an even index, and the others, of two vectors after each other.
@@ -45,7 +45,7 @@ pub(super) trait Vector: Machine + HalfwordVector<Bits: Copy> {
     /// The numbers of bits.
     fn number(bits: Self::Bits) -> Self::Number;
 
-    /// These bits, everywhere.
+    /// The same bits in every lane.
     fn splat_bits(bits: u32) -> Self::Bits;
 
     /// a & b

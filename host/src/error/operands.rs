@@ -2,7 +2,7 @@
 
 use microscale_formats::Format;
 
-/// Why operands do not go together.
+/// The reason why operands do not go together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandFault {

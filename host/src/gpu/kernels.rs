@@ -30,7 +30,7 @@ pub(super) struct Kernels {
     /// Held by the thread that compiles a kernel. The driver compiles one at a time, and all together takes
     /// it a quarter longer if several threads ask.
     compiling: Mutex<()>,
-    /// By family and number: empty until the kernel is first used.
+    /// The kernels by family and number: empty until the kernel is first used.
     ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
 }
 

@@ -22,7 +22,7 @@ use crate::origin::Origin;
 const PIECE: usize = 4 << 20;
 /// Bytes that a thread copies at once.
 const PART: usize = 512 << 10;
-/// From so many bytes on, a copy goes by pieces.
+/// The fewest bytes of which a copy goes by pieces.
 const LEAST: usize = 1 << 20;
 
 /// Two pieces of pinned memory, used by turns, by one operation at a time.

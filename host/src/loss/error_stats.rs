@@ -79,7 +79,7 @@ impl ErrorStats {
         Self::of_all(&rows.collect::<Vec<_>>())
     }
 
-    /// Over parts, in their order.
+    /// Statistics over parts, in their order.
     fn of_all(parts: &[Self]) -> Self {
         parts.iter().fold(Self::default(), |mut sum, part| {
             sum += *part;

@@ -22,7 +22,7 @@ pub(super) struct RoundTrip<'a> {
     values: Elements<'a>,
     shape: Shape,
     tensor: &'a QuantizedTensor,
-    /// In linear order.
+    /// The scales in linear order.
     scales: Cow<'a, [u8]>,
     decoder: Decoder,
 }

@@ -40,9 +40,9 @@ impl BlockError {
 /// nothing is not among them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstBlocks {
-    /// By the squared error as a share of the block's energy.
+    /// The worst blocks by the squared error as a share of the block's energy.
     pub relative: Vec<BlockError>,
-    /// By the squared error.
+    /// The worst blocks by the squared error.
     pub absolute: Vec<BlockError>,
 }
 
