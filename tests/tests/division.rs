@@ -64,7 +64,7 @@ fn quotient(x: f32, d: f32, short: bool) -> f32 {
     nvfp4::quotient::<Scalars>(x, nvfp4::reciprocal::<Scalars>(d), d, short)
 }
 
-/// Not a proof, but of more than a hundred million quotients none differs.
+/// Compares more than a hundred million quotients, none of which differs; that is no proof.
 #[test]
 fn quotients_of_24_bits_are_rounded_to_nearest() {
     (0..1 << 10).into_par_iter().for_each(|seed| {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why PTX text cannot be read or lowered, or a buffer not be handed out.
+/// The reason why PTX text cannot be read or lowered, or a buffer not be handed out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The text is not PTX as this crate knows it.
@@ -63,5 +63,5 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// With this crate's error.
+/// A result with this crate's error.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;

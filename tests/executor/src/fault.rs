@@ -67,7 +67,7 @@ pub enum FaultKind {
         /// The source lane.
         lane: u32,
     },
-    /// Not all lanes of the warp execute what all must execute.
+    /// Some lanes of the warp do not execute an instruction that all must execute.
     IncompleteWarp {
         /// Lanes that exited, or that the launch does not have.
         missing: u32,
@@ -103,7 +103,7 @@ pub struct Access {
     pub buffer: Option<String>,
     /// The first byte from that buffer's start, or the first bad one where single bytes are.
     pub offset: i64,
-    /// That buffer's length.
+    /// The length of that buffer.
     pub len: usize,
 }
 
@@ -181,7 +181,7 @@ pub(crate) struct Trap {
     pub(crate) kind: Box<FaultKind>,
 }
 
-/// With a lane's fault.
+/// The result of a step, or a lane's fault.
 pub(crate) type Step<T = ()> = Result<T, Trap>;
 
 /// A fault of this lane.

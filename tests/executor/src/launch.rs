@@ -12,7 +12,7 @@ pub struct Launch {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// In which order what is concurrent runs.
+    /// The order in which concurrent lanes and warps run.
     pub schedule: Schedule,
     /// The results of approximate instructions.
     pub approximation: Approximation,
@@ -42,27 +42,27 @@ impl Launch {
         Self { blocks, threads, ..Self::default() }
     }
 
-    /// With so many bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn shared(self, shared: u32) -> Self {
         Self { shared, ..self }
     }
 
-    /// In this order.
+    /// Sets the schedule.
     pub fn schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// With these approximations.
+    /// Sets the approximations.
     pub fn approximation(self, approximation: Approximation) -> Self {
         Self { approximation, ..self }
     }
 
-    /// With or without the race detector.
+    /// Switches the race detector on or off.
     pub fn races(self, races: bool) -> Self {
         Self { races, ..self }
     }
 
-    /// At most so many warp instructions.
+    /// Sets the limit of warp instructions.
     pub fn limit(self, limit: u64) -> Self {
         Self { limit, ..self }
     }
@@ -79,7 +79,7 @@ pub enum Schedule {
     /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late
     /// as they can.
     HighestFirst,
-    /// By chance, from this seed, with a change every few instructions.
+    /// An order by chance, from this seed, with a change every few instructions.
     Random(u64),
 }
 
@@ -91,12 +91,12 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// From the bytes of a value, a `repr(C)` structure say.
+    /// An argument from the bytes of a value, a `repr(C)` structure say.
     pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
         Self::Bytes(bytes.into())
     }
 
-    /// From a value as it lies in memory, a `repr(C)` structure of numbers without padding.
+    /// An argument from a value as it lies in memory, a `repr(C)` structure of numbers without padding.
     ///
     /// # Safety
     ///

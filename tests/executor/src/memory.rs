@@ -70,7 +70,7 @@ impl Buffer {
 }
 
 impl Memory {
-    /// Without buffers.
+    /// Makes a memory without buffers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -227,7 +227,7 @@ pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
 /// A block's shared memory: variables at addresses of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// In the order of addresses.
+    /// The variables in the order of addresses.
     variables: Vec<Store>,
 }
 
@@ -368,7 +368,7 @@ impl Bytes {
     }
 }
 
-/// Why a byte in this state may not be accessed.
+/// The reason why a byte in this state may not be accessed.
 #[cold]
 fn refused(state: &[u8], at: usize) -> Wrong {
     match state[at] {

@@ -132,7 +132,7 @@ fn entry(lexer: &mut Lexer) -> Result<Entry> {
     Ok(Entry { name, parameters, body, line, kernel: OnceLock::new() })
 }
 
-/// To behind the closing brace; the opening one is behind us.
+/// Skips to behind the closing brace; the opening one is behind us.
 fn skip_body(lexer: &mut Lexer) -> Result<()> {
     let mut depth = 1;
     while depth > 0 {

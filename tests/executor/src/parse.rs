@@ -43,7 +43,7 @@ pub(crate) enum Names<'a> {
 pub(crate) struct Variable<'a> {
     pub(crate) name: &'a str,
     pub(crate) align: u32,
-    /// In bytes; `None` for an array of unknown length, `name[]`.
+    /// The size in bytes; `None` for an array of unknown length, `name[]`.
     pub(crate) size: Option<u32>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Program {
 /// Registers of one kind.
 #[derive(Debug)]
 pub(crate) struct File<T> {
-    /// By slot; empty for what has none.
+    /// Names by slot; empty for slots without one.
     pub(crate) names: Vec<String>,
     pub(crate) constants: Vec<(Slot, T)>,
 }
@@ -46,7 +46,7 @@ impl<T> Default for File<T> {
 pub(crate) struct SharedPlace {
     pub(crate) name: String,
     pub(crate) address: u32,
-    /// In bytes; `None` if the launch says it.
+    /// The size in bytes; `None` if the launch says it.
     pub(crate) size: Option<u32>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct SharedPlace {
 pub(crate) struct GlobalPlace {
     pub(crate) name: String,
     pub(crate) address: u64,
-    /// In bytes.
+    /// The size in bytes.
     pub(crate) size: u32,
 }
 
@@ -196,7 +196,7 @@ pub(crate) enum Op {
         to: Box<[Register]>,
         from: Register,
     },
-    /// From the parameter space at a known place.
+    /// A load from the parameter space at a known place.
     Parameter {
         to: Box<[Register]>,
         at: usize,

@@ -71,7 +71,7 @@ impl Races {
     }
 }
 
-/// Who accessed the bytes of a buffer.
+/// The threads that accessed the bytes of a buffer.
 ///
 /// Two reads by different threads are enough: a write is in no race with either only if both are before it or
 /// its own, and reads are dropped only when a later one is after them, or when the two that stay are of

@@ -16,12 +16,12 @@ const GROUP: usize = 16;
 /// The order in which a kernel adds.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// For one token: groups, then lanes by pairs, then splits.
+    /// The order for one token: groups, then lanes by pairs, then splits.
     One {
         /// Warps that share a row.
         splits: usize,
     },
-    /// For several: steps, then segments and splits.
+    /// The order for several tokens: steps, then segments and splits.
     Lots {
         /// Parts of a row that a warp has side by side.
         segments: usize,

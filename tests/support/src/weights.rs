@@ -24,7 +24,7 @@ impl Activations {
     pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
 }
 
-/// So many activations.
+/// Makes so many activations.
 pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
     let one = |random: &mut fastrand::Rng| match kind {
         Activations::Common | Activations::Large => {
@@ -65,7 +65,7 @@ const CHAIN: f64 = 8.0;
 const LOST: f64 = 18.0;
 
 impl Bound {
-    /// That of the definition, `microscale::formats::weights`.
+    /// The bound of the definition, `microscale::formats::weights`.
     pub fn of_definition(weights: &QuantizedTensor) -> Self {
         let cols = weights.cols();
         Self {
@@ -152,7 +152,7 @@ enum Product {
     Number { exact: f64, magnitudes: f64 },
     /// Terms are not finite, and neither is the sum: NaN or an infinity.
     NotFinite(f64),
-    /// So large that f32 may not hold it.
+    /// A sum so large that f32 may not hold it.
     Large,
 }
 

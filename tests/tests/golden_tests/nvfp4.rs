@@ -73,7 +73,7 @@ const TINY: [&str; 5] = ["tiny-1e-35", "tiny-1e-37", "tiny-1e-38", "tiny-subnorm
 /// Cases whose amax is so small that 2688 / amax overflows.
 const TINIEST: [&str; 4] = ["tiny-1e-37", "tiny-1e-38", "tiny-subnormal", "tiny-smallest"];
 
-/// Why a global scale that we compute is not the library's.
+/// The reason why a global scale that we compute is not the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     /// The tensor is zeros and the library's is 0, which makes NaN of them; ours is 1.

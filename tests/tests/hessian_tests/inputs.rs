@@ -11,7 +11,7 @@ impl Numbers {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// From a normal distribution.
+    /// A number from a normal distribution.
     pub(crate) fn normal(&mut self) -> f64 {
         let (a, b) = (1.0 - self.0.f64(), self.0.f64());
         (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
@@ -21,7 +21,7 @@ impl Numbers {
 /// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Inputs {
-    /// So many tokens of independent columns.
+    /// Tokens of independent columns, so many of them.
     Independent(usize),
     /// A few directions that all columns share, and a mean, with little noise.
     Correlated,

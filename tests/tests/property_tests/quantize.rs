@@ -217,7 +217,7 @@ fn nvfp4_ties_are_as_expected_under_every_scale() {
     check::<bf16>(&mut rng);
 }
 
-/// That the inputs of the test above do what they are for: a good part of the quotients are ties.
+/// Checks that the inputs of the test above do what they are for: a good part of the quotients are ties.
 #[test]
 fn blocks_of_ties_have_ties() {
     let mut rng = fastrand::Rng::with_seed(31);

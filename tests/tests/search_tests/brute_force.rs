@@ -62,7 +62,7 @@ pub(crate) struct BlockErrors {
 }
 
 impl BlockErrors {
-    /// By how much more than the least the written error may be, as norms, in units of the block's.
+    /// The excess of the written error over the least, as norms, in units of the block's.
     ///
     /// Let u be 2⁻²⁴, x the block, r what a scale leaves of it, all weighted. A search sees the factor f with
     /// an error of u, and its reciprocal with another, which may take the farther of two magnitudes where

@@ -9,10 +9,12 @@ use syn::{Attribute, ImplItem, Item, ItemUse, Macro, Meta};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     Use,
-    /// In a `pub use`, which makes a list of contents: only other crates that it names are imported.
+    /// The path stands in a `pub use`, which makes a list of contents: only other crates that it names are
+    /// imported.
     Facade,
     Code,
-    /// In the body of a `macro_rules`, where some names are looked up at the place of the call.
+    /// The path stands in the body of a `macro_rules`, where some names are looked up at the place of the
+    /// call.
     Rules,
 }
 

@@ -62,7 +62,7 @@ struct Lowering<'a> {
     parameters: &'a [Parameter],
     /// Addresses of variables in shared memory.
     shared: HashMap<&'a str, u32>,
-    /// And in global memory.
+    /// The addresses of variables in global memory.
     global: HashMap<&'a str, u64>,
     /// The instruction that follows each label.
     labels: HashMap<&'a str, u32>,

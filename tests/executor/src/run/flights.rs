@@ -17,7 +17,7 @@ const MOST: usize = 16;
 /// A warp's copies under way.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// In the order in which they began.
+    /// The copies in the order in which they began.
     pub(super) flying: Vec<Flight>,
     /// The number of groups that each lane has closed.
     pub(super) closed: [u32; LANES],

@@ -14,7 +14,7 @@ use crate::program::{Op, Program};
 
 /// A warp of a block.
 pub(super) struct Warp {
-    /// In its block.
+    /// The number of the warp in its block.
     pub(super) index: u32,
     pub(super) registers: Registers,
     pub(super) copies: Copies,
@@ -42,13 +42,13 @@ pub(super) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
-    /// For other lanes of the warp, at an instruction with `.sync`.
+    /// The lanes wait for other lanes of the warp, at an instruction with `.sync`.
     Waiting,
-    /// At a barrier of the block.
+    /// The lanes wait at a barrier of the block.
     Arrived,
 }
 
-/// Why a warp stopped.
+/// The reason why a warp stopped.
 pub(super) enum Stop {
     /// All lanes have exited.
     Done,

@@ -157,7 +157,7 @@ fn power(code: u32) -> u32 {
     }
 }
 
-/// To formats of 16 bits and fewer, and between these.
+/// Conversions to formats of 16 bits and fewer, and between these.
 fn narrowing(modifiers: &[&str], to: &str, from: &str, zero: bool) -> Option<Pure> {
     let (relu, satfinite) = match modifiers {
         [] => (false, false),
