@@ -1,4 +1,5 @@
-//! Comparing two checkpoints, tensor by tensor.
+//! Comparing two checkpoints, tensor by tensor. Floats, quantized or not, are compared as values; all other
+//! tensors by their bytes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! Dequantizing a checkpoint: the way back.
+//! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model knows.
+//! All other tensors are copied.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Types of the elements of a stored tensor, whatever its container.
+//! Dtypes of stored tensors, in either container: safetensors' dtypes and ggml's types under one type.
 
 pub(crate) mod ggml;
 

@@ -1,4 +1,4 @@
-//! Distributions of scales and codes.
+//! Distributions of scales and codes: counts of each byte, of one tensor or of many of a format.
 
 use microscale::{Format, QuantizedTensor};
 use rayon::prelude::*;

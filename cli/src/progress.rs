@@ -1,4 +1,4 @@
-//! The progress bar, and stopping on Ctrl-C.
+//! The progress bar, and the flag by which Ctrl-C stops an operation.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Writing to stdout and stderr.
+//! Writing to stdout, where a failure is an error, and to stderr, where it is ignored.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};

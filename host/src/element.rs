@@ -1,4 +1,4 @@
-//! The dtypes of unquantized values.
+//! The dtypes of unquantized values, f32, f16 and bf16: the trait [`Element`] and its conversions.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! Converting scales from one layout to the other, in host memory.
+//! Converting scales between the linear and the swizzled layout, in host memory.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};

@@ -1,4 +1,4 @@
-//! The report of quantizing: counts, besides the bytes.
+//! The report of quantizing: counts of values that could not be kept, and the place of the first of them.
 
 use std::ops::AddAssign;
 

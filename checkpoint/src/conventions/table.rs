@@ -1,4 +1,5 @@
-//! All conventions of files: **the table of conventions**.
+//! All conventions of files: **the table of conventions**. A new convention gets a row here, and look-ups by
+//! convention, format and recipe start here.
 
 use microscale::formats::ScaleLayout;
 use microscale::{Format, Recipe, Words};

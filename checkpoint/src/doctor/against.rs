@@ -1,4 +1,5 @@
-//! Values, compared with those of the checkpoint that was quantized.
+//! The check of values against the checkpoint that was quantized. It finds what scales and codes alone cannot
+//! show, such as nibbles in the wrong order.
 
 use microscale::Device;
 

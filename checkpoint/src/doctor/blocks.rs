@@ -1,4 +1,4 @@
-//! Scale bytes and codes, block by block.
+//! The check of scale bytes and codes, block by block: NaN and signed scales, zero blocks, saturated blocks.
 
 use microscale::Format;
 use rayon::prelude::*;

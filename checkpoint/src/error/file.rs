@@ -1,4 +1,4 @@
-//! A file that is not what it should be, or cannot hold what it should.
+//! Errors of single files: one that is not what it should be, or cannot hold what it should.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Global scales and importance that are given in files.
+//! Errors of files that are given beside a checkpoint: global scales, and importance.
 
 use std::path::PathBuf;
 

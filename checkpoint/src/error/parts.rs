@@ -1,4 +1,4 @@
-//! Parts that cannot be merged.
+//! Errors of merging: parts that are missing, or do not belong together.
 
 use std::path::PathBuf;
 

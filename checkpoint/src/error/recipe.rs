@@ -1,4 +1,4 @@
-//! Recipes, settings and patterns that are wrong.
+//! Errors of recipes: files, settings and patterns that are wrong.
 
 use crate::names::glob;
 

@@ -1,4 +1,5 @@
-//! A place in a file's bytes that moves forward and never beyond the end.
+//! A cursor over a file's bytes, which moves forward and never beyond the end. Lengths are checked before
+//! anything is taken.
 
 use super::format::Parsed;
 

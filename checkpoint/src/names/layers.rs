@@ -1,4 +1,5 @@
-//! The layers of a model, by the names of its tensors.
+//! The numbers of a model's layers, read from the names of its tensors. They tell which layers are the first
+//! and the last.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,4 +1,5 @@
-//! NVFP4's global scales, read from a file.
+//! NVFP4's global scales, read from a file instead of computed. A file names them after the tensors that they
+//! are for.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Importance by column for the search of block scales, read from a file.
+//! Importance by column, read from a file: it weights the errors of a search for block scales.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

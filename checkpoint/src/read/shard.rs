@@ -1,4 +1,4 @@
-//! A file of tensors: mapped, its header read and checked.
+//! A shard: one file of tensors in either container, mapped, its header read and checked.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

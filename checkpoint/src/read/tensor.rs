@@ -1,4 +1,4 @@
-//! A tensor as it is stored.
+//! A tensor as it is stored: name, dtype, sizes, and the mapped bytes.
 
 use std::path::Path;
 

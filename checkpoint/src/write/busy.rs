@@ -1,4 +1,4 @@
-//! The time in which something was worked at.
+//! Times in which workers were busy, and the seconds that several such times cover together.
 
 use std::time::Instant;
 

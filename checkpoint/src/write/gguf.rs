@@ -1,4 +1,4 @@
-//! The header of a GGUF file that is written.
+//! Writing the header of a GGUF file: metadata, the outlines of its tensors, and their places.
 
 use std::path::Path;
 

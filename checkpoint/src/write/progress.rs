@@ -1,4 +1,4 @@
-//! Telling how far an operation is, and breaking it off.
+//! Reports of an operation's progress, at each of which the caller may break it off.
 
 use std::ops::ControlFlow;
 

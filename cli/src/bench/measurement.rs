@@ -1,4 +1,4 @@
-//! The result of a measurement.
+//! The result of a measurement: the median times, and the rates and ratios that follow from them.
 
 use microscale::{Dtype, Recipe};
 

@@ -1,4 +1,5 @@
-//! The operations that are measured.
+//! The operations that can be measured, their names on the command line, and the sizes and dtypes that each
+//! takes.
 
 #[cfg(feature = "cuda")]
 use microscale::gpu::GemvKernel;

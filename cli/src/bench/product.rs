@@ -1,4 +1,4 @@
-//! Operands of products of quantized tensors.
+//! Random operands of products of quantized tensors, and the check of results against the definition.
 
 use microscale::cpu::{self, Isa};
 use microscale::formats::ScaleType;

@@ -1,4 +1,4 @@
-//! `microscale compare`.
+//! `microscale compare`: measures a checkpoint against another, or against what it would be in a format.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `microscale inspect`.
+//! `microscale inspect`: lists tensors, and the distributions of their scales and codes.
 
 use std::error::Error;
 use std::path::PathBuf;

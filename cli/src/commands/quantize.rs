@@ -1,4 +1,4 @@
-//! `microscale quantize`.
+//! `microscale quantize`: quantizes a checkpoint, as a whole or a part of it, or shows the plan.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! An axis with round numbers.
+//! An axis that holds some values and has ticks at round numbers.
 
 /// An axis from one round number to another.
 pub(crate) struct Axis {

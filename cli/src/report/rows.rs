@@ -1,4 +1,4 @@
-//! Tables.
+//! Tables of the report: captions, headers, groups of rows, and cells with text or drawings.
 
 use std::fmt::Display;
 

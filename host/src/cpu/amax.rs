@@ -1,4 +1,4 @@
-//! The largest magnitude of a matrix, on the CPU.
+//! The amax of a matrix on the CPU: its largest finite magnitude, spread over rayon's threads.
 
 use rayon::prelude::*;
 

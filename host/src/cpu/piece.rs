@@ -1,4 +1,4 @@
-//! A piece: contiguous blocks, and the output for them.
+//! A piece: contiguous blocks that one call quantizes, and the output for them.
 
 use super::policy::Tally;
 use crate::scheme::NonFinite;

@@ -1,4 +1,4 @@
-//! Finding GPUs, without a panic where there is no driver.
+//! Finding and opening GPUs, without a panic where there is no driver.
 
 use std::sync::Arc;
 

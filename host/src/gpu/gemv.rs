@@ -1,4 +1,4 @@
-//! Matrix–vector products on a GPU.
+//! Products of quantized matrices and quantized vectors on a GPU, from host memory or on the device.
 
 use std::sync::Arc;
 

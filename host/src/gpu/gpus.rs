@@ -1,4 +1,4 @@
-//! Several GPUs.
+//! Several GPUs as one device for checkpoints: their workers, by turns.
 
 use rayon::prelude::*;
 

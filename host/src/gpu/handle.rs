@@ -1,4 +1,4 @@
-//! One GPU, ready to work.
+//! [`Gpu`]: one GPU, ready to work, with its context, stream and kernels.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Compiling kernels before they are used.
+//! Having kernels compiled before they are used, so that the first operation does not wait.
 
 use microscale_kernels_abi::{Amax, Errors, Family, KernelId};
 

@@ -1,4 +1,4 @@
-//! Quantized tensors, amax and reports in device memory.
+//! Quantized tensors, amax and reports in device memory, and their copies from and to the host.
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::nvfp4::{Direction, GlobalScale};

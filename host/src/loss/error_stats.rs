@@ -1,4 +1,4 @@
-//! Statistics of the distance of two tensors.
+//! [`ErrorStats`]: sums over pairs of an original and its approximation, and figures such as SQNR.
 
 use std::ops::AddAssign;
 

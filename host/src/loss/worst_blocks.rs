@@ -1,4 +1,4 @@
-//! The blocks of a matrix that lost most.
+//! [`WorstBlocks`]: the blocks of a matrix that lost most, by relative and by absolute error.
 
 use rayon::prelude::*;
 

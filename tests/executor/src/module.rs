@@ -1,4 +1,4 @@
-//! A PTX module and its kernels.
+//! A PTX module and its kernels: reading the text, and lowering a kernel when it is first asked for.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,4 @@
-//! Statements of a kernel's body.
+//! Parsing a kernel's body: its statements, instructions, guards and operands.
 
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Token};

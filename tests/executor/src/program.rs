@@ -1,4 +1,4 @@
-//! A kernel's instructions in the form in which they are executed.
+//! A lowered kernel: its instructions in the form in which they are executed, and its registers.
 
 use crate::lanes::LaneFunction;
 use crate::semantics::Multiplicand;

@@ -1,4 +1,4 @@
-//! Quantized operands of products.
+//! Random quantized operands of products, with scales of a chosen kind.
 
 use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};

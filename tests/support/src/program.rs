@@ -1,4 +1,4 @@
-//! Running the program.
+//! Running the program `microscale` in tests, and checking its exit code and output.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

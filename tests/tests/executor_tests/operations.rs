@@ -1,4 +1,4 @@
-//! Everything else: cases.
+//! Cases of dequantizing, amax, sums of errors and scale layouts, and of the ladder's baselines.
 
 use std::mem::offset_of;
 

@@ -1,4 +1,4 @@
-//! Machine code as `nvdisasm -c` prints it.
+//! Machine code, parsed from the listing that `nvdisasm -c` prints: instructions, accesses and jumps.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The trait of formats that groups quantize to.
+//! The trait of formats that are quantized in groups: their scales, factors and thresholds.
 
 use microscale_formats::NegativeZero;
 

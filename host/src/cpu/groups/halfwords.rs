@@ -1,4 +1,4 @@
-//! Groups of 16-bit values, by comparing.
+//! The codes of groups of 16-bit values, by comparing them with thresholds.
 
 use super::grouped::{DROP, DROP_INPUT, FORCE, KEEP};
 use super::reading::{prefetch, side_by_side};

@@ -1,4 +1,4 @@
-//! MXFP4's blocks in groups.
+//! MXFP4's scales for sixteen blocks at a time, a lane a block.
 
 use microscale_formats::{BlockEvents, E2m1, E8m0, mx};
 

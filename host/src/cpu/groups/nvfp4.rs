@@ -1,4 +1,4 @@
-//! NVFP4's blocks in groups.
+//! NVFP4's scales for sixteen blocks at a time, a lane a block, and its factors for each scale byte.
 
 use std::marker::PhantomData;
 

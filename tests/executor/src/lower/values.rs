@@ -1,4 +1,4 @@
-//! Instructions that compute registers from registers.
+//! Lowering instructions that compute registers from registers.
 
 use super::Lowering;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Instructions that only move and compute registers.
+//! Executing instructions that only move and compute registers.
 
 use super::warp::Warp;
 use crate::approximation::Approximation;
