@@ -35,10 +35,10 @@ fn scale_bytes(format: Format) -> std::ops::RangeInclusive<u8> {
 
 /// The weighted squared error of a block if every element takes the magnitude that is nearest; or, once the
 /// sum is `enough`, what it has come to.
-fn nearest_error(block: &[f64], weights: &[f64], factor: f64, enough: f64) -> f64 {
+fn nearest_error(block: &[f64], importance: &[f64], factor: f64, enough: f64) -> f64 {
     let magnitudes = MAGNITUDES.map(|magnitude| factor * magnitude);
     let mut error = 0.0;
-    for (a, weight) in block.iter().zip(weights) {
+    for (a, weight) in block.iter().zip(importance) {
         let distance = magnitudes.iter().fold(f64::INFINITY, |least, value| {
             let distance = (a - value).abs();
             if distance < least { distance } else { least }
@@ -92,24 +92,24 @@ pub(crate) fn errors(
     let factors: Vec<f64> = scale_bytes(tensor.format()).map(|byte| factor(tensor, byte)).collect();
     let one = |(i, values): (usize, &[f32])| {
         let block: Vec<f64> = values.iter().map(|value| f64::from(value.abs())).collect();
-        let weight = |k| importance.map_or(1.0, |weights| f64::from(weights[(i * size + k) % COLS]));
-        let weights: Vec<f64> = (0..size).map(weight).collect();
+        let weight = |k| importance.map_or(1.0, |importance| f64::from(importance[(i * size + k) % COLS]));
+        let importance: Vec<f64> = (0..size).map(weight).collect();
         let scale = factor(tensor, tensor.scales()[i]);
         let mut written = 0.0;
         for (k, value) in values.iter().enumerate() {
             let code = tensor.codes()[(i * size + k) / 2] >> (4 * (k % 2)) & 15;
             let sign = if code < 8 { 1.0 } else { -1.0 };
             let rest = f64::from(*value) - sign * MAGNITUDES[usize::from(code % 8)] * scale;
-            written += weights[k] * rest * rest;
+            written += importance[k] * rest * rest;
         }
         let least = || {
             // Begun with a good one, so that most others are soon enough.
-            let begin = nearest_error(&block, &weights, scale, f64::INFINITY);
+            let begin = nearest_error(&block, &importance, scale, f64::INFINITY);
             factors
                 .iter()
-                .fold(begin, |least, factor| least.min(nearest_error(&block, &weights, *factor, least)))
+                .fold(begin, |least, factor| least.min(nearest_error(&block, &importance, *factor, least)))
         };
-        let energy = block.iter().zip(&weights).map(|(a, weight)| weight * a * a).sum();
+        let energy = block.iter().zip(&importance).map(|(a, weight)| weight * a * a).sum();
         BlockErrors { written, least: if brute { least() } else { 0.0 }, energy }
     };
     values.par_chunks(size).enumerate().map(one).collect()

@@ -50,7 +50,7 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
     }
 }
 
-/// [`check_skipped`] for the blocks of matrices, with weights and without.
+/// [`check_skipped`] for the blocks of matrices, with importance and without.
 fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
     format: Format,
     scales: impl Fn(&QuantizedTensor) -> S,
@@ -59,14 +59,15 @@ fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
     for (name, values) in matrices(N, FEWER_BLOCKS / 4) {
         let convention = Convention::default_for(format);
         let plain = quantize(Isa::best(), &values, &recipe(format, convention, Search::None), None).tensor;
-        for weights in [None, Some(&importance[..])] {
+        for importance in [None, Some(&importance[..])] {
             let recipe = recipe(format, convention, Search::Full);
-            let full = quantize(Isa::best(), &values, &recipe, weights).tensor;
+            let full = quantize(Isa::best(), &values, &recipe, importance).tensor;
             let scales = scales(&full);
             values.as_chunks::<N>().0.par_iter().enumerate().for_each(|(i, values)| {
-                let weights = weights.map(|weights| std::array::from_fn(|k| weights[(i * N + k) % COLS]));
-                let what = format!("{format}, {name}, block {i}, weights: {}", weights.is_some());
-                let block = Block::new(values, weights);
+                let importance =
+                    importance.map(|importance| std::array::from_fn(|k| importance[(i * N + k) % COLS]));
+                let what = format!("{format}, {name}, block {i}, importance: {}", importance.is_some());
+                let block = Block::new(values, importance);
                 check_skipped(&what, &block, &scales, plain.scales()[i], full.scales()[i]);
             });
         }
