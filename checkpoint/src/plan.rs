@@ -191,7 +191,7 @@ impl<'a> Plan<'a> {
         Ok(self.global_scales.insert(found))
     }
 
-    /// Takes weights by column from a file, for the search of block scales. A vector is called
+    /// Takes importance by column from a file, for the search of block scales. A vector is called
     /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns. Tensors
     /// without one are searched unweighted.
     ///
@@ -321,8 +321,8 @@ impl<'a> Plan<'a> {
         Some(planned.recipe)
     }
 
-    /// The weights of a tensor's columns, if there are any.
-    pub(crate) fn weights_of(&self, tensor: &str) -> Option<&[f32]> {
+    /// The importance of a tensor's columns, if there is any.
+    pub(crate) fn importance_of(&self, tensor: &str) -> Option<&[f32]> {
         self.importance.as_ref().and_then(|importance| importance.of(tensor))
     }
 
@@ -337,8 +337,8 @@ impl<'a> Plan<'a> {
             if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
                 hash.update(&scale.value().to_le_bytes());
             }
-            if let Some(weights) = self.weights_of(tensor.name) {
-                hash.update(bytemuck::cast_slice(weights));
+            if let Some(importance) = self.importance_of(tensor.name) {
+                hash.update(bytemuck::cast_slice(importance));
             }
         }
     }

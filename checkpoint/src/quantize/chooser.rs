@@ -139,9 +139,9 @@ impl<'a> Chooser<'a> {
             for part in parts {
                 let Treatment { recipe, storage, .. } = self.plan.of(part.name);
                 let recipe = recipe.with_global(Global::Given(scale));
-                let weights = self.plan.weights_of(part.name);
+                let importance = self.plan.importance_of(part.name);
                 errors += self.with(part, sources, device, |source| {
-                    Ok(source.store(storage, &recipe, weights)?.errors)
+                    Ok(source.store(storage, &recipe, importance)?.errors)
                 })?;
             }
             Ok::<_, Error>(errors.relative_squared_error())

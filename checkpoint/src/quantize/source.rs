@@ -40,7 +40,7 @@ pub(crate) trait Source {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        weights: Option<&[f32]>,
+        importance: Option<&[f32]>,
     ) -> microscale::Result<Stored>;
 }
 
@@ -76,9 +76,9 @@ impl<T: Element> Source for Loaded<'_, T> {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        weights: Option<&[f32]>,
+        importance: Option<&[f32]>,
     ) -> microscale::Result<Stored> {
-        let result = self.quantize(recipe, weights)?;
+        let result = self.quantize(recipe, importance)?;
         let (quantized, report, global_scale) = (Instant::now(), result.report(), result.global_scale());
         let result = match storage.stored_global_scale(global_scale) {
             Some(stored) => result.with_global_scale(stored)?,
