@@ -16,11 +16,11 @@ pub enum Reason {
     Kept(Kept),
     /// Fewer than two dimensions; how many.
     Dimensions(usize),
-    /// It is not called `*.weight`, and no pattern to include matches.
+    /// Its name is not `*.weight`, and no pattern to include matches.
     NotAWeight,
     /// No elements.
     Empty,
-    /// It is not among the experts, which alone gpt-oss stores quantized.
+    /// Its layer is not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),

@@ -149,7 +149,7 @@ impl<'a> Chooser<'a> {
         Ok(Found { plain, best })
     }
 
-    /// Does something with a part, which may have to be brought to the device for it.
+    /// Calls `what` with a part, which may have to be brought to the device for it.
     fn with<R>(
         &self,
         part: &Tensor<'_>,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// The time from when to when something was worked at.
+/// The time span in which a worker was busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy {
     pub(crate) from: Instant,

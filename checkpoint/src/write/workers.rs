@@ -217,7 +217,7 @@ impl<'a, R: Rewrite> Schedule<'a, R> {
         Ok(Some(Taken { index: open.index, unit, tensors, writer: open.writer.clone() }))
     }
 
-    /// The shard with something to do that the fewest work on, the first of them.
+    /// The first of the shards with units left on which the fewest workers work.
     fn least_taken(&self) -> Option<usize> {
         let waiting = self.open.iter().enumerate().filter(|(_, open)| !open.units.is_empty());
         waiting.min_by_key(|(_, open)| (open.taken, open.index)).map(|(open, _)| open)

@@ -73,7 +73,7 @@ fn prepare<const N: usize>(entries: &[f32], columns: usize) -> Result<Vec<Hessia
     Ok(blocks.par_iter().enumerate().map(|(block, rows)| Hessian::new(rows, used(block))).collect())
 }
 
-/// The first thing that is wrong with a block's matrix, of which the first `used` rows and columns count.
+/// The first fault of a block's matrix, of which the first `used` rows and columns count.
 fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Option<Error> {
     let places = || (0..used).flat_map(|row| (0..used).map(move |col| (row, col)));
     let found = |fault, (row, col): (usize, usize)| Error::HessianEntry {

@@ -20,7 +20,7 @@ use crate::element::Element;
 
 /// The search for the scale of a block of a piece.
 pub(super) trait Find<const N: usize> {
-    /// Finds that of block `i`.
+    /// Finds the scale of block `i`.
     fn find<T: Element>(
         &self,
         i: usize,
@@ -30,7 +30,7 @@ pub(super) trait Find<const N: usize> {
         start: Start,
     ) -> Found;
 
-    /// Finds those of some blocks from block `first` on; of what is past them, something.
+    /// Finds the scales of some blocks from block `first` on; entries past them mean nothing.
     #[inline(always)]
     fn find_all<T: Element>(
         &self,

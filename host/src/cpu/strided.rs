@@ -35,7 +35,7 @@ const ROWS: usize = TILE_ROWS;
 /// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
 /// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there is importance by column.
 ///
-/// It is fastest where either the elements of a row or those of a column follow each other in memory.
+/// Quantizing is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
 /// # Errors
 /// [`crate::Error::StridedLength`], [`crate::Error::ZeroStride`] or [`crate::Error::StridedTooLarge`] if the

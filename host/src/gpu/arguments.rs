@@ -82,7 +82,7 @@ pub(super) fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> 
     grid.0.blocks * format.block() as u64
 }
 
-/// Checks the number of something that a product's kernels count.
+/// Checks a number that a product's kernels count with against their limit.
 pub(super) fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
     let fits = (found as u64) < limit;
     if fits { Ok(()) } else { Err(Error::Operands(OperandFault::Limit { what, found, limit })) }

@@ -56,7 +56,7 @@ pub(super) fn amax_bits<V: Vector>(values: &[f32]) -> u32 {
     most
 }
 
-/// The amax of each block of a group: something that is not finite where an element is not.
+/// The amax of each block of a group; it is not finite where an element is not.
 #[inline(always)]
 pub(super) fn amax<V: Vector, const N: usize>(group: &[f32]) -> V::Number {
     let mut halves = [V::splat_bits(0); LANES / 2];

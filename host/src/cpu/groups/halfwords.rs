@@ -30,7 +30,7 @@ pub(super) fn amax_bits<T: Element, V: HalfwordVector>(values: &[u16]) -> u32 {
     halfword_to_f32::<T>(most).to_bits()
 }
 
-/// The amax of each block of a group: something that is not finite where an element is not.
+/// The amax of each block of a group; it is not finite where an element is not.
 #[inline(always)]
 pub(super) fn amax<T: Element, V: Vector, const N: usize>(group: &[T]) -> V::Number {
     let (chunks, _) = bytemuck::cast_slice::<T, u16>(group).as_chunks::<HALFWORDS>();

@@ -41,7 +41,7 @@ impl<'s> Watched<'s> {
         Self { scratch, before: scratch.contents(), out: scratch.path(out) }
     }
 
-    /// Lets something write to the output, looks at what is there then, and removes it.
+    /// Calls `write` with the output's path, looks at what is there then, and removes it.
     pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> Result<T>) -> Option<T> {
         let written = write(&self.out);
         let mut after = self.scratch.contents();
