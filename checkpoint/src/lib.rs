@@ -89,3 +89,8 @@ pub use reason::Reason;
 pub use sums::Sums;
 pub use write::others::Skipped;
 pub use write::progress::{OnProgress, Progress};
+
+// The README's examples are compiled like the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -69,3 +69,8 @@ pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;
 pub use scale::ScaleType;
 pub use search::Search;
+
+// The README's examples are compiled and run like the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

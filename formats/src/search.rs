@@ -292,8 +292,8 @@ pub(crate) mod tests {
                 *value =
                     if number() < 0.2 { shape } else { shape * spread } * [1.0, 0.1, 0.04, 300.0][round % 4];
             }
-            let weights = (round % 2 == 1).then(|| [(); 16].map(|()| number()));
-            let block = Block::new(&values, weights);
+            let importance = (round % 2 == 1).then(|| [(); 16].map(|()| number()));
+            let block = Block::new(&values, importance);
             let plain = E4m3::from_f32(block.amax() / block.unit() / 6.0).to_bits();
             let found = block.search::<Hosts, _>(Search::Full, &scales, plain, plain);
             tried += found.tried;

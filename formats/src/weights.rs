@@ -1,7 +1,7 @@
 //! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each
 //! vector that is not quantized.
 //!
-//! The elements are cut into groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products
+//! The elements form groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products
 //! with a 128th of the weights are exact in f32, whatever an activation is; they are added in order, each sum
 //! rounded to f32. That is the group's [`fraction`]. Whether a product is fused with its sum makes no
 //! difference, and none of it can overflow: sixteen times 6/128 is below 1.
@@ -23,11 +23,12 @@
 //! come to 64 times the largest f32, and are infinite or NaN from there.
 //!
 //! GPUs add the products by tensor cores, and differ from that in their last bits. A tensor core multiplies
-//! 16 weights of a row, already scaled, with 16 activations exactly, cuts each product and the sum before
-//! them to 24 bits of the largest one's, and adds. Eight follow each other from zero: each loses at most 18
-//! units of 2^−23 of what the eight come to without signs. Their sums are added in f32, one for each step of
-//! 128 elements or more. So there γ is [`tensor_core_gamma`], and with bf16, whose products may be below
-//! f32's normal numbers, K · 2^−110 comes to δ; with it, sums overflow at 2^14 times the largest f32.
+//! 16 weights of a row, already scaled, with 16 activations exactly, truncates each product and the sum
+//! before them to 24 bits of the largest one's, and adds. Eight such instructions follow each other from
+//! zero: each loses at most 18 units of 2^−23 of what the eight come to without signs. Their sums are added
+//! in f32, one for each k-iteration of 128 elements or more. So there γ is [`tensor_core_gamma`], and with
+//! bf16, whose products may be below f32's normal numbers, K · 2^−110 comes to δ; with it, sums overflow at
+//! 2^14 times the largest f32.
 //!
 //! With one token, weights are not scaled first: four multiplications with four products each make a group,
 //! and lose six units each; groups come under their scales as they are fused to sums of f32, two for each 256
@@ -38,17 +39,17 @@
 //! that are infinite or NaN, and those of bf16 activations from 2^24 on, are computed as on CPUs, so that
 //! they are never less.
 //!
-//! The order is given, too, by how many warps share a row. For several tokens, steps of 128 elements go by
-//! turns to a row's parts: each warp has segments side by side, eight over the number of tokens as a power of
-//! two. Parts are added in f64, warp by warp. For one token, chunks of 32 go by turns to the lanes, four for
-//! each of a warp's two segments; lanes are added in f32, (0 + 1) + (2 + 3), then both segments, and warps in
-//! f64.
+//! The order follows, too, from how many warps share a row (slices of K). For several tokens, runs of 128
+//! elements go to a row's parts in turn: each warp has segments side by side, eight over the number of tokens
+//! as a power of two. Parts are added in f64, warp by warp. For one token, chunks of 32 go to the lanes in
+//! turn, four for each of a warp's two segments; lanes are added in f32, (0 + 1) + (2 + 3), then both
+//! segments, and warps in f64.
 
 use crate::arithmetic::Fused;
 use crate::dot::Sums;
 use crate::{E2m1x2, E4m3, E8m0};
 
-/// Elements of a group: what block scales have in common.
+/// Elements of a group: the largest number that is in one block of either format.
 pub const GROUP: usize = 16;
 
 /// A 128th of the sum of a group's products, without its scale. Where there are no activations left, nothing
@@ -59,13 +60,13 @@ pub fn fraction(codes: &[u8], activations: &[f32]) -> f32 {
     weights.zip(activations).fold(0.0, |sum, (weight, x)| sum + weight * x)
 }
 
-/// A stream's sum and a group of NVFP4. NaN if the scale is.
+/// Adds a group of NVFP4 to a stream's sum. NaN if the scale is.
 #[inline(always)]
 pub fn add_nvfp4<F: Fused>(sum: f32, fraction: f32, scale: E4m3) -> f32 {
     F::fma(fraction, 2.0 * scale.to_f32(), sum)
 }
 
-/// A stream's sum and a group of MXFP4. NaN if the scale is.
+/// Adds a group of MXFP4 to a stream's sum. NaN if the scale is.
 #[inline(always)]
 pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
     match scale.to_bits() {
@@ -78,11 +79,11 @@ pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
 
 /// γ of sums by tensor cores, for rows of so many elements.
 pub fn tensor_core_gamma(cols: usize) -> f64 {
-    let steps = cols.div_ceil(128) as f64;
-    (2.0 * 8.0 * 18.0 + steps) / f64::from(1 << 24)
+    let k_iterations = cols.div_ceil(128) as f64;
+    (2.0 * 8.0 * 18.0 + k_iterations) / f64::from(1 << 24)
 }
 
-/// What the streams come to.
+/// The sum of all streams, times 64.
 pub fn total(streams: Sums) -> f64 {
     64.0 * streams.total()
 }

@@ -88,7 +88,7 @@ impl Check<'_> {
         let importance = self.importance.map(|importance| {
             let mut of_block = [0.0; N];
             let of_columns = importance[i * N..].iter().take(values.len());
-            of_block.iter_mut().zip(of_columns).for_each(|(to, from)| *to = *from);
+            of_block.iter_mut().zip(of_columns).for_each(|(weight, of_column)| *weight = *of_column);
             of_block
         });
         let chosen = self.scales[row * self.shape.cols.div_ceil(N) + i];

@@ -69,7 +69,7 @@ pub use shape::{QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 pub use words::Words;
 
-// The README's example is compiled and run like the others.
+// The README's examples are compiled and run like the others.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

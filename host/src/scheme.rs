@@ -34,7 +34,7 @@ impl NonFinite {
 /// A named convention: the choices of one library, taken together.
 ///
 /// The slips that some of these libraries make next to powers of two or at extreme exponents are not
-/// reproduced; the README's compatibility table says which.
+/// reproduced; docs/compatibility.md in the repository says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Convention {
     /// OCP MX v1.0, which is torchao's default for the MX formats: floor, ties to even, −0 kept.

@@ -3,7 +3,8 @@
 use crate::grid::Divider;
 use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
 
-/// More blocks than a row of a product's operand may have: kernels count them in 32 bits, and a few steps past the last.
+/// The first number of blocks that is too large for a row of a product's operand: kernels count blocks in 32
+/// bits, and a few k-iterations past the last.
 pub const BLOCK_LIMIT: u64 = 1 << 26;
 
 const ONE_ROW: Launch = (THREADS, THREADS / WARP, 0);
@@ -19,8 +20,8 @@ kinds! {
         Nvfp4Rows2 "nvfp4_gemv_rows2" TWO_ROWS E2m1;
         /// NVFP4, four rows.
         Nvfp4Rows4 "nvfp4_gemv_rows4" FOUR_ROWS E2m1;
-        /// NVFP4, a row that is not whole chunks.
-        Nvfp4Cut "nvfp4_gemv_cut" ONE_ROW E2m1;
+        /// NVFP4, a ragged row, which is not whole chunks.
+        Nvfp4Ragged "nvfp4_gemv_ragged" ONE_ROW E2m1;
         /// MXFP4, a row. All its rows are whole chunks.
         Mxfp4Rows1 "mxfp4_gemv_rows1" ONE_ROW E2m1;
         /// MXFP4, two rows.

@@ -4,8 +4,8 @@
 pub const WARP: u32 = 32;
 /// Threads in a thread block of most kernels.
 pub const THREADS: u32 = 128;
-/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of one such
-/// block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
+/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of
+/// one such block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
 pub const WARP_ELEMENTS: u32 = 32 * WARP;
 
 /// A dtype of unquantized values.
@@ -40,10 +40,10 @@ pub struct Kernel {
     pub name: &'static str,
     /// The dtype of unquantized values, if kernels of the family differ by it.
     pub dtype: Option<Dtype>,
-    /// Threads in a thread block; of the kernels that copy ahead, the most.
+    /// Threads in a thread block; for the pipelined kernels, at most.
     pub threads: u32,
-    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where the grid
-    /// says how many thread blocks there are, and for the empty kernel.
+    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where
+    /// the grid says how many thread blocks there are, and for the empty kernel.
     pub elements: u32,
     /// Bytes of shared memory that a launch gives to so many threads.
     pub shared: u32,
@@ -52,8 +52,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those that may need
-    /// more share it between their warps, and take as many as there is room for, a power of two.
+    /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those
+    /// that may need more share it between their warps, and take as many as there is room for, a power of
+    /// two.
     pub const fn within(mut self, shared: u32) -> Self {
         while self.shared > shared && self.threads > WARP {
             self.threads /= 2;
@@ -73,7 +74,8 @@ impl Kernel {
     }
 }
 
-/// How a kind of kernel is launched: threads in a thread block, elements for each, and bytes of shared memory.
+/// How a kind of kernel is launched: threads in a thread block, elements for each, and bytes of shared
+/// memory.
 pub(crate) type Launch = (u32, u32, u32);
 
 /// A row of a family's table.
@@ -162,8 +164,9 @@ impl KernelId {
     }
 }
 
-/// Declares the kinds of kernels of a family with its table. Of a row `Kind prefix suffix [launches] converts`, there is a kernel
-/// for f32, f16 and bf16 each, called `<prefix>_<dtype><suffix>`; of a row `Kind name launch converts`, one.
+/// Declares the kinds of kernels of a family with its table. Of a row `Kind prefix suffix [launches]
+/// converts`, there is a kernel for f32, f16 and bf16 each, called `<prefix>_<dtype><suffix>`; of a row `Kind
+/// name launch converts`, one.
 macro_rules! kinds {
     ($(#[$doc:meta])* $name:ident by dtype {
         $($(#[$of_kind:meta])* $kind:ident $prefix:literal $suffix:literal [$f32:expr, $f16:expr] $converts:ident;)+

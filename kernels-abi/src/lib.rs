@@ -42,3 +42,8 @@ pub use quantize::{NvQuantizeOptions, Quantize, QuantizeOptions};
 pub use search::Search;
 pub use targets::{PtxFile, PtxHead, TARGETS, Target, target_for};
 pub use weights::Weights;
+
+// The README's examples are compiled and run like the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,18 +6,18 @@ use crate::gemv::BLOCK_LIMIT;
 use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, WARP, kernel};
 
-/// Places of rows in a tile of weights: what one instruction of tensor cores multiplies.
-pub const ROW_PLACES: u32 = 16;
-/// Places of tokens that it is multiplied with.
-pub const TOKEN_PLACES: u32 = 8;
-/// Lanes that share a place: each has a chunk of a step.
+/// Rows of a tile of weights. One instruction of the tensor cores multiplies a tile.
+pub const TILE_ROWS: u32 = 16;
+/// Columns of a tile: tokens, which the same instruction multiplies the weights with.
+pub const TILE_COLUMNS: u32 = 8;
+/// Lanes that share a tile row. Each has one of its chunks in a k-iteration.
 pub const QUAD: u32 = 4;
-/// Threads in a thread block of the kernels without copies ahead.
+/// Threads in a thread block of the kernels that are not pipelined.
 pub const WEIGHTS_THREADS: u32 = 256;
-/// More tokens than are multiplied with weights at once.
+/// The first number of tokens that is too large for one launch.
 pub const TOKEN_LIMIT: u64 = 1 << 24;
-/// More columns than weights may have for the kernels that copy ahead: they count bytes in 32 bits.
-pub const AHEAD_COLUMN_LIMIT: u64 = 1 << 24;
+/// The first number of columns that is too large for the pipelined kernels: they count bytes in 32 bits.
+pub const PIPELINED_COLUMN_LIMIT: u64 = 1 << 24;
 
 /// The format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,25 +28,25 @@ pub enum WeightsFormat {
     Mxfp4,
 }
 
-/// The kernels by how they multiply.
+/// The kernels by how they multiply. `M1` and `M8` say how many tokens one reading of the weights serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// One token, copied ahead, a tile a warp.
-    One1,
-    /// The same, two tiles.
-    One2,
-    /// The same, four tiles.
-    One4,
-    /// A lot of up to eight tokens, copied ahead, a tile a warp.
-    Lot1,
-    /// The same, two tiles.
-    Lot2,
-    /// A lot of up to eight tokens by loads, a tile a warp.
-    Many1,
-    /// The same, two tiles.
-    Many2,
-    /// Rows that are not whole chunks, by the definition.
-    Cut,
+    /// One token, pipelined, a tile a warp.
+    M1Tiles1,
+    /// One token, pipelined, two tiles a warp.
+    M1Tiles2,
+    /// One token, pipelined, four tiles a warp.
+    M1Tiles4,
+    /// A token tile of up to eight tokens, pipelined, a tile a warp.
+    M8Tiles1,
+    /// A token tile of up to eight tokens, pipelined, two tiles a warp.
+    M8Tiles2,
+    /// A token tile of up to eight tokens by plain loads to registers, a tile a warp.
+    UnpipelinedTiles1,
+    /// A token tile of up to eight tokens by plain loads to registers, two tiles a warp.
+    UnpipelinedTiles2,
+    /// Ragged rows, which are not whole chunks, by the definition.
+    Ragged,
 }
 
 impl Weights {
@@ -61,7 +61,7 @@ impl Weights {
     }
 }
 
-/// The table: of each row, kernels for NVFP4 and MXFP4 with f16 and bf16 each, of which those with f16 convert.
+/// The table. A row makes four kernels: NVFP4 and MXFP4, each with f16 and bf16. Those with f16 convert.
 macro_rules! table {
     ($($variant:literal $launch:expr, $converts:ident;)+) => {
         &[$(
@@ -74,155 +74,164 @@ macro_rules! table {
 }
 
 pub(crate) const KERNELS: &[Kernel] = table! {
-    "one_tiles1" ahead(true, 1), E2m1;
-    "one_tiles2" ahead(true, 2), E2m1;
-    "one_tiles4" ahead(true, 4), E2m1;
-    "lot_tiles1" ahead(false, 1), E2m1;
-    "lot_tiles2" ahead(false, 2), E2m1;
-    "tiles1" by_loads(1), E2m1;
-    "tiles2" by_loads(2), E2m1;
-    "cut" (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP, 0), Nothing;
+    "m1_tiles1" pipelined(true, 1), E2m1;
+    "m1_tiles2" pipelined(true, 2), E2m1;
+    "m1_tiles4" pipelined(true, 4), E2m1;
+    "m8_tiles1" pipelined(false, 1), E2m1;
+    "m8_tiles2" pipelined(false, 2), E2m1;
+    "unpipelined_tiles1" unpipelined(1), E2m1;
+    "unpipelined_tiles2" unpipelined(2), E2m1;
+    "ragged" (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP, 0), Nothing;
 };
 
-/// Kernels without copies ahead, of so many tiles a warp: their grid says how many thread blocks there are.
-const fn by_loads(tiles: u32) -> Launch {
+/// The launch of a kernel that is not pipelined, of so many tiles a warp. Its grid says how many thread
+/// blocks there are.
+const fn unpipelined(tiles: u32) -> Launch {
     (WEIGHTS_THREADS, 0, weights_shared_bytes(tiles))
 }
 
-/// Kernels that copy ahead, with as many warps as a thread block may have.
-const fn ahead(one: bool, tiles: u32) -> Launch {
-    (AHEAD_WARPS * WARP, 0, AHEAD_WARPS * Ahead { one, tiles }.warp_bytes())
+/// The launch of a pipelined kernel, with as many warps as a thread block may have.
+const fn pipelined(m1: bool, tiles: u32) -> Launch {
+    (PIPELINED_WARPS * WARP, 0, PIPELINED_WARPS * Pipelined { m1, tiles }.warp_bytes())
 }
 
-/// Bytes of shared memory that a thread block of the kernels that multiply weights needs, if a warp has so many
+/// Bytes of shared memory that a thread block of a kernel that is not pipelined needs, if a warp has so many
 /// tiles: their sums, and a flag for each warp.
 const fn weights_shared_bytes(tiles: u32) -> u32 {
-    WEIGHTS_THREADS / WARP * (tiles * ROW_PLACES * TOKEN_PLACES + 1) * 4
+    WEIGHTS_THREADS / WARP * (tiles * TILE_ROWS * TILE_COLUMNS + 1) * 4
 }
 
-/// Warps of a thread block of the kernels that copy ahead, at most: what keeps an H200's multiprocessor busy.
-pub const AHEAD_WARPS: u32 = 16;
+/// Warps of a thread block of the pipelined kernels, at most: enough to keep an H200's multiprocessor busy.
+pub const PIPELINED_WARPS: u32 = 16;
 
-/// A kernel for weights that copies what it needs next to shared memory, and how it uses that. Thread blocks stay for as
-/// long as there are rows; the rows of which they have some warps multiply at once are a turn.
+/// A pipelined kernel for weights, and how it uses shared memory.
+///
+/// Such a kernel copies the next k-iterations to shared memory while it computes one. Its thread blocks are
+/// persistent: they stay for as long as there are rows. The rows that a warp group multiplies at once are a
+/// work tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ahead {
-    /// Whether it is for one token, or for a lot of up to eight.
-    pub one: bool,
+pub struct Pipelined {
+    /// Set for one token; otherwise the kernel is for a token tile of up to eight.
+    pub m1: bool,
     /// Tiles of a warp.
     pub tiles: u32,
 }
 
-impl Ahead {
-    /// The exponent of the segments of rows and tokens, given that of the tokens of a lot.
+impl Pipelined {
+    /// The exponent of the segments of rows and tokens, given that of the tokens of a token tile.
     #[inline(always)]
-    pub const fn segment_bits(self, lot_bits: u32) -> u32 {
-        if self.one { 1 } else { TOKEN_PLACES.ilog2() - lot_bits }
+    pub const fn segment_bits(self, token_tile_bits: u32) -> u32 {
+        if self.m1 { 1 } else { TILE_COLUMNS.ilog2() - token_tile_bits }
     }
 
-    /// Steps of a warp that are in shared memory at once, or on their way to it: three, or two of many bytes, so that
-    /// there is room for all warps.
-    pub const fn slots(self) -> u32 {
-        if self.tiles > if self.one { 2 } else { 1 } { 2 } else { 3 }
+    /// Stages of a warp's ring: k-iterations that are in shared memory at once, or on their way to it. There
+    /// are three, or two large ones, so that shared memory has room for all warps.
+    pub const fn stages(self) -> u32 {
+        if self.tiles > if self.m1 { 2 } else { 1 } { 2 } else { 3 }
     }
 
-    /// Bytes of a step's activations: of one token, eight chunks of 64 and zeros; of a lot, a chunk for each lane.
+    /// Bytes of the activations of a stage: for one token eight chunks of 64 and zeros, for several a chunk
+    /// for each lane.
     pub const fn activation_bytes(self) -> u32 {
-        64 * if self.one { 9 } else { WARP }
+        64 * if self.m1 { 9 } else { WARP }
     }
 
-    /// Bytes of a step: codes of two rows a lane and tile, a word of scales, and activations.
-    pub const fn slot_bytes(self) -> u32 {
+    /// Bytes of a stage: codes of two rows a lane and tile, a word of scales, and activations.
+    pub const fn stage_bytes(self) -> u32 {
         self.tiles * WARP * (2 * 16 + 4) + self.activation_bytes()
     }
 
-    /// Bytes of all steps of a warp.
-    pub const fn slots_bytes(self) -> u32 {
-        self.slots() * self.slot_bytes()
+    /// Bytes of a warp's ring, which is all its stages.
+    pub const fn ring_bytes(self) -> u32 {
+        self.stages() * self.stage_bytes()
     }
 
-    /// Turns of a warp, at most.
-    pub const fn turns(self) -> u32 {
-        if self.one { 8 } else { 4 }
+    /// Work tiles of a warp, at most.
+    pub const fn work_tiles(self) -> u32 {
+        if self.m1 { 8 } else { 4 }
     }
 
-    /// Bytes of the sums that a warp keeps of a turn: one token's of each row, or a lot's, as tensor cores have them.
+    /// Bytes of the sums that a warp keeps of a work tile: for one token one of each row, for several all
+    /// that the tensor cores leave in the lanes.
     pub const fn sums_bytes(self) -> u32 {
-        let sums = if self.one { ROW_PLACES >> self.segment_bits(0) } else { ROW_PLACES * TOKEN_PLACES };
+        let sums = if self.m1 { TILE_ROWS >> self.segment_bits(0) } else { TILE_ROWS * TILE_COLUMNS };
         self.tiles * sums * 4
     }
 
-    /// Bytes that a warp keeps of a turn: sums, and of a lot a flag behind them, on 16 bytes.
-    pub const fn turn_bytes(self) -> u32 {
-        self.sums_bytes() + if self.one { 0 } else { 16 }
+    /// Bytes that a warp keeps of a work tile: sums, and for several tokens a flag behind them, on 16 bytes.
+    pub const fn work_tile_bytes(self) -> u32 {
+        self.sums_bytes() + if self.m1 { 0 } else { 16 }
     }
 
-    /// Bytes of a warp.
+    /// Bytes of a warp's shared memory.
     pub const fn warp_bytes(self) -> u32 {
-        self.slots_bytes() + self.turns() * self.turn_bytes()
+        self.ring_bytes() + self.work_tiles() * self.work_tile_bytes()
     }
 }
 
-/// Weights, a quantized matrix, to multiply with tokens' activations, which are not quantized.
+/// The shape of weights, a quantized matrix, to multiply with tokens' activations, which are not quantized.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsShape {
     /// Rows of the matrix, at least 1.
     pub rows: u64,
-    /// Its columns, and a token's activations.
+    /// Columns of the matrix, as many as a token has activations.
     pub cols: u64,
     /// Blocks in a row; fewer than [`BLOCK_LIMIT`].
     pub blocks: u64,
 }
 
 impl WeightsShape {
-    /// Whether kernels can count what there is, with so many tokens, and there is something.
+    /// Returns whether there is something to multiply with so many tokens, and kernels can count it.
     const fn counts(&self, tokens: u64) -> bool {
         self.rows > 0 && self.blocks < BLOCK_LIMIT && tokens > 0 && tokens < TOKEN_LIMIT
     }
 }
 
-/// How weights are multiplied with up to eight tokens at a time.
+/// How the kernels that are not pipelined multiply weights with up to eight tokens at a time.
 ///
-/// Tensor cores multiply 16 places of rows with eight places of tokens. With fewer tokens than that, parts of the
-/// same row and of the same token lie in places side by side: segments. Counts that kernels divide by are powers of
-/// two, given by their exponents.
+/// Tensor cores multiply 16 tile rows with eight tile columns. With fewer tokens than columns, parts of the
+/// same row and of the same token fill tile rows and columns side by side: segments. Kernels divide by powers
+/// of two only, which are given by their exponents.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WeightsGrid {
-    /// What is multiplied.
+    /// The matrix.
     pub shape: WeightsShape,
     /// Tokens, at least 1; fewer than [`TOKEN_LIMIT`].
     pub tokens: u64,
-    /// Of the warps that share rows, each with a part of the columns: at most as many as a thread block has.
-    pub split_bits: u32,
-    /// Of the segments: up to 3.
+    /// The exponent of the slices of K (sliced-K). The warps of a warp group share rows, and each has a slice
+    /// of their columns. There are at most as many as warps in a thread block.
+    pub slice_bits: u32,
+    /// The exponent of the segments: up to 3.
     pub segment_bits: u32,
-    /// Of the tokens of a lot.
-    pub lot_bits: u32,
-    /// Of the tiles that a warp has.
+    /// The exponent of the tokens of a token tile.
+    pub token_tile_bits: u32,
+    /// The exponent of the tiles that a warp has.
     pub tile_bits: u32,
-    /// Lots that the tokens fall to, one for each thread block with the same rows: fewer than 2³¹ thread blocks in all.
-    pub lots: Divider,
+    /// Token tiles, each with thread blocks of its own: fewer than 2³¹ thread blocks in all.
+    pub token_tiles: Divider,
 }
 
 impl WeightsGrid {
-    /// With so many tiles a warp, and rows shared by so many warps; `None` if there is nothing to multiply, or more
-    /// than a launch can count, or if these are not powers of two or more warps than a thread block has.
-    pub fn new(shape: WeightsShape, tokens: u64, tiles: u32, splits: u32) -> Option<Self> {
-        let shared = tiles.is_power_of_two() && splits.is_power_of_two() && splits <= WEIGHTS_THREADS / WARP;
+    /// Makes a grid of so many tiles a warp and so many slices of K.
+    ///
+    /// `None` if there is nothing to multiply, or more than a launch can count, or if these are not powers of
+    /// two or more slices than a thread block has warps.
+    pub fn new(shape: WeightsShape, tokens: u64, tiles: u32, slices: u32) -> Option<Self> {
+        let shared = tiles.is_power_of_two() && slices.is_power_of_two() && slices <= WEIGHTS_THREADS / WARP;
         if !shared || !shape.counts(tokens) {
             return None;
         }
-        let lot = (tokens as u32).next_power_of_two().min(TOKEN_PLACES);
+        let token_tile = (tokens as u32).next_power_of_two().min(TILE_COLUMNS);
         let grid = Self {
             shape,
             tokens,
-            split_bits: splits.ilog2(),
-            segment_bits: (TOKEN_PLACES / lot).ilog2(),
+            slice_bits: slices.ilog2(),
+            segment_bits: (TILE_COLUMNS / token_tile).ilog2(),
             tile_bits: tiles.ilog2(),
-            lot_bits: lot.ilog2(),
-            lots: Divider::new(tokens.div_ceil(u64::from(lot))),
+            token_tile_bits: token_tile.ilog2(),
+            token_tiles: Divider::new(tokens.div_ceil(u64::from(token_tile))),
         };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }
@@ -230,103 +239,106 @@ impl WeightsGrid {
     /// The exponent of the rows that half a tile stands for.
     #[inline(always)]
     pub const fn half_row_bits(&self) -> u32 {
-        (ROW_PLACES / 2).ilog2() - self.segment_bits
+        (TILE_ROWS / 2).ilog2() - self.segment_bits
     }
 
-    /// The exponent of the rows that a group of warps shares.
+    /// The exponent of the rows that a warp group shares.
     #[inline(always)]
     pub const fn group_row_bits(&self) -> u32 {
-        ROW_PLACES.ilog2() + self.tile_bits - self.segment_bits
+        TILE_ROWS.ilog2() + self.tile_bits - self.segment_bits
     }
 
-    /// The exponent of the groups in a thread block.
+    /// The exponent of the warp groups in a thread block.
     #[inline(always)]
     pub const fn group_bits(&self) -> u32 {
-        (WEIGHTS_THREADS / WARP).ilog2() - self.split_bits
+        (WEIGHTS_THREADS / WARP).ilog2() - self.slice_bits
     }
 
     /// Thread blocks of a launch.
     pub const fn thread_blocks(&self) -> u64 {
-        self.shape.rows.div_ceil(1 << (self.group_bits() + self.group_row_bits())) * self.lots.divisor
+        self.shape.rows.div_ceil(1 << (self.group_bits() + self.group_row_bits())) * self.token_tiles.divisor
     }
 }
 
-/// How weights are multiplied by the kernels that copy ahead.
+/// How the pipelined kernels multiply weights.
 ///
-/// The rows of a turn are multiplied by the warps of a team, each with steps of its own; a thread block has one team or
-/// several. Teams take turns' rows one after the other, the first teams of all thread blocks first, so that thread
-/// blocks have as many turns, or one more.
+/// A thread block has one warp group or several. The warps of a group multiply the rows of a work tile, each
+/// with k-iterations of its own (sliced-K). Work tiles go to the groups one after the other, to the first
+/// groups of all thread blocks before the second ones. So all groups have as many work tiles, or one more.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct TurnsGrid {
-    /// What is multiplied: columns fewer than [`AHEAD_COLUMN_LIMIT`].
+pub struct PipelinedGrid {
+    /// The matrix, of fewer columns than [`PIPELINED_COLUMN_LIMIT`].
     pub shape: WeightsShape,
-    /// Lots that the tokens fall to. Each has thread blocks of its own.
-    pub lots: Divider,
+    /// Token tiles, each with thread blocks of its own.
+    pub token_tiles: Divider,
     /// Tokens.
     pub tokens: u32,
-    /// The exponent of those of a lot.
-    pub lot_bits: u32,
-    /// Thread blocks of a lot.
+    /// The exponent of the tokens of a token tile.
+    pub token_tile_bits: u32,
+    /// Thread blocks of a token tile.
     pub row_blocks: u32,
-    /// Turns that each team has, and how many teams have one more: at most [`Ahead::turns`] each.
-    pub turns: [u32; 2],
+    /// Work tiles that each warp group has, and how many groups have one more: at most
+    /// [`Pipelined::work_tiles`] each.
+    pub work_tiles: [u32; 2],
     /// Warps of a thread block.
     pub warps: u32,
-    /// The exponent of the warps of a team.
-    pub split_bits: u32,
-    /// Steps of a row: every so many-th is a warp's.
-    pub steps: u32,
+    /// The exponent of the slices of K, which is that of the warps of a group.
+    pub slice_bits: u32,
+    /// K-iterations of a row. A warp has every so many-th, as many apart as there are slices.
+    pub k_iterations: u32,
 }
 
-impl TurnsGrid {
-    /// For a kernel, with so many warps of a team and of a thread block, on a GPU that has so many thread blocks at
-    /// once; `None` if there is nothing to multiply, or more than a launch can count, or [`AHEAD_COLUMN_LIMIT`], or if
-    /// warps are not powers of two or a team has more than a thread block.
+impl PipelinedGrid {
+    /// Makes a grid for a kernel, with so many slices of K and so many warps of a thread block, on a GPU that
+    /// has room for so many thread blocks at once.
+    ///
+    /// `None` if there is nothing to multiply, or more than a launch can count, or [`PIPELINED_COLUMN_LIMIT`]
+    /// columns, or if slices and warps are not powers of two, or if there are more slices than warps.
     pub fn new(
-        kernel: Ahead,
+        kernel: Pipelined,
         shape: WeightsShape,
         tokens: u64,
-        [splits, warps]: [u32; 2],
+        [slices, warps]: [u32; 2],
         at_once: u32,
     ) -> Option<Self> {
-        let teams = splits.is_power_of_two() && warps.is_power_of_two() && splits <= warps;
-        if !teams || at_once == 0 || !shape.counts(tokens) || shape.cols >= AHEAD_COLUMN_LIMIT {
+        let groups = slices.is_power_of_two() && warps.is_power_of_two() && slices <= warps;
+        if !groups || at_once == 0 || !shape.counts(tokens) || shape.cols >= PIPELINED_COLUMN_LIMIT {
             return None;
         }
-        let lot = if kernel.one { 1 } else { (tokens as u32).next_power_of_two().min(TOKEN_PLACES) };
-        let segment_bits = kernel.segment_bits(lot.ilog2());
-        let teams = u64::from(warps / splits);
-        let turns = shape.rows.div_ceil(u64::from((kernel.tiles * ROW_PLACES) >> segment_bits));
-        if turns >= 1 << 31 {
+        let token_tile = if kernel.m1 { 1 } else { (tokens as u32).next_power_of_two().min(TILE_COLUMNS) };
+        let segment_bits = kernel.segment_bits(token_tile.ilog2());
+        let groups = u64::from(warps / slices);
+        let work_tiles = shape.rows.div_ceil(u64::from((kernel.tiles * TILE_ROWS) >> segment_bits));
+        if work_tiles >= 1 << 31 {
             return None;
         }
-        let waves = turns.div_ceil(u64::from(at_once) * teams * u64::from(kernel.turns()));
-        let row_blocks = turns.div_ceil(teams).min(u64::from(at_once) * waves);
-        let (each, more) = (turns / (row_blocks * teams), turns % (row_blocks * teams));
+        let waves = work_tiles.div_ceil(u64::from(at_once) * groups * u64::from(kernel.work_tiles()));
+        let row_blocks = work_tiles.div_ceil(groups).min(u64::from(at_once) * waves);
+        let (each, more) = (work_tiles / (row_blocks * groups), work_tiles % (row_blocks * groups));
+        // In a k-iteration, each of four lanes has a chunk of each segment.
+        let columns = (u64::from(QUAD) * CHUNK as u64) << segment_bits;
         let grid = Self {
             shape,
-            lots: Divider::new(tokens.div_ceil(u64::from(lot))),
+            token_tiles: Divider::new(tokens.div_ceil(u64::from(token_tile))),
             tokens: tokens as u32,
-            lot_bits: lot.ilog2(),
+            token_tile_bits: token_tile.ilog2(),
             row_blocks: row_blocks as u32,
-            turns: [each as u32, more as u32],
+            work_tiles: [each as u32, more as u32],
             warps,
-            split_bits: splits.ilog2(),
-            // A chunk for each of four lanes, in each segment.
-            steps: u32::try_from(shape.cols.div_ceil((u64::from(QUAD) * CHUNK as u64) << segment_bits))
-                .ok()?,
+            slice_bits: slices.ilog2(),
+            k_iterations: u32::try_from(shape.cols.div_ceil(columns)).ok()?,
         };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }
 
     /// Thread blocks of a launch.
     pub const fn thread_blocks(&self) -> u64 {
-        self.row_blocks as u64 * self.lots.divisor
+        self.row_blocks as u64 * self.token_tiles.divisor
     }
 
     /// Threads in a thread block, and bytes of shared memory for them.
-    pub const fn threads_and_shared(&self, kernel: Ahead) -> (u32, u32) {
+    pub const fn threads_and_shared(&self, kernel: Pipelined) -> (u32, u32) {
         (self.warps * WARP, self.warps * kernel.warp_bytes())
     }
 }
@@ -337,39 +349,47 @@ mod tests {
 
     #[test]
     fn what_kernels_cannot_count_is_refused() {
-        let ahead = |cols: u64, tokens| {
+        let pipelined = |cols: u64, tokens| {
             let shape = WeightsShape { rows: 100, cols, blocks: cols / 32 };
-            TurnsGrid::new(Ahead { one: true, tiles: 1 }, shape, tokens, [2, 16], 132).is_some()
+            PipelinedGrid::new(Pipelined { m1: true, tiles: 1 }, shape, tokens, [2, 16], 132).is_some()
         };
-        assert_eq!([1, 0].map(|tokens| ahead(4096, tokens)), [true, false]);
-        let [columns, tokens] = [AHEAD_COLUMN_LIMIT, TOKEN_LIMIT];
-        assert_eq!([columns - 128, columns].map(|cols| ahead(cols, 1)), [true, false]);
-        assert_eq!([tokens - 1, tokens].map(|tokens| ahead(4096, tokens)), [true, false]);
-        let by_loads = |blocks: u64, tokens| {
+        assert_eq!([1, 0].map(|tokens| pipelined(4096, tokens)), [true, false]);
+        let [columns, tokens] = [PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT];
+        assert_eq!([columns - 128, columns].map(|cols| pipelined(cols, 1)), [true, false]);
+        assert_eq!([tokens - 1, tokens].map(|tokens| pipelined(4096, tokens)), [true, false]);
+        let unpipelined = |blocks: u64, tokens| {
             let shape = WeightsShape { rows: 100, cols: blocks * 32, blocks };
             WeightsGrid::new(shape, tokens, 2, 8).is_some()
         };
-        assert_eq!([BLOCK_LIMIT - 1, BLOCK_LIMIT].map(|blocks| by_loads(blocks, 1)), [true, false]);
-        assert_eq!([tokens - 1, tokens].map(|tokens| by_loads(128, tokens)), [true, false]);
+        assert_eq!([BLOCK_LIMIT - 1, BLOCK_LIMIT].map(|blocks| unpipelined(blocks, 1)), [true, false]);
+        assert_eq!([tokens - 1, tokens].map(|tokens| unpipelined(128, tokens)), [true, false]);
     }
 
     #[test]
     fn launches_fit_into_any_gpu() {
-        let ahead = |one: bool, tiles| (if one { "one" } else { "lot" }, Ahead { one, tiles });
-        let ahead = [ahead(true, 1), ahead(true, 2), ahead(true, 4), ahead(false, 1), ahead(false, 2)];
-        // KiB of shared memory that a thread block may have: before one asks, on compute capability 8.6, 8.0 and 9.0.
+        let pipelined = |m1: bool, tiles| (if m1 { "m1" } else { "m8" }, Pipelined { m1, tiles });
+        let pipelined = [
+            pipelined(true, 1),
+            pipelined(true, 2),
+            pipelined(true, 4),
+            pipelined(false, 1),
+            pipelined(false, 2),
+        ];
+        // KiB of shared memory that a thread block may have: before one asks, on compute capability 8.6, 8.0
+        // and 9.0.
         let warps = [(48, [8, 4, 4, 4, 2]), (99, [16, 8, 8, 8, 4]), (163, [16, 16, 8, 8, 8]), (227, [16; 5])];
         for (kib, warps) in warps {
             for kernel in KERNELS {
                 let within = kernel.within(kib << 10);
                 assert!(within.shared <= kib << 10, "{} with {kib} KiB", kernel.name);
                 assert!(within == *kernel || kernel.elements == 0 && within.threads >= WARP);
-                for ((kind, ahead), warps) in ahead.into_iter().zip(warps) {
-                    let [kind, tiles] = [kind, ["tiles1", "tiles2", "tiles4"][ahead.tiles.ilog2() as usize]];
+                for ((kind, pipelined), warps) in pipelined.into_iter().zip(warps) {
+                    let [kind, tiles] =
+                        [kind, ["tiles1", "tiles2", "tiles4"][pipelined.tiles.ilog2() as usize]];
                     if kernel.name.contains(kind) && kernel.name.ends_with(tiles) {
                         assert_eq!(
                             (within.threads, within.shared),
-                            (warps * WARP, warps * ahead.warp_bytes())
+                            (warps * WARP, warps * pipelined.warp_bytes())
                         );
                     }
                 }

@@ -1,7 +1,8 @@
-//! A block by a whole warp, a lane an element: the definition of `microscale_formats` as it stands, with every option.
+//! A block by a whole warp, a lane an element: the definition of `microscale_formats` as it stands, with
+//! every option.
 //!
-//! It serves twice: as what the product falls back to for blocks with non-finite values and other rare ones, and as a step of the
-//! ladder.
+//! It serves twice: as what the shipped kernels fall back to for blocks with non-finite values and other rare
+//! ones, and as a step of the ladder.
 
 use microscale_kernels_abi::{BlockGrid, ReportSlot};
 
@@ -24,7 +25,8 @@ impl OfWarp {
     /// Loads a block, counts what is not finite in it, and replaces that. Entered by the whole warp.
     ///
     /// # Safety
-    /// `values` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report` points to a report slot in global memory.
+    /// `values` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report` points to a
+    /// report slot in global memory.
     #[inline(always)]
     pub(crate) unsafe fn load<D: Dtype, F: Format>(
         format: &F,
@@ -63,7 +65,8 @@ impl OfWarp {
     /// Stores the block's scale byte and codes, of which the lane has one.
     ///
     /// # Safety
-    /// `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid, and no other warp stores it.
+    /// `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid, and no other warp
+    /// stores it.
     #[inline(always)]
     pub(crate) unsafe fn store<F: Format>(&self, target: Target, block: u64, scale: u8, code: u8) {
         let lane = warp::lane();
@@ -100,8 +103,8 @@ pub(crate) fn largest(mut number: u32) -> u32 {
 /// Quantizes one block. Entered by the whole warp.
 ///
 /// # Safety
-/// `values` and `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report` points to a report slot
-/// in global memory.
+/// `values` and `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report`
+/// points to a report slot in global memory.
 #[inline(always)]
 pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     format: &F,
@@ -126,7 +129,8 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     }
 }
 
-/// Counts a block's non-finite elements, once: how many are NaN, which lanes have any, and the number of the first.
+/// Counts a block's non-finite elements, once: how many are NaN, which lanes have any, and the number of the
+/// first.
 ///
 /// # Safety
 /// `report` points to a report slot in global memory.

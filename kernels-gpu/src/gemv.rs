@@ -1,9 +1,9 @@
 //! Matrix–vector products of quantized operands. The arithmetic and the order of its sums are
 //! [`microscale_formats::dot`]'s.
 //!
-//! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a stream:
-//! the chunks of 32 elements whose numbers leave its own when divided by 32, so that a warp reads 512 bytes of each
-//! row at once, and no lane waits for another before the end.
+//! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a
+//! stream: the chunks of 32 elements whose numbers leave its own when divided by 32, so that a warp reads 512
+//! bytes of each row at once, and no lane waits for another before the end.
 
 use microscale_formats::dot::STREAMS;
 use microscale_kernels_abi::gemv::GemvGrid;
@@ -16,42 +16,46 @@ use crate::product::format::{Format, Mxfp4, Nvfp4};
 use crate::product::operand::{Chunk, Operand, Row};
 use crate::warp;
 
-/// What a warp loads for a step.
+/// The chunks that a lane loads for a k-iteration.
 #[derive(Clone, Copy)]
-struct Step<const ROWS: usize> {
+struct Fragments<const ROWS: usize> {
     vector: Chunk,
     rows: [Chunk; ROWS],
 }
 
-/// The rows of a warp, and their vector.
+/// The rows of a warp, and the vector that they are multiplied with.
 struct Group<const ROWS: usize> {
     vector: Row,
     rows: [Row; ROWS],
-    /// Blocks of each.
+    /// Blocks of each row.
     blocks: u32,
 }
 
 impl<const ROWS: usize> Group<ROWS> {
-    /// Loads a chunk of each row and of the vector; zeros if there is none.
+    /// Loads a chunk of each row and of the vector. Chunks behind the last one are zeros.
+    ///
+    /// Multiplies `ROWS` rows a warp with a vector.
     ///
     /// # Safety
-    /// As for the kernels.
+    /// The contract of the kernels below.
     #[inline(always)]
-    unsafe fn load<F: Format, const WHOLE: bool>(&self, chunk: u32) -> Step<ROWS> {
-        let mut step = Step { vector: Chunk::NONE, rows: [Chunk::NONE; ROWS] };
+    unsafe fn load<F: Format, const WHOLE: bool>(&self, chunk: u32) -> Fragments<ROWS> {
+        let mut k_iteration = Fragments { vector: Chunk::NONE, rows: [Chunk::NONE; ROWS] };
         if chunk * F::BLOCKS < self.blocks {
             // SAFETY: the chunk's first block exists.
             unsafe {
                 for i in 0..ROWS {
-                    step.rows[i] = self.rows[i].load::<F, true, WHOLE>(chunk, self.blocks);
+                    k_iteration.rows[i] = self.rows[i].load::<F, true, WHOLE>(chunk, self.blocks);
                 }
-                step.vector = self.vector.load::<F, false, WHOLE>(chunk, self.blocks);
+                k_iteration.vector = self.vector.load::<F, false, WHOLE>(chunk, self.blocks);
             }
         }
-        step
+        k_iteration
     }
 }
 
+/// Multiplies `ROWS` rows a warp with a vector.
+///
 /// # Safety
 /// The contract of the kernels below.
 #[inline(always)]
@@ -69,7 +73,7 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
         return; // The whole warp: what follows shuffles.
     }
     let before = u64::from(in_batch) * ROWS as u64;
-    // Past the last row it is taken again.
+    // Rows past the last one repeat it.
     let last = grid.rows - 1 - before;
     let first = batch * grid.rows + before;
     let vector_row = vector.row::<F>(batch * grid.vector_stride, grid.blocks);
@@ -79,39 +83,39 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
     }
 
     let products = Machine::new(warp::ballot(grid.rows > 0));
-    let steps = group.blocks.div_ceil(F::BLOCKS * STREAMS as u32);
+    let k_iterations = group.blocks.div_ceil(F::BLOCKS * STREAMS as u32);
     let mut sums = [0.0; ROWS];
-    let mut add = |loaded: &Step<ROWS>| {
+    let mut add = |loaded: &Fragments<ROWS>| {
         let decoded = products.vector(loaded.vector.codes);
         let scales = F::scales(loaded.vector.scales);
         for (sum, row) in sums.iter_mut().zip(&loaded.rows) {
             F::add(sum, products.quarters(row.codes, &decoded), row.scales, scales);
         }
     };
-    let (mut chunk, mut step) = (warp::lane(), 0);
-    // Two steps are on their way while a third one is computed. They take turns in three places, so that nothing is
-    // moved and waiting for one is not waiting for the next.
+    let (mut chunk, mut k_iteration) = (warp::lane(), 0);
+    // Two k-iterations are on their way while a third one is computed. They take turns at three sets of
+    // registers, so that nothing is moved and waiting for one is not waiting for the next.
     const NEXT: u32 = STREAMS as u32;
-    // SAFETY, of these and those below: the rows are the operands', by the caller's contract.
+    // SAFETY, of these loads and those below: the rows are the operands', by the caller's contract.
     let (mut a, mut b) = unsafe { (group.load::<F, WHOLE>(chunk), group.load::<F, WHOLE>(chunk + NEXT)) };
-    while step < steps {
+    while k_iteration < k_iterations {
         // SAFETY: as above.
         let c = unsafe { group.load::<F, WHOLE>(chunk + 2 * NEXT) };
         add(&a);
-        if step + 1 >= steps {
+        if k_iteration + 1 >= k_iterations {
             break;
         }
         // SAFETY: as above.
         a = unsafe { group.load::<F, WHOLE>(chunk + 3 * NEXT) };
         add(&b);
-        if step + 2 >= steps {
+        if k_iteration + 2 >= k_iterations {
             break;
         }
         // SAFETY: as above.
         b = unsafe { group.load::<F, WHOLE>(chunk + 4 * NEXT) };
         add(&c);
         chunk += 3 * NEXT;
-        step += 3;
+        k_iteration += 3;
     }
 
     let lanes = const { (STREAMS / ROWS) as u32 };
@@ -123,17 +127,18 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
     }
 }
 
-/// The entry points: `name = gemv::<format, rows a warp, whole chunks>`.
+/// Declares the entry points: `name = gemv::<format, rows a warp, whole chunks>`.
 macro_rules! entries {
     ($($name:ident = $body:expr,)+) => {$(
         /// Multiplies matrices with vectors.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrices, those of `vector_codes` and `vector_scales` those
-        /// of its vectors, linear, on multiples of 8 bytes and of 1; with whole chunks rows are a multiple of 16
-        /// bytes and start on one, and scales on one of their number in a chunk. `out` has room for a result a row,
-        /// aligned to its dtype. The globals are slots. All in global memory; `out` overlaps nothing, and nothing
-        /// writes the others meanwhile. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// `codes` and `scales` hold the rows of `grid`'s matrices, those of `vector_codes` and
+        /// `vector_scales` those of its vectors, linear, on multiples of 8 bytes and of 1; with whole chunks
+        /// rows are a multiple of 16 bytes and start on one, and scales on one of their number in a chunk.
+        /// `out` has room for a result a row, aligned to its dtype. The globals are slots. All in global
+        /// memory; `out` overlaps nothing, and nothing writes the others meanwhile. The launch shape is the
+        /// one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
@@ -161,7 +166,7 @@ entries! {
     nvfp4_gemv_rows1 = gemv::<Nvfp4, 1, true>,
     nvfp4_gemv_rows2 = gemv::<Nvfp4, 2, true>,
     nvfp4_gemv_rows4 = gemv::<Nvfp4, 4, true>,
-    nvfp4_gemv_cut = gemv::<Nvfp4, 1, false>,
+    nvfp4_gemv_ragged = gemv::<Nvfp4, 1, false>,
     mxfp4_gemv_rows1 = gemv::<Mxfp4, 1, true>,
     mxfp4_gemv_rows2 = gemv::<Mxfp4, 2, true>,
     mxfp4_gemv_rows4 = gemv::<Mxfp4, 4, true>,

@@ -1,6 +1,7 @@
-//! The ladder: the quantizer as one would write it first, a thread a block, and second, a warp a block. Kept as baselines that
-//! `bench --ladder` runs beside the product. They use the definition of `microscale_formats` as it stands: ties to even,
-//! −0 kept, blocks with non-finite values become NaN; no report.
+//! The ladder: the quantizer as one would write it first, a thread a block, and second, a warp a block. Kept
+//! as baselines that `bench --ladder` runs beside the shipped kernels. They use the definition of
+//! `microscale_formats` as it stands: ties to even, −0 kept, blocks with non-finite values become NaN; no
+//! report.
 
 use microscale_formats::mx::{self, BLOCK};
 use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties, block};
@@ -17,7 +18,8 @@ use crate::{by_block, ptx, warp};
 type Mxfp4 = Mx<E2m1, EVEN>;
 const BLOCK_BYTES: usize = Mxfp4::BYTES as usize;
 
-/// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as zeros.
+/// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as
+/// zeros.
 #[inline(always)]
 fn scale(amax_bits: u32, options: &QuantizeOptions) -> (E8m0, Option<f32>) {
     if block::is_non_finite(amax_bits) {
@@ -93,9 +95,9 @@ macro_rules! entries {
         /// Quantizes the matrix at `values` to packed codes and scale bytes.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes`
-        /// and `scales` have room for `grid.blocks` blocks. All in global memory, and none overlap. The launch shape is the
-        /// one that `microscale_kernels_abi` gives.
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes
+        /// meanwhile; `codes` and `scales` have room for `grid.blocks` blocks. All in global memory, and none
+        /// overlap. The launch shape is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,

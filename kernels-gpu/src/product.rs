@@ -1,4 +1,5 @@
-//! The parts that products share. A kernel brings a [`Product`](multiply::Product), or its own loop, and reuses the rest.
+//! Parts that the kernels of products share. A kernel brings a [`Product`](multiply::Product), or its own
+//! loop, and reuses the rest.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -6,10 +7,10 @@
 //! | [`mod@format`] | the formats: blocks, scales and terms of a chunk |
 //! | [`decode`] | both quantized: codes decoded and multiplied, in integers or pairs of f16 |
 //! | [`tensor_cores`] | weights and activations: what goes to the tensor cores, and the scales of weights |
-//! | [`scheduler`] | which rows a team of warps takes next |
-//! | [`copies`] | what a lane copies ahead for a step |
-//! | [`pipeline`] | the ring of copies ahead, and the loop over a warp's steps |
-//! | [`multiply`] | what a kernel does with a step, and products by tensor cores |
+//! | [`scheduler`] | work tiles: which rows a warp group takes next |
+//! | [`copies`] | what a lane copies to a stage |
+//! | [`pipeline`] | the mainloop: a warp's k-iterations over a ring of stages |
+//! | [`multiply`] | what a kernel does in a k-iteration, and products by tensor cores |
 //! | [`epilogue`] | sums over lanes, the global scale, rounding, storing |
 
 pub(crate) mod copies;

@@ -1,6 +1,7 @@
 //! The project's own commands. `cargo xtask help` lists them; each has a module of its name.
 
 mod build_ptx;
+mod check_docs;
 mod check_ptx;
 mod dist;
 mod layout;
@@ -30,6 +31,12 @@ const COMMANDS: &[Command] = &[
         arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas] [--write-table]",
         about: "Check host/ptx/: forbidden constructs, required instructions, what NVIDIA's assembler makes of it, and docs/sass.md",
         run: check_ptx::run,
+    },
+    Command {
+        name: "check-docs",
+        arguments: "",
+        about: "Check that the links of all Markdown files lead somewhere, and that docs/SUMMARY.md lists every page",
+        run: check_docs::run,
     },
     Command {
         name: "dist",

@@ -7,7 +7,7 @@ use microscale::{Dtype, Error, Result, Words};
 
 use super::size::Size;
 
-/// An operation that can be measured.
+/// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Unquantized values to codes and scales; NVFP4's global scale is given.
@@ -24,11 +24,11 @@ pub(crate) enum Op {
     /// Quantized weights times activations that are not quantized; the dtype is that of activations and
     /// results.
     GemvWeights,
-    /// The same by a kernel whose warps take one row (GPU only).
+    /// [`Self::Gemv`] by the kernel whose warps take one row (GPU only).
     GemvRows1,
-    /// The same with two rows a warp.
+    /// [`Self::Gemv`] by the kernel whose warps take two rows (GPU only).
     GemvRows2,
-    /// The same with four rows a warp.
+    /// [`Self::Gemv`] by the kernel whose warps take four rows (GPU only).
     GemvRows4,
     /// The ladder's first step (GPU only): a thread handles a block.
     QuantizeThreadABlock,
@@ -71,7 +71,7 @@ impl Op {
         self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
     }
 
-    /// The kernel that it is about; none where the table of choices says which.
+    /// The kernel that is measured; none where the table of choices says which.
     #[cfg(feature = "cuda")]
     pub(super) fn gemv_kernel(self) -> Option<GemvKernel> {
         match self {
@@ -89,7 +89,7 @@ impl Op {
         kernels || Self::GEMV_KERNELS.contains(&self)
     }
 
-    /// Returns whether it takes a number of tokens.
+    /// Returns whether it multiplies tokens.
     pub(crate) fn has_tokens(self) -> bool {
         self == Self::GemvWeights
     }

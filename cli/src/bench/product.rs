@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::size::Size;
 use super::workload::require_equal;
 
-/// The operands of a product.
+/// The operands of a measured product.
 pub(super) struct Product {
     pub(super) matrix: QuantizedTensor,
     pub(super) vectors: QuantizedTensor,
@@ -31,7 +31,7 @@ impl Product {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// The results that the definition gives.
+    /// The results by the definition.
     pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
         cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;

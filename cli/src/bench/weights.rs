@@ -35,7 +35,7 @@ impl<T: Activation> WeightsProduct<T> {
         vec![T::default(); self.tokens * self.weights.rows()]
     }
 
-    /// The results that the definition gives.
+    /// The results by the definition.
     fn expected(&self) -> Result<Vec<T>> {
         let mut expected = self.results();
         gemv_weights_with(Isa::Reference, &self.weights, &self.activations, self.tokens, &mut expected)?;

@@ -10,16 +10,16 @@ use crate::block;
 pub struct Block<const N: usize> {
     /// Magnitudes, times the unit.
     magnitudes: [f32; N],
-    weights: Option<[f32; N]>,
+    importance: Option<[f32; N]>,
     unit: f32,
     amax: f32,
 }
 
 impl<const N: usize> Block<N> {
-    /// Makes a block of finite values with an importance for each, finite and not negative; 1 for all if
+    /// A block of finite values with importance, weights of errors that are finite and not negative; 1 if
     /// there is none.
     #[inline(always)]
-    pub fn new(values: &[f32; N], weights: Option<[f32; N]>) -> Self {
+    pub fn new(values: &[f32; N], importance: Option<[f32; N]>) -> Self {
         const { assert!(N.is_multiple_of(CHAINED)) };
         let amax_bits = block::amax_bits(values);
         let unit = unit(amax_bits);
@@ -27,7 +27,7 @@ impl<const N: usize> Block<N> {
         for (magnitude, value) in magnitudes.iter_mut().zip(values) {
             *magnitude = f32::from_bits(value.to_bits() & 0x7FFF_FFFF) * unit;
         }
-        Self { magnitudes, weights, unit, amax: f32::from_bits(amax_bits) * unit }
+        Self { magnitudes, importance, unit, amax: f32::from_bits(amax_bits) * unit }
     }
 }
 
@@ -51,7 +51,7 @@ impl<const N: usize> Measure for Block<N> {
             for i in 0..CHAINED {
                 let a = self.magnitudes[first + i];
                 let rest = candidate.rest::<M, false>(a, a * a);
-                let weight = self.weights.map(|weights| weights[first + i]);
+                let weight = self.importance.map(|importance| importance[first + i]);
                 chains[i % CHAINS] = add_term::<M>(rest, weight, chains[i % CHAINS]);
             }
             error += sum_of_chains::<M>(chains);
@@ -61,11 +61,11 @@ impl<const N: usize> Measure for Block<N> {
 
     #[inline(always)]
     fn most_clipped<M: Fused>(&self, candidate: &Candidate) -> f32 {
-        let Some(weights) = &self.weights else {
+        let Some(importance) = &self.importance else {
             return add_term::<M>(candidate.clipped::<M>(self.amax), None, 0.0);
         };
         let mut most = 0.0f32;
-        for (a, weight) in self.magnitudes.iter().zip(weights) {
+        for (a, weight) in self.magnitudes.iter().zip(importance) {
             most = most.max(add_term::<M>(candidate.clipped::<M>(*a), Some(*weight), 0.0));
         }
         most

@@ -50,7 +50,7 @@ pub fn gemv_weights_with<T: Activation>(
     Ok(())
 }
 
-/// The products, which were found to fit, for as many tokens as the output has room for.
+/// Multiplies operands that were found to fit, for as many tokens as the output has room for.
 fn multiply<T: Element>(isa: Isa, weights: &QuantizedTensor, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let globals = [weights.global_scale()];
@@ -62,7 +62,7 @@ fn multiply<T: Element>(isa: Isa, weights: &QuantizedTensor, activations: Elemen
         let by_row = &mut by_row[..rows * tokens];
         each_rows(weights, by_row, ROWS, tokens, |first, out| {
             let mut sums = [[0.0; TOKENS]; ROWS];
-            // As many as there are: for an array, the last one once more.
+            // The last row fills up the array, and only the rows that exist are taken.
             let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
             let rows = &rows[..out.len() / tokens];
             isa.weigh(weights.format(), rows, &prepared, &mut sums);

@@ -135,7 +135,7 @@ impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
     }
 }
 
-/// Quantizes a piece by the definition. `importance` is that of its elements.
+/// Quantizes a piece by the definition. `importance` has a weight for each of its elements.
 pub(super) fn quantize_by_definition<T: Element>(
     values: &[T],
     importance: Option<&[f32]>,
@@ -146,7 +146,7 @@ pub(super) fn quantize_by_definition<T: Element>(
     quantize_finding::<T, ByElement<Portable>>(values, &Weighted(importance), rule, searching, output)
 }
 
-/// Quantizes a piece. `importance` is that of its elements.
+/// Quantizes a piece. `importance` has a weight for each of its elements.
 #[inline(always)]
 pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],

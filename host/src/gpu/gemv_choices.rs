@@ -1,4 +1,4 @@
-//! The choice of the fastest kernel for a product: small tables, which `microscale bench --tune` measures.
+//! Choices of the fastest kernel for a product: small tables, which `microscale bench --tune` measures.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -9,17 +9,17 @@ use crate::error::Result;
 use crate::words::Words;
 use microscale_formats::Format;
 
-/// The tables that are built in, measured on an H200.
+/// The built-in tables, measured on an H200.
 const PRODUCTS: &str = include_str!("gemv_choices.txt");
 const WEIGHTS: &str = include_str!("gemv_weights_choices.txt");
 
-/// Kernels that a table is about.
+/// Kernels that a table chooses from.
 pub trait Tuned: Words {
-    /// The rows, of all matrices, that are measured for a new table.
+    /// The numbers of rows, of all matrices together, that are measured for a new table.
     const ROWS: &'static [usize];
-    /// The same of columns.
+    /// The numbers of columns that are measured.
     const COLS: &'static [usize];
-    /// The kernel to take if a table cannot be read.
+    /// The kernel that is taken if a table cannot be read.
     const OTHERWISE: Self;
 }
 
@@ -30,8 +30,8 @@ impl Tuned for GemvKernel {
 }
 
 impl Tuned for GemvWeightsKernel {
-    // Sizes of models' layers are among them: powers of two do not tell where multiprocessors are left
-    // without rows.
+    // Layers of models among them: where they leave multiprocessors without rows is not what powers of two
+    // tell.
     const ROWS: &'static [usize] = &[256, 1024, 2048, 4096, 5120, 8192, 14336, 16384, 28672];
     const COLS: &'static [usize] = &[512, 1024, 2048, 4096, 8192, 14336, 28672];
     const OTHERWISE: Self = Self::OTHERWISE;
@@ -68,7 +68,7 @@ impl<K: Tuned> GemvChoices<K> {
         row.and_then(|(_, kernels)| kernels.get(col)).copied().unwrap_or(K::OTHERWISE)
     }
 
-    /// The lines of the table: one of columns, and one for each number of rows.
+    /// The table as lines: one of columns, and one for each number of rows.
     fn lines(&self) -> String {
         let cols: Vec<_> = self.cols.iter().map(usize::to_string).collect();
         let mut text = format!("rows {}\n", cols.join(" "));
@@ -99,14 +99,14 @@ fn title(measured: &str) -> String {
 }
 
 impl GemvChoices<GemvKernel> {
-    /// The one that is built in.
+    /// The built-in table.
     pub(super) fn built_in() -> &'static Self {
         static CHOICES: OnceLock<GemvChoices<GemvKernel>> = OnceLock::new();
         // A test sees to it that it can be read.
         CHOICES.get_or_init(|| Self::read(PRODUCTS).unwrap_or(Self { cols: Vec::new(), rows: Vec::new() }))
     }
 
-    /// The text of the table's file.
+    /// The text of a file of choices.
     pub fn text(&self, measured: &str) -> String {
         title(measured) + &self.lines()
     }
@@ -154,7 +154,7 @@ impl GemvWeightsChoices {
         Ok(Self { tables })
     }
 
-    /// The tables that are built in.
+    /// The built-in tables.
     pub(super) fn built_in() -> &'static Self {
         static CHOICES: OnceLock<GemvWeightsChoices> = OnceLock::new();
         // A test sees to it that they can be read.
@@ -174,7 +174,7 @@ impl GemvWeightsChoices {
         table.map_or(GemvWeightsKernel::OTHERWISE, |(.., table)| table.kernel(rows, cols))
     }
 
-    /// The text of the tables' file.
+    /// The text of a file of choices.
     pub fn text(&self, measured: &str) -> String {
         let mut text = title(measured);
         for (format, tokens, table) in &self.tables {
@@ -222,7 +222,7 @@ mod tests {
         let tables = tables.expect("tables");
         assert_eq!(GemvWeightsChoices::read(&tables.text("somewhere")), Some(tables));
         for wrong in
-            ["#\nrows 1\n128 one-1x1", "#\ntokens x nvfp4\nrows 1", "#\ntokens 1 nvfp4\nrows 1\n1 rows1"]
+            ["#\nrows 1\n128 m1-1x1", "#\ntokens x nvfp4\nrows 1", "#\ntokens 1 nvfp4\nrows 1\n1 rows1"]
         {
             assert_eq!(GemvWeightsChoices::read(wrong), None, "{wrong}");
         }

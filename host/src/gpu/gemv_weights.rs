@@ -16,7 +16,7 @@ use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;
 
 impl GemvWeightsKernel {
-    /// The one for weights of a shape and so many tokens.
+    /// Chooses the kernel for weights of a shape and so many tokens.
     pub fn choose(shape: QuantizedShape, tokens: usize) -> Self {
         GemvWeightsChoices::built_in().kernel(shape.format, shape.rows, shape.cols, tokens).on(shape)
     }

@@ -2,7 +2,7 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{AHEAD_COLUMN_LIMIT, WEIGHTS_THREADS};
+use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, WEIGHTS_THREADS};
 
 use crate::shape::QuantizedShape;
 use crate::words::Words;
@@ -11,67 +11,71 @@ use crate::words::Words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemvWeightsKernel {
     pub(super) kind: Kind,
-    /// Tiles of 16 places of rows that a warp has. With fewer than eight tokens, several places are parts of
+    /// Tiles of a warp, of 16 tile rows each. With fewer than eight tokens, several tile rows are parts of
     /// one row.
     pub(super) tiles: u32,
-    /// Warps that share rows, each with a part of the columns.
-    pub(super) splits: u32,
+    /// Slices of K: warps that share rows, each with a part of their columns (sliced-K).
+    pub(super) slices: u32,
 }
 
-/// The kind of a kernel.
+/// A kernel's tokens, and its mainloop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// One token at a time, copied ahead.
-    One,
-    /// Up to eight tokens at a time, copied ahead.
-    Lot,
-    /// The same by loads: takes rows of any whole chunks.
-    Many,
+    /// One token at a time, pipelined.
+    M1,
+    /// Up to eight tokens at a time, pipelined.
+    M8,
+    /// Up to eight tokens at a time, by plain loads to registers. Takes rows of any whole chunks.
+    Unpipelined,
 }
 
-/// Kernels by word: kind, tiles and splits.
+/// Lists kernels by word: kind, tiles and slices, as in `m8-2x4`.
 macro_rules! kernels {
-    ($($word:literal $kind:ident { $($tiles:literal: $($splits:literal)+;)+ })+) => {
+    ($($word:literal $kind:ident { $($tiles:literal: $($slices:literal)+;)+ })+) => {
         &[$($($((
-            concat!($word, "-", $tiles, "x", $splits),
-            Self { kind: Kind::$kind, tiles: $tiles, splits: $splits },
+            concat!($word, "-", $tiles, "x", $slices),
+            Self { kind: Kind::$kind, tiles: $tiles, slices: $slices },
         ),)+)+)+]
     };
 }
 
 impl Words for GemvWeightsKernel {
     const WORDS: &'static [(&'static str, Self)] = kernels! {
-        "one" One { 1: 1 2 4 8 16; 2: 1 2 4 8 16; 4: 1 2 4 8 16; }
-        "lot" Lot { 1: 1 2 4 8 16; 2: 1 2 4 8 16; }
-        "many" Many { 1: 1 2 4 8; 2: 1 2 4 8; }
+        "m1" M1 { 1: 1 2 4 8 16; 2: 1 2 4 8 16; 4: 1 2 4 8 16; }
+        "m8" M8 { 1: 1 2 4 8 16; 2: 1 2 4 8 16; }
+        "unpipelined" Unpipelined { 1: 1 2 4 8; 2: 1 2 4 8; }
     };
 }
 
 impl GemvWeightsKernel {
-    pub(super) const OTHERWISE: Self = Self { kind: Kind::Many, tiles: 1, splits: 8 };
+    pub(super) const OTHERWISE: Self = Self { kind: Kind::Unpipelined, tiles: 1, slices: 8 };
 
-    /// Every one.
+    /// All kernels.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::WORDS.iter().map(|(_, kernel)| *kernel)
     }
 
-    /// The kernel that multiplies weights of a shape, when this one is asked for: those that copy ahead copy
-    /// whole chunks and four scale bytes at a time, and have a limit of columns.
+    /// The kernel that multiplies weights of a shape when this one is asked for. Pipelined kernels copy whole
+    /// chunks and whole words of scales, and have a limit of columns; an unpipelined one takes other weights.
     pub(super) fn on(self, shape: QuantizedShape) -> Self {
         let whole = shape.cols.is_multiple_of(CHUNK) && shape.blocks_per_row().is_multiple_of(4);
-        if self.kind == Kind::Many || whole && (shape.cols as u64) < AHEAD_COLUMN_LIMIT {
+        if self.kind == Kind::Unpipelined || whole && (shape.cols as u64) < PIPELINED_COLUMN_LIMIT {
             return self;
         }
-        Self { kind: Kind::Many, tiles: self.tiles.min(2), splits: self.splits.min(WEIGHTS_THREADS / WARP) }
+        Self {
+            kind: Kind::Unpipelined,
+            tiles: self.tiles.min(2),
+            slices: self.slices.min(WEIGHTS_THREADS / WARP),
+        }
     }
 
     /// Returns whether it multiplies with one token at a time where it can.
     pub fn is_for_one_token(self) -> bool {
-        self.kind == Kind::One
+        self.kind == Kind::M1
     }
 
     /// Returns whether weights of a shape are multiplied with one token at a time.
     pub fn takes_one_token(self, shape: QuantizedShape) -> bool {
-        self.on(shape).kind == Kind::One
+        self.on(shape).kind == Kind::M1
     }
 }

@@ -1,33 +1,35 @@
-//! Copies to shared memory for a step, lane by lane, and reading them there.
+//! Copies to a stage in shared memory, lane by lane, and loads from it.
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{QUAD, ROW_PLACES};
+use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
 use super::format::Format;
-use super::operand::{CHUNK_BYTES, Codes, Job};
+use super::operand::{CHUNK_BYTES, Codes, Problem};
 use crate::{ptx, warp};
 
 /// Bytes of a chunk of activations.
 pub(crate) const ACTIVATION_BYTES: u32 = CHUNK as u32 * 2;
 /// Bytes of codes that the lanes of a warp copy at once.
 const CODES_BYTES: u32 = WARP * CHUNK_BYTES;
-/// Places of rows that half a tile has.
-const HALF_PLACES: u32 = ROW_PLACES / 2;
+/// Rows of half a tile.
+const HALF_TILE_ROWS: u32 = TILE_ROWS / 2;
 
-/// Keeps a number in a register: the assembler computes again and again what it knows how to compute.
+/// Pins a number in a register. The assembler computes again and again what it knows how to compute, but not
+/// what a shuffle gives.
 #[inline(always)]
-pub(crate) fn kept(number: u32) -> u32 {
+pub(crate) fn pin_in_register(number: u32) -> u32 {
     warp::shuffle(number, warp::lane())
 }
 
-/// A number that the assembler does not know: it copies what it knows to be constant wherever it is used.
+/// Makes a constant that the assembler does not know. It would copy a known one to a register wherever it is
+/// used.
 ///
 /// # Safety
-/// There are 4 bytes of shared memory for each lane of the warp, all of which take part.
+/// `scratch` points to 4 bytes of shared memory for each lane of the warp. All its lanes take part.
 #[inline(always)]
-pub(crate) unsafe fn unknown(number: u32, place: *mut u8) -> u32 {
-    let of_lane = place.wrapping_add((warp::lane() * 4) as usize);
+pub(crate) unsafe fn opaque_constant(number: u32, scratch: *mut u8) -> u32 {
+    let of_lane = scratch.wrapping_add((warp::lane() * 4) as usize);
     // SAFETY: the caller's promise.
     let zero = unsafe {
         *of_lane.cast::<u32>() = 0;
@@ -37,35 +39,42 @@ pub(crate) unsafe fn unknown(number: u32, place: *mut u8) -> u32 {
     number + zero
 }
 
-/// What a lane copies, and where it finds what it needs.
-pub(crate) struct Lane<const TILES: usize> {
-    /// Bytes from a turn's first row to the lane's codes in the warp's first step, for each tile's places `p` and
-    /// `p + 8`, and how many chunks there are from theirs on.
+/// The copies of a lane, and where it finds what it multiplies.
+pub(crate) struct LaneCopies<const TILES: usize> {
+    /// Bytes from a work tile's first row to the lane's codes in the warp's first k-iteration, for the tile
+    /// rows `p` and `p + 8` of each tile; and how many chunks there are from the lane's on.
     codes: [[u32; 2]; TILES],
     pub(crate) chunks: u32,
-    /// The same, for the words of scales that the lane copies.
+    /// The same for the words of scales that the lane copies.
     scales: [u32; TILES],
     scale_chunks: u32,
-    /// Where codes and scales go in the first slot, as addresses of shared memory, and where the lane's scales are.
+    /// Addresses of shared memory: where codes and scales go in the first stage, and where the lane's scales
+    /// are.
     to: [u32; 2],
     found: u32,
 }
 
-impl<const TILES: usize> Lane<TILES> {
-    /// Where in a slot the scales are, behind the codes.
+impl<const TILES: usize> LaneCopies<TILES> {
+    /// The offset of the scales in a stage, behind the codes.
     const SCALES: u32 = 2 * TILES as u32 * CODES_BYTES;
 
-    /// Of a warp with its part of the columns, in turns of so many rows, given the exponent of their segments and where
-    /// the warp's shared memory is.
+    /// Makes the copies of a warp with its slice of K, for work tiles of so many rows. Given are the exponent
+    /// of the segments and the address of the warp's shared memory.
     #[inline(always)]
-    pub(crate) fn new<F: Format>(job: &Job, rows: u32, segment_bits: u32, split: u32, address: u32) -> Self {
-        let (cols, blocks) = (job.shape.cols, job.shape.blocks);
-        let (place, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
+    pub(crate) fn new<F: Format>(
+        problem: &Problem,
+        rows: u32,
+        segment_bits: u32,
+        slice: u32,
+        address: u32,
+    ) -> Self {
+        let (cols, blocks) = (problem.shape.cols, problem.shape.blocks);
+        let (tile_row, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
         let chunks = (cols / CHUNK as u64) as u32;
-        // The first chunk of a place.
-        let first = |place: u32| ((split << segment_bits) + (place & ((1 << segment_bits) - 1))) * QUAD;
-        let own = first(place) + quarter;
-        // A place's scales in a step are a word of MXFP4, and two of NVFP4.
+        // The first chunk of a tile row.
+        let first = |tile_row: u32| ((slice << segment_bits) + (tile_row & ((1 << segment_bits) - 1))) * QUAD;
+        let own = first(tile_row) + quarter;
+        // A tile row's scales in a k-iteration are a word of MXFP4, and two of NVFP4.
         let (words, word_chunks) = const { (F::BLOCKS, QUAD / F::BLOCKS) };
         let word_chunk = first(warp::lane() / words) + warp::lane() % words * word_chunks;
         let mut made = Self {
@@ -73,32 +82,36 @@ impl<const TILES: usize> Lane<TILES> {
             chunks: chunks.saturating_sub(own),
             scales: [0; TILES],
             scale_chunks: chunks.saturating_sub(word_chunk),
-            to: [kept(address + warp::lane() * 16), kept(address + Self::SCALES + warp::lane() * 4)],
-            found: kept(address + Self::SCALES + (place * QUAD + quarter) * F::BLOCKS),
+            to: [
+                pin_in_register(address + warp::lane() * 16),
+                pin_in_register(address + Self::SCALES + warp::lane() * 4),
+            ],
+            found: pin_in_register(address + Self::SCALES + (tile_row * QUAD + quarter) * F::BLOCKS),
         };
-        // Past the last row it is taken again.
-        let row = |place: u32| (place >> segment_bits).min(rows - 1);
+        // Rows past the last one repeat it.
+        let row = |tile_row: u32| (tile_row >> segment_bits).min(rows - 1);
         for (codes, i) in made.codes.as_flattened_mut().iter_mut().zip(0..) {
-            let row = row(i * HALF_PLACES + place);
-            *codes = kept(row * (blocks * F::BLOCK_BYTES) as u32 + own * CHUNK_BYTES);
+            let row = row(i * HALF_TILE_ROWS + tile_row);
+            *codes = pin_in_register(row * (blocks * F::BLOCK_BYTES) as u32 + own * CHUNK_BYTES);
         }
         for (scales, i) in made.scales.iter_mut().zip(0..) {
             let row = row((i * WARP + warp::lane()) / words);
-            *scales = kept(row * blocks as u32 + word_chunk * F::BLOCKS);
+            *scales = pin_in_register(row * blocks as u32 + word_chunk * F::BLOCKS);
         }
         made
     }
 
-    /// Starts to copy the codes and scales of a step to a slot. Zeros stand for what is not there.
+    /// Starts to copy the codes and scales of a k-iteration to a stage. Chunks that do not exist become
+    /// zeros.
     ///
     /// # Safety
-    /// As for the kernels; the slot is nobody's.
+    /// The contract of the kernels; nobody reads or writes the stage.
     #[inline(always)]
-    pub(crate) unsafe fn copy<F: Format>(&self, from: Source, slot: u32) {
-        let [codes, scales] = self.to.map(|to| to + slot);
+    pub(crate) unsafe fn copy<F: Format>(&self, from: Source, stage: u32) {
+        let [codes, scales] = self.to.map(|to| to + stage);
         let there = if from.chunk < self.chunks { 16 } else { 0 };
         for (offset, i) in self.codes.as_flattened().iter().zip(0..) {
-            // SAFETY: what is copied is in the row; chunks lie on multiples of 16 bytes.
+            // SAFETY: the chunk is in the row; chunks lie on multiples of 16 bytes.
             unsafe {
                 let from = from.codes.wrapping_add(*offset as usize);
                 ptx::copy_16_once(codes + i * CODES_BYTES, from, there);
@@ -106,8 +119,8 @@ impl<const TILES: usize> Lane<TILES> {
         }
         let there = if from.chunk < self.scale_chunks { 4 } else { 0 };
         for (offset, i) in self.scales.iter().zip(0..) {
-            if i * WARP < TILES as u32 * ROW_PLACES * F::BLOCKS {
-                // SAFETY: what is copied is in the row; rows are whole words of scales.
+            if i * WARP < TILES as u32 * TILE_ROWS * F::BLOCKS {
+                // SAFETY: the scales are in the row; rows are whole words of scales.
                 unsafe {
                     let from = from.scales.wrapping_add(*offset as usize);
                     ptx::copy_4(scales + i * WARP * 4, from, there);
@@ -116,37 +129,37 @@ impl<const TILES: usize> Lane<TILES> {
         }
     }
 
-    /// A slot's codes of the lane's rows of a tile.
+    /// Loads the codes of the lane's two rows of a tile from a stage.
     ///
     /// # Safety
-    /// The lane's copies are there.
+    /// The lane's copies have arrived.
     #[inline(always)]
-    pub(crate) unsafe fn codes(&self, slot: u32, tile: u32) -> [Codes; 2] {
-        let from = self.to[0] + slot;
+    pub(crate) unsafe fn codes(&self, stage: u32, tile: u32) -> [Codes; 2] {
+        let from = self.to[0] + stage;
         // SAFETY: the caller's promise.
         [2 * tile, 2 * tile + 1].map(|row| unsafe { ptx::load_shared_16(from + row * CODES_BYTES) })
     }
 
-    /// The bytes of a slot's scales of the lane's rows of a tile.
+    /// Loads the bytes of the scales of the lane's two rows of a tile from a stage.
     ///
     /// # Safety
-    /// All lanes' copies are there.
+    /// All lanes' copies have arrived.
     #[inline(always)]
-    pub(crate) unsafe fn scales<F: Format>(&self, slot: u32, tile: u32) -> [u32; 2] {
+    pub(crate) unsafe fn scales<F: Format>(&self, stage: u32, tile: u32) -> [u32; 2] {
         [2 * tile, 2 * tile + 1].map(|row| {
-            let from = self.found + slot + row * const { HALF_PLACES * QUAD * F::BLOCKS };
+            let from = self.found + stage + row * const { HALF_TILE_ROWS * QUAD * F::BLOCKS };
             // SAFETY: the caller's promise.
             unsafe { if F::BLOCKS == 1 { ptx::load_shared_u8(from) } else { ptx::load_shared_u16(from) } }
         })
     }
 }
 
-/// What all lanes of a warp copy from, in a step.
+/// The sources that all lanes of a warp copy from in a k-iteration.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) codes: *const u8,
     pub(crate) scales: *const u8,
     pub(crate) activations: *const u8,
-    /// How many chunks behind the warp's first step of the row.
+    /// Chunks from the warp's first k-iteration of the row to this one.
     pub(crate) chunk: u32,
 }

@@ -1,30 +1,30 @@
-//! Chunks of codes decoded and multiplied with each other, by what a target has.
+//! Products of two quantized chunks: codes are decoded and multiplied, by the means that a target has.
 //!
-//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and negative
-//! ones apart: the instruction that picks bytes gives zero for codes with a sign, because it then copies a byte's
-//! sign. Four products and their sum are one instruction. The sums begin as the bits of 1.5 · 2^23, whose last bits
-//! count integers, so that their difference as floats is the sum of products, without a conversion. With hardware for
-//! it, elements are pairs of f16, which hold a group's sums exactly too.
+//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and
+//! negative ones apart: the instruction that picks bytes gives zero for codes with a sign, because it then
+//! copies a byte's sign. Four products and their sum are one instruction. The sums begin as the bits of 1.5 ·
+//! 2^23, whose last bits count integers, so that their difference as floats is the sum of products, without a
+//! conversion. With hardware for it, elements are pairs of f16, which hold a group's sums exactly too.
 
 use super::operand::Codes;
 use crate::ptx;
 
-/// The products of one chunk, by the integers or the hardware of a target.
+/// The products of one chunk, by integers or by the hardware of a target.
 pub(crate) trait Products {
     /// A chunk of the vector, ready to be multiplied.
     type Vector: Copy;
 
-    /// Before the loop, given all ones that the assembler does not know.
+    /// Prepares constants before the loop, given all ones that the assembler does not know.
     fn new(ones: u32) -> Self;
 
     fn vector(&self, codes: Codes) -> Self::Vector;
 
-    /// Four times the sums of the products of each half: whole numbers.
+    /// Four times the sum of the products of each half. Both are whole numbers.
     fn quarters(&self, matrix: Codes, vector: &Self::Vector) -> [f32; 2];
 }
 
-/// Bytes that are twice the elements. What the assembler knows it copies to a register for each use, unless it can be
-/// part of the instruction, as one half of the table can.
+/// Products by bytes that are twice the elements. The assembler copies constants that it knows to a register
+/// for each use, unless they can be part of the instruction, as one half of the table can.
 #[cfg(not(microscale_fp4))]
 pub(crate) struct OfBytes {
     /// Twice the magnitudes, in the order of codes.
@@ -38,13 +38,13 @@ impl OfBytes {
     /// All signs.
     const SIGNS: u32 = 0x8888_8888;
 
-    /// Of four codes, in the low half: twice those that are positive, as bytes.
+    /// Twice the elements of four codes, given in the low half, as bytes. Negative ones become 0.
     #[inline(always)]
     fn positive(&self, codes: u32) -> u32 {
         ptx::permute(self.twice[0], self.twice[1], codes)
     }
 
-    /// Of four codes: twice the elements, as signed bytes.
+    /// Twice the elements of four codes, as signed bytes.
     #[inline(always)]
     fn signed(&self, codes: u32) -> u32 {
         let (positive, negative) = (self.positive(codes), self.positive(codes ^ Self::SIGNS));
@@ -59,8 +59,8 @@ impl Products for OfBytes {
 
     #[inline(always)]
     fn new(ones: u32) -> Self {
-        let kept = |constant| constant & ones;
-        Self { twice: [kept(0x0302_0100), 0x0C08_0604], zero: kept(0x4B40_0000) }
+        let opaque = |constant| constant & ones;
+        Self { twice: [opaque(0x0302_0100), 0x0C08_0604], zero: opaque(0x4B40_0000) }
     }
 
     #[inline(always)]
@@ -84,7 +84,7 @@ impl Products for OfBytes {
     }
 }
 
-/// Pairs of f16.
+/// Products by pairs of f16.
 #[cfg(microscale_fp4)]
 pub(crate) struct OfPairs;
 
@@ -112,7 +112,7 @@ impl Products for OfPairs {
     #[inline(always)]
     fn quarters(&self, matrix: Codes, vector: &[[u32; 4]; 4]) -> [f32; 2] {
         [0, 2].map(|first| {
-            // Eight products in each half: at most 288, in steps of a quarter.
+            // Eight products in each half: at most 288, in k-iterations of a quarter.
             let mut sums = 0;
             for i in first..first + 2 {
                 let pairs = pairs(matrix[i]);

@@ -1,15 +1,15 @@
-//! The epilogue: sums are added up over lanes, scaled, rounded and stored.
+//! The epilogue adds sums up over lanes, scales, rounds and stores them.
 
 use microscale_formats::dot::{self, STREAMS};
 use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype};
 
-use super::operand::{Job, Operand};
+use super::operand::{Operand, Problem};
 use super::tensor_cores::Activations;
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::warp;
 
-/// The sums over all streams, in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of several
-/// rows, it gives half of them away; at the end lane `l` has that of row `l / (32 / ROWS)`.
+/// Adds up the streams of a warp in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of
+/// several rows, it gives half of them away. At the end lane `l` has the sum of row `l / (32 / ROWS)`.
 #[inline(always)]
 pub(crate) fn total<const ROWS: usize>(mut sums: [f64; ROWS]) -> f64 {
     let (mut left, mut apart) = (ROWS, STREAMS as u32 / 2);
@@ -30,13 +30,14 @@ pub(crate) fn total<const ROWS: usize>(mut sums: [f64; ROWS]) -> f64 {
     sums[0]
 }
 
-/// A sum and that of the lane whose number differs in a bit.
+/// Adds the sum of the lane whose number differs in a bit.
 #[inline(always)]
 pub(crate) fn both(sum: f32, bit: u32) -> f32 {
     sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), bit))
 }
 
-/// The same of two sums: the first, in the lane where the bit is not set, and the second in the other.
+/// Adds two sums of both lanes, and leaves one in each: the first in the lane where the bit is not set, the
+/// second in the other.
 #[inline(always)]
 pub(crate) fn shared_out([first, second]: [f32; 2], bit: u32) -> f32 {
     let (kept, given) = if warp::lane() & bit == 0 { (first, second) } else { (second, first) };
@@ -44,13 +45,13 @@ pub(crate) fn shared_out([first, second]: [f32; 2], bit: u32) -> f32 {
 }
 
 impl Operand {
-    /// A sum under its global scale, if it has one.
+    /// Applies the operand's global scale to a sum, if it has one.
     ///
     /// # Safety
-    /// As for the kernels.
+    /// The contract of the kernels.
     #[inline(always)]
     pub(crate) unsafe fn scaled(&self, sum: f64) -> f64 {
-        // SAFETY: the caller's promise; an operand without a global scale has a slot too.
+        // SAFETY: the caller's promise; an operand without a global scale has a stage too.
         let global = f64::from(unsafe { (*self.global).scale });
         match self.apply {
             ApplyGlobal::Absent => sum,
@@ -60,11 +61,11 @@ impl Operand {
     }
 }
 
-impl Job {
-    /// Stores a sum of a row and a token.
+impl Problem {
+    /// Stores the sum of a row and a token.
     ///
     /// # Safety
-    /// As for the kernels; nobody else stores this one.
+    /// The contract of the kernels; nobody else stores this result.
     #[inline(always)]
     pub(crate) unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
         // SAFETY: the caller's promise.
@@ -77,7 +78,8 @@ impl Job {
 /// Stores a result, rounded.
 ///
 /// # Safety
-/// `out` points to more than `index` elements of the dtype in global memory, and no other thread writes this one.
+/// `out` points to more than `index` elements of the dtype in global memory, and no other thread writes this
+/// one.
 #[inline(always)]
 pub(crate) unsafe fn store(out: *mut u8, index: u64, sum: f64, dtype: OutputDtype) {
     let index = index as usize;

@@ -1,4 +1,4 @@
-//! The 4-bit formats as products read them: blocks in a chunk, scales, and a chunk's terms.
+//! The 4-bit formats as products read them: the blocks of a chunk, their scales, and the chunk's terms.
 
 use microscale_formats::{E8m0, dot, mx, nvfp4};
 
@@ -23,7 +23,7 @@ pub(crate) trait Format {
 pub(crate) struct Nvfp4;
 
 impl Nvfp4 {
-    /// Two scales.
+    /// Decodes two scales.
     #[inline(always)]
     pub(crate) fn pair(bytes: u32) -> [f32; 2] {
         #[cfg(microscale_sm90)]
@@ -48,7 +48,7 @@ impl Format for Nvfp4 {
     const BLOCKS: u32 = 2;
     type Scales = [f32; 2];
 
-    /// A quarter of them.
+    /// A quarter of the scales: the sums that come under them are four times too large.
     #[inline(always)]
     fn scales(bytes: u32) -> [f32; 2] {
         Self::pair(bytes).map(|scale| 0.25 * scale)
@@ -56,7 +56,7 @@ impl Format for Nvfp4 {
 
     #[inline(always)]
     fn add(sum: &mut f64, quarters: [f32; 2], matrix: u32, vector: [f32; 2]) {
-        // Exact, each of them (`dot::nvfp4_term`).
+        // Each product is exact (`dot::nvfp4_term`).
         let matrix = Self::pair(matrix);
         for i in 0..2 {
             *sum += f64::from(quarters[i] * (matrix[i] * vector[i]));

@@ -1,47 +1,50 @@
-//! The multiplication that a kernel brings to the pipeline, and the products of chunks by tensor cores that kernels share.
+//! The multiplication that a kernel brings to the pipeline, and the products of chunks by tensor cores that
+//! kernels share.
 
 use microscale_formats::E8m0;
-use microscale_kernels_abi::weights::Ahead;
+use microscale_kernels_abi::weights::Pipelined;
 
-use super::copies::Lane;
+use super::copies::LaneCopies;
 use super::format::Format;
 use super::operand::{Chunk, Codes};
 use super::tensor_cores::{Activations, SUMS, Weights};
 
-/// What a warp makes of its steps.
+/// The multiplication that a warp does in its k-iterations, and the sums of it.
 pub(crate) trait Product<F: Format, const TILES: usize> {
-    const KERNEL: Ahead;
-    /// Where in a slot the activations are, behind the scales.
-    const ACTIVATIONS: u32 = Self::KERNEL.slot_bytes() - Self::KERNEL.activation_bytes();
+    const KERNEL: Pipelined;
+    /// The offset of the activations in a stage, behind the scales.
+    const ACTIVATIONS: u32 = Self::KERNEL.stage_bytes() - Self::KERNEL.activation_bytes();
 
-    /// Starts to copy what the lane has of a step's activations to a slot, from so many chunks behind the first. Zeros
-    /// stand for what is not there.
+    /// Starts to copy the lane's part of a k-iteration's activations to a stage. The k-iteration is `chunk`
+    /// chunks behind the warp's first. Chunks that do not exist become zeros.
     ///
     /// # Safety
-    /// As for the kernels; the slot is nobody's.
-    unsafe fn copy(&self, activations: *const u8, chunk: u32, slot: u32);
+    /// The contract of the kernels; nobody reads or writes the stage.
+    unsafe fn copy(&self, activations: *const u8, chunk: u32, stage: u32);
 
-    /// Adds a slot's products, which are so many chunks behind the first.
+    /// Adds the products of a stage, whose k-iteration is `chunk` chunks behind the warp's first.
     ///
     /// # Safety
-    /// All lanes' copies are there, and all lanes take part.
-    unsafe fn add(&mut self, lane: &Lane<TILES>, slot: u32, chunk: u32);
+    /// All lanes' copies have arrived, and all lanes take part.
+    unsafe fn add(&mut self, lane: &LaneCopies<TILES>, stage: u32, chunk: u32);
 
-    /// Leaves what a turn came to in the warp's shared memory, and begins again.
+    /// Leaves the results of a work tile in the warp's shared memory, and sets the sums to zero for the next
+    /// one.
     ///
     /// # Safety
     /// The memory is the warp's, all of whose lanes take part.
-    unsafe fn end(&mut self, turn: u32);
+    unsafe fn end(&mut self, work_tile: u32);
 }
 
-/// Whether a chunk is computed by tensor cores: its scale is to be used, or it is zeros under a number.
+/// Returns whether tensor cores may compute a chunk: its scale is usual, which leaves the dtype room, or it
+/// is zeros under a number.
 #[inline(always)]
 pub(crate) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], scales }: &Chunk) -> bool {
     let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
     zeros || F::distance::<D>(*scales) <= F::farthest::<D>()
 }
 
-/// The products of the words `I` of two chunks, under their scales, added to sums.
+/// Adds the products of the words `I` of two chunks, under their scales, to sums.
 #[inline(always)]
 fn multiply<D: Activations, const I: usize>(
     sums: [f32; SUMS],

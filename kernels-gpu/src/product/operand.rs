@@ -7,9 +7,9 @@ use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 use super::format::Format;
 use crate::ptx;
 
-/// The codes of a chunk.
+/// A chunk's codes.
 pub(crate) type Codes = [u32; 4];
-/// Their bytes.
+/// Bytes of a chunk's codes.
 pub(crate) const CHUNK_BYTES: u32 = CHUNK as u32 / 2;
 
 /// A chunk of a row: its codes and the bytes of its scales.
@@ -23,7 +23,7 @@ impl Chunk {
     pub(crate) const NONE: Self = Self { codes: [0; 4], scales: 0 };
 }
 
-/// Where a row lies.
+/// The addresses of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) codes: *const u8,
@@ -31,11 +31,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks, others may have the
-    /// first one only: then the other is zero.
+    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks. Ragged ones may
+    /// have the first block only; then the second is zero.
     ///
     /// # Safety
-    /// As for the kernels; the chunk's first block exists in a row of so many.
+    /// The contract of the kernels; the chunk's first block exists in a row of so many blocks.
     #[inline(always)]
     pub(crate) unsafe fn load<F: Format, const ONCE: bool, const WHOLE: bool>(
         self,
@@ -46,8 +46,8 @@ impl Row {
         let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
         let scales = self.scales.wrapping_add(first as usize);
         let mut loaded = Chunk::NONE;
-        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks of NVFP4
-        // lie on multiples of eight, and the second one is looked at if it exists.
+        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks
+        // of NVFP4 lie on multiples of eight, and the second one is looked at if it exists.
         unsafe {
             if WHOLE {
                 loaded.codes = if ONCE { ptx::load_16_once(codes) } else { ptx::load_16(codes) };
@@ -67,16 +67,16 @@ impl Row {
         loaded
     }
 
-    /// Loads a chunk, where it is written.
+    /// Loads a chunk right here: the assembler does not move the load.
     ///
     /// # Safety
-    /// As for the kernels; the chunk is in the row.
+    /// The contract of the kernels; the chunk is in the row.
     #[inline(always)]
     pub(crate) unsafe fn load_once<F: Format>(&self, chunk: u32) -> Chunk {
         let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
         let scales = self.scales.wrapping_add((chunk * F::BLOCKS) as usize);
-        // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of their
-        // number.
+        // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of
+        // their number.
         unsafe {
             Chunk {
                 codes: ptx::load_16_once_here(codes),
@@ -86,10 +86,10 @@ impl Row {
     }
 }
 
-/// Eight bytes.
+/// Loads eight bytes.
 ///
 /// # Safety
-/// They are readable, and `address` is a multiple of 4.
+/// The bytes are readable, and `address` is a multiple of 4.
 #[inline(always)]
 pub(crate) unsafe fn load_8(address: *const u8) -> [u32; 2] {
     let words = address.cast::<u32>();
@@ -106,7 +106,7 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// A row of so many blocks.
+    /// The addresses of a row, if rows have so many blocks.
     #[inline(always)]
     pub(crate) fn row<F: Format>(&self, row: u64, blocks: u64) -> Row {
         let first = row * blocks;
@@ -117,16 +117,16 @@ impl Operand {
     }
 }
 
-/// The operands of a product of weights and activations.
-pub(crate) struct Job {
+/// A product of weights and activations: its operands, its output and its shape.
+pub(crate) struct Problem {
     pub(crate) weights: Operand,
     pub(crate) activations: *const u8,
     pub(crate) out: *mut u8,
     pub(crate) shape: WeightsShape,
 }
 
-impl Job {
-    /// The activations of a token.
+impl Problem {
+    /// The address of a token's activations.
     #[inline(always)]
     pub(crate) fn token(&self, token: u32) -> *const u8 {
         self.activations.wrapping_add((u64::from(token) * self.shape.cols * 2) as usize)

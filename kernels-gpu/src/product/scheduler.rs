@@ -1,67 +1,69 @@
-//! The scheduler: rows that the warps of a thread block take, and take next.
+//! The tile scheduler: which rows the warps of a thread block take, and which they take next.
 //!
-//! A thread block stays for as long as there is something to do. Its warps come in teams: the warps of a team multiply
-//! the same rows, each with its part of the columns, and go through the rows of one turn after the other.
+//! Thread blocks are persistent: each stays for as long as it has work tiles. Its warps form warp groups. The
+//! warps of a group multiply the same rows, each with its slice of K (sliced-K), one work tile after the
+//! other.
 
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::TurnsGrid;
+use microscale_kernels_abi::weights::PipelinedGrid;
 
 use crate::warp;
 
-/// A number over 2^`bits`, and what is left.
+/// Divides a number by 2^`bits`: the quotient and the remainder.
 #[inline(always)]
 pub(crate) fn parts(number: u32, bits: u32) -> (u32, u32) {
     (number >> bits, number & ((1 << bits) - 1))
 }
 
-/// The number of the warp in its thread block, the same in all lanes, as the assembler would not know: what follows
-/// from it takes uniform registers.
+/// The number of the warp in its thread block. A shuffle tells the assembler that it is the same in all
+/// lanes, so that whatever follows from it takes uniform registers.
 #[inline(always)]
 pub(crate) fn warp_number() -> u32 {
     warp::shuffle(warp::thread() / WARP, 0)
 }
 
-/// The turns of a team: the rows that its warps multiply at once, and those so many further on.
+/// The work tiles of a warp group. Its warps multiply the rows of one at a time, then those of the next.
 #[derive(Clone, Copy)]
-pub(crate) struct Turns {
-    /// Rows of the matrix, and of a turn.
+pub(crate) struct WorkTiles {
+    /// Rows of the matrix, and rows of a work tile.
     pub(crate) rows: u64,
     pub(crate) each: u32,
-    /// Turns from the matrix' first to the team's first, and from each of the team's to the next.
+    /// The number of the group's first work tile in the matrix, and how far the next one is from each.
     first: u32,
-    apart: u32,
-    /// Turns of the team.
+    stride: u32,
+    /// Work tiles of the group.
     pub(crate) count: u32,
 }
 
-impl Turns {
-    /// Those of a team of a thread block, of so many rows each.
+impl WorkTiles {
+    /// The work tiles of a warp group of a thread block, of so many rows each.
     #[inline(always)]
-    pub(crate) fn new(grid: &TurnsGrid, each: u32, block: u32, team: u32) -> Self {
-        let first = team * grid.row_blocks + block;
+    pub(crate) fn new(grid: &PipelinedGrid, each: u32, block: u32, group: u32) -> Self {
+        let first = group * grid.row_blocks + block;
         Self {
             rows: grid.shape.rows,
             each,
             first,
-            apart: grid.row_blocks * (grid.warps >> grid.split_bits),
-            count: grid.turns[0] + u32::from(first < grid.turns[1]),
+            stride: grid.row_blocks * (grid.warps >> grid.slice_bits),
+            count: grid.work_tiles[0] + u32::from(first < grid.work_tiles[1]),
         }
     }
 
-    /// The first row that is multiplied in a turn, and the first that is its own. If there are so many rows, each turn
-    /// has as many: the matrix' last one begins with others'.
+    /// The first row that is multiplied in a work tile, and the first that is the tile's own. They differ in
+    /// the matrix' last work tile, if it is ragged: it begins with rows of the one before, so that it has as
+    /// many as any other.
     #[inline(always)]
-    pub(crate) fn starts(&self, turn: u32) -> [u64; 2] {
+    pub(crate) fn starts(&self, work_tile: u32) -> [u64; 2] {
         let each = u64::from(self.each);
-        let own = u64::from(self.first + turn * self.apart) * each;
+        let own = u64::from(self.first + work_tile * self.stride) * each;
         [own.min(self.rows - self.rows.min(each)), own]
     }
 
-    /// A row of a turn, given its number there, if it is the turn's own.
+    /// A row of the matrix, given its number in a work tile, if it is the tile's own.
     #[inline(always)]
-    pub(crate) fn row(&self, turn: u32, in_turn: u32) -> Option<u64> {
-        let [first, own] = self.starts(turn);
-        let row = first + u64::from(in_turn);
-        (turn < self.count && own <= row && row < self.rows).then_some(row)
+    pub(crate) fn row(&self, work_tile: u32, row_in_tile: u32) -> Option<u64> {
+        let [first, own] = self.starts(work_tile);
+        let row = first + u64::from(row_in_tile);
+        (work_tile < self.count && own <= row && row < self.rows).then_some(row)
     }
 }

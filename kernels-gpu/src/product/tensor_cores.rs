@@ -1,4 +1,4 @@
-//! How weights and activations of a dtype meet in the tensor cores.
+//! The operands of the tensor cores: weights brought to the dtype of the activations, and their scales.
 
 use microscale_formats::plan::power_of_two;
 use microscale_formats::{E4m3, E8m0, weights};
@@ -9,35 +9,35 @@ use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::{ptx, warp};
 
-/// Sums that a lane has of a tile.
+/// A lane's sums of a tile.
 pub(crate) const SUMS: usize = 4;
 
 /// A dtype of activations.
 pub(crate) trait Activations {
     type Dtype: Dtype;
     const OUTPUT: OutputDtype;
-    /// By how many powers of two [`Self::weights`] are too low.
+    /// The exponent by which [`Self::weights`] are too low.
     const BELOW: i32;
-    /// The exponents of MXFP4 scales under which scaled weights are exact, the first and the last.
+    /// The first and the last exponent of MXFP4 scales under which scaled weights are exact.
     const USUAL: [u32; 2];
-    /// Scaled weights are lower by this power of two, in NVFP4 and in MXFP4, so that they fit.
+    /// The exponents by which scaled weights are lowered so that they fit, in NVFP4 and in MXFP4.
     const LOWERED: [i32; 2];
-    /// By how many powers of two [`Self::raised`] activations are too high.
+    /// The exponent by which [`Self::raised`] activations are too high.
     const RAISED: i32;
 
-    /// What [`Self::weights`] is to be given.
+    /// The table that [`Self::weights`] takes.
     const TABLE: u32 = 0;
 
-    /// Eight weights in four pairs.
+    /// Decodes eight weights to four pairs.
     fn weights(codes: u32, table: u32) -> [u32; 4];
 
-    /// Eight activations in the pairs that [`Self::weights`] makes.
+    /// Arranges eight activations in the pairs that [`Self::weights`] makes.
     fn pairs(activations: [u32; 4]) -> [u32; 4];
 
-    /// A pair of activations to be multiplied with weights that are too low.
+    /// Raises a pair of activations that is multiplied with weights that are too low.
     fn raised(pair: u32) -> u32;
 
-    /// A factor in both halves.
+    /// A pair with the same factor in both halves.
     fn factor(scale: f32) -> u32;
 
     /// The factors for two scales of NVFP4, given as bytes.
@@ -48,22 +48,22 @@ pub(crate) trait Activations {
         [Self::factor(low * raised), Self::factor(high * raised)]
     }
 
-    /// A pair under a factor.
+    /// Multiplies a pair with a factor.
     fn scaled(pair: u32, factor: u32) -> u32;
 
-    /// sums + a · b.
+    /// Adds the product of two tiles: sums + a · b.
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
 
-/// Eight activations in four pairs: of those with even numbers and of those with odd ones.
+/// Arranges eight activations in four pairs: those with even numbers first, those with odd ones after them.
 #[inline(always)]
 fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     let (even, odd) = (0x5410, 0x7632);
     [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
 }
 
-/// With f16: a weight's bits, moved to where f16 has an exponent's last two bits and a significand's first, are the
-/// weight times 2^-14. Its byte is the upper one of the f16.
+/// Activations in f16. A weight's bits, moved to where f16 has an exponent's last two bits and a
+/// significand's first, are the weight times 2^-14. They fill the upper byte of the f16.
 pub(crate) struct WithF16;
 
 impl Activations for WithF16 {
@@ -130,8 +130,9 @@ impl Activations for WithF16 {
     }
 }
 
-/// With bf16, whose exponents lie across its bytes: 16 times twice a weight's magnitude is looked up and is the lower
-/// byte, which below the second exponent is a number; its sign is the upper one. That is the weight times 2^-128.
+/// Activations in bf16, whose exponents lie across its bytes. 16 times twice a weight's magnitude is looked
+/// up and is the lower byte, which is a number below the second exponent; the weight's sign is the upper
+/// byte. That makes the weight times 2^-128.
 pub(crate) struct WithBf16;
 
 impl Activations for WithBf16 {
@@ -187,19 +188,19 @@ impl Activations for WithBf16 {
     }
 }
 
-/// A format's scales.
+/// The scales of a format of weights.
 pub(crate) trait Weights: Format {
-    /// Where in [`Activations::LOWERED`] it is.
-    const PLACE: usize;
+    /// The format's index in [`Activations::LOWERED`].
+    const INDEX: usize;
 
-    /// How far a chunk's scale is from the first that is to be used, if there are others: above the last one's distance
-    /// for those below, too.
+    /// The distance of a chunk's scale from the first usual one, if a format has unusual ones. Scales below
+    /// it have a distance above the last usual one's, too, because the difference wraps.
     #[inline(always)]
     fn distance<D: Activations>(_: u32) -> u32 {
         0
     }
 
-    /// The largest distance of a scale that is to be used.
+    /// The largest distance of a usual scale.
     fn farthest<D: Activations>() -> u32 {
         0
     }
@@ -210,12 +211,12 @@ pub(crate) trait Weights: Format {
     /// The scales of a chunk's halves, given their bytes.
     fn halves(scales: u32) -> [f32; 2];
 
-    /// A stream's sum and a group by the definition.
+    /// Adds a group to a stream's sum by the definition.
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
 }
 
 impl Weights for Nvfp4 {
-    const PLACE: usize = 0;
+    const INDEX: usize = 0;
 
     #[inline(always)]
     fn factors<D: Activations>(scales: u32) -> [u32; 2] {
@@ -234,7 +235,7 @@ impl Weights for Nvfp4 {
 }
 
 impl Weights for Mxfp4 {
-    const PLACE: usize = 1;
+    const INDEX: usize = 1;
 
     #[inline(always)]
     fn distance<D: Activations>(scales: u32) -> u32 {
@@ -248,13 +249,13 @@ impl Weights for Mxfp4 {
 
     #[inline(always)]
     fn factors<D: Activations>(scales: u32) -> [u32; 2] {
-        // Some number under which zeros stay zeros, if the scale is not to be used.
+        // An unusual scale is replaced by some number, under which zeros stay zeros.
         let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
         let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
         [D::factor(f32::from_bits((distance + raised) << 23)); 2]
     }
 
-    /// Infinite in the place of NaN.
+    /// The scales of a chunk's halves. NaN becomes infinity.
     #[inline(always)]
     fn halves(scale: u32) -> [f32; 2] {
         const LEAST: u32 = 1 << 22;

@@ -45,8 +45,8 @@ pub(super) fn most<F: Blocks>(number: u32) -> u32 {
     if const { lanes::<F>() } == 2 { number.max(warp::shuffle_xor(number, 1)) } else { number }
 }
 
-/// What a lane searches a block's scale with: [`search::Measure`], for all blocks of a warp at a time, with a unit of 1. All lanes of the warp
-/// take part in everything.
+/// What a lane searches a block's scale with: [`search::Measure`], for all blocks of a warp at a time, with a
+/// unit of 1. All lanes of the warp take part in everything.
 pub(super) struct Lane<F> {
     /// [`Searched::candidates_of_lanes`].
     pub(super) of_lane: (f32, f32),
@@ -57,16 +57,17 @@ pub(super) struct Lane<F> {
     pub(super) format: PhantomData<F>,
 }
 
-/// Where the weights of a lane's elements lie: sixteen, on 16 bytes. They are loaded whenever they are needed, lest they take the registers
-/// of searches without weights.
+/// The importance of a lane's elements: sixteen weights of errors, on 16 bytes. They are loaded whenever they
+/// are needed, lest they take the registers of searches without importance.
 #[derive(Clone, Copy)]
-pub(super) struct Weights(pub(super) *const f32);
+pub(super) struct Importance(pub(super) *const f32);
 
-impl Weights {
-    /// Four of them.
+impl Importance {
+    /// Loads the importance of four elements.
     #[inline(always)]
     fn four(self, first: usize) -> [f32; 4] {
-        // SAFETY: `usual` has seen that all sixteen are in global memory, and nothing writes them during the kernel.
+        // SAFETY: `usual` has seen that all sixteen are in global memory, and nothing writes them during the
+        // kernel.
         unsafe { ptx::load_16_here(self.0.add(first).cast()).map(f32::from_bits) }
     }
 }
@@ -81,13 +82,13 @@ impl<F: Searched> Lane<F> {
 
     /// The error of a scale.
     #[inline(always)]
-    fn error(&self, byte: u32, weights: Option<Weights>) -> f32 {
+    fn error(&self, byte: u32, importance: Option<Importance>) -> f32 {
         let candidate = self.candidate(byte);
         let mut chains = [0.0; CHAINS];
-        chains = self.add_four(0, chains, &candidate, weights);
-        chains = self.add_four(4, chains, &candidate, weights);
-        chains = self.add_four(8, chains, &candidate, weights);
-        chains = self.add_four(12, chains, &candidate, weights);
+        chains = self.add_four(0, chains, &candidate, importance);
+        chains = self.add_four(4, chains, &candidate, importance);
+        chains = self.add_four(8, chains, &candidate, importance);
+        chains = self.add_four(12, chains, &candidate, importance);
         let sum = search::sum_of_chains::<Ptx>(chains);
         if const { lanes::<F>() } == 2 {
             return sum + f32::from_bits(warp::shuffle_xor(sum.to_bits(), 1));
@@ -102,14 +103,14 @@ impl<F: Searched> Lane<F> {
         first: usize,
         chains: [f32; CHAINS],
         candidate: &Candidate,
-        weights: Option<Weights>,
+        importance: Option<Importance>,
     ) -> [f32; CHAINS] {
-        let four = weights.map(|weights| weights.four(first));
+        let four = importance.map(|importance| importance.four(first));
         each!(4, i => {
             let a = self.a[first + i];
             match four {
-                Some(weights) => {
-                    add_term::<Ptx>(candidate.rest::<Ptx, false>(a, a * a), Some(weights[i]), chains[i])
+                Some(importance) => {
+                    add_term::<Ptx>(candidate.rest::<Ptx, false>(a, a * a), Some(importance[i]), chains[i])
                 }
                 None => add_term::<Ptx>(candidate.rest::<Ptx, true>(a, a * a), None, chains[i]),
             }
@@ -118,45 +119,47 @@ impl<F: Searched> Lane<F> {
 
     /// The largest of the bits of four elements' [`search::Measure::most_clipped`].
     #[inline(always)]
-    fn clipped_of_four(&self, first: usize, candidate: &Candidate, weights: Weights) -> u32 {
-        let weights = weights.four(first);
+    fn clipped_of_four(&self, first: usize, candidate: &Candidate, importance: Importance) -> u32 {
+        let importance = importance.four(first);
         let [a, b, c, d] = each!(4, i => {
-            add_term::<Ptx>(candidate.clipped::<Ptx>(self.a[first + i]), Some(weights[i]), 0.0).to_bits()
+            add_term::<Ptx>(candidate.clipped::<Ptx>(self.a[first + i]), Some(importance[i]), 0.0).to_bits()
         });
         a.max(b).max(c.max(d))
     }
 
     /// [`search::Measure::most_clipped`].
     #[inline(always)]
-    fn most_clipped(&self, candidate: &Candidate, weights: Option<Weights>) -> f32 {
-        let Some(weights) = weights else {
+    fn most_clipped(&self, candidate: &Candidate, importance: Option<Importance>) -> f32 {
+        let Some(importance) = importance else {
             return add_term::<Ptx>(candidate.clipped::<Ptx>(self.amax), None, 0.0);
         };
         // Not negative, so their bits order as they do.
-        let low =
-            self.clipped_of_four(0, candidate, weights).max(self.clipped_of_four(4, candidate, weights));
-        let high =
-            self.clipped_of_four(8, candidate, weights).max(self.clipped_of_four(12, candidate, weights));
+        let low = self
+            .clipped_of_four(0, candidate, importance)
+            .max(self.clipped_of_four(4, candidate, importance));
+        let high = self
+            .clipped_of_four(8, candidate, importance)
+            .max(self.clipped_of_four(12, candidate, importance));
         f32::from_bits(most::<F>(low.max(high)))
     }
 
     /// Whether clipping alone does not make a scale's error larger than the plain one's.
     #[inline(always)]
-    fn may_win(&self, byte: u32, plain_error: f32, weights: Option<Weights>) -> bool {
-        self.most_clipped(&self.candidate(byte), weights) <= plain_error
+    fn may_win(&self, byte: u32, plain_error: f32, importance: Option<Importance>) -> bool {
+        self.most_clipped(&self.candidate(byte), importance) <= plain_error
     }
 
     /// [`search::Measure::bounds`]. A first byte that has no usual candidate may be too large.
     #[inline(always)]
-    fn bounds(&self, plain_error: f32, near_least: u32, weights: Option<Weights>) -> (u32, u32) {
+    fn bounds(&self, plain_error: f32, near_least: u32, importance: Option<Importance>) -> (u32, u32) {
         let reaches = REACH * self.candidate(near_least).factor >= self.amax;
         let least = near_least + u32::from(!reaches);
         let mut first = least;
         let mut lower = true;
         while warp::ballot(lower) != 0 {
             // Two steps at a time; where the first is one too many, so is the second.
-            let one = self.may_win(first.saturating_sub(1), plain_error, weights);
-            let two = self.may_win(first.saturating_sub(2), plain_error, weights);
+            let one = self.may_win(first.saturating_sub(1), plain_error, importance);
+            let two = self.may_win(first.saturating_sub(2), plain_error, importance);
             first -= u32::from(lower && one && first > F::LAST_UNUSUAL);
             lower &= one && two && first > F::LAST_UNUSUAL;
             first -= u32::from(lower);
@@ -164,9 +167,9 @@ impl<F: Searched> Lane<F> {
         (first, u32::from(last_to_try::<F>(least as u8)))
     }
 
-    /// [`search::Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in all lanes, if a block may take
-    /// a scale that has no [usual candidate](Searched::LAST_UNUSUAL) or is limited, or without weights an element is not
-    /// [near](search::NEAR).
+    /// [`search::Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in
+    /// all lanes, if a block may take a scale that has no [usual candidate](Searched::LAST_UNUSUAL) or is
+    /// limited, or without importance an element is not [near](search::NEAR).
     #[inline(always)]
     pub(super) fn search(
         &self,
@@ -174,20 +177,21 @@ impl<F: Searched> Lane<F> {
         plain: u32,
         near_least: u32,
         larger: u32,
-        weights: Option<Weights>,
+        importance: Option<Importance>,
     ) -> Option<(u32, u32)> {
-        let plain_error = self.error(plain, weights);
+        let plain_error = self.error(plain, importance);
         let (mut byte, mut last) = (larger, larger);
         if !matches!(search, Search::FourSix) {
-            (byte, last) = self.bounds(plain_error, near_least, weights);
+            (byte, last) = self.bounds(plain_error, near_least, importance);
             if matches!(search, Search::Window) {
                 let (low, high) = search::window::<F>(plain as u8);
                 (byte, last) = (byte.max(u32::from(low)), last.min(u32::from(high)));
             }
             let factor = self.candidate(byte).factor;
-            // Weights may lead to scales so small that the definition limits them, or the one below, which the bounds have looked at.
+            // Importance may lead to scales so small that the definition limits them, or the one below, which
+            // the bounds have looked at.
             let limited = search::limited(0.5 * factor, 1.0) != 0.5 * factor;
-            let far = if weights.is_none() { self.amax > search::NEAR * factor } else { limited };
+            let far = if importance.is_none() { self.amax > search::NEAR * factor } else { limited };
             if warp::ballot(byte <= F::LAST_UNUSUAL || far) != 0 {
                 cold_path();
                 return None;
@@ -196,7 +200,7 @@ impl<F: Searched> Lane<F> {
         let (mut best, mut least, mut tried) = (plain, plain_error, 1);
         byte += u32::from(byte == plain);
         while warp::ballot(byte <= last) != 0 {
-            let error = self.error(byte, weights);
+            let error = self.error(byte, importance);
             if byte <= last {
                 tried += 1;
                 if error < least {

@@ -8,7 +8,7 @@ use microscale_formats::search::{self, CHAINS, Candidate, Measure, add_term};
 use microscale_kernels_abi::search::SEARCH_EACH;
 use microscale_kernels_abi::{BlockGrid, ReportSlot};
 
-use super::options::{SearchOptions, weights};
+use super::options::{SearchOptions, importance};
 use super::report::Counts;
 use crate::access::Target;
 use crate::arithmetic::Ptx;
@@ -85,7 +85,7 @@ pub(super) unsafe fn of_warp<D: Dtype, F: Searched>(
     let of_warp = unsafe { OfWarp::load::<D, F>(format, values, Some(report), grid, block) };
     let mut weight = None;
     if !options.importance.is_null() {
-        let (start, count) = weights::<F>(options.importance, grid, block, warp::lane());
+        let (start, count) = importance::<F>(options.importance, grid, block, warp::lane());
         let exists = warp::lane() < F::BLOCK && count > 0;
         // SAFETY: the column's.
         weight = Some(if exists { unsafe { *start } } else { 0.0 });

@@ -1,4 +1,4 @@
-//! Options of a search, and the weights of errors.
+//! Options of a search, and the importance of errors.
 
 use microscale_formats::search::Search;
 use microscale_kernels_abi::BlockGrid;
@@ -8,7 +8,7 @@ use crate::format::Blocks;
 /// How to search.
 #[derive(Clone, Copy)]
 pub(super) struct SearchOptions {
-    /// Weights by column, or null.
+    /// Importance by column, or null.
     pub(super) importance: *const f32,
     /// [`Search`] as a number.
     pub(super) search: u32,
@@ -28,10 +28,11 @@ impl SearchOptions {
     }
 }
 
-/// Where the weights of a block's elements lie from one on, of as many as columns, and how many there are.
+/// The address of the importance of a block's elements from one on, given that of all columns, and how many
+/// elements there are.
 #[inline(always)]
-pub(super) fn weights<F: Blocks>(
-    weights: *const f32,
+pub(super) fn importance<F: Blocks>(
+    importance: *const f32,
     grid: &BlockGrid,
     block: u64,
     element: u32,
@@ -39,5 +40,5 @@ pub(super) fn weights<F: Blocks>(
     let (_, block_in_row) = grid.row_blocks.divide(block);
     let col = block_in_row * u64::from(F::BLOCK) + u64::from(element);
     let rest = grid.cols.saturating_sub(col).min(u64::from(F::BLOCK)) as u32;
-    (weights.wrapping_add(col as usize), rest)
+    (importance.wrapping_add(col as usize), rest)
 }

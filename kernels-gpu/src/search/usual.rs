@@ -8,8 +8,8 @@ use microscale_formats::search::{self, Search};
 use microscale_kernels_abi::search::SEARCH_EACH;
 use microscale_kernels_abi::{BlockGrid, ReportSlot};
 
-use super::lane::{self, Lane, Weights, each, lanes, most};
-use super::options::{SearchOptions, weights};
+use super::lane::{self, Importance, Lane, each, lanes, most};
+use super::options::{SearchOptions, importance};
 use super::report::{Counts, add_to_report};
 use crate::access::{Scales, Target};
 use crate::dtype::{self, Chunk, Dtype};
@@ -78,13 +78,13 @@ pub(super) unsafe fn usual<D: Dtype, F: Searched>(
     } else {
         cold_path();
         let first = share.first_element();
-        let (start, count) = weights::<F>(options.importance, share.grid, share.block, first);
+        let (start, count) = importance::<F>(options.importance, share.grid, share.block, first);
         if warp::ballot(exists && (count < SEARCH_EACH || !start.addr().is_multiple_of(16))) != 0 {
             return false;
         }
-        // Lanes without a block read the first weights.
-        let weights = Weights(if exists { start } else { options.importance });
-        lane.search(options.search(), plain, near_least, larger, Some(weights))
+        // Lanes without a block read the first column's importance.
+        let importance = Importance(if exists { start } else { options.importance });
+        lane.search(options.search(), plain, near_least, larger, Some(importance))
     };
     let Some((byte, tried)) = found else { return false };
     let byte = byte as u8;

@@ -1,5 +1,5 @@
-//! Rows by the definition, as CPUs compute them: for what tensor cores have no room for, and where rows are not whole
-//! chunks.
+//! Rows by the definition, as CPUs compute them: for values that tensor cores have no room for, and for
+//! ragged rows, which are not whole chunks.
 
 use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::plan::power_of_two;
@@ -9,17 +9,17 @@ use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
 
 use crate::dtype::Dtype;
 use crate::product::epilogue::total;
-use crate::product::operand::{Job, Row, load_8};
+use crate::product::operand::{Problem, Row, load_8};
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
 /// Warps in a thread block.
 pub(super) const WARPS: u32 = WEIGHTS_THREADS / WARP;
 
-/// A row's sum with a token's activations, by the definition.
+/// The sum of a row with a token's activations, by the definition.
 ///
 /// # Safety
-/// As for the kernels; all lanes of the warp take part.
+/// The contract of the kernels; all lanes of the warp take part.
 #[inline(always)]
 unsafe fn defined<F: Weights, D: Activations>(row: Row, activations: *const u8, cols: u64) -> f64 {
     let mut sum = 0.0;
@@ -54,11 +54,12 @@ unsafe fn defined<F: Weights, D: Activations>(row: Row, activations: *const u8, 
     64.0 * total([f64::from(sum)])
 }
 
-impl Job {
-    /// A row with tokens, by the definition.
+impl Problem {
+    /// Computes and stores a row with some tokens, by the definition.
     ///
     /// # Safety
-    /// As for the kernels; all lanes of the warp take part, and no other warp has this row and token.
+    /// The contract of the kernels; all lanes of the warp take part, and no other warp has this row and
+    /// token.
     #[inline(always)]
     pub(super) unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
         let [mut token, end] = tokens;
@@ -76,15 +77,15 @@ impl Job {
     }
 }
 
-/// A row a warp.
+/// Multiplies a row a warp, by the definition.
 ///
 /// # Safety
-/// The contract of the kernels whose names end in `cut`.
+/// The contract of the kernels whose names end in `ragged`.
 #[inline(always)]
-pub(super) unsafe fn cut<F: Weights, D: Activations>(job: Job, grid: WeightsGrid) {
+pub(super) unsafe fn ragged<F: Weights, D: Activations>(problem: Problem, grid: WeightsGrid) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
-    if row < job.shape.rows {
+    if row < problem.shape.rows {
         // SAFETY: the whole warp is here, and its row is its own.
-        unsafe { job.define::<F, D>(row, [0, grid.tokens as u32]) };
+        unsafe { problem.define::<F, D>(row, [0, grid.tokens as u32]) };
     }
 }

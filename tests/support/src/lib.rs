@@ -28,3 +28,13 @@ pub fn data_dir() -> PathBuf {
 pub fn sample() -> PathBuf {
     data_dir().join("sample/tiny-llama")
 }
+
+// The examples of the repository's README and of the guide to the library are compiled here, as no crate that
+// is published may need a file outside of its folder.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct LibraryGuide;

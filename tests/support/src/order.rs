@@ -1,37 +1,37 @@
-//! Weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing, so that
-//! only f32's roundings and their order are left.
+//! The sums of weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing,
+//! so that only f32's roundings and their order are left.
 
 use microscale::{Format, QuantizedTensor};
 
 use crate::operands::{Scales, changed, scale_of_one, tensor};
 use crate::oracle::{Exact, dot, power_of_two};
-use crate::weights::STEP;
+use crate::weights::K_ITERATION;
 
-/// Columns of a chunk, which is a lane's in a step.
+/// Columns of a chunk, which a lane has in a k-iteration.
 const CHUNK: usize = 32;
 /// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a
-/// [`STEP`] does.
+/// [`K_ITERATION`] does.
 const GROUP: usize = 16;
 
 /// The order in which a kernel adds.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// The order for one token: groups, then lanes by pairs, then splits.
-    One {
+    /// The order for one token: groups, then lanes by pairs, then slices of K.
+    M1 {
         /// Warps that share a row.
-        splits: usize,
+        slices: usize,
     },
-    /// The order for several tokens: steps, then segments and splits.
-    Lots {
+    /// The order for several tokens: k-iterations, then segments and slices of K.
+    M8 {
         /// Parts of a row that a warp has side by side.
         segments: usize,
         /// Warps that share a row.
-        splits: usize,
+        slices: usize,
     },
 }
 
 impl Order {
-    /// The results of weights and each token's activations: row by row, for one token after the other.
+    /// The products of weights and each token's activations: row by row, for one token after the other.
     ///
     /// # Panics
     /// If a tensor core might lose something.
@@ -49,10 +49,10 @@ impl Order {
     /// The sum of products, each with the scale that it is not under yet.
     fn sum(self, terms: &[(f64, f64)]) -> f64 {
         match self {
-            Self::One { splits } => {
-                // Each lane has a chunk of every step.
+            Self::M1 { slices } => {
+                // Each lane has a chunk of every k-iteration.
                 let lane = |number: usize| {
-                    let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * splits);
+                    let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * slices);
                     chunks.flat_map(|chunk| chunk.chunks(GROUP)).fold(0f32, |sum, group| {
                         exact(group.iter().map(|(term, _)| *term)).mul_add(group[0].1 as f32, sum)
                     })
@@ -61,14 +61,16 @@ impl Order {
                     let [a, b, c, d] = [0, 1, 2, 3].map(|quarter| lane(first + quarter));
                     (a + b) + (c + d)
                 };
-                let splits = (0..splits).map(|split| segment(8 * split) + segment(8 * split + 4));
-                splits.fold(0.0, |sum, split| sum + f64::from(split))
+                let slices = (0..slices).map(|slice| segment(8 * slice) + segment(8 * slice + 4));
+                slices.fold(0.0, |sum, slice| sum + f64::from(slice))
             }
-            Self::Lots { segments, splits } => {
-                let parts = segments * splits;
+            Self::M8 { segments, slices } => {
+                let parts = segments * slices;
                 let part = |number: usize| {
-                    let steps = terms.chunks(STEP).skip(number).step_by(parts);
-                    steps.fold(0f32, |sum, step| sum + exact(step.iter().map(|(term, scale)| term * scale)))
+                    let k_iterations = terms.chunks(K_ITERATION).skip(number).step_by(parts);
+                    k_iterations.fold(0f32, |sum, k_iteration| {
+                        sum + exact(k_iteration.iter().map(|(term, scale)| term * scale))
+                    })
                 };
                 (0..parts).fold(0.0, |sum, number| sum + f64::from(part(number)))
             }
@@ -90,12 +92,12 @@ fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
 }
 
 /// Columns at the end of a row that cancel what is before them.
-const CANCELLING: usize = 2 * STEP;
+const CANCELLING: usize = 2 * K_ITERATION;
 
-/// Makes weights and activations of which tensor cores lose nothing. They come to almost nothing but what the
-/// sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
+/// Makes weights and activations that tensor cores lose nothing of, and that come to almost nothing but what
+/// the sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
 ///
-/// Each step has numbers of few bits, of a magnitude that differs from step to step. In the last two steps,
+/// Each k-iteration has numbers of few bits, whose magnitude differs from one to the next. In the last two,
 /// one group's activations are powers of two, and its weights are the sum's digits.
 ///
 /// # Panics
@@ -106,25 +108,25 @@ pub fn cancelling<T: Exact>(
     seed: u64,
 ) -> (QuantizedTensor, Vec<T>) {
     assert!(cols > CANCELLING && cols.is_multiple_of(GROUP));
-    let last = (cols - 1) / STEP * STEP;
-    let digits = (last - STEP..).take(GROUP).chain(last..).take(2 * GROUP);
+    let last = (cols - 1) / K_ITERATION * K_ITERATION;
+    let digits = (last - K_ITERATION..).take(GROUP).chain(last..).take(2 * GROUP);
     let digits: Vec<_> = digits.zip(0..).map(|(col, i)| (col, 2f64.powi(15 - i))).collect();
 
     let mut random = fastrand::Rng::with_seed(seed);
     let mut x = vec![T::default(); cols * tokens];
     for x in x.chunks_mut(cols) {
-        for step in x[..last - STEP].chunks_mut(STEP) {
+        for k_iteration in x[..last - K_ITERATION].chunks_mut(K_ITERATION) {
             let unit = 2f64.powi(random.i32(-14..=2));
-            step.fill_with(|| T::round_f64(f64::from(random.i32(-15..=15)) * unit));
+            k_iteration.fill_with(|| T::round_f64(f64::from(random.i32(-15..=15)) * unit));
         }
         digits.iter().for_each(|(col, digit)| x[*col] = T::round_f64(*digit));
     }
 
     let (block, bytes) = (format.block(), cols.div_ceil(format.block()) * format.block_bytes());
     let before = changed(tensor(format, rows, cols, Scales::Common, seed), |codes, scales| {
-        codes.chunks_mut(bytes).for_each(|row| row[(last - STEP) / 2..].fill(0));
+        codes.chunks_mut(bytes).for_each(|row| row[(last - K_ITERATION) / 2..].fill(0));
         for scales in scales.chunks_mut(cols.div_ceil(block)) {
-            let (before, cancelling) = scales.split_at_mut((last - STEP) / block);
+            let (before, cancelling) = scales.split_at_mut((last - K_ITERATION) / block);
             if format == Format::Mxfp4 {
                 before.iter_mut().for_each(|scale| *scale = 120 + *scale % 8);
             }

@@ -54,14 +54,14 @@ pub struct Bound {
 
 /// The code of 1.
 const ONE: u8 = 2;
-/// Columns of a step of a segment.
-pub(crate) const STEP: usize = 128;
-/// `mma`s of a step, one after the other from zero.
+/// Columns of a segment in a k-iteration.
+pub(crate) const K_ITERATION: usize = 128;
+/// `mma`s of a k-iteration, one after the other from zero.
 const CHAIN: f64 = 8.0;
 /// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The
 /// largest addend is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once,
-/// 16 others are cut and so is their sum. If they are added by halves, as an A100 does, 8 others are cut and
-/// a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
+/// 16 others are truncated and so is their sum. If they are added by halves, as an A100 does, 8 others are
+/// truncated and a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
 const LOST: f64 = 18.0;
 
 impl Bound {
@@ -74,19 +74,19 @@ impl Bound {
         }
     }
 
-    /// That of tensor cores, for rows that are not computed by the definition.
+    /// The bound of tensor cores, for rows that are not computed by the definition.
     ///
-    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a step's `mma`s loses at
-    /// most `LOST` units. Steps are added in f32, the first to zero, which loses nothing: n − 1 roundings of
-    /// 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of a row has its
-    /// own sum: a row is divided between `segments` and between `splits`.
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a k-iteration's `mma`s loses
+    /// at most `LOST` units. K-iterations are added in f32, the first to zero, which loses nothing: n − 1
+    /// roundings of 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of
+    /// a row has its own sum: a row is divided between `segments` and between `slices`.
     ///
     /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
     /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
     /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
     /// they may not be.
-    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, splits]: [usize; 2], least: f64) -> Self {
-        let additions = cols.div_ceil(STEP * segments).div_ceil(splits) as f64;
+    pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, slices]: [usize; 2], least: f64) -> Self {
+        let additions = cols.div_ceil(K_ITERATION * segments).div_ceil(slices) as f64;
         let is_bf16 = T::LARGEST > 1e5;
         Self {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
@@ -94,20 +94,20 @@ impl Bound {
         }
     }
 
-    /// That of tensor cores for one token, if no sum is infinite or NaN: those are computed by the
+    /// The bound of tensor cores for one token, if no sum is infinite or NaN: such sums are computed by the
     /// definition.
     ///
     /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them,
     /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
     /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
     /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
-    /// between four lanes, and between `splits`.
+    /// between four lanes, and between `slices`.
     ///
     /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
     /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
     /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
-    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, splits: usize, least: f64) -> Self {
-        let groups = weights.cols().div_ceil(256).div_ceil(splits) as f64 * 2.0;
+    pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, slices: usize, least: f64) -> Self {
+        let groups = weights.cols().div_ceil(256).div_ceil(slices) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
         let format = weights.format();
         let blocks = weights.codes().chunks(format.block_bytes()).zip(weights.scales());
@@ -127,13 +127,13 @@ impl Bound {
         self.gamma * magnitudes + self.delta * scale
     }
 
-    /// The same, twice: for the distance of two results.
+    /// Twice the bound: for the distance of two results.
     pub fn twice(self) -> Self {
         Self { gamma: 2.0 * self.gamma, delta: 2.0 * self.delta }
     }
 }
 
-/// Segments that the places of a tensor core hold of each token, for so many tokens.
+/// Segments of each token, which fill the tile columns that so many tokens leave free.
 pub fn segments(tokens: usize) -> usize {
     8 / tokens.next_power_of_two().min(8)
 }
@@ -186,7 +186,7 @@ impl ExactProducts {
         self.check_some(found, bound, |_| true)
     }
 
-    /// The same, of some rows only.
+    /// [`Self::check`] for some rows only.
     ///
     /// # Errors
     /// A text about the first that is too far.

@@ -188,7 +188,7 @@ unsafe impl Plain for microscale_kernels_abi::gemv::GemvGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::weights::TurnsGrid {}
+unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {

@@ -135,8 +135,8 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Blocks whose largest element weighs nothing and whose second, a little above a quarter of the scale, leaves a little
-/// less than itself: so the bounds allow for scales so small that the definition limits them.
+/// Blocks whose largest element weighs nothing and whose second, a little above a quarter of the scale,
+/// leaves a little less than itself: so the bounds allow for scales so small that the definition limits them.
 fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
     for recipe in recipes().into_iter().filter(|recipe| recipe.search != Search::None) {
         let shape = Shape::new(24, 64);
@@ -156,9 +156,9 @@ fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Two rows of every length up to two NVFP4 blocks, as far apart as `stride` says; and values for them. A row's largest
-/// magnitude is its last, so that nothing is well that leaves it out, nor is what takes more in: the gap is full of
-/// what is larger still.
+/// Two rows of every length up to two NVFP4 blocks, as far apart as `stride` says; and values for them. A
+/// row's largest magnitude is its last, so that nothing is well that leaves it out, nor is what takes more
+/// in: the gap is full of what is larger still.
 fn tails<T: Element>() -> impl Iterator<Item = (Shape, Vec<T>)> {
     (1..=32usize).map(|cols| {
         let shape = Shape::new(2, cols).with_row_stride(cols.next_multiple_of(8) + 8);
@@ -283,7 +283,8 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Shapes (M, K, L) with one step and several, that end in them, and with rows that do not go into groups.
+/// Shapes (M, K, L) with one k-iteration and several, with rows that end within one, and with rows that do
+/// not fill the last warp.
 const PRODUCTS: [(usize, usize, usize); 9] = [
     (1, 16, 1),
     (5, 32, 1),
@@ -299,8 +300,8 @@ const PRODUCTS: [(usize, usize, usize); 9] = [
 fn product_cases<T: Element>(cases: &mut Vec<Case>) {
     for (i, (m, k, l)) in (0..).zip(PRODUCTS) {
         for format in [Format::Nvfp4, Format::Mxfp4] {
-            let cut = format == Format::Nvfp4 && k % 32 != 0;
-            let kernels = if cut { &["cut"][..] } else { &["rows1", "rows2", "rows4"] };
+            let ragged = format == Format::Nvfp4 && k % 32 != 0;
+            let kernels = if ragged { &["ragged"][..] } else { &["rows1", "rows2", "rows4"] };
             for (j, &kernel) in (0..).zip(kernels) {
                 // Common ones too, under which the low halves of sums matter.
                 let kinds = [Scales::Common, Scales::Numbers, Scales::Any, Scales::Largest];

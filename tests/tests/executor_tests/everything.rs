@@ -133,9 +133,9 @@ fn weights_do_not_depend_on_how_many_thread_blocks_a_gpu_has_room_for() {
         7,
     );
     let (_, module) = &modules()[1];
-    for (kind, tiles) in [(Kind::One, 1), (Kind::One, 2), (Kind::One, 4), (Kind::Lot, 1), (Kind::Lot, 2)] {
+    for (kind, tiles) in [(Kind::M1, 1), (Kind::M1, 2), (Kind::M1, 4), (Kind::M8, 1), (Kind::M8, 2)] {
         let results = [1, 2, 5, 100].map(|at_once| {
-            let Launched { case, out } = kind.launch_ahead(&product, tiles, [2, 4], at_once);
+            let Launched { case, out } = kind.launch_pipelined(&product, tiles, [2, 4], at_once);
             let thread_blocks = case.steps[0].elements;
             let (memory, _) = case.run(&[module], &Launch::default()).expect("no fault");
             (thread_blocks, memory.bytes(out).expect("results"))

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use half::{bf16, f16};
 use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
-use microscale_kernels_abi::weights::{Ahead, TurnsGrid, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, WeightsGrid, WeightsShape};
 use microscale_test_support::operands::{Scales, changed, scale_of_one, tensor};
 use microscale_test_support::oracle::{self, Exact, dot};
 use microscale_test_support::order::{Order, cancelling};
@@ -17,18 +17,19 @@ use super::case::{Prepared, argument};
 use super::cases::Case;
 use super::quantizing::word;
 
-/// Which weights there are.
+/// Kinds of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Weights {
     Of(Scales),
     /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
     Zeros,
-    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are any.
+    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are
+    /// any.
     Edges,
-    /// The same, but two rows have another one just beyond.
+    /// [`Self::Edges`], but two rows have another scale just beyond.
     Beyond,
-    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the last
-    /// bits of all sums matter. MXFP4's rows are computed by the definition.
+    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the
+    /// last bits of all sums matter. MXFP4's rows are computed by the definition.
     Cancelling,
     /// [`cancelling`] ones: results are those of the kernel's [`Order`], bit by bit.
     Ordered,
@@ -37,9 +38,10 @@ pub(crate) enum Weights {
 use self::Activations as X;
 use self::Weights::{Beyond, Cancelling, Edges, Of, Ordered, Zeros};
 
-/// Rows, columns, tokens, and warps that share rows: one step and several, that end in them, without all warps' parts;
-/// rows that do not fill a group; groups and thread blocks in part; one lot of tokens and several.
-const TILES: [(usize, usize, usize, u32, Weights, X); 15] = [
+/// Rows, columns, tokens and slices of K for the unpipelined kernels: one k-iteration and several, rows that
+/// end within one, fewer k-iterations than slices; rows that do not fill a warp group; warp groups and thread
+/// blocks in part; one token tile and several.
+const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
     (1, 32, 1, 1, Of(Scales::Common), X::Common),
     (5, 96, 2, 8, Zeros, X::Common),
     (35, 160, 3, 2, Of(Scales::Common), X::Numbers),
@@ -57,8 +59,8 @@ const TILES: [(usize, usize, usize, u32, Weights, X); 15] = [
     (17, 1568, 10, 4, Ordered, X::Common),
 ];
 
-/// For one token at a time; columns are 64 more in NVFP4, if they are an odd number of 128.
-const ONE: [(usize, usize, usize, u32, Weights, X); 19] = [
+/// Cases for one token at a time. Columns are 64 more in NVFP4, if they are an odd number of 128.
+const M1: [(usize, usize, usize, u32, Weights, X); 19] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 1, 8, Zeros, X::Common),
     (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
@@ -80,8 +82,8 @@ const ONE: [(usize, usize, usize, u32, Weights, X); 19] = [
     (9, 256, 1, 1, Of(Scales::Smallest), X::Large),
 ];
 
-/// For lots of tokens, copied ahead; columns as for one.
-const LOT: [(usize, usize, usize, u32, Weights, X); 17] = [
+/// Cases for token tiles, pipelined. Columns are as for one token.
+const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 2, 8, Zeros, X::Common),
     (35, 256, 3, 2, Of(Scales::Common), X::Numbers),
@@ -101,9 +103,9 @@ const LOT: [(usize, usize, usize, u32, Weights, X); 17] = [
     (5, 4224, 8, 16, Ordered, X::Common),
 ];
 
-/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and chunks in part,
-/// streams with nothing, one chunk and several.
-const CUT: [(usize, usize, usize, bool, Weights, X); 11] = [
+/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and
+/// chunks in part, streams with nothing, one chunk and several.
+const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
     (9, 16, 1, false, Of(Scales::Common), X::Common),
     (3, 48, 2, true, Of(Scales::Numbers), X::Numbers),
     (2, 1040, 3, false, Of(Scales::Common), X::Common),
@@ -117,7 +119,7 @@ const CUT: [(usize, usize, usize, bool, Weights, X); 11] = [
     (4, 1023, 4, false, Cancelling, X::Common),
 ];
 
-/// Weights with each kind of global scale by turns of the seed.
+/// Draws weights. The kinds of global scale alternate with the seed.
 fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, seed: u64) -> QuantizedTensor {
     let scales = match kind {
         Of(scales) => scales,
@@ -168,10 +170,10 @@ pub(crate) struct Product<T> {
     weights: QuantizedTensor,
     x: Vec<T>,
     tokens: usize,
-    /// The definition's.
+    /// The results of the definition.
     results: Vec<T>,
     exact: ExactProducts,
-    /// Whether tensor cores lose nothing.
+    /// Set if tensor cores lose nothing.
     ordered: bool,
 }
 
@@ -199,14 +201,14 @@ impl<T: Exact + Activation> Product<T> {
         Self { weights, x, tokens, results, exact, ordered: kind == Ordered }
     }
 
-    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and scales to
-    /// those of a chunk or to 4; or to 8 and to elements.
+    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
+    /// scales to those of a chunk or to 4; or to 8 and to elements.
     fn launch(&self, variant: &str, grid: Argument, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
         let [codes, scales] = match variant {
-            "cut" => [8, 1],
-            _ if variant.starts_with("one") || variant.starts_with("lot") => [16, 4],
+            "ragged" => [8, 1],
+            _ if variant.starts_with("m1") || variant.starts_with("m8") => [16, 4],
             _ => [16, 32 / weights.format().block() as u64],
         };
         let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
@@ -224,7 +226,8 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's sum.
+/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's
+/// sum.
 fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
     let last = (x.len() - 1) / 32 * 32;
     x[last..].fill(T::default());
@@ -251,73 +254,72 @@ fn shape(weights: &QuantizedTensor) -> WeightsShape {
     WeightsShape { rows, cols, blocks }
 }
 
-fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, splits: u32) -> WeightsGrid {
-    WeightsGrid::new(shape(weights), tokens as u64, tiles, splits).expect("a small launch")
+fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, slices: u32) -> WeightsGrid {
+    WeightsGrid::new(shape(weights), tokens as u64, tiles, slices).expect("a small launch")
 }
 
 /// How weights are multiplied by tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
-    /// By loads, up to eight tokens at a time.
-    Many,
-    /// Copied ahead, one token at a time.
-    One,
-    /// Copied ahead, up to eight.
-    Lot,
+    /// Unpipelined, up to eight tokens at a time.
+    Unpipelined,
+    /// Pipelined, one token at a time.
+    M1,
+    /// Pipelined, up to eight tokens at a time.
+    M8,
 }
 
 impl Kind {
     /// Numbers of tiles.
     fn tiles(self) -> &'static [u32] {
-        if self == Self::One { &[1, 2, 4] } else { &[1, 2] }
+        if self == Self::M1 { &[1, 2, 4] } else { &[1, 2] }
     }
 
     /// The end of a kernel's name.
     fn variant(self, tiles: u32) -> String {
         let word = match self {
-            Self::Many => "",
-            Self::One => "one_",
-            Self::Lot => "lot_",
+            Self::Unpipelined => "unpipelined_",
+            Self::M1 => "m1_",
+            Self::M8 => "m8_",
         };
         format!("{word}tiles{tiles}")
     }
 
-    /// Launches a kernel. Of those that copy ahead thread blocks have teams by the number of tiles, and the GPU has room
-    /// for few: each has several turns.
-    fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, splits: u32) -> Launched {
-        if self == Self::Many {
-            let grid = grid(&product.weights, product.tokens, tiles, splits);
+    /// Launches a kernel. Thread blocks of the pipelined ones have the more warp groups the more tiles a warp
+    /// has, and the GPU has room for few, so that each group has several work tiles.
+    fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, slices: u32) -> Launched {
+        if self == Self::Unpipelined {
+            let grid = grid(&product.weights, product.tokens, tiles, slices);
             return product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
         }
-        let (warps, at_once) = [(splits, 3), (2 * splits, 2), (4 * splits, 1)][tiles.ilog2() as usize];
-        self.launch_ahead(product, tiles, [splits, warps.min(16)], at_once)
+        let (warps, at_once) = [(slices, 3), (2 * slices, 2), (4 * slices, 1)][tiles.ilog2() as usize];
+        self.launch_pipelined(product, tiles, [slices, warps.min(16)], at_once)
     }
 
-    /// Launches one that copies ahead, on a GPU that has room for so many thread blocks at once.
-    pub(crate) fn launch_ahead<T: Exact + Activation>(
+    /// Launches a pipelined kernel, on a GPU that has room for so many thread blocks at once.
+    pub(crate) fn launch_pipelined<T: Exact + Activation>(
         self,
         product: &Product<T>,
         tiles: u32,
         warps: [u32; 2],
         at_once: u32,
     ) -> Launched {
-        let kernel = Ahead { one: self == Self::One, tiles };
+        let kernel = Pipelined { m1: self == Self::M1, tiles };
         let (shape, tokens) = (shape(&product.weights), product.tokens as u64);
-        let grid = TurnsGrid::new(kernel, shape, tokens, warps, at_once).expect("a small launch");
+        let grid = PipelinedGrid::new(kernel, shape, tokens, warps, at_once).expect("a small launch");
         let mut launched = product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
         launched.case.shaped(grid.threads_and_shared(kernel));
         launched
     }
 
-    /// As near to the exact sums as the kernels promise, or the definition's bits, which many tokens have in rows that
-    /// tensor cores do not compute.
-    fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, splits: u32) -> Prepared {
-        let Launched { mut case, out } = self.launch(product, tiles, splits);
-        let splits = splits as usize;
+    /// Expects results as near to the exact sums as the kernels promise. Rows that tensor cores do not
+    /// compute for several tokens must have the definition's bits.
+    fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, slices: u32) -> Prepared {
+        let Launched { mut case, out } = self.launch(product, tiles, slices);
+        let slices = slices as usize;
         if product.ordered {
             let segments = segments(product.tokens);
-            let order =
-                if self == Self::One { Order::One { splits } } else { Order::Lots { segments, splits } };
+            let order = if self == Self::M1 { Order::M1 { slices } } else { Order::M8 { segments, slices } };
             let results = order.results(&product.weights, &product.x, product.tokens);
             case.expect("results", out, bytemuck::cast_slice(&results).to_vec());
         }
@@ -328,8 +330,8 @@ impl Kind {
             let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
             // The executor keeps subnormal numbers.
             let least = 2f64.powi(-149);
-            if self == Self::One {
-                let bound = Bound::of_one_token::<T>(weights, splits, least);
+            if self == Self::M1 {
+                let bound = Bound::of_one_token::<T>(weights, slices, least);
                 return exact.check(&found, &bound).map(|_| ());
             }
             let defined = |row: usize| is_unusual::<T>(weights, row);
@@ -341,7 +343,7 @@ impl Kind {
                     ));
                 }
             }
-            let parts = [segments(*tokens), splits];
+            let parts = [segments(*tokens), slices];
             let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, least);
             exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
         }));
@@ -349,11 +351,11 @@ impl Kind {
     }
 }
 
-/// By the kernels that do without tensor cores: the definition's bits.
-fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
+/// Launches a kernel for ragged rows, which does without tensor cores, and expects the definition's bits.
+fn ragged<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
     let grid = grid(&product.weights, product.tokens, 1, 1);
     let Launched { mut case, out } =
-        product.launch("cut", argument(&grid), product.weights.rows() as u64, odd);
+        product.launch("ragged", argument(&grid), product.weights.rows() as u64, odd);
     case.expect("results", out, bytemuck::cast_slice(&product.results).to_vec());
     case
 }
@@ -361,27 +363,27 @@ fn cut<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         let of = |by: Kind| move |case| (by, case);
-        let all = (0..).zip(TILES).map(of(Kind::Many)).chain((0..).zip(ONE).map(of(Kind::One)));
-        for (by, (i, (rows, cols, tokens, splits, kind, x))) in all.chain((0..).zip(LOT).map(of(Kind::Lot))) {
+        let all = (0..).zip(UNPIPELINED).map(of(Kind::Unpipelined)).chain((0..).zip(M1).map(of(Kind::M1)));
+        for (by, (i, (rows, cols, tokens, slices, kind, x))) in all.chain((0..).zip(M8).map(of(Kind::M8))) {
             // Whole words of scales.
-            let half = by != Kind::Many && format == Format::Nvfp4 && cols % 256 != 0;
+            let half = by != Kind::Unpipelined && format == Format::Nvfp4 && cols % 256 != 0;
             let shape = (rows, cols + if half { 64 } else { 0 }, tokens);
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {
-                // All splits with either number of tiles, or two.
-                let splits = if tiles == 2 { (8 / splits).max(1) } else { splits };
-                let what = format!("{shape:?} with tokens, {splits} splits, {kind:?}, {x:?}");
+                // Two tiles come with other slices than one, so that all numbers of both meet.
+                let slices = if tiles == 2 { (8 / slices).max(1) } else { slices };
+                let what = format!("{shape:?} with tokens, {slices} slices, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
                 let kernel = weights_kernel::<T>(format, &by.variant(tiles));
-                let case = Case::new(what, kernel, move || by.prepare(&made, tiles, splits));
+                let case = Case::new(what, kernel, move || by.prepare(&made, tiles, slices));
                 cases.push(Case { by_tensor_cores: true, ..case });
             }
         }
-        for (i, (rows, cols, tokens, odd, kind, x)) in (0..).zip(CUT) {
+        for (i, (rows, cols, tokens, odd, kind, x)) in (0..).zip(RAGGED) {
             let made = LazyLock::new(move || Product::<T>::new(format, (rows, cols, tokens), kind, x, i));
             let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}");
-            cases.push(Case::new(what, weights_kernel::<T>(format, "cut"), move || cut(&made, odd)));
+            cases.push(Case::new(what, weights_kernel::<T>(format, "ragged"), move || ragged(&made, odd)));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Products of weights and activations: near the exact sums, or the CPU's bits where no tensor core computes them.
+//! Products of weights and activations: near the exact sums, or the CPU's bits where no tensor core computes
+//! them.
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -35,7 +36,8 @@ impl<T: Exact + Activation> Product<T> {
         format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
     }
 
-    /// How near a kernel's results must be, whoever shares rows. Products below f32's normal numbers may be lost.
+    /// The bound of a kernel's results, however many warps share rows. Products below f32's normal numbers
+    /// may be lost.
     fn bound(&self, kernel: GemvWeightsKernel) -> Bound {
         let least = 2f64.powi(-126);
         if kernel.takes_one_token(self.weights.shape()) {
@@ -45,7 +47,7 @@ impl<T: Exact + Activation> Product<T> {
         }
     }
 
-    /// By some kernels, from device memory, `skipped` activations behind 256 bytes; each twice.
+    /// Multiplies by some kernels, from device memory, `skipped` activations behind 256 bytes; each twice.
     fn on_gpu(
         &self,
         gpu: &Gpu,
@@ -72,14 +74,15 @@ impl<T: Exact + Activation> Product<T> {
         }
     }
 
-    /// Whether a kernel computes a row by the definition.
+    /// Returns whether a kernel computes a row by the definition.
     fn is_defined(&self, kernel: GemvWeightsKernel, row: usize) -> bool {
         let shape = self.weights.shape();
         !shape.cols.is_multiple_of(32)
             || !kernel.takes_one_token(shape) && is_unusual::<T>(&self.weights, row)
     }
 
-    /// By every kernel, against the exact sums, or the CPU's results where they are computed as there.
+    /// Checks every kernel against the exact sums, or against the CPU's results where they are computed as
+    /// there.
     fn check_all(&self, gpu: &Gpu) {
         let exact = ExactProducts::of(&self.weights, &self.x, self.tokens);
         self.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, kernel, what| {
@@ -127,7 +130,8 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make them so.
+/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
+/// them so.
 pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
     fn check<T: Exact + Activation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();

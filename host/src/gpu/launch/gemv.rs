@@ -17,10 +17,10 @@ use crate::gpu::gemv_kernel::GemvKernel;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 
-/// The kernel for a format. `cut` is of rows that are not whole chunks, which MXFP4's are.
-fn kind(format: Format, kernel: GemvKernel, cut: bool) -> Result<Gemv> {
+/// The kernel for a format. `ragged` says that rows are not whole chunks, as MXFP4's always are.
+fn kind(format: Format, kernel: GemvKernel, ragged: bool) -> Result<Gemv> {
     Ok(match (format, kernel) {
-        (Format::Nvfp4, _) if cut => Gemv::Nvfp4Cut,
+        (Format::Nvfp4, _) if ragged => Gemv::Nvfp4Ragged,
         (Format::Nvfp4, GemvKernel::Rows1) => Gemv::Nvfp4Rows1,
         (Format::Nvfp4, GemvKernel::Rows2) => Gemv::Nvfp4Rows2,
         (Format::Nvfp4, GemvKernel::Rows4) => Gemv::Nvfp4Rows4,
@@ -54,8 +54,8 @@ pub(in crate::gpu) fn gemv<T: Element>(
     }
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
-    let cut = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let ready = kernels.ready(kind(matrix.format(), kernel, cut)?.id())?;
+    let ragged = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
+    let ready = kernels.ready(kind(matrix.format(), kernel, ragged)?.id())?;
     let rows_a_warp = ready.kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     limited_columns(matrix.shape())?;
@@ -76,9 +76,10 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
     launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the rows and
-    // blocks that the grid says, with linear scales, and that `out` has a result for each row; buffers start on 256
-    // bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the
+    // rows and blocks that the grid says, with linear scales, and that `out` has a result for each row;
+    // buffers start on 256 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers
+    // from overlapping.
     unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())
