@@ -1,4 +1,5 @@
-//! Comparing two checkpoints, tensor by tensor.
+//! Comparing two checkpoints, tensor by tensor. Floats, quantized or not, are compared as values; all other
+//! tensors by their bytes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,7 +13,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::values::Values;
 use crate::write::progress::{OnProgress, Progress};
 
-/// How two checkpoints differ.
+/// Differences between two checkpoints.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
     /// The tensors that both have, in the first one's order.
@@ -21,11 +22,11 @@ pub struct Comparison {
     pub only_first: Vec<String>,
     /// The names that only the second has.
     pub only_second: Vec<String>,
-    /// Over all values that both have.
+    /// Errors over all values that both have.
     pub total: ErrorStats,
 }
 
-/// How one tensor differs.
+/// The comparison of one tensor.
 #[derive(Clone, Debug)]
 pub struct Compared {
     /// Its name.
@@ -36,14 +37,14 @@ pub struct Compared {
     pub difference: Difference,
 }
 
-/// How two tensors of one shape differ.
+/// The difference between two tensors of one shape.
 #[derive(Clone, Debug)]
 pub enum Difference {
     /// Floats, quantized or not: the errors of the second against the first.
     Values(ErrorStats),
-    /// Something else: whether dtype and bytes are the same.
+    /// Tensors that are not both floats, compared by dtype and bytes.
     Bytes {
-        /// Whether they are.
+        /// True if dtype and bytes are the same.
         same: bool,
     },
 }

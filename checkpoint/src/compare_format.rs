@@ -1,4 +1,5 @@
-//! The loss that a checkpoint would have in a format, without writing a file: formats to compare with have none.
+//! The loss that a checkpoint would have in a format, without writing a file. Formats for comparison have no
+//! files.
 
 use std::ops::ControlFlow;
 

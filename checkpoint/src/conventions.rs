@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `table` | all conventions |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf` | one each: names, dtypes, config |
-//! | `convention`, `storage`, `group` | what a convention says; how a format is stored; the layers that are stored alike |
+//! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
 //! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 

@@ -27,7 +27,7 @@ use crate::write::rewrite::rewrite;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
-/// What happened to a checkpoint that was converted.
+/// The outcome of converting a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Converted {
     /// The convention of the output.
@@ -40,22 +40,22 @@ pub struct Converted {
     pub rounded: Vec<Rounding>,
     /// Layers whose inputs have a global scale that was rounded.
     pub rounded_inputs: Vec<String>,
-    /// How the cache of keys and values was said to be quantized, if the output does not say so.
+    /// The quantization of the cache of keys and values that the input declares, if the output does not.
     pub dropped_cache: Option<String>,
-    /// What else was in the directory and not copied.
+    /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
 }
 
-/// What the other direction of a global scale did to a tensor's values.
+/// The effect of the other direction of a global scale on a tensor's values.
 #[derive(Clone, Debug)]
 pub struct Rounding {
     /// The tensor.
     pub tensor: String,
     /// Its global scale before.
     pub before: GlobalScale,
-    /// And after, in the other direction.
+    /// Its global scale after, in the other direction.
     pub after: GlobalScale,
     /// Values that are not the same f32.
     pub differing: u64,
@@ -109,7 +109,7 @@ pub fn convert(
     Ok(converted)
 }
 
-/// What became of one tensor of a file.
+/// The outcome of one tensor of a file.
 #[derive(Default)]
 struct Done {
     converted: Sums,
@@ -121,7 +121,7 @@ struct Done {
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
     to: FileConvention,
-    /// By the name of the codes.
+    /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
@@ -204,7 +204,7 @@ impl<'a> Converter<'a> {
     }
 }
 
-/// What another direction of the global scale does to a tensor's values; `None` if nothing.
+/// Compares a tensor's values under both directions of the global scale; `None` if they are the same.
 fn compare(
     packed: &Packed<'_>,
     storage: &Storage,
@@ -230,7 +230,8 @@ fn compare(
     Ok((differing != 0).then(rounding))
 }
 
-/// What a config says about the cache of keys and values that another cannot: gpt-oss' says nothing about it.
+/// The quantization of the cache of keys and values that is declared in a config and that the other
+/// convention cannot declare: gpt-oss' says nothing about it.
 fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
     let mut description = Description::of(checkpoint);
     let other = description.take_cache();

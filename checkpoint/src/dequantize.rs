@@ -1,4 +1,5 @@
-//! Dequantizing a checkpoint: the way back.
+//! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model knows.
+//! All other tensors are copied.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -24,12 +25,12 @@ use crate::write::rewrite::rewrite;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
-/// What happened to a checkpoint that was dequantized.
+/// The outcome of dequantizing a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Dequantized {
     /// The dtype of the values.
     pub dtype: Dtype,
-    /// On what.
+    /// The device that it was done on.
     pub device: String,
     /// Sums over the tensors that were dequantized.
     pub dequantized: Sums,
@@ -37,7 +38,7 @@ pub struct Dequantized {
     pub copied: Sums,
     /// Blocks whose scale is NaN, and so all their values.
     pub nan_scales: u64,
-    /// What else was in the directory and not copied.
+    /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time in which anything was being dequantized.
     pub compute_seconds: f64,
@@ -125,13 +126,13 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 
 struct Dequantizer<'a> {
     dtype: Dtype,
-    /// By the name of the codes.
+    /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
     /// The names of the scales, block scales and global ones.
     scales: HashSet<&'a str>,
 }
 
-/// What became of one tensor of a file.
+/// The outcome of one tensor of a file.
 #[derive(Default)]
 struct Done {
     dequantized: Sums,

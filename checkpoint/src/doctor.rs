@@ -1,4 +1,4 @@
-//! Auditing a quantized checkpoint: what in it will make a model wrong, where, and what to do about it.
+//! Auditing a quantized checkpoint: defects that will make a model wrong, their places, and what helps.
 //!
 //! | file | what it looks at |
 //! |---|---|
@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::progress::{OnProgress, Progress};
 
-/// What came of looking at a checkpoint.
+/// The result of examining a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Diagnosis {
     /// Everything that is wrong, tensor by tensor.

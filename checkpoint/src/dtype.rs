@@ -1,4 +1,4 @@
-//! What the elements of a stored tensor are, in whichever container.
+//! Dtypes of stored tensors, in either container: safetensors' dtypes and ggml's types under one type.
 
 pub(crate) mod ggml;
 

@@ -25,7 +25,7 @@ use recipe::RecipeError;
 /// The result of the library's checkpoint operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a checkpoint could not be read, rewritten or compared.
+/// The reason why a checkpoint could not be read, rewritten or compared.
 ///
 /// `Display` says one thing; the cause, where there is one, is the [`source`](std::error::Error::source).
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +34,9 @@ pub enum Error {
     /// The operating system refused.
     #[error("cannot {doing} {}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation that was tried.
         doing: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
         /// Its answer.
         source: io::Error,
@@ -50,11 +50,11 @@ pub enum Error {
     #[error(transparent)]
     Directory(#[from] DirectoryError),
 
-    /// What is stored in no known way, or cannot be stored by a convention of files.
+    /// A tensor that is stored in no known way, or cannot be stored by a convention of files.
     #[error(transparent)]
     Convention(#[from] ConventionError),
 
-    /// What cannot be planned.
+    /// An input or a request that cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
 
@@ -81,7 +81,7 @@ pub enum Error {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Why.
+        /// The reason.
         source: Box<microscale::Error>,
     },
 
@@ -119,7 +119,7 @@ impl Error {
         Self::Tensor { file: file.into(), tensor: tensor.into(), source: source.into() }
     }
 
-    /// For `map_err`: what was tried with which path.
+    /// Makes the argument of `map_err` from the operation that was tried and its path.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.to_path_buf(), source }
     }

@@ -10,7 +10,7 @@ pub enum FileConvention {
     CompressedTensors,
     /// NVIDIA ModelOpt's, for NVFP4, which TensorRT-LLM, vLLM and SGLang load.
     Modelopt,
-    /// That of OpenAI's gpt-oss models, for their experts in MXFP4.
+    /// The convention of OpenAI's gpt-oss models, for their experts in MXFP4.
     GptOss,
     /// ggml's, in GGUF files, which llama.cpp loads.
     Gguf,

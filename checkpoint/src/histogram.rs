@@ -1,34 +1,34 @@
-//! How scales and codes are distributed.
+//! Distributions of scales and codes: counts of each byte, of one tensor or of many of a format.
 
 use microscale::{Format, QuantizedTensor};
 use rayon::prelude::*;
 
 use crate::conventions::packed::Packed;
 
-/// How often each scale byte and each code occurs in tensors of one format.
+/// Counts of each scale byte and each code in tensors of one format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     /// The format.
     pub format: Format,
-    /// By scale byte.
+    /// Counts by scale byte.
     pub scales: [u64; 256],
-    /// By code; of 4-bit formats only the first 16 are in use.
+    /// Counts by code; of 4-bit formats only the first 16 are in use.
     pub codes: [u64; 256],
 }
 
 impl Histogram {
-    /// Without any block.
+    /// Makes a histogram without any block.
     pub fn new(format: Format) -> Self {
         Self { format, scales: [0; 256], codes: [0; 256] }
     }
 
-    /// Of one tensor.
+    /// Counts the scales and codes of one stored tensor.
     pub fn of(packed: &Packed<'_>) -> Self {
         let (codes, scales) = packed.parts();
         Self::of_bytes(packed.format, &scales, &codes)
     }
 
-    /// Of a tensor that is in memory, its padding to whole blocks included.
+    /// Counts the scales and codes of a tensor in memory, its padding to whole blocks included.
     pub fn of_tensor(tensor: &QuantizedTensor) -> Self {
         Self::of_bytes(tensor.format(), &tensor.linear_scales(), tensor.codes())
     }
@@ -80,7 +80,7 @@ impl Histogram {
     }
 }
 
-/// How often each byte occurs.
+/// Counts each byte.
 fn count(bytes: &[u8]) -> [u64; 256] {
     let counts = bytes.par_chunks(1 << 16).map(|part| {
         let mut counts = [0u64; 256];

@@ -1,4 +1,4 @@
-//! Looking into a checkpoint: what is stored, and how scales and codes are distributed.
+//! Looking into a checkpoint: its tensors as they are stored, and distributions of scales and codes.
 
 use crate::conventions::packed::{Logical, resolve};
 use crate::error::Error;
@@ -10,9 +10,9 @@ use crate::read::checkpoint::Checkpoint;
 pub struct Inspected<'a> {
     /// The tensor.
     pub tensor: Logical<'a>,
-    /// Of a quantized tensor.
+    /// The distribution of scales and codes, if the tensor is quantized.
     pub histogram: Option<Histogram>,
-    /// Why a tensor that seems to be packed is listed as it is stored.
+    /// The reason why a tensor that seems to be packed is listed as it is stored.
     pub unreadable: Option<Error>,
 }
 

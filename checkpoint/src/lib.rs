@@ -10,7 +10,7 @@
 //! | room | what it knows |
 //! |---|---|
 //! | `names` | what the names of tensors tell |
-//! | `dtype`, `file_convention`, `reason`, `sums` | words: dtypes in files, conventions of files, why tensors are copied, sums |
+//! | `dtype`, `file_convention`, `reason`, `sums` | dtypes, conventions, reasons for copying, sums |
 //! | `error` | what can go wrong |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `read` | input: which files, which tensors, typed views |

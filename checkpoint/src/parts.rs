@@ -1,10 +1,10 @@
 //! Quantizing a checkpoint in parts, by processes or machines that know nothing of each other, and merging
 //! what they made.
 //!
-//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones, each
-//! with a note: what it was made from and how, its checksum, and what became of its tensors. A shard gets its
+//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones. Each has
+//! a note: a fingerprint of input and options, its checksum, and the outcome of its tensors. A shard gets its
 //! name when it is complete, and its note after that, so that a part that was killed is made by running it
-//! again: it keeps shards whose notes fit. Merging takes a shard only if its note does.
+//! again: it keeps shards whose notes fit. Merging takes a shard only if its note fits.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -31,14 +31,14 @@ use crate::write::output::{Output, destination};
 use crate::write::progress::{Meter, OnProgress};
 use crate::write::rewrite::write_rest;
 use crate::write::work::{Renamed, Rewrite};
-use crate::write::workers::{Job, write_shards};
+use crate::write::workers::{ShardOutput, write_shards};
 
 /// One of several parts of a checkpoint: `2/8` is the second of eight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Counted from 1.
     pub index: usize,
-    /// How many there are.
+    /// The number of parts.
     pub of: usize,
 }
 
@@ -55,10 +55,10 @@ impl FromStr for Part {
     }
 }
 
-/// What happened to a part.
+/// The outcome of a part.
 #[derive(Clone, Debug)]
 pub struct PartDone {
-    /// What was made now.
+    /// The summary of the shards that were made now.
     pub summary: Summary,
     /// Shards that were made now.
     pub made: usize,
@@ -66,11 +66,11 @@ pub struct PartDone {
     pub kept: usize,
     /// All shards of the checkpoint.
     pub of: usize,
-    /// Where they are.
+    /// The directory of the shards.
     pub directory: PathBuf,
 }
 
-/// What came of merging.
+/// The outcome of merging.
 #[derive(Clone, Debug)]
 pub struct Merged {
     /// Shards.
@@ -79,20 +79,20 @@ pub struct Merged {
     pub tensors: Vec<Value>,
     /// Bytes of all tensors of the output.
     pub bytes: u64,
-    /// What else was in the directory and not copied.
+    /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time for everything.
     pub seconds: f64,
 }
 
-/// What is kept beside a shard.
+/// The note that is kept beside a shard.
 #[derive(Serialize, Deserialize)]
 struct Note {
-    /// Of everything that decides the bytes of the output.
+    /// A hash of everything that decides the bytes of the output.
     fingerprint: String,
     bytes: u64,
     checksum: String,
-    /// What took each tensor's place.
+    /// The names that took each tensor's place.
     names: Vec<(String, Vec<String>)>,
     tensor_bytes: u64,
     tensors: Vec<Value>,
@@ -142,14 +142,15 @@ pub fn quantize_part(
             missing.push(shard);
         }
     }
-    // Is removed at the end, with what is unfinished in it.
+    // This directory is removed at the end, with unfinished files in it.
     let making = tempfile::Builder::new().prefix(".making").tempdir_in(&directory);
     let making = making.map_err(Error::io("create a temporary directory in", &directory))?;
     let unfinished = (0..).map(|number: usize| making.path().join(number.to_string()));
-    let jobs: Vec<_> = missing.into_iter().zip(unfinished).map(|(shard, path)| Job { shard, path }).collect();
-    let tensors = write_shards(&jobs, &work, device, &mut meter, |job, renamed, done| {
-        let path = directory.join(&job.shard.name);
-        fs::rename(&job.path, &path).map_err(Error::io("rename the finished shard to", &path))?;
+    let outputs: Vec<_> =
+        missing.into_iter().zip(unfinished).map(|(shard, path)| ShardOutput { shard, path }).collect();
+    let tensors = write_shards(&outputs, &work, device, &mut meter, |output, renamed, done| {
+        let path = directory.join(&output.shard.name);
+        fs::rename(&output.path, &path).map_err(Error::io("rename the finished shard to", &path))?;
         let (bytes, checksum) = checksum(&path).map_err(Error::io("read", &path))?;
         let note = Note {
             fingerprint: fingerprint.clone(),
@@ -165,7 +166,7 @@ pub fn quantize_part(
     })?;
     meter.before("")?;
     let summary = work.summary(device, tensors, Vec::new(), start);
-    Ok(PartDone { summary, made: jobs.len(), kept, of: checkpoint.shards.len(), directory })
+    Ok(PartDone { summary, made: outputs.len(), kept, of: checkpoint.shards.len(), directory })
 }
 
 /// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and
@@ -269,8 +270,8 @@ fn parts_of(sizes: &[u64], parts: usize) -> Vec<usize> {
     parts_of
 }
 
-/// Of everything that decides the output's bytes, but for the input's data, for which its files' sizes and
-/// times stand.
+/// Hashes everything that decides the output's bytes. The sizes and times of the input's files stand for
+/// their data.
 fn fingerprint(plan: &Plan<'_>) -> String {
     let mut hash = Xxh3::new();
     let mut add = |text: &str| {
@@ -310,7 +311,7 @@ impl Note {
         serde_json::from_slice(&json::read(&Self::path(shard)).ok()?).ok()
     }
 
-    /// Whether a shard is the one that it describes, and can hold as many tensors as it says.
+    /// Returns whether a shard is the one that the note describes, and can hold as many tensors as it says.
     fn fits(&self, shard: &Path) -> bool {
         let length = fs::metadata(shard).ok().filter(|file| file.is_file()).map(|file| file.len());
         length == Some(self.bytes)

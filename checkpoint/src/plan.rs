@@ -1,12 +1,12 @@
-//! What is to become of each tensor of a checkpoint that is quantized, decided before anything is written.
+//! The plan of quantizing a checkpoint: the fate of each tensor, decided before anything is written.
 //!
 //! | file | what it knows |
 //! |---|---|
 //! | `selection` | which tensors are quantized, and why the others are not |
 //! | `recipes`, `settings` | recipe files and presets; settings key by key |
-//! | `treatment`, `used_recipe` | how one tensor is quantized; the recipes of a plan, and what each is used for |
+//! | `treatment`, `used_recipe` | the treatment of one tensor; the recipes of a plan, and the use of each |
 //! | `fusions` | whether layers that engines fuse can be one layer |
-//! | `global_scales`, `importance` | what is given in files: NVFP4's global scales, weights by column |
+//! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
@@ -47,33 +47,34 @@ use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::outline::{Outline, unchanged};
 
-/// What is to become of each tensor of a checkpoint.
+/// The fate of each tensor of a checkpoint.
 pub struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     convention: FileConvention,
-    /// How tensors are quantized: by the elements that it is done to, the most first. There is one at least.
+    /// The treatments of tensors, by the number of elements that each is for, the largest first. There is one
+    /// at least.
     treatments: Vec<Treatment>,
     /// Each tensor's, and its place in the list of all.
     places: HashMap<&'a str, usize>,
     global_scales: Option<GlobalScales>,
     importance: Option<Importance>,
     pub(crate) check_search: bool,
-    /// How many of its worst blocks are looked for in each tensor, if details are wanted.
+    /// The number of worst blocks to look for in each tensor, if details are wanted.
     pub(crate) worst_blocks: Option<usize>,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<Planned<'a>>,
 }
 
-/// What is to become of one tensor.
+/// The fate of one tensor.
 #[derive(Clone, Debug)]
 pub struct Planned<'a> {
     /// The tensor.
     pub tensor: Tensor<'a>,
-    /// Why it is copied; `None` if it is quantized.
+    /// The reason why it is copied; `None` if it is quantized.
     pub reason: Option<Reason>,
     /// Bytes of what takes its place.
     pub bytes_after: u64,
-    /// Which of [`Plan::recipes`] it is quantized by, if it is.
+    /// The index in [`Plan::recipes`] of the recipe it is quantized by, if it is.
     pub recipe: usize,
 }
 
@@ -190,7 +191,7 @@ impl<'a> Plan<'a> {
         Ok(self.global_scales.insert(found))
     }
 
-    /// Takes weights by column from a file, for the search of block scales. A vector is called
+    /// Takes importance by column from a file, for the search of block scales. A vector is called
     /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns. Tensors
     /// without one are searched unweighted.
     ///
@@ -271,7 +272,7 @@ impl<'a> Plan<'a> {
         common(&self.recipes())
     }
 
-    /// What looks like a mistake in the recipes that a plan was made by: rules that change nothing.
+    /// Likely mistakes in the recipes that a plan was made by: rules that change nothing.
     pub fn idle_rules(&self, recipes: &Recipes) -> Vec<String> {
         let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
         let copied: Vec<_> = copied.map(|planned| planned.tensor.name).collect();
@@ -304,24 +305,24 @@ impl<'a> Plan<'a> {
         self.places.get(tensor).map(|place| &self.tensors[*place])
     }
 
-    /// Why a tensor is copied; `None` if it is quantized.
+    /// The reason why a tensor is copied; `None` if it is quantized.
     pub(crate) fn reason(&self, tensor: &str) -> Option<&Reason> {
         self.planned(tensor).and_then(|planned| planned.reason.as_ref())
     }
 
-    /// How a tensor is quantized, if it is.
+    /// The treatment of a tensor, if it is quantized.
     pub(crate) fn of(&self, tensor: &str) -> &Treatment {
         &self.treatments[self.planned(tensor).map_or(0, |planned| planned.recipe)]
     }
 
-    /// Which of the recipes a tensor is quantized by, if there are several.
+    /// The number of the recipe that a tensor is quantized by, if there are several.
     pub(crate) fn number_of(&self, tensor: &str) -> Option<usize> {
         let planned = self.planned(tensor).filter(|_| self.treatments.len() > 1)?;
         Some(planned.recipe)
     }
 
-    /// The weights of a tensor's columns, if there are any.
-    pub(crate) fn weights_of(&self, tensor: &str) -> Option<&[f32]> {
+    /// The importance of a tensor's columns, if there is any.
+    pub(crate) fn importance_of(&self, tensor: &str) -> Option<&[f32]> {
         self.importance.as_ref().and_then(|importance| importance.of(tensor))
     }
 
@@ -336,13 +337,13 @@ impl<'a> Plan<'a> {
             if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
                 hash.update(&scale.value().to_le_bytes());
             }
-            if let Some(weights) = self.weights_of(tensor.name) {
-                hash.update(bytemuck::cast_slice(weights));
+            if let Some(importance) = self.importance_of(tensor.name) {
+                hash.update(bytemuck::cast_slice(importance));
             }
         }
     }
 
-    /// How many tensors are to be quantized.
+    /// The number of tensors to be quantized.
     pub fn quantized(&self) -> usize {
         self.to_quantize().count()
     }
@@ -356,7 +357,7 @@ impl<'a> Plan<'a> {
         self.tensors.iter().filter(move |planned| planned.reason.is_none() && planned.recipe == recipe)
     }
 
-    /// What is to become of each tensor, as JSON.
+    /// The fate of each tensor, as JSON.
     pub fn to_json(&self) -> Value {
         let recipes = self.recipes();
         let tensors = self.tensors.iter().map(|planned| {
@@ -412,7 +413,7 @@ impl<'a> Plan<'a> {
         self.convention.describe(&self.groups(), &ignore, description);
     }
 
-    /// What most weights become, by ggml's word.
+    /// ggml's type of the format that most weights become.
     pub(crate) fn file_type(&self) -> FileType {
         let blocks = self.groups().first().and_then(|group| group.storage.blocks);
         blocks.unwrap_or(Blocks::Mxfp4).file_type()

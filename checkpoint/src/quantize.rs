@@ -63,18 +63,18 @@ pub fn quantize(
     Ok(work.summary(device, tensors, skipped, start))
 }
 
-/// What carries out a plan, tensor by tensor.
+/// The execution of a plan, tensor by tensor.
 pub(crate) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     chooser: Chooser<'a>,
 }
 
-/// What became of a tensor.
+/// The outcome of a tensor.
 pub(crate) struct Done {
     pub(crate) summary: TensorSummary,
     /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
-    /// From when to when it was quantized, if it was.
+    /// The time in which it was quantized, if it was.
     busy: Option<Busy>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Quantizer<'a> {
         Ok(Self { plan, chooser: Chooser::new(plan) })
     }
 
-    /// What has happened since `start`.
+    /// Summarizes the work since `start`.
     pub(crate) fn summary(
         &self,
         device: &Device,
@@ -128,16 +128,16 @@ impl<'a> Quantizer<'a> {
         let plan = self.plan;
         let treatment = plan.of(tensor.name);
         let storage = treatment.storage;
-        let weights = plan.weights_of(tensor.name);
+        let importance = plan.importance_of(tensor.name);
         let from = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
-        let store = |recipe: &Recipe, weights: Option<&[f32]>| match sources.get(tensor.name) {
-            Some(source) => {
-                source.store(storage, recipe, weights).map_err(|error| matrix::error(tensor, storage, error))
-            }
+        let store = |recipe: &Recipe, importance: Option<&[f32]>| match sources.get(tensor.name) {
+            Some(source) => source
+                .store(storage, recipe, importance)
+                .map_err(|error| matrix::error(tensor, storage, error)),
             None => unreachable!("every tensor to quantize is on the device"),
         };
-        let stored = store(&chosen.recipe, weights)?;
+        let stored = store(&chosen.recipe, importance)?;
         let Stored { result, report, errors, global_scale, quantized: until } = stored;
         let check_search = plan.check_search && treatment.recipe.search == Search::Full;
         let (mut checked_blocks, mut details) = (0, None);
@@ -203,11 +203,11 @@ impl<'a> Quantizer<'a> {
 
     /// Compares the scales that were chosen with all others.
     fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
-        let weights = self.plan.weights_of(tensor.name);
+        let importance = self.plan.importance_of(tensor.name);
         let storage = self.plan.of(tensor.name).storage;
         let Matrix { values, shape } = Matrix::of(tensor, storage)?;
         let checked = with_values!(&values, slice => {
-            check_search(slice, shape, recipe, weights, quantized)
+            check_search(slice, shape, recipe, importance, quantized)
         });
         checked.map_err(|source| matrix::error(tensor, storage, source))
     }

@@ -1,38 +1,38 @@
-//! Why a tensor is copied and not quantized.
+//! Reasons for copying a tensor instead of quantizing it.
 
 use std::fmt;
 
 use crate::dtype::FileDtype;
 use crate::names::kept::Kept;
 
-/// Why a tensor is copied.
+/// The reason why a tensor is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// A pattern to exclude matches; the pattern.
     Excluded(String),
-    /// Not of a dtype that can be quantized.
+    /// Its dtype cannot be quantized.
     Dtype(FileDtype),
     /// Left alone by default.
     Kept(Kept),
     /// Fewer than two dimensions; how many.
     Dimensions(usize),
-    /// Not called `*.weight`, and no pattern to include matches.
+    /// Its name is not `*.weight`, and no pattern to include matches.
     NotAWeight,
     /// No elements.
     Empty,
-    /// Not among the experts, which alone gpt-oss stores quantized.
+    /// Its layer is not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),
-    /// Of one of the first layers, as many as a recipe keeps.
+    /// The tensor belongs to one of the first layers, as many as a recipe keeps.
     FirstLayers(usize),
-    /// Of one of the last layers, as many as a recipe keeps.
+    /// The tensor belongs to one of the last layers, as many as a recipe keeps.
     LastLayers(usize),
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
         cols: usize,
-        /// What it should be a multiple of.
+        /// The number that it should be a multiple of.
         block: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Sums over tensors.
+//! Sums over tensors: how many there are, their elements, and their bytes before and after.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ impl Sums {
         }
     }
 
-    /// How many times smaller the output is; 1 if there is nothing.
+    /// The factor by which the output is smaller; 1 if there is nothing.
     pub fn ratio(&self) -> f64 {
         if self.bytes_after == 0 { 1.0 } else { self.bytes_before as f64 / self.bytes_after as f64 }
     }

@@ -3,12 +3,12 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `rewrite` | writing a checkpoint anew |
-//! | `work` | what is done to each tensor: a trait that each operation implements |
-//! | `workers`, `busy` | who does it: several workers; and for how long |
-//! | `begin`, `gguf`, `writer` | a shard's new file: its header, in either container, and the tensors at their places |
-//! | `outline` | what a tensor of the output is |
-//! | `output`, `others` | where output is written; the files that are not weights |
-//! | `progress` | telling how far an operation is |
+//! | `work` | the work on each tensor: a trait that each operation implements |
+//! | `workers`, `busy` | several workers that share the work; the time that they take |
+//! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
+//! | `outline` | the outline of a tensor of the output |
+//! | `output`, `others` | the place of the output; the files that are not weights |
+//! | `progress` | reports of the progress of an operation |
 
 pub(crate) mod begin;
 pub(crate) mod busy;

@@ -2,23 +2,22 @@
 //! hardly write, against reading them too.
 //!
 //! Input is random, never zeros. Buffers are used in rotation until they are past every cache
-//! ([`ROTATION_BYTES`](job::ROTATION_BYTES)). After the timing the output is compared with what the CPU's
-//! reference gives. A figure is the median of many.
+//! ([`ROTATION_BYTES`](workload::ROTATION_BYTES)). After the timing the output is compared with that of the
+//! CPU's reference. A figure is the median of many.
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `op`, `size`, `measurement` | what is measured, on how much, and what comes of it |
-//! | `job`, `product` | the input and how output is checked: of operations on a matrix, of products |
+//! | `op`, `size`, `measurement` | the operations, their sizes, and the results |
+//! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
 //! | `cpu`, `gpu` | timing on each |
 //! | `gemv`, `weights` | the two kinds of products |
 //! | `tune` | choosing kernels for products |
-//! | `load` | what the first use of a kernel costs |
+//! | `load` | the cost of a kernel's first use |
 
 mod cpu;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
-mod job;
 #[cfg(feature = "cuda")]
 pub(crate) mod load;
 pub(crate) mod measurement;
@@ -28,13 +27,14 @@ pub(crate) mod size;
 #[cfg(feature = "cuda")]
 pub(crate) mod tune;
 mod weights;
+mod workload;
 
 use microscale::{Device, Dtype, Element, Error, QuantizedShape, Recipe, Result, Words};
 
-use crate::bench::job::Job;
 use crate::bench::measurement::{Measurement, Times};
 use crate::bench::op::{NO_F32, Op};
 use crate::bench::size::Size;
+use crate::bench::workload::Workload;
 
 /// Measures an operation.
 ///
@@ -87,11 +87,11 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
         Op::AmaxQuantize => (2 * values).saturating_add(quantized),
         _ => values.saturating_add(quantized),
     };
-    let job = Job { op, recipe: *recipe, shape, bytes };
+    let workload = Workload { op, recipe: *recipe, shape, bytes };
     let times = match device {
-        Device::Cpu => cpu::measure::<T>(&job)?,
+        Device::Cpu => cpu::measure::<T>(&workload)?,
         #[cfg(feature = "cuda")]
-        Device::Gpus(gpus) => gpu::measure::<T>(&job, gpus.first())?,
+        Device::Gpus(gpus) => gpu::measure::<T>(&workload, gpus.first())?,
     };
-    Ok((if op == Op::Empty { 0 } else { job.bytes }, times))
+    Ok((if op == Op::Empty { 0 } else { workload.bytes }, times))
 }

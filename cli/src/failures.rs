@@ -13,7 +13,7 @@ impl Usage {
     }
 }
 
-/// Something is wrong with a checkpoint that was looked at.
+/// Defects that were found in a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("{} found", if *.0 == 1 { "1 defect was".into() } else { format!("{} defects were", .0) })]
 pub(crate) struct Found(pub(crate) usize);

@@ -7,7 +7,7 @@
 //! | `bench` | measuring operations |
 //! | `report`, `plot`, `markup` | the HTML report, SVG plots, and the markup of both |
 //! | `text` | what people read: tables and figures, names, scales |
-//! | `pending`, `progress`, `streams`, `failures` | files that appear when complete; the bar; stdout and stderr; exit codes |
+//! | `pending`, `progress`, `streams`, `failures` | complete files; the bar; stdout and stderr; exit codes |
 //!
 //! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. Results go to stdout,
 //! progress, warnings and errors to stderr.

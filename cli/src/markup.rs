@@ -1,4 +1,4 @@
-//! Writing HTML and SVG. What is written is XML too, so that elements are closed whoever reads it.
+//! Writing HTML and SVG. The markup is XML too: all elements are closed, so that any parser reads it.
 
 use std::fmt::{self, Display, Write};
 
@@ -46,7 +46,7 @@ impl Markup {
         let _ = write!(Escaped(&mut self.text), "{text}");
     }
 
-    /// What is markup already.
+    /// Appends markup as it is.
     pub(crate) fn verbatim(&mut self, markup: &str) {
         self.text += markup;
     }

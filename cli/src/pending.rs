@@ -1,4 +1,4 @@
-//! A file that appears when it is complete.
+//! A file that appears when it is complete: it is written under a temporary name and renamed at the end.
 
 use std::fmt::Display;
 use std::fs;

@@ -12,7 +12,7 @@ use crate::plot::point::Point;
 
 /// Colours for light and dark, which plots and pages share.
 pub(crate) const THEME: &str = include_str!("plot/theme.css");
-/// How the parts of a plot look.
+/// The style sheet of a plot's parts.
 pub(crate) const STYLE: &str = include_str!("plot/plot.css");
 
 /// More tensors than these are drawn as dots.
@@ -23,7 +23,7 @@ pub(crate) struct Plot<'a> {
     pub(crate) title: &'a str,
     /// Said under the title.
     pub(crate) lines: &'a [String],
-    /// In the order in which they are to be drawn.
+    /// The points in the order in which they are to be drawn.
     pub(crate) points: &'a [Point<'a>],
     /// SQNR over all values, in dB.
     pub(crate) total: f64,
@@ -32,7 +32,7 @@ pub(crate) struct Plot<'a> {
 }
 
 impl Plot<'_> {
-    /// As SVG.
+    /// Draws the plot as SVG.
     pub(crate) fn svg(&self) -> String {
         let mut m = Markup::default();
         let mut y = 36.0;
@@ -69,7 +69,7 @@ impl Plot<'_> {
     }
 }
 
-/// Whether dots by layer would show anything: some tensors are in layers.
+/// Returns whether dots by layer would show anything: some tensors are in layers.
 pub(crate) fn has_layers(points: &[Point<'_>]) -> bool {
     let mut layers: Vec<_> = points.iter().filter_map(|point| point.place.layer).collect();
     layers.sort_unstable();

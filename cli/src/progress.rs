@@ -1,4 +1,4 @@
-//! The progress bar, and stopping on Ctrl-C.
+//! The progress bar, and the flag by which Ctrl-C stops an operation.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct Bar(ProgressBar);
 impl Bar {
     /// Shows the bar and takes over Ctrl-C.
     pub(crate) fn new(what: &'static str) -> Self {
-        // It fails if there is a handler already, which then is ours, or where there are no signals.
+        // Setting a handler fails if there is one already, which then is ours, or on systems without signals.
         let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
         let bar = ProgressBar::new(0);
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
@@ -26,7 +26,7 @@ impl Bar {
         Self(bar)
     }
 
-    /// For the library's operations to call.
+    /// Shows progress; the library's operations call it.
     pub(crate) fn update(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);

@@ -21,7 +21,7 @@ use crate::report::figures::{date, share};
 use crate::report::run::Run;
 use crate::text::table::{bytes, count, decibels, figure, seconds};
 
-/// How the page looks, besides the plots.
+/// The style sheet of the page, besides the plots'.
 const STYLE: &str = include_str!("report/page.css");
 
 impl Run<'_> {
@@ -123,7 +123,7 @@ fn tile(m: &mut Markup, what: &str, figure: &str, more: &str) {
     });
 }
 
-/// What a model is called: the name of its directory or file.
+/// The name of a model: that of its directory or file.
 fn model_name(path: &Path) -> String {
     let full = path.canonicalize().unwrap_or_else(|_| path.into());
     full.file_name().map_or_else(|| full.display().to_string(), |name| name.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! Writing to stdout and stderr.
+//! Writing to stdout, where a failure is an error, and to stderr, where it is ignored.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -21,7 +21,7 @@ pub(crate) fn warn(text: impl Display) {
 #[error("cannot write to stdout")]
 struct Stdout(#[source] io::Error);
 
-/// Whether an error is that nobody reads stdout any more.
+/// Returns whether an error means that nobody reads stdout any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Stdout>().is_some_and(|Stdout(error)| error.kind() == ErrorKind::BrokenPipe)
 }

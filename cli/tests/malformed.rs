@@ -422,7 +422,7 @@ fn read_everything(path: &Path) {
     }
 }
 
-/// Something to put over a part of a file: a byte or a word.
+/// A scrap to put over a part of a file: a byte or a word.
 fn scrap() -> impl Strategy<Value = Vec<u8>> {
     let byte = any::<u8>().prop_map(|byte| vec![byte]);
     prop_oneof![byte, prop::sample::select(HEADER_WORDS).prop_map(|word| word.into())]

@@ -1,9 +1,9 @@
-//! The operations of f32 that the definition is written in: one text serves numbers, vectors and GPUs.
+//! The f32 operations that the definition is written in: one text serves numbers, vectors and GPUs.
 //!
-//! [`Fused`] is what an implementation for single numbers brings. It makes a [`Machine`], which is all of
-//! them; vectors implement that themselves.
+//! [`Fused`] is what an implementation for single numbers provides. It makes a [`Machine`], which is all of
+//! the operations; vectors implement that themselves.
 
-/// What processors do with f32 in one instruction, and `core` does not have.
+/// Operations on f32 that processors do in one instruction and `core` lacks.
 pub trait Fused {
     /// a · b + c, rounded once.
     fn fma(a: f32, b: f32, c: f32) -> f32;
@@ -17,10 +17,10 @@ pub trait Fused {
 
 /// The operations that searches, quotients and roundings need of a processor: on f32, or on vectors of them.
 pub trait Machine {
-    /// A number, or one in each lane.
+    /// A number, or one in each lane of a vector.
     type Number: Copy;
 
-    /// This number, everywhere.
+    /// The same number in every lane.
     fn splat(x: f32) -> Self::Number;
 
     /// a · b

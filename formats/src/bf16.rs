@@ -23,7 +23,7 @@ impl Bf16 {
         self.0
     }
 
-    /// Returns whether the scale is no number: NaN, or an infinity, under which a block would be lost as well.
+    /// Returns whether the scale is no number: NaN, or an infinity, under which a block would be lost too.
     #[inline]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7F80 == 0x7F80
@@ -35,14 +35,14 @@ impl Bf16 {
         self.0 >> 15 == 1
     }
 
-    /// The exact value; NaN for what [is no number](Self::is_nan).
+    /// The exact value; NaN for bits that [are no number](Self::is_nan).
     #[inline]
     pub const fn to_f32(self) -> f32 {
         if self.is_nan() { f32::from_bits(0x7FC0_0000) } else { f32::from_bits((self.0 as u32) << 16) }
     }
 
-    /// A finite number that is not negative, rounded to nearest, ties to even; what is above the largest
-    /// becomes that.
+    /// Rounds a finite number that is not negative to nearest, ties to even. Numbers above the largest scale
+    /// become that scale.
     #[inline]
     pub const fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();

@@ -1,6 +1,7 @@
-//! What blocks of every format have in common: the largest magnitude, the sign of zeros, and what happened.
+//! The parts that blocks of every format have in common: the largest magnitude, the sign of zeros, and the
+//! events of quantizing.
 
-/// What becomes of the sign of a zero.
+/// The treatment of the sign of a zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NegativeZero {
@@ -15,7 +16,7 @@ pub enum NegativeZero {
     Force = 3,
 }
 
-/// What happened in one block, besides its bytes.
+/// Events of quantizing one block, besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEvents {
     /// amax is above the largest element times the scale, by more than the scale's own rounding accounts for:
@@ -37,7 +38,7 @@ pub fn amax_bits<const N: usize>(values: &[f32; N]) -> u32 {
     most
 }
 
-/// Whether the bits of an amax are those of an infinity or a NaN.
+/// Returns whether the bits of an amax are those of an infinity or a NaN.
 #[inline(always)]
 pub const fn is_non_finite(amax_bits: u32) -> bool {
     amax_bits >= 0x7F80_0000

@@ -1,8 +1,9 @@
-//! Formats that are there to be compared with: what would a tensor lose in them?
+//! Formats for comparison only: how much would a tensor lose in them?
 //!
-//! One is quantized, dequantized and measured on CPUs, by its definition, a block after another. No kernel
-//! computes it and no convention of checkpoints stores it. It is a variant of [`ComparisonFormat`], with its
-//! [`Facts`] and its [`Definition`] here, and a file for its element or arithmetic.
+//! A tensor is quantized, dequantized and measured in such a format on CPUs, by the definition, block after
+//! block. No kernel computes it and no convention of checkpoints stores it. Each format is a variant of
+//! [`ComparisonFormat`], with its [`Facts`] and its [`Definition`] here, and a file for its element or
+//! arithmetic.
 
 use crate::bf16::Bf16;
 use crate::block::{BlockEvents, NegativeZero};
@@ -24,7 +25,7 @@ pub enum ComparisonFormat {
     Nf4,
 }
 
-/// How blocks of a format are computed. A block at the end of a row may have fewer elements; the others are
+/// The arithmetic of a format's blocks. A block at the end of a row may have fewer elements; the others are
 /// zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
@@ -38,10 +39,10 @@ pub struct Definition {
 }
 
 impl ComparisonFormat {
-    /// Every one.
+    /// All comparison formats.
     pub const ALL: [Self; 2] = [Self::Mxfp4E3m0, Self::Nf4];
 
-    /// The facts.
+    /// The facts of the format.
     #[inline]
     pub const fn facts(self) -> Facts {
         match self {
@@ -62,7 +63,7 @@ impl ComparisonFormat {
         }
     }
 
-    /// The arithmetic.
+    /// The arithmetic of the format's blocks.
     pub const fn definition(self) -> Definition {
         match self {
             Self::Mxfp4E3m0 => of_mx::<E3m0>(),
@@ -148,7 +149,7 @@ mod tests {
         }
     }
 
-    /// A code's value times a scale comes back as it is.
+    /// Dequantizes what was quantized from exact multiples of a scale: each code's value must come back.
     #[test]
     fn what_a_format_has_it_keeps() {
         for format in ComparisonFormat::ALL {

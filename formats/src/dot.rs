@@ -89,7 +89,7 @@ impl Sums {
     }
 }
 
-/// A sum under a global scale.
+/// Applies a global scale to a sum.
 #[inline(always)]
 pub fn scaled(sum: f64, global: Option<GlobalScale>) -> f64 {
     let Some(global) = global else { return sum };
@@ -99,9 +99,9 @@ pub fn scaled(sum: f64, global: Option<GlobalScale>) -> f64 {
     }
 }
 
-/// Rounded to f32 so that what it is rounded to next, in at least two bits less, is what it would be rounded
-/// to at once: toward zero, with the last bit set if that was not exact. (Sylvie Boldo and Guillaume
-/// Melquiond, 2008: emulation of FMA and correctly rounded sums.)
+/// Rounds to f32, toward zero, with the last bit set if that was not exact. So rounding the result again, to
+/// at least two bits less, gives what rounding `x` at once would. (Sylvie Boldo and Guillaume Melquiond,
+/// 2008: emulation of FMA and correctly rounded sums.)
 #[inline(always)]
 pub fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;

@@ -13,7 +13,7 @@ pub const MIDPOINTS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
 /// The largest magnitude, that of code 7.
 pub const MAX: f32 = 6.0;
 
-/// Where a value exactly between two codes goes.
+/// The rounding of a value exactly between two codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Ties {
     /// To the code with an even mantissa bit: OCP, NVIDIA's `cvt`, torchao, compressed-tensors, `ml_dtypes`.

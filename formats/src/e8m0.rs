@@ -24,7 +24,7 @@ impl E8m0 {
         self.0
     }
 
-    /// Whether the byte is 255.
+    /// Returns whether the byte is 255.
     #[inline(always)]
     pub const fn is_nan(self) -> bool {
         self.0 == 255
@@ -53,7 +53,7 @@ impl E8m0 {
     /// The same of a scale that is not NaN, without a branch.
     #[inline(always)]
     pub fn reciprocal_of_number(self) -> f32 {
-        // Of 2^127 only a subnormal number is left.
+        // The reciprocal of 2^127 is a subnormal number, which the maximum puts in.
         f32::from_bits(254u32.wrapping_sub(self.0.into()).wrapping_mul(1 << 23).max(0x0040_0000))
     }
 }

@@ -16,7 +16,7 @@ pub struct Facts {
     pub element: ElementType,
     /// The block scales.
     pub scale: ScaleType,
-    /// Where a global scale applies.
+    /// The use of a global scale.
     pub global_scale: GlobalScaleUse,
 }
 
@@ -41,12 +41,12 @@ impl BlockShape {
     }
 }
 
-/// Where a tensor's global scale applies.
+/// The place of a tensor's global scale in the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GlobalScaleUse {
     /// There is none.
     None,
-    /// To the block scales: a value is element · block scale · global scale. A tensor may do without.
+    /// Applies to the block scales: a value is element · block scale · global scale. A tensor may do without.
     UnderBlockScales,
 }
 

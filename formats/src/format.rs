@@ -100,33 +100,33 @@ impl Format {
         self.facts().scale.bytes()
     }
 
-    /// Whether a tensor can have a global scale.
+    /// Returns whether a tensor can have a global scale.
     #[inline]
     pub const fn has_global_scale(self) -> bool {
         matches!(self.facts().global_scale, GlobalScaleUse::UnderBlockScales)
     }
 
-    /// Whether block scales can be [searched](crate::search): those of E2M1 elements, whose rounding the
-    /// search is written for.
+    /// Returns whether block scales can be [searched](crate::search): true of formats with E2M1 elements,
+    /// whose rounding the search is written for.
     #[inline]
     pub const fn is_searched(self) -> bool {
         matches!(self.facts().element, ElementType::E2m1)
     }
 
-    /// Whether tensors are multiplied ([`dot`](crate::dot), [`weights`](crate::weights)): those of E2M1
-    /// elements.
+    /// Returns whether tensors can be multiplied ([`dot`](crate::dot), [`weights`](crate::weights)): true of
+    /// formats with E2M1 elements.
     #[inline]
     pub const fn is_multiplied(self) -> bool {
         matches!(self.facts().element, ElementType::E2m1)
     }
 
-    /// Whether a scale, given by its bits, is a NaN, and its block with it.
+    /// Returns whether a scale, given by its bits, is a NaN, and its block with it.
     #[inline]
     pub fn is_nan_scale(self, scale: impl Into<u16>) -> bool {
         self.facts().scale.is_nan(scale.into())
     }
 
-    /// Whether a block scale can have these bits. See [`ScaleType`].
+    /// Returns whether a block scale can have these bits. See [`ScaleType`].
     #[inline]
     pub fn is_scale(self, scale: impl Into<u16>) -> bool {
         self.facts().scale.is_scale(scale.into())

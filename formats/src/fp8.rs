@@ -82,13 +82,13 @@ macro_rules! fp8 {
                 f32::from_bits(a.to_bits() | (u32::from(self.0) & 0x80) << 24)
             }
 
-            /// Whether the byte is a NaN.
+            /// Returns whether the byte is a NaN.
             #[inline(always)]
             pub fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
             }
 
-            /// Whether the sign bit is set.
+            /// Returns whether the sign bit is set.
             #[inline(always)]
             pub const fn is_sign_negative(self) -> bool {
                 self.0 >= 0x80
@@ -101,8 +101,8 @@ fp8! {
     /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹. No infinities;
     /// 0x7F and 0xFF are NaN.
     ///
-    /// As the block scale of NVFP4 it is used without its sign: a scale byte with the sign bit set is not a
-    /// negative scale (IF4 uses the bit as a flag).
+    /// NVFP4 uses it as a block scale without its sign: a scale byte with the sign bit set is not a negative
+    /// scale (IF4 uses the bit as a flag).
     E4m3 { mantissa: 3, smallest: -9, max: 448.0, largest_code: 0x7E, special: |_| f32::from_bits(0x7FC0_0000) }
 }
 

@@ -7,7 +7,7 @@
 //! and each sum rounded once:
 //!
 //! ```text
-//! rᵢ = xᵢ − f·qᵢ                        f·qᵢ is exact: f what codes are multiplied with, qᵢ the value of the code
+//! rᵢ = xᵢ − f·qᵢ          f·qᵢ is exact: f what codes are multiplied with, qᵢ the value of the code
 //! yᵢ = ((H₀ᵢ·r₀ + H₁ᵢ·r₁) + H₂ᵢ·r₂) + …
 //! E  = (chain 0 + chain 1) + (chain 2 + chain 3)        chain c adds yᵢ·rᵢ for i = c, c + 4, c + 8, …
 //! ```
@@ -21,8 +21,8 @@
 //! # Why most scales are skipped
 //! *The floor.* For positive definite M the least of rᵀMr, given rᵢ and with all others free, is rᵢ²/(M⁻¹)ᵢᵢ.
 //! So with dᵢ = 1/(M⁻¹)ᵢᵢ no scale errs by less than the largest dᵢ·rᵢ², which takes N operations instead of
-//! N². What is skipped must have a larger error *as it is rounded*. So M is not H but H − εtI, where t is the
-//! trace of H and ε = 2⁻⁴³. Then
+//! N². A scale that is skipped must have a larger error *as it is rounded*. So M is not H but H − εtI, where
+//! t is the trace of H and ε = 2⁻⁴³. Then
 //!
 //! ```text
 //! rᵀHr = rᵀMr + εt·|r|² ≥ max dᵢ·rᵢ² + εt·|r|²
@@ -37,9 +37,9 @@
 //!   LDLᵀ), and so the matrix is positive definite;
 //! - solving Lz = eᵢ is exact for another L, which moves that matrix by at most (2N + 1)u·t.
 //!
-//! Together that is less than 2⁻⁴⁵t. What rounding does to dᵢ and dᵢ·rᵢ² themselves, a factor of dᵢ of 1 −
-//! 2⁻⁴⁰ outweighs. If a pivot is not positive, dᵢ = 0 and nothing is skipped. A column of zeros, as padding
-//! and inputs that are never active have, is left out instead.
+//! Together that is less than 2⁻⁴⁵t. A factor of dᵢ of 1 − 2⁻⁴⁰ outweighs the roundings of dᵢ and dᵢ·rᵢ²
+//! themselves. If a pivot is not positive, dᵢ = 0 and nothing is skipped. A column of zeros, as padding and
+//! inputs that are never active have, is left out instead.
 //!
 //! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also when rounded. Once the floor of these exceeds the
 //! least error found, it does so for all smaller scales. Where columns go together, floors are low, and
@@ -63,9 +63,9 @@ use crate::search::{Found, Scales, Search, window};
 /// The chains in which products are added.
 const CHAINS: usize = 4;
 
-/// What is taken off the diagonal, in traces, to pay for roundings.
+/// The part of the trace that is taken off the diagonal to pay for roundings.
 const SHIFT: f64 = 1.0 / (1u64 << 43) as f64;
-/// What outweighs the roundings of a floor.
+/// The factor that outweighs the roundings of a floor.
 const SAFETY: f64 = 1.0 - 1.0 / (1u64 << 40) as f64;
 
 /// η to look for.
@@ -84,7 +84,7 @@ pub struct Hessian<const N: usize> {
     sum: f64,
 }
 
-/// What a block leaves if all codes are zeros.
+/// The rest of a block whose codes are all zeros.
 #[derive(Clone, Copy)]
 struct Zeros {
     error: f64,
@@ -136,7 +136,7 @@ impl<const N: usize> Hessian<N> {
         (chains[0] + chains[1]) + (chains[2] + chains[3])
     }
 
-    /// What the error is not below.
+    /// A lower bound of the error.
     #[inline(always)]
     pub fn floor(&self, rests: &[f64; N]) -> f64 {
         let mut most = [0.0; N];
@@ -158,7 +158,7 @@ impl<const N: usize> Hessian<N> {
         self.floor(&rests)
     }
 
-    /// Whether every scale with this factor or a smaller one errs by more than `least`, by the norm.
+    /// Returns whether, by the norm, every scale with this factor or a smaller one errs by more than `least`.
     #[inline(always)]
     fn all_exceed(&self, least: f64, zeros: &Zeros, factor: f32) -> bool {
         let reach = 36.0 * f64::from(factor) * f64::from(factor);
@@ -262,7 +262,8 @@ struct Factors<const N: usize> {
 }
 
 impl<const N: usize> Factors<N> {
-    /// Of a matrix with `shift` added to its diagonal; none if that is not positive definite by its pivots.
+    /// Factors a matrix with `shift` added to its diagonal; `None` if its pivots do not show it positive
+    /// definite.
     fn of(entries: &[[f64; N]; N], shift: f64) -> Option<Self> {
         let mut l = [[0.0; N]; N];
         let mut pivots = [0.0; N];
@@ -357,7 +358,7 @@ mod tests {
         for (floor, right) in hessian.floors.into_iter().zip([1.5, 1.5, 0.0, 0.0]) {
             assert!((floor - right).abs() <= 1e-10, "{floor} for {right}");
         }
-        // Of rank 1, and indefinite.
+        // A matrix of rank 1, and an indefinite one.
         for off in [2.0, 3.0] {
             (entries[0][1], entries[1][0]) = (off, off);
             assert_eq!(Hessian::new(&entries, 2).floors, [0.0; 4]);
@@ -373,7 +374,7 @@ mod tests {
             found.byte
         };
         assert_eq!([126, 127, 128, 129].map(search), [126, 127, 128, 129]);
-        // Of others the smallest does.
+        // Among equal scales other than the plain one, the smallest wins.
         assert_eq!([120, 130, 254, 0].map(search), [126; 4]);
     }
 

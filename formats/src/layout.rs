@@ -1,5 +1,5 @@
-//! Where a block's scale lies: [`ScaleLayout`]. Sizes are for scales of one byte; of others a place has as
-//! many bytes.
+//! The layout of block scales in memory: [`ScaleLayout`]. Sizes are for scales of one byte; a wider scale
+//! takes as many bytes at each place.
 
 /// The order of scales in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub const TILE_COLS: usize = 4;
 pub const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
 /// Rows of a tile whose scales lie together, 16 bytes of them.
 pub const TILE_ROWS_TOGETHER: usize = 4;
-/// How far such rows are apart.
+/// The distance, in rows, between two such rows.
 pub const TILE_ROWS_APART: usize = TILE_ROWS / TILE_ROWS_TOGETHER;
 
 impl ScaleLayout {
@@ -62,8 +62,8 @@ pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
         + block % TILE_COLS as u64
 }
 
-/// How much further than a scale another lies: that of the `together`-th row of those that lie together with
-/// the first of them, and `blocks` to the right of one that starts a tile.
+/// The distance from a scale to another further on: that of the `together`-th row of those that lie together
+/// with the first of them, and `blocks` to the right of one that starts a tile.
 #[inline(always)]
 pub const fn swizzled_distance(together: u32, blocks: u32) -> u32 {
     let (tile, in_tile) = (blocks / TILE_COLS as u32, blocks % TILE_COLS as u32);

@@ -17,7 +17,7 @@
 //! | [`scale`] | the types of block scales, their bytes and what they mean: [`ScaleType`] |
 //! | [`block`] | what all blocks have in common: amax, [`NegativeZero`], [`BlockEvents`] |
 //! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
-//! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing and dequantizing a block |
+//! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing, dequantizing |
 //! | [`nf4`] | the codebook of NF4 and its blocks under [`Bf16`] scales, to compare with |
 //! | [`bf16`] | the block scale [`Bf16`] |
 //! | [`plan`], [`shortcut`] | NVFP4 for one tensor as fast code wants it |

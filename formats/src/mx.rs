@@ -81,7 +81,7 @@ elements! {
     E3m0: 4, 4, 0, 0;
 }
 
-/// How a block's scale follows from its largest magnitude.
+/// The rule by which a block's scale follows from its largest magnitude.
 ///
 /// All four are one formula on the bits of amax as f32: add a constant to the mantissa, keep the exponent
 /// field, subtract the exponent of the element's largest value, clamp at 0. Being integer arithmetic they are
@@ -102,7 +102,7 @@ pub enum ScaleRule {
 }
 
 impl ScaleRule {
-    /// What is added to the bits of amax before the mantissa is dropped.
+    /// The number that is added to the bits of amax before the mantissa is dropped.
     #[inline(always)]
     pub const fn mantissa_addend<E: Element>(self) -> u32 {
         match self {
@@ -131,11 +131,11 @@ pub const fn scale_from_exponent<E: Element>(rounded_exponent: u32) -> E8m0 {
 /// The arithmetic of a block: everything that decides its bytes, given finite values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Arithmetic {
-    /// How the scale follows from amax.
+    /// The rule by which the scale follows from amax.
     pub scale_rule: ScaleRule,
-    /// How elements round.
+    /// The rounding of elements halfway between two codes.
     pub ties: Ties,
-    /// What becomes of −0.
+    /// The treatment of −0.
     pub negative_zero: NegativeZero,
 }
 
@@ -153,7 +153,7 @@ pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> 
     }
 }
 
-/// Whether a finite magnitude is above the largest element times a scale, from its bits.
+/// Returns whether a finite magnitude, given by its bits, is above the largest element times a scale.
 #[inline(always)]
 pub fn clips<E: Element>(amax_bits: u32, scale: E8m0) -> bool {
     // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above

@@ -6,10 +6,10 @@
 //! exact. (bitsandbytes keeps it in f32, or quantizes it once more.) An element x under scale s has the code
 //! of the value that is nearest to x · (1 / s), each step rounded to f32: how many [`MIDPOINTS`] lie below
 //! that, so that a tie goes down, as in `dQuantizeNF4` of bitsandbytes' kernels and `torch.bucketize` of its
-//! CPU path. Where 1 / s is not finite it is x / s.
+//! CPU path. If 1 / s is not finite, x / s is taken.
 //!
-//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last place. What is
-//! then above 1 has the code of 1, which is the nearest; no code is out of reach.
+//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last place. A
+//! quotient above 1 then has the code of 1, which is the nearest; no code is out of reach.
 
 use crate::bf16::Bf16;
 use crate::block::{self, BlockEvents};

@@ -31,7 +31,8 @@ pub const CLIPPED: f32 = 6.5;
 /// no longer the nearest.
 pub const LARGEST_UNSATURATED: f32 = 464.0;
 
-/// How the global scale follows from the tensor's finite amax, if it is above 0; T is the input's dtype.
+/// The rule by which the global scale follows from the tensor's finite amax, if that is above 0; T is the
+/// input's dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum FromAmax {
@@ -44,7 +45,8 @@ pub enum FromAmax {
     LargestOver = 2,
 }
 
-/// How a block's scale follows from its amax, before it is rounded to E4M3. G is a divisor, s a multiplier.
+/// The rule by which a block's scale follows from its amax, before it is rounded to E4M3. G is a divisor, s a
+/// multiplier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum BlockScale {
@@ -58,8 +60,8 @@ pub enum BlockScale {
     TimesSixthOfGlobal = 3,
 }
 
-/// How an element x is brought to the range of E2M1, given its block's rounded scale b. G is a divisor, s a
-/// multiplier.
+/// The rule by which an element x is brought to the range of E2M1, given its block's rounded scale b. G is a
+/// divisor, s a multiplier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Quotient {
@@ -78,19 +80,19 @@ pub enum Quotient {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Arithmetic {
-    /// How the global scale is written down.
+    /// The direction in which the global scale is written down.
     pub direction: Direction,
-    /// How it follows from amax.
+    /// The rule for the global scale.
     pub from_amax: FromAmax,
-    /// How a block's scale follows from its amax.
+    /// The rule for a block's scale.
     pub block_scale: BlockScale,
     /// Block scales are clamped to at least this before they are rounded.
     pub least_scale: E4m3,
-    /// What takes the place of a scale that is zero, before or after it is rounded.
+    /// The scale that takes the place of one that is zero, before or after it is rounded.
     pub zero_scale: E4m3,
-    /// How elements are divided by their scale.
+    /// The rule by which elements are divided by their scale.
     pub quotient: Quotient,
-    /// What becomes of −0.
+    /// The treatment of −0.
     pub negative_zero: NegativeZero,
 }
 
@@ -168,7 +170,7 @@ pub struct Quantizer {
     for_quotient: f32,
 }
 
-/// What brings the elements of a block to the range of E2M1.
+/// The operation that brings the elements of a block to the range of E2M1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
     /// They are multiplied with this.
@@ -188,7 +190,7 @@ impl Scaling {
     }
 }
 
-/// What a block's scale is worked out with.
+/// The operations from which a block's scale is computed.
 pub trait ScaleSteps<N> {
     /// Rounds to the dtype of the input.
     fn narrow(&self, x: N) -> N;
@@ -200,7 +202,7 @@ pub trait ScaleSteps<N> {
     fn over(&self, x: N, y: f32) -> N;
 }
 
-/// Those of f32, given how to narrow.
+/// The operations on f32, given how to narrow.
 struct Narrowing<F>(F);
 
 impl<F: Fn(f32) -> f32> ScaleSteps<f32> for Narrowing<F> {
@@ -269,7 +271,7 @@ impl Quantizer {
         if wanted == 0.0 || nearest.to_bits() == 0 { self.arithmetic.zero_scale } else { nearest }
     }
 
-    /// What brings a block's elements to the range of E2M1.
+    /// The operation that brings a block's elements to the range of E2M1.
     #[inline(always)]
     pub fn scaling(&self, scale: E4m3) -> Scaling {
         let scale = scale.to_f32();
@@ -328,7 +330,7 @@ impl Quantizer {
         &self.arithmetic
     }
 
-    /// What becomes of −0.
+    /// The treatment of −0.
     #[inline(always)]
     pub const fn negative_zero(&self) -> NegativeZero {
         self.arithmetic.negative_zero
@@ -370,7 +372,7 @@ pub fn reciprocal<F: Fused>(d: f32) -> [f32; 2] {
     [y, rest_of_reciprocal::<F>(d, y)]
 }
 
-/// What [`reciprocal`] leaves: 1 / d − y, for y the nearest number to 1 / d.
+/// The rest that [`reciprocal`] leaves: 1 / d − y, for y the nearest number to 1 / d.
 #[inline(always)]
 pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     let rest = <F as Fused>::fma(-d, y, 1.0);

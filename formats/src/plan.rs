@@ -1,5 +1,5 @@
-//! NVFP4 for one tensor as fast code wants it: a convention with the global scale put in, its products and quotients in one
-//! form, so that conventions differ in data and not in branches.
+//! NVFP4 for one tensor as fast code wants it: a convention with the global scale put in. Its products and
+//! quotients have one form, so that conventions differ in data and not in branches.
 
 use crate::E4m3;
 use crate::nvfp4::{self, BlockScale, Direction, Quotient};
@@ -8,8 +8,9 @@ use crate::shortcut::NvShortcut;
 /// A multiplication or a division by a number that is the same for all blocks, in one form, so that NVFP4's
 /// conventions differ in data and not in branches.
 ///
-/// A quotient is the product with the reciprocal, corrected twice by what it leaves: what NVIDIA's compiler makes of
-/// a division, without the test and the branch to a slow way where something underflows or overflows.
+/// A quotient is the product with the reciprocal, corrected twice by the rest it leaves. NVIDIA's compiler
+/// makes the same of a division, with a test and a branch to a slow way for underflow and overflow, which
+/// this form lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvStep {
@@ -33,7 +34,8 @@ impl NvStep {
     }
 }
 
-/// NVFP4 for one tensor: a convention with the global scale put in, and the same as the kernels' fast way wants it.
+/// NVFP4 for one tensor: a convention with the global scale put in, and the same as the kernels' fast way
+/// wants it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct NvPlan {
@@ -41,15 +43,15 @@ pub struct NvPlan {
     pub quantizer: nvfp4::Quantizer,
     /// The global scale, in the convention's direction.
     pub global_scale: f32,
-    /// From amax to what may have to be rounded to the input's dtype.
+    /// The step from amax to the number that may have to be rounded to the input's dtype.
     pub first: NvStep,
-    /// From there to the wanted scale.
+    /// The step from there to the wanted scale.
     pub second: NvStep,
-    /// From the rounded scale to the divisor.
+    /// The step from the rounded scale to the divisor.
     pub third: NvStep,
-    /// From a scale to what its codes are multiplied with when they are dequantized.
+    /// The step from a scale to the factor that its codes are multiplied with when they are dequantized.
     pub decode: NvStep,
-    /// What is divided by the divisor to get the factor that elements are multiplied with.
+    /// The number that is divided by the divisor to get the factor that elements are multiplied with.
     pub numerator: f32,
     /// Wanted scales are at least this.
     pub least_scale: f32,
@@ -59,10 +61,10 @@ pub struct NvPlan {
     pub divides: u32,
     /// 1 if the global scale is so far from overflow and underflow that the fast way is right.
     pub usual: u32,
-    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale is not
-    /// usual.
+    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale
+    /// is not usual.
     pub least_usual: f32,
-    /// For 16-bit values.
+    /// The shortcut for 16-bit values.
     pub shortcut: NvShortcut,
 }
 
@@ -107,8 +109,9 @@ impl NvPlan {
     }
 }
 
-/// How far from 1, in powers of two, a block's amax and what follows from the global scale may be for the kernels'
-/// fast way: their products and quotients, and what these leave, are normal numbers.
+/// The distance from 1, in powers of two, within which a block's amax and the values that follow from the
+/// global scale must lie for the kernels' fast way. Within it products, quotients and their rests are normal
+/// numbers.
 pub const NV_FAR: i32 = 60;
 
 /// 2^`exponent`, for a normal number.

@@ -26,9 +26,9 @@
 //!
 //! *Below.* Elements above 6s are clipped, and err by what they exceed it. Once that of one element, squared
 //! and weighted, exceeds the error of the plain scale, no smaller scale can win. Rounding is monotone, so
-//! this holds of the rounded numbers too. Without weights the largest element is the one.
+//! this holds of the rounded numbers too. Without importance the largest element is the one.
 //!
-//! Both are elementwise and hold with weights.
+//! Both are elementwise and hold with importance.
 
 mod block;
 mod candidate;
@@ -41,10 +41,10 @@ pub use candidate::{CHAINED, CHAINS, Candidate, NEAR, add_term, limited, sum_of_
 use crate::arithmetic::Fused;
 use crate::{E4m3, E8m0, GlobalScale};
 
-/// How a block's scale is chosen.
+/// The choice of a block's scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Search {
-    /// By the convention: the plain scale.
+    /// The convention's choice: the plain scale.
     #[default]
     None,
     /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax,
@@ -52,7 +52,7 @@ pub enum Search {
     /// over six).
     FourSix,
     /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`];
-    /// for MXFP4 it is the same, except under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with weights.
+    /// for MXFP4 it is the same, except under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with importance.
     Window,
     /// The best of all scales that can be stored.
     Full,
@@ -72,7 +72,7 @@ pub trait Scales {
     /// Bytes from a scale to its double, where it has one.
     const OCTAVE: u8;
 
-    /// What codes are multiplied with.
+    /// The factor that codes under a scale are multiplied with.
     fn factor(&self, byte: u8) -> f32;
 }
 
@@ -105,8 +105,8 @@ impl Scales for PowersOfTwo {
     }
 }
 
-/// How far from 1, in powers of two, a block's amax may be for errors to be computed as it stands: squares
-/// neither overflow nor vanish beside each other.
+/// The distance from 1, in powers of two, within which a block's amax lets errors be computed as it stands:
+/// squares neither overflow nor vanish beside each other.
 pub const FAR: u32 = 40;
 
 /// The power of two that a block is looked at through, from the bits of its finite amax: 1, or if that is
@@ -122,13 +122,13 @@ pub const fn unit(amax_bits: u32) -> f32 {
     f32::from_bits((254 - exponent) << 23)
 }
 
-/// Whether an amax is not [far](FAR) from 1, from its bits.
+/// Returns whether an amax, given by its bits, is not [far](FAR) from 1.
 #[inline(always)]
 pub const fn is_near(amax_bits: u32) -> bool {
     amax_bits.wrapping_sub((127 - FAR) << 23) < (2 * FAR) << 23
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
     /// The scale's byte.
@@ -145,7 +145,7 @@ pub trait Measure {
     /// Its amax, times the unit.
     fn amax(&self) -> f32;
 
-    /// The error of what codes are multiplied with, in squares of the unit.
+    /// The error of a factor that codes are multiplied with, in squares of the unit.
     fn error<M: Fused>(&self, factor: f32) -> f32;
 
     /// The most that a candidate's clipping takes from an element, as its term of the error.
@@ -275,7 +275,7 @@ pub(crate) mod tests {
         for plain in [127, 128] {
             assert_eq!(block.search::<Hosts, _>(Search::Window, &PowersOfTwo, plain, plain).byte, plain);
         }
-        // Of others the smallest does: ½, 1, 2 and 4 err by nothing, 8 makes zeros of them.
+        // Among other equal scales the smallest wins: ½, 1, 2 and 4 err by nothing, 8 makes zeros of them.
         assert_eq!(block.search::<Hosts, _>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
     }
 

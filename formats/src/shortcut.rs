@@ -1,16 +1,18 @@
-//! How the kernels scale and round 16-bit values to NVFP4 with a product and ten more bits.
+//! The shortcut by which the kernels scale and round 16-bit values to NVFP4, with a product and ten more
+//! bits.
 //!
-//! A convention's quotient x / d or product x · r, rounded to f32, matters only in how it compares with the midpoints
-//! of E2M1. Those are powers of two times 1, 1.25, 1.5 or 1.75. The values x are short, of 8 or 11 bits, so for each
-//! d few of them come near a midpoint, and whether a cheaper arithmetic decides these as the definition does can be
-//! tried out.
+//! A convention's quotient x / d or product x · r, rounded to f32, matters only in how it compares with the
+//! midpoints of E2M1. Those are powers of two times 1, 1.25, 1.5 or 1.75. The values x are short, of 8 or 11
+//! bits, so for each d few of them come near a midpoint, and whether a cheaper arithmetic decides these as
+//! the definition does can be tried out.
 //!
-//! The cheaper one multiplies by a factor near 1/d, cuts the product to the 11 bits of f16, sets the last of them or
-//! not, and rounds to E2M1 with ties to even. The cut puts products just above a midpoint on it. From midpoints of 1
-//! and 1.25 even is down, so there the last bit must be set, unless the midpoint itself is met; from the others it is
-//! up, so it may be set or not. Which it is, the last bit of the factor says.
+//! The cheaper one multiplies by a factor near 1/d, cuts the product to the 11 bits of f16, sets the last of
+//! them or not, and rounds to E2M1 with ties to even. The cut puts products just above a midpoint on it. From
+//! midpoints of 1 and 1.25 even is down, so there the last bit must be set, unless the midpoint itself is
+//! met; from the others it is up, so it may be set or not. The last bit of the factor says which.
 //!
-//! Scaling goes by powers of two as block scales do, so the eight mantissas of E4M3 stand for all its normal numbers.
+//! Scaling goes by powers of two as block scales do, so the eight mantissas of E4M3 stand for all its normal
+//! numbers.
 
 use crate::E4m3;
 use crate::nvfp4::{Quantizer, Scaling};
@@ -32,7 +34,7 @@ pub struct NvShortcut {
 }
 
 impl NvShortcut {
-    /// For values of a dtype with `significand` bits, 8 or 11; there is none for others.
+    /// Makes the shortcut for values of a dtype with `significand` bits, 8 or 11; there is none for others.
     pub fn new(quantizer: &Quantizer, significand: u32) -> Self {
         let mut shortcut = Self { complete: u32::from(significand <= 11), ..Self::default() };
         if shortcut.complete != 0 {
@@ -54,7 +56,8 @@ pub fn nv_factor(quantizer: &Quantizer, significand: u32, mantissa: u8) -> Optio
     (0..NV_CANDIDATES).find_map(|number| nv_candidate(quantizer, significand, mantissa, number))
 }
 
-/// The candidate of a number below [`NV_CANDIDATES`], around the reciprocal, if it decides as the definition does.
+/// The candidate of a number below [`NV_CANDIDATES`], around the reciprocal, if it decides as the definition
+/// does.
 #[inline(always)]
 pub fn nv_candidate(quantizer: &Quantizer, significand: u32, mantissa: u8, number: u32) -> Option<u32> {
     let scaling = quantizer.scaling(E4m3::from_bits(E4m3::ONE.to_bits() + mantissa));
@@ -72,8 +75,8 @@ pub fn nv_candidate(quantizer: &Quantizer, significand: u32, mantissa: u8, numbe
     agrees(scaling, reciprocal, candidate, significand).then_some(candidate)
 }
 
-/// Whether a factor decides as the definition does for all values: those that it scales to within some units of a
-/// midpoint, in the last place of the value or the product, whichever is larger.
+/// Returns whether a factor decides as the definition does for all values: those that it scales to within
+/// some units of a midpoint, in the last place of the value or the product, whichever is larger.
 #[inline(always)]
 fn agrees(scaling: Scaling, reciprocal: f32, factor: u32, significand: u32) -> bool {
     let unit = 1u32 << (f32::MANTISSA_DIGITS - significand);

@@ -8,7 +8,8 @@ use half::bf16;
 use microscale::{Convention, Error, ErrorStats, Format, Recipe, Shape, Words, cpu, dequantize, quantize};
 
 fn main() -> Result<(), Error> {
-    // K need not be a multiple of the block: the last block of a row is padded with zeros, and the shape remembers K.
+    // K need not be a multiple of the block: the last block of a row is padded with zeros, and the shape
+    // remembers K.
     let shape = Shape::new(1024, 1000);
     let weights = about_normal(shape.elements());
     let bytes_before = size_of_val(&weights[..]);

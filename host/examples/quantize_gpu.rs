@@ -1,5 +1,5 @@
-//! Quantizes and dequantizes on a GPU, with data that stays there: device buffers, a stream of our own, one report that is
-//! read once. Without a GPU it says why there is none.
+//! Quantizes and dequantizes on a GPU, with data that stays there: device buffers, a stream of our own, one
+//! report that is read once. Without a GPU it says why there is none.
 //!
 //! ```text
 //! cargo run --release --example quantize_gpu

@@ -1,4 +1,4 @@
-//! The largest magnitude of a tensor, with what is not finite kept apart.
+//! The largest magnitude of a tensor, with NaN and infinities kept apart.
 
 use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Arithmetic;
@@ -18,7 +18,7 @@ pub struct Amax {
 }
 
 impl Amax {
-    /// Of one value.
+    /// The amax of one value.
     pub(crate) fn of_value(value: f32) -> Self {
         let finite = if value.is_finite() { value.abs() } else { 0.0 };
         Self { finite, nan: value.is_nan(), infinite: value.is_infinite() }

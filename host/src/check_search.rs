@@ -1,4 +1,4 @@
-//! The debug mode of searched scales: whether one that was not tried would have been better.
+//! The debug mode of searched scales: a check that no scale that was not tried would have been better.
 
 use rayon::prelude::*;
 
@@ -54,7 +54,7 @@ struct Check<'a> {
     shape: Shape,
     non_finite: NonFinite,
     importance: Option<&'a [f32]>,
-    /// In linear order.
+    /// The scales in linear order.
     scales: &'a [u8],
 }
 

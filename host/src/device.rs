@@ -1,4 +1,4 @@
-//! Where work is done: the CPU, a GPU or several, behind one face. All give the same bytes.
+//! Devices: the CPU, a GPU or several, behind one face. All give the same bytes.
 
 mod loaded;
 
@@ -109,8 +109,8 @@ impl Device {
         Self::gpu(0)
     }
 
-    /// Whether values are copied to where the device works, so that it is worth while to do several things
-    /// with them there.
+    /// Returns whether values are copied to where the device works, so that it is worth while to do several
+    /// things with them there.
     pub fn has_memory(&self) -> bool {
         !matches!(self, Self::Cpu)
     }
@@ -159,7 +159,7 @@ impl Device {
         self.quantize_weighted(values, shape, recipe, None)
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales; without weights all are 1.
+    /// [`Self::quantize`], weighting errors by column in the search for scales; without importance all are 1.
     /// See [`cpu::quantize_weighted`].
     ///
     /// # Errors

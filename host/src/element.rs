@@ -1,4 +1,4 @@
-//! The dtypes of unquantized values.
+//! The dtypes of unquantized values, f32, f16 and bf16: the trait [`Element`] and its conversions.
 
 use half::{bf16, f16};
 
@@ -41,7 +41,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// What lets an element lie in GPU memory: nothing more without the feature `cuda`.
+/// The condition under which an element can lie in GPU memory: none without the feature `cuda`.
 #[cfg(feature = "cuda")]
 mod device {
     pub trait OnDevice: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits {}
@@ -55,13 +55,13 @@ mod device {
 
 /// The f32 of an element of 16 bits, by its bits.
 #[inline(always)]
-pub(crate) fn word_to_f32<T: Element>(word: u16) -> f32 {
-    bytemuck::cast::<_, T>(word).to_f32()
+pub(crate) fn halfword_to_f32<T: Element>(halfword: u16) -> f32 {
+    bytemuck::cast::<_, T>(halfword).to_f32()
 }
 
 /// The bits of an element of 16 bits, rounded as [`Element::from_f32`] does.
 #[inline(always)]
-pub(crate) fn word_from_f32<T: Element>(value: f32) -> u16 {
+pub(crate) fn halfword_from_f32<T: Element>(value: f32) -> u16 {
     bytemuck::cast(T::from_f32(value))
 }
 
@@ -79,7 +79,7 @@ pub trait Element:
     /// Widens, exactly.
     fn to_f32(self) -> f32;
 
-    /// Rounds to nearest, ties to even. Where it rounds, NaN becomes the canonical quiet NaN; f32 stays as it is.
+    /// Rounds to nearest, ties to even. Rounding makes NaN the canonical quiet NaN; f32 stays as it is.
     fn from_f32(value: f32) -> Self;
 }
 
@@ -125,7 +125,8 @@ impl Element for f16 {
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // Branch-free: shift the magnitude into place and rebias; subnormals by subtracting the hidden one that they lack.
+        // Branch-free: shift the magnitude into place and rebias. Subnormals lack the hidden one, which is
+        // subtracted.
         let magnitude = (self.to_bits() as u32 & 0x7FFF) << 13;
         let sign = (self.to_bits() as u32 & 0x8000) << 16;
         let rebias = (127 - 15) << 23;
@@ -139,8 +140,8 @@ impl Element for f16 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        // Branch-free too. Normal results: rebias, add just under half a unit, drop 13 bits. Subnormal results: adding ½,
-        // whose unit in the last place is f16's smallest step, rounds for us.
+        // Branch-free too. Normal results: rebias, add just under half a unit, drop 13 bits. Subnormal
+        // results: adding ½, whose unit in the last place is f16's smallest step, rounds for us.
         let magnitude = value.to_bits() & 0x7FFF_FFFF;
         let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + (magnitude >> 13 & 1)) >> 13;
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3F00_0000);

@@ -13,7 +13,7 @@ pub(crate) enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Where values of a dtype go to.
+/// Mutable values of a dtype.
 pub(crate) enum ElementsMut<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [f16]),

@@ -1,4 +1,4 @@
-//! What can go wrong with tensors. Checkpoint files have errors of their own, in the crate `microscale-checkpoint`.
+//! Errors of tensor operations. Checkpoint files have their own, in the crate `microscale-checkpoint`.
 
 mod operands;
 
@@ -15,7 +15,7 @@ use crate::words::Words;
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a tensor could not be quantized or dequantized.
+/// The reason why a tensor could not be quantized or dequantized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +25,7 @@ pub enum Error {
          pass a longer slice or a smaller shape"
     )]
     Length {
-        /// Which slice.
+        /// The name of the slice.
         what: &'static str,
         /// Rows of the shape.
         rows: usize,
@@ -87,7 +87,7 @@ pub enum Error {
     /// A stride of 0.
     #[error("{what} is 0, so elements would be the same one; it must be 1 or more")]
     ZeroStride {
-        /// Which stride.
+        /// The name of the stride.
         what: &'static str,
     },
 
@@ -99,7 +99,7 @@ pub enum Error {
         .strided.outer_stride, .strided.row_stride, .strided.col_stride
     )]
     StridedLength {
-        /// What should be there.
+        /// The matrix that should be there.
         strided: Strided,
         /// Elements that it reaches over.
         expected: usize,
@@ -114,7 +114,7 @@ pub enum Error {
         .strided.outer_stride, .strided.row_stride, .strided.col_stride
     )]
     StridedTooLarge {
-        /// What was asked for.
+        /// The matrix that was asked for.
         strided: Strided,
     },
 
@@ -126,7 +126,7 @@ pub enum Error {
     QuantizedLength {
         /// Codes or scales.
         what: &'static str,
-        /// What they should be.
+        /// The shape that they should have.
         shape: QuantizedShape,
         /// Bytes needed.
         expected: usize,
@@ -141,9 +141,9 @@ pub enum Error {
         .expected.rows, .expected.cols, .expected.format, .expected.scale_layout.word()
     )]
     QuantizedShape {
-        /// What is needed.
+        /// The shape that is needed.
         expected: QuantizedShape,
-        /// What the tensor is.
+        /// The shape of the tensor.
         found: QuantizedShape,
     },
 
@@ -224,7 +224,7 @@ pub enum Error {
         "the Hessian of block {block} of columns has {value} in its row {row}, column {col}, which {}", .fault.what()
     )]
     HessianEntry {
-        /// Which block of columns.
+        /// The index of the block of columns.
         block: usize,
         /// Row in the block's matrix.
         row: usize,
@@ -232,7 +232,7 @@ pub enum Error {
         col: usize,
         /// The entry.
         value: f32,
-        /// What is wrong with it.
+        /// The fault.
         fault: HessianFault,
     },
 
@@ -275,7 +275,7 @@ pub enum Error {
     SignedScale {
         /// The format.
         format: Format,
-        /// Which scale.
+        /// The index of the scale.
         index: usize,
         /// Its bits.
         scale: u16,
@@ -309,12 +309,12 @@ pub enum Error {
     #[error("the output of {0} differs from the reference implementation's; please report this")]
     Wrong(&'static str),
 
-    /// What `bench` does not measure.
+    /// A measurement that `bench` does not make.
     #[error("{op} is not measured {how}")]
     NotMeasured {
         /// The operation.
         op: &'static str,
-        /// With or on what not, and what to choose.
+        /// The way in which it is not measured, and the alternative.
         how: &'static str,
     },
 
@@ -325,21 +325,21 @@ pub enum Error {
     /// The CUDA driver refused a call.
     #[error("the GPU failed while {doing}: {message}")]
     Gpu {
-        /// What was asked of it.
+        /// The operation asked for.
         doing: &'static str,
         /// The driver's word.
         message: String,
     },
 }
 
-/// What is wrong with an entry of a Hessian.
+/// The fault of an entry of a Hessian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HessianFault {
-    /// It is NaN or infinite.
+    /// The entry is NaN or infinite.
     NotFinite,
-    /// It is on the diagonal, and negative.
+    /// The entry is on the diagonal, and negative.
     NegativeDiagonal,
-    /// It differs from the entry that mirrors it by more than rounding explains.
+    /// The entry differs from the one that mirrors it by more than rounding explains.
     NotSymmetric,
 }
 

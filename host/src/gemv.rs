@@ -1,4 +1,4 @@
-//! Matrix–vector products of quantized operands: what goes in, and whether it fits.
+//! Matrix–vector products of quantized operands: the operands, and checks that they fit each other.
 //!
 //! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does
 //! it in `cpu::gemv` and `cpu::weights`, GPUs in `gpu`.
@@ -8,7 +8,7 @@ use crate::error::{Error, OperandFault, Result};
 use crate::shape::{QuantizedShape, Shape};
 use microscale_formats::ScaleLayout;
 
-/// How the rows of two tensors are matrices and vectors.
+/// The division of two tensors' rows into matrices and vectors.
 ///
 /// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows, and the vector of batch l is row l ·
 /// `vector_stride` of the vector tensor: rows between, such as padding to 128, are not looked at. The result

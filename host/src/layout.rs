@@ -1,4 +1,4 @@
-//! Converting scales from one layout to the other, in host memory.
+//! Converting scales between the linear and the swizzled layout, in host memory.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
@@ -116,7 +116,7 @@ fn gather_row(tiles: &[u8], row: usize, scales: &mut [u8]) {
     }
 }
 
-/// Where the scales of a row, which counts within a tile, lie in it: four next to each other.
+/// The place of the scales of a row, which counts within a tile, in that tile: four next to each other.
 #[inline]
 fn place_of(row: usize) -> usize {
     ScaleLayout::Swizzled.offset(row % TILE_ROWS, 0, TILE_COLS)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Where values are in a file.
+/// The place of values in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// The file.

@@ -1,4 +1,4 @@
-//! What is asked for: the format, and everything that decides the bytes.
+//! Recipes: the format, and everything else that decides the bytes.
 
 use microscale_formats::{Format, ScaleLayout, Search};
 
@@ -8,16 +8,16 @@ use crate::scheme::{Convention, Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 use crate::words::Words;
 
-/// How to quantize. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
+/// A recipe for quantizing. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recipe {
     /// The format and its arithmetic.
     pub scheme: Scheme,
-    /// How block scales are chosen.
+    /// The choice of block scales.
     pub search: Search,
-    /// Where scale bytes lie.
+    /// The layout of scale bytes.
     pub scale_layout: ScaleLayout,
-    /// What is done about NaN and infinities.
+    /// The treatment of NaN and infinities.
     pub non_finite: NonFinite,
 }
 
@@ -85,8 +85,8 @@ impl Recipe {
         }
     }
 
-    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be. All
-    /// operations do; this is for those who want to know before they begin.
+    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.
+    /// All operations do; this is for those who want to know before they begin.
     ///
     /// # Errors
     /// [`Error::NoSearch`], [`Error::GlobalScaleDirection`], [`Error::GlobalScale`].
@@ -109,18 +109,18 @@ impl Recipe {
     }
 }
 
-/// Checks weights by column.
+/// Checks importance by column.
 pub(crate) fn check_importance(importance: Option<&[f32]>, shape: Shape) -> Result<()> {
-    let Some(weights) = importance else { return Ok(()) };
-    let wrong = weights.iter().position(|weight| !(*weight >= 0.0 && weight.is_finite()));
-    if weights.len() != shape.cols || wrong.is_some() {
-        return Err(Error::Importance { weights: weights.len(), columns: shape.cols, wrong });
+    let Some(importance) = importance else { return Ok(()) };
+    let wrong = importance.iter().position(|number| !(*number >= 0.0 && number.is_finite()));
+    if importance.len() != shape.cols || wrong.is_some() {
+        return Err(Error::Importance { weights: importance.len(), columns: shape.cols, wrong });
     }
     Ok(())
 }
 
 impl QuantizedShape {
-    /// What a recipe makes of a matrix.
+    /// The shape of the tensor that a recipe makes of a matrix.
     pub const fn of(recipe: &Recipe, shape: Shape) -> Self {
         Self::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
     }

@@ -1,8 +1,8 @@
-//! What happened while quantizing, besides the bytes.
+//! The report of quantizing: counts of values that could not be kept, and the place of the first of them.
 
 use std::ops::AddAssign;
 
-/// Where an element stands.
+/// The place of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Counted from 0.

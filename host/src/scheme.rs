@@ -1,5 +1,5 @@
-//! The arithmetic that is asked for: a format's [`Scheme`], the [`Convention`] that it is named for, and what
-//! is done about NaN.
+//! The arithmetic that is asked for: a format's [`Scheme`], the [`Convention`] that it is named for, and the
+//! treatment of NaN.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use microscale_formats::{ComparisonFormat, Format, GlobalScale, NegativeZero, Sc
 use crate::element::Element;
 use crate::words::{Words, words};
 
-/// What is done about NaN and infinities. Whatever the policy, they are counted in the report.
+/// The treatment of NaN and infinities. Whatever the policy, they are counted in the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NonFinite {
     /// Refuse, naming the first one's row and column.
@@ -21,7 +21,7 @@ pub enum NonFinite {
 }
 
 impl NonFinite {
-    /// What becomes of a value of dtype `T`, before its block is quantized.
+    /// The replacement of a value of dtype `T`, before its block is quantized.
     pub(crate) fn replaced<T: Element>(self, value: f32) -> f32 {
         match self {
             Self::Saturate if value.is_nan() => 0.0,
@@ -96,8 +96,8 @@ impl Convention {
         }
     }
 
-    /// What the convention does in a format; `None` if it has no such format. NVFP4's global scale is
-    /// computed from amax.
+    /// The convention's scheme in a format; `None` if it has no such format. NVFP4's global scale is computed
+    /// from amax.
     pub fn scheme(self, format: Format) -> Option<Scheme> {
         let is_ocp = matches!(self, Self::Ocp | Self::Torchao);
         match format {
@@ -112,7 +112,7 @@ impl Convention {
     }
 }
 
-/// Where NVFP4's global scale comes from.
+/// The source of NVFP4's global scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Global {
     /// Computed from the tensor's amax, which is read first.

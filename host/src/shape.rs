@@ -24,7 +24,7 @@ impl Shape {
         Self { row_stride, ..self }
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub const fn is_empty(&self) -> bool {
         self.rows == 0 || self.cols == 0
     }
@@ -35,7 +35,7 @@ impl Shape {
     }
 }
 
-/// What a quantized matrix is, and so how many bytes it has.
+/// The shape of a quantized matrix, from which its bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizedShape {
     /// The format.
@@ -44,12 +44,12 @@ pub struct QuantizedShape {
     pub rows: usize,
     /// Elements in a row (K), padding not counted.
     pub cols: usize,
-    /// Where scale bytes lie.
+    /// The layout of scale bytes.
     pub scale_layout: ScaleLayout,
 }
 
 impl QuantizedShape {
-    /// With linear scales.
+    /// The shape of a matrix in a format, with linear scales.
     pub const fn new(format: Format, rows: usize, cols: usize) -> Self {
         Self { format, rows, cols, scale_layout: ScaleLayout::Linear }
     }
@@ -73,15 +73,15 @@ impl QuantizedShape {
 pub struct Strided {
     /// Groups of rows.
     pub outer: usize,
-    /// From one group's first element to the next's.
+    /// The distance from one group's first element to the next's.
     pub outer_stride: usize,
     /// Rows in a group.
     pub rows: usize,
-    /// From one row's first element to the next's.
+    /// The distance from one row's first element to the next's.
     pub row_stride: usize,
     /// Elements in a row (K). It need not be a multiple of the block.
     pub cols: usize,
-    /// From one element of a row to the next.
+    /// The distance from one element of a row to the next.
     pub col_stride: usize,
 }
 
@@ -97,7 +97,7 @@ impl Strided {
         Shape::new(self.outer.saturating_mul(self.rows), self.cols)
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub const fn is_empty(&self) -> bool {
         self.outer == 0 || self.rows == 0 || self.cols == 0
     }

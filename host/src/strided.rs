@@ -131,9 +131,9 @@ impl Strided {
         (one_after_another && row_stride >= self.cols).then(|| self.shape().with_row_stride(row_stride))
     }
 
-    /// Where a row begins.
+    /// The index of a row's first element.
     pub(crate) fn start(&self, row: usize) -> usize {
-        // What multiplies the stride of a count of 1, which may be anything, is 0.
+        // The stride of a count of 1 may be anything: it is multiplied with 0.
         (row / self.rows) * self.outer_stride + (row % self.rows) * self.row_stride
     }
 }

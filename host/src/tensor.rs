@@ -1,4 +1,4 @@
-//! What comes out: codes, scales and the shape that gives them meaning.
+//! Quantized tensors: codes, scales and the shape that gives them meaning.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! What the NVFP4 quantizers rely on where a convention divides.
+//! The fact that the NVFP4 quantizers rely on where a convention divides.
 //!
 //! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`nvfp4::quotient`). That is off the
 //! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the
@@ -46,7 +46,7 @@ fn no_quotient_of_11_bits_is_close_to_where_rounding_to_a_tie_begins() {
     // 2^-48 of a product below 2^50 is less than 4 units.
     assert!(closest_of_all > 1000, "a quotient is within {closest_of_all} units");
     assert_eq!(closest(ONES), 1, "the divisor that is looked at below");
-    // It would not hold for x of 24 bits, which is why f32 is corrected once more.
+    // For x of 24 bits the claim fails, which is why f32 is corrected once more.
     assert_eq!(((3 << 22) + 1) * ((5u64 << 22) + 1) % (1 << 24), 1);
 }
 
@@ -64,7 +64,7 @@ fn quotient(x: f32, d: f32, short: bool) -> f32 {
     nvfp4::quotient::<Scalars>(x, nvfp4::reciprocal::<Scalars>(d), d, short)
 }
 
-/// Not a proof, but of more than a hundred million quotients none differs.
+/// Compares more than a hundred million quotients, none of which differs; that is no proof.
 #[test]
 fn quotients_of_24_bits_are_rounded_to_nearest() {
     (0..1 << 10).into_par_iter().for_each(|seed| {
@@ -74,7 +74,7 @@ fn quotients_of_24_bits_are_rounded_to_nearest() {
             let d = number();
             for _ in 0..1 << 6 {
                 let x = number();
-                // What E2M1 has codes for, and a little more.
+                // Quotients that E2M1 has codes for, and a little more.
                 let exact = x / d;
                 if (2f32.powi(-40)..2f32.powi(40)).contains(&exact) {
                     assert_eq!(quotient(x, d, false), exact, "{x:e} / {d:e}");

@@ -1,4 +1,4 @@
-//! What holds for any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by
+//! Properties of any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by
 //! law.
 
 mod property_tests {

@@ -68,8 +68,8 @@ fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -
     ties
 }
 
-/// How many of the global scales that follow from these amaxes have a shortcut, each compared with the
-/// definition.
+/// Counts the global scales that follow from these amaxes, and those of them that have a shortcut, each
+/// compared with the definition.
 fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
     let of_convention = |convention| {
         let arithmetic = nvfp4_arithmetic(convention);
@@ -119,7 +119,7 @@ fn arbitrary_global_scales_are_encoded_as_defined() {
 
 #[test]
 fn a_factor_is_not_just_the_reciprocal() {
-    // What the test of the factors is for: without it, some values would be encoded otherwise.
+    // Shows that the test of the factors is needed: without it, some values would be encoded otherwise.
     let arithmetic = nvfp4_arithmetic(NVFP4_CONVENTIONS[0]);
     let wrong = (0..128).map(|i| bf16::from_bits(0x3F80 + i).to_f32()).filter(|amax| {
         let quantizer = Quantizer::new(arithmetic, arithmetic.global_scale(*amax, bf16::round).value());

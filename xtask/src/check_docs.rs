@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the pages, by their paths from the root.
+/// The faults of the pages, by their paths from the root.
 fn faults(pages: &HashMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let mut faults = Vec::new();
     for (page, text) in pages {
@@ -63,7 +63,7 @@ fn faults(pages: &HashMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> V
     faults
 }
 
-/// What is wrong with a link on a page.
+/// The fault of a link on a page, if it has one.
 fn fault(
     pages: &HashMap<PathBuf, String>,
     page: &Path,

@@ -1,5 +1,6 @@
-//! `check-ptx`: reads the committed PTX, and what NVIDIA's assembler makes of it, and fails on anything that would be slow
-//! or would not run. Needs no GPU and, but for the assembler, nothing beyond this program.
+//! `check-ptx`: reads the committed PTX and the code that NVIDIA's assembler makes of it, and fails on
+//! anything that would be slow or would not run. Needs no GPU and, but for the assembler, nothing beyond this
+//! program.
 
 mod assembler;
 mod assembly;

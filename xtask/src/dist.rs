@@ -109,7 +109,8 @@ fn requirements(glibc: Option<u32>) -> String {
     }
 }
 
-/// The newest `GLIBC_2.x` symbol version that the executables name, so that a user of an older system learns it first.
+/// The newest `GLIBC_2.x` symbol version that the executables name, so that a user of an older system learns
+/// it first.
 fn newest_glibc<'a>(executables: impl Iterator<Item = &'a Executable>) -> Result<Option<u32>> {
     let mut newest = None;
     for executable in executables {

@@ -1,9 +1,10 @@
-//! Where things lie in the repository.
+//! Paths in the repository.
 
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 
-/// The repository's root. Asked of cargo at run time, so that a shared target folder cannot name another checkout.
+/// The repository's root. Asked of cargo at run time, so that a shared target folder cannot name another
+/// checkout.
 pub(crate) fn root() -> Result<PathBuf> {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").context("start this program with `cargo xtask`")?;
     let mut root = PathBuf::from(xtask);

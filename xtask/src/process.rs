@@ -1,4 +1,4 @@
-//! Running other programs, with errors that name them.
+//! Running other programs. Errors name the program with its arguments.
 
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,5 @@
-//! The kernels' pinned compiler: read from kernels-gpu/rust-toolchain.toml, installed when missing, started without any
-//! trace of the cargo that started us.
+//! The kernels' pinned compiler: read from kernels-gpu/rust-toolchain.toml, installed when missing, started
+//! without any trace of the cargo that started us.
 
 use crate::process;
 use anyhow::{Context, Result};
@@ -56,8 +56,9 @@ impl Toolchain {
     }
 }
 
-/// `rustup`, without the variables by which an outer cargo, rustup or user steers a build: they would choose another
-/// compiler (`RUSTUP_TOOLCHAIN`, `RUSTC`) or other code (`RUSTFLAGS`, `CARGO_PROFILE_RELEASE_LTO`, …).
+/// `rustup`, without the variables by which an outer cargo, rustup or user steers a build: they would choose
+/// another compiler (`RUSTUP_TOOLCHAIN`, `RUSTC`) or other code (`RUSTFLAGS`, `CARGO_PROFILE_RELEASE_LTO`,
+/// …).
 fn rustup() -> Command {
     let mut command = Command::new("rustup");
     for (name, _) in std::env::vars_os() {
@@ -69,7 +70,7 @@ fn rustup() -> Command {
 }
 
 fn steers_the_build(variable: &str) -> bool {
-    // What says where and how to download, and how to print, stays.
+    // Variables about downloading and printing stay.
     let harmless = ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_TERM_"];
     let cargo = variable == "CARGO" || variable.starts_with("CARGO_");
     let rust =

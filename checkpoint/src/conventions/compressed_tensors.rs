@@ -88,7 +88,7 @@ const STORED: &[Storage] = &[
     },
 ];
 
-/// What the config calls a format, and how its scales are shared and typed.
+/// The config's words for a format: its name, the sharing of its scales, and their type.
 fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     match format {
         Format::Nvfp4 => ("nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"),
@@ -98,17 +98,17 @@ fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     }
 }
 
-/// What a config with several formats calls them as a whole.
+/// The config's word for several formats as a whole.
 const MIXED: &str = "mixed-precision";
 
-/// What the config calls a format.
+/// The config's word for a format.
 pub(crate) fn format_word(format: Format) -> &'static str {
     words_of(format).0
 }
 
 /// Writes the config.
 ///
-/// Where there is one format its group is that of all linear layers. Where there are several each group has
+/// A single format has one group, that of all linear layers. If there are several formats, each group has
 /// [`targets`], the largest one too: vLLM looks for a layer's class before it looks for the parts of a fused
 /// one, so that "Linear" would take those from the others.
 fn describe(groups: &[Group], ignore: &[String], description: &mut Description) {

@@ -10,16 +10,18 @@ use crate::read::tensor::Tensor;
 /// A convention of files.
 pub(crate) struct Convention {
     pub(crate) name: FileConvention,
-    /// How it stores each format that it has.
+    /// The storage of each format that it has.
     pub(crate) stored: &'static [Storage],
     /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
     /// linear layers are not quantized. There is one group at least.
     pub(crate) describe: fn(&[Group], &[String], &mut Description),
     /// True if a config that names this method is of the convention.
     pub(crate) is_method: fn(&str) -> bool,
-    /// Why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
+    /// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they
+    /// would.
     pub(crate) rescaled: fn(&Checkpoint, &str) -> Option<String>,
-    /// Why codes that no [`Storage`] fits cannot be read, if they look like some of the convention's.
+    /// The reason why codes that no [`Storage`] fits cannot be read, if they look like some of the
+    /// convention's.
     pub(crate) unreadable: fn(&Checkpoint, &Tensor<'_>) -> Option<String>,
 }
 

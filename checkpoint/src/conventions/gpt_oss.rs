@@ -1,8 +1,11 @@
 //! The convention of OpenAI's gpt-oss models, whose experts are MXFP4.
 //!
-//! | tensor X of sizes [E, K, N] | codes | block scales |
+//! A tensor `X` of sizes [E, K, N] is `….experts.gate_up_proj` or `….experts.down_proj`, and becomes:
+//!
+//! | part | name | dtype and sizes |
 //! |---|---|---|
-//! | `….experts.gate_up_proj`, `….experts.down_proj` | `X_blocks` U8 [E, N, K/32, 16] | `X_scales` U8 [E, N, K/32] |
+//! | codes | `X_blocks` | U8 [E, N, K/32, 16] |
+//! | block scales | `X_scales` | U8 [E, N, K/32] |
 //!
 //! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold
 //! its transpose. All other weights stay as they are, for loaders look for no others.

@@ -1,4 +1,4 @@
-//! The layers of a checkpoint that are stored in one way.
+//! Groups of layers that are stored in one way. Configs with several formats have an entry for each group.
 
 use crate::conventions::storage::Storage;
 use crate::names::weight::module;

@@ -52,13 +52,14 @@ const STORED: &[Storage] = &[Storage {
     experts: None,
 }];
 
-/// What beside a layer's codes says that its weights are not codes and scales alone, by the end of its name.
+/// Ends of the names of tensors whose presence beside a layer's codes means that its weights are more than
+/// codes and scales, and the reasons.
 const RESCALED: [(&str, &str); 2] = [
     (".pre_quant_scale", "its inputs are scaled (AWQ)"),
     (".svdquant_lora_a", "a product of two small matrices is added to it (SVDQuant)"),
 ];
 
-/// Why a tensor's codes and scales alone would be the wrong weights.
+/// The reason why a tensor's codes and scales alone would be the wrong weights.
 fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
     let layer = name.strip_suffix(WEIGHT)?;
     let beside = |end: &str| checkpoint.tensor(&format!("{layer}{end}"));

@@ -153,7 +153,7 @@ pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
 }
 
-/// What a stored tensor stands for; `None` for scales, which their codes stand for.
+/// The tensor of the model that a stored tensor holds; `None` for scales, which belong to their codes.
 pub(crate) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Result<Option<Logical<'a>>> {
     if let Some(packed) = of_codes(checkpoint, tensor) {
         return packed.map(|packed| Some(Logical::Packed(packed.into())));
@@ -179,7 +179,8 @@ impl Storage {
         tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
     }
 
-    /// Whether codes and scales of these dtypes are stored so. Both dtypes of bytes stand for E8M0.
+    /// Returns whether this is the storage of codes and scales of these dtypes. Both dtypes of bytes stand
+    /// for E8M0.
     fn has_dtypes(&self, codes: FileDtype, scales: FileDtype) -> bool {
         let scales = if scales == FileDtype::F8_E8M0 { FileDtype::U8 } else { scales };
         (self.codes, self.scales) == (codes, scales)

@@ -15,7 +15,7 @@ use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::write::outline::Outline;
 
-/// How a convention stores tensors of a format: what a tensor X becomes.
+/// The storage of a format's tensors by a convention: the parts that a tensor X becomes.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) convention: FileConvention,
@@ -39,7 +39,7 @@ pub(crate) struct Storage {
     pub(crate) experts: Option<&'static [&'static str]>,
 }
 
-/// How a convention stores a global scale: one F32.
+/// The storage of a global scale: one F32.
 #[derive(Debug)]
 pub(crate) struct StoredGlobal {
     /// Suffix of the tensor's name, or of the name without [`WEIGHT`].
@@ -51,7 +51,7 @@ pub(crate) struct StoredGlobal {
     numbers: Numbers,
 }
 
-/// How often a global scale is stored.
+/// The number of times that a global scale is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Numbers {
     /// Once, without dimensions.
@@ -112,7 +112,7 @@ impl StoredGlobal {
 }
 
 impl Storage {
-    /// Why a tensor is not for this convention.
+    /// The reason why a tensor is not for this convention.
     pub(crate) fn cannot_hold(&self, name: &str, shape: &[usize]) -> Option<Reason> {
         let is_among = |ends: &[&str]| shape.len() == 3 && ends.iter().any(|end| name.ends_with(end));
         if self.experts.is_some_and(|ends| !is_among(ends)) {
@@ -126,7 +126,7 @@ impl Storage {
         (cols % block != 0).then_some(Reason::Columns { cols, block })
     }
 
-    /// What the length of rows must be a multiple of.
+    /// The number that the length of rows must be a multiple of.
     pub(crate) fn row_block(&self) -> usize {
         self.blocks.map_or(self.format.block(), Blocks::elements)
     }
@@ -226,7 +226,7 @@ impl Storage {
         stored.map(|(stored, global)| stored.bytes(global, shape))
     }
 
-    /// What a file holds for a global scale, in the convention's direction.
+    /// The global scale that a file holds, in the convention's direction.
     ///
     /// The inverse of one of the other direction is rounded to f32, so the values that loaders make of the
     /// file may differ from the original's in the last place. A tensor without a global scale gets 1, because

@@ -1,4 +1,5 @@
-//! All conventions of files: **the table of conventions**.
+//! All conventions of files: **the table of conventions**. A new convention gets a row here, and look-ups by
+//! convention, format and recipe start here.
 
 use microscale::formats::ScaleLayout;
 use microscale::{Format, Recipe, Words};
@@ -57,7 +58,7 @@ impl FileConvention {
 }
 
 impl Storage {
-    /// How the result of a recipe is stored.
+    /// The storage of a recipe's result.
     ///
     /// # Errors
     /// Those of [`FileConvention::check`].
@@ -68,7 +69,7 @@ impl Storage {
         Self::of_format(convention, recipe.format())
     }
 
-    /// How a format is stored.
+    /// The storage of a format.
     ///
     /// # Errors
     /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
@@ -84,7 +85,7 @@ impl Storage {
     }
 }
 
-/// What can be chosen where a convention lacks a format.
+/// The alternatives where a convention lacks a format, in words.
 fn instead_of(convention: FileConvention, format: Format) -> String {
     let formats: Vec<_> = convention.formats().map(Words::word).collect();
     let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));

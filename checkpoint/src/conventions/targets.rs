@@ -29,8 +29,8 @@ pub(crate) fn targets(groups: &[Group]) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Of an expert's layer: the expressions for the experts of all layers, and of its own; without what stands
-/// before the layers, which engines may call otherwise.
+/// Regular expressions for an expert's layer: one for the experts of all layers, and one for those of its
+/// own. They leave out the part of the name before the layers, because engines may call it otherwise.
 fn patterns(layer: &str) -> Vec<String> {
     let Some((parent, expert)) = layer.split_once(EXPERTS) else { return Vec::new() };
     if expert.split('.').next().is_none_or(|number| number.parse::<u64>().is_err()) {

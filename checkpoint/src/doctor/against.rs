@@ -1,4 +1,5 @@
-//! Values, compared with those of the checkpoint that was quantized.
+//! The check of values against the checkpoint that was quantized. It finds what scales and codes alone cannot
+//! show, such as nibbles in the wrong order.
 
 use microscale::Device;
 
@@ -12,7 +13,7 @@ use crate::read::values::Values;
 /// than this is no rounding.
 const LEAST: f64 = 10.0;
 
-/// How many dB better another order of nibbles must be to be the right one.
+/// The margin, in dB, by which another order of nibbles must be better to be the right one.
 const BETTER: f64 = 3.0;
 
 /// Looks at a quantized tensor beside its original.
@@ -58,7 +59,7 @@ pub(super) fn look(
     Ok(())
 }
 
-/// How close a tensor's values are to the original's, in dB.
+/// The closeness of a tensor's values to the original's, in dB.
 fn sqnr(packed: &Packed<'_>, original: &Values<'_>, device: &Device) -> Result<f64> {
     let values = Values::F32(packed.values(device)?.into());
     Ok(original.errors_of(&values).sqnr_db())

@@ -1,4 +1,4 @@
-//! Scale bytes and codes, block by block.
+//! The check of scale bytes and codes, block by block: NaN and signed scales, zero blocks, saturated blocks.
 
 use microscale::Format;
 use rayon::prelude::*;
@@ -14,7 +14,7 @@ const ZEROS: f64 = 0.05;
 /// left.
 const SATURATED: f64 = 0.01;
 
-/// What is counted, and the first place of each.
+/// The defects that are counted, and the first place of each.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     nan: Count,

@@ -1,4 +1,4 @@
-//! What config.json says about a checkpoint's weights, beside what they are.
+//! The check of config.json against the weights of a checkpoint.
 
 use globset::GlobMatcher;
 use microscale::Words;
@@ -80,7 +80,7 @@ fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], found: &mut impl FnMut
     }
 }
 
-/// Which layers are quantized, and in which format.
+/// Checks which layers are quantized, and in which format.
 fn layers(
     quantization: &Map<String, Value>,
     packed: &[Packed<'_>],
@@ -110,10 +110,10 @@ fn layers(
     }
 }
 
-/// Whether a layer is as the group says that it is in; or if none says so, as any group says.
+/// Checks a layer against the group whose target names it, or if none does, against all groups.
 fn group_of(packed: &Packed<'_>, groups: &[Group<'_>], found: &mut impl FnMut(Option<&str>, String)) {
     let (layer, format) = (module(packed.name), packed.format);
-    // Of two that mean it in the same way loaders keep the last.
+    // Among groups that name a layer in the same way, loaders keep the last.
     let known = groups.iter().rev().filter_map(|group| Some((group.names(layer)?, group)));
     match known.min_by_key(|(how, _)| *how) {
         Some((_, group)) if !group.describes(packed) => {
@@ -135,7 +135,7 @@ struct Group<'a> {
     targets: Vec<Pattern<'a>>,
 }
 
-/// How a target means a layer: loaders take the first of these that there is.
+/// The way in which a target names a layer: loaders take the first of these that there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Named {
     Name,
@@ -155,7 +155,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// How its targets mean a layer, if they do.
+    /// The way in which the group's targets name a layer, if they do.
     fn names(&self, layer: &str) -> Option<Named> {
         let how = |target: &Pattern<'_>| match target {
             Pattern::Text("Linear", _) => Some(Named::Class),
@@ -168,7 +168,7 @@ impl<'a> Group<'a> {
         self.targets.iter().filter_map(how).min()
     }
 
-    /// Whether it is about such weights.
+    /// Returns whether the group describes such weights.
     fn describes(&self, packed: &Packed<'_>) -> bool {
         let Some(weights) = self.weights else { return false };
         let number = |key| weights.get(key).and_then(Value::as_u64);
@@ -180,7 +180,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// What a config means layers by.
+/// A pattern by which a config names layers.
 enum Pattern<'a> {
     /// A name, or a class, or a glob, if it is one.
     Text(&'a str, Option<GlobMatcher>),
@@ -207,8 +207,8 @@ impl<'a> Pattern<'a> {
         regex.map_or(Self::NotUnderstood, Self::Expression)
     }
 
-    /// Whether a layer that is meant is left out: by its name or that of what holds it, a glob, or a regular
-    /// expression. What is not understood is taken to mean it.
+    /// Returns whether a layer that is named is left out: by its name or that of its parent, a glob, or a
+    /// regular expression. A pattern that is not understood is taken to match.
     fn leaves_out(&self, layer: &str) -> bool {
         match self {
             Self::NotUnderstood => true,
@@ -221,7 +221,7 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// Whether a layer of the language model is as wide as the model.
+/// Checks that a layer of the language model is as wide as the model.
 fn widths(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>, String)) {
     let Some(layer) = packed.name.strip_suffix(WEIGHT) else { return };
     let Some((parent, part)) = layer.rsplit_once('.') else { return };

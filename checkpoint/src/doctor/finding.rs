@@ -7,7 +7,7 @@ use microscale::Words;
 use crate::conventions::packed::Packed;
 use crate::read::tensor::Tensor;
 
-/// Something that is wrong.
+/// A defect of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Defect {
     /// Codes, scales or both cannot be put together.
@@ -51,7 +51,7 @@ impl Words for Defect {
 }
 
 impl Defect {
-    /// What it does to the model.
+    /// The defect's effect on the model.
     pub const fn effect(self) -> &'static str {
         match self {
             Self::Unreadable => "loaders refuse the tensor, or read it wrongly",
@@ -78,7 +78,7 @@ impl Defect {
         }
     }
 
-    /// What helps.
+    /// The remedy.
     pub const fn fix(self) -> &'static str {
         match self {
             Self::Unreadable => "complete the checkpoint, or download it again",
@@ -110,16 +110,16 @@ impl Defect {
     }
 }
 
-/// Something that is wrong, and where.
+/// A defect, and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What.
+    /// The defect.
     pub defect: Defect,
-    /// In which tensor, or file if it is none in particular.
+    /// The tensor, or the file; `None` if it is none in particular.
     pub tensor: Option<String>,
     /// The file.
     pub file: PathBuf,
-    /// What was found and where in the tensor, in words.
+    /// The details and the place in the tensor, in words.
     pub what: String,
 }
 

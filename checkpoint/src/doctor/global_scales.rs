@@ -27,7 +27,7 @@ pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a global scale is likely inverted, in words.
+/// Returns a reason, in words, if a global scale is likely inverted.
 ///
 /// The right one brings the largest block scale to some 448, so that the tensor's amax a follows from both.
 /// From its inverse another follows, some 2688² / a. One of the two is above 2688 and the other below, and no

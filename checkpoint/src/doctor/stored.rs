@@ -1,4 +1,5 @@
-//! Dtypes and shapes that can be understood, but are not what loaders expect.
+//! The check of how tensors are stored: dtypes and shapes that can be understood, but are not what loaders
+//! expect.
 
 use super::finding::{Defect, Finding};
 use crate::conventions::packed::Packed;

@@ -1,4 +1,4 @@
-//! ggml's tensor types: what they are called, and how large their blocks are.
+//! ggml's tensor types: their names, and the sizes of their blocks.
 //!
 //! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files
 //! never hold: it says 40 bytes, of the time when the scale and the sum were f32; they are f16.
@@ -12,7 +12,7 @@ pub(crate) const MAX_DIMS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType(u32);
 
-/// What elements are stored in: together, or each by itself.
+/// The unit in which elements are stored: a block of several, or each by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     /// Elements in it, next to each other in a row.
@@ -92,7 +92,7 @@ impl GgmlType {
         KNOWN.iter().find(|(id, ..)| *id == self.0)
     }
 
-    /// How elements are stored; `None` for a type that is not known.
+    /// The block of a type; `None` for a type that is not known.
     pub(crate) fn block(self) -> Option<Block> {
         self.known().map(|&(.., elements, bytes)| Block { elements, bytes })
     }

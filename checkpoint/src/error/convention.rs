@@ -6,7 +6,7 @@ use microscale::{Format, ScaleLayout, Words};
 
 use crate::file_convention::FileConvention;
 
-/// What is stored in no known way, or cannot be stored by a convention of files.
+/// An error about storage: a tensor stored in no known way, or one that no convention of files can store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConventionError {
@@ -52,7 +52,7 @@ pub enum ConventionError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
 
@@ -63,7 +63,7 @@ pub enum ConventionError {
         convention: FileConvention,
         /// The format.
         format: Format,
-        /// What can be chosen instead.
+        /// The alternatives, in words.
         instead: String,
     },
 
@@ -98,7 +98,7 @@ pub enum ConventionError {
         .path.display(), all_words::<FileConvention>()
     )]
     NothingPacked {
-        /// What was asked for.
+        /// The operation asked for.
         doing: &'static str,
         /// The input.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! Files of a directory that do not go together.
+//! Errors of directories: files that do not go together.
 
 use std::path::PathBuf;
 

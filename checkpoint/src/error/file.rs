@@ -1,4 +1,4 @@
-//! A file that is not what it should be, or cannot hold what it should.
+//! Errors of single files: one that is not what it should be, or cannot hold what it should.
 
 use std::path::PathBuf;
 
@@ -8,12 +8,12 @@ use crate::dtype::FileDtype;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Not a safetensors file, or a damaged one.
+    /// A file that is not safetensors, or a damaged one.
     #[error("{} is not a valid safetensors file: {why}; download or write it again", .file.display())]
     Header {
         /// The file.
         file: PathBuf,
-        /// What is wrong with its header.
+        /// The defect of its header.
         why: String,
     },
 
@@ -27,16 +27,16 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The defect of its description.
         why: String,
     },
 
-    /// Not a GGUF file, or a damaged one, or one that ggml would not read either.
+    /// A file that is not GGUF, or a damaged one, or one that ggml would not read either.
     #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
     Gguf {
         /// The file.
         file: PathBuf,
-        /// What is wrong with its header, and with which metadata key if it is one.
+        /// The defect of its header, with the key of the metadata if that is to blame.
         why: String,
     },
 
@@ -50,7 +50,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The defect of its description.
         why: String,
     },
 
@@ -64,7 +64,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is in the way.
+        /// The obstacle.
         why: String,
     },
 
@@ -84,7 +84,7 @@ pub enum FileError {
     Json {
         /// The file.
         file: PathBuf,
-        /// Where and why.
+        /// The place and the reason.
         source: serde_json::Error,
     },
 
@@ -93,7 +93,7 @@ pub enum FileError {
     JsonContent {
         /// The file.
         file: PathBuf,
-        /// What was expected.
+        /// The content that was expected.
         why: &'static str,
     },
 }

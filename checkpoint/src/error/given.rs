@@ -1,4 +1,4 @@
-//! Global scales and importance that are given in files.
+//! Errors of files that are given beside a checkpoint: global scales, and importance.
 
 use std::path::PathBuf;
 
@@ -37,14 +37,14 @@ pub enum GivenError {
         second: String,
     },
 
-    /// Weights by column, and no search that they could weight.
+    /// Importance by column, and no search whose errors it could weight.
     #[error(
         "importance weights the errors of a search for block scales; search for them with --search \
          four-six, window or full"
     )]
     ImportanceUnused,
 
-    /// A file with two vectors of weights for one tensor.
+    /// A file with two vectors of importance for one tensor.
     #[error(
         "{} has two vectors of importance for tensor {tensor}, {first} and {second}; remove one",
         .file.display()
@@ -60,7 +60,7 @@ pub enum GivenError {
         second: String,
     },
 
-    /// Weights by column that are no vector of floats with the tensor's columns.
+    /// Importance by column that is no vector of floats with the tensor's columns.
     #[error(
         "{}: tensor {name} must be a vector of {columns} numbers (F32, F16 or BF16), one for each column of \
          {tensor}, but is {dtype} of shape {shape:?}; write one number a column, or leave it out",
@@ -81,7 +81,7 @@ pub enum GivenError {
         shape: Vec<usize>,
     },
 
-    /// A weight that is negative or not finite.
+    /// A number of importance that is negative or not finite.
     #[error(
         "{}: tensor {name} has the number {weight} for column {column} of {tensor}; importance must be \
          finite and not negative, such as mean squared activations are",

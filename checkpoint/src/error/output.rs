@@ -1,4 +1,4 @@
-//! An output that cannot be.
+//! Errors of the output: a place or a name that it cannot have.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Parts that cannot be merged.
+//! Errors of merging: parts that are missing, or do not belong together.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ pub enum PartsError {
         .shards.len(), .directory.display(), first_of(.shards)
     )]
     Missing {
-        /// Where they should be.
+        /// The directory in which they should be.
         directory: PathBuf,
         /// The shards.
         shards: Vec<PathBuf>,
-        /// How many there should be.
+        /// The number of shards that should be there.
         of: usize,
     },
 
@@ -28,7 +28,7 @@ pub enum PartsError {
         .directory.display(), .first.display(), .second.display()
     )]
     Differ {
-        /// Where they are.
+        /// The directory of both.
         directory: PathBuf,
         /// One shard.
         first: PathBuf,

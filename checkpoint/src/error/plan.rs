@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use microscale::{Search, Words};
 
-/// What cannot be planned.
+/// An error about a plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -44,9 +44,9 @@ pub enum PlanError {
         first: String,
         /// Another's.
         second: String,
-        /// How each is to be quantized.
+        /// The recipe of each.
         recipes: Box<[String; 2]>,
-        /// What matches both.
+        /// A pattern that matches both.
         pattern: String,
     },
 
@@ -57,7 +57,7 @@ pub enum PlanError {
          --global-scale, or leave out --search-global"
     )]
     NoGlobalSearch {
-        /// What stands against it.
+        /// The obstacle.
         why: String,
     },
 

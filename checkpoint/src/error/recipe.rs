@@ -1,4 +1,4 @@
-//! Recipes, settings and patterns that are wrong.
+//! Errors of recipes: files, settings and patterns that are wrong.
 
 use crate::names::glob;
 
@@ -11,14 +11,14 @@ pub enum RecipeError {
     File {
         /// The file and the line.
         place: String,
-        /// What is wrong, and what could stand there.
+        /// The mistake, and the values that could stand there.
         why: String,
     },
 
     /// Settings of a command line that do not go together.
     #[error("{why}")]
     Settings {
-        /// What is wrong, and what to choose.
+        /// The mistake, and a way out.
         why: String,
     },
 
@@ -28,9 +28,9 @@ pub enum RecipeError {
          .toml or is named with its directory, such as ./{name}"
     )]
     NoPreset {
-        /// What it was called.
+        /// The name that was given.
         name: String,
-        /// Those that there are.
+        /// The presets that there are.
         presets: String,
     },
 
@@ -39,7 +39,7 @@ pub enum RecipeError {
     Glob {
         /// The pattern.
         pattern: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }

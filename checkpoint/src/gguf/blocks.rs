@@ -60,7 +60,7 @@ impl Blocks {
         }
     }
 
-    /// What files say whose weights are mostly in such blocks.
+    /// The file type of models whose weights are mostly in such blocks.
     pub(crate) fn file_type(self) -> FileType {
         match self {
             Self::Mxfp4 => FileType::Mxfp4,

@@ -1,4 +1,5 @@
-//! A place in a file's bytes that moves forward and never beyond the end.
+//! A cursor over a file's bytes, which moves forward and never beyond the end. Lengths are checked before
+//! anything is taken.
 
 use super::format::Parsed;
 
@@ -9,7 +10,7 @@ const MAX_STRING: u64 = 64 << 20;
 /// The longest name, which is the format's limit for keys of the metadata.
 const MAX_LABEL: usize = (1 << 16) - 1;
 
-/// What is left of a file, and where it starts.
+/// The unread rest of a file, and its offset.
 pub(super) struct Cursor<'a> {
     rest: &'a [u8],
     at: usize,

@@ -1,12 +1,12 @@
 //! The numbers and keys of the container.
 
-/// What every file starts with.
+/// The first bytes of every file.
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// The version that is written. Version 2 differs in nothing that is read here.
 pub(crate) const VERSION: u32 = 3;
 
-/// Where the data starts, and each tensor in it, if the metadata does not say.
+/// The alignment of the data, and of each tensor in it, if the metadata gives none.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// A name's most bytes: ggml's 64, with a zero at the end.
@@ -19,6 +19,6 @@ pub(crate) const ARCHITECTURE: &str = "general.architecture";
 pub(crate) const FILE_TYPE: &str = "general.file_type";
 pub(crate) const QUANTIZATION_VERSION: &str = "general.quantization_version";
 
-/// What parsing gives: the error is a sentence about what is wrong, to which others add the file, and the
+/// The result of parsing. The error is a sentence about the defect, to which callers add the file, and the
 /// tensor or key.
 pub(crate) type Parsed<T> = Result<T, String>;

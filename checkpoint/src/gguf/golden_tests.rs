@@ -34,7 +34,7 @@ fn expected(key: &str) -> Map<String, Json> {
     serde_json::from_str(&metadata.metadata().as_ref().unwrap()[key]).unwrap()
 }
 
-/// What gguf-py calls a type.
+/// gguf-py's word for a type.
 fn word(kind: ValueType) -> &'static str {
     match kind {
         ValueType::U8 => "UINT8",
@@ -171,9 +171,9 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     for tensor in comparison.tensors {
         let same = match (&*tensor.name, tensor.difference) {
             ("ids", Difference::Bytes { same }) => same,
-            // Of the blocks only ours are taken apart.
+            // Only the blocks of MXFP4 and NVFP4 are taken apart.
             ("q8.weight", Difference::Bytes { same }) => !same,
-            // It has every scale byte: 6 times the largest is no f32.
+            // The tensor has every scale byte: 6 times the largest is no f32.
             ("mx_bytes.weight", Difference::Values(errors)) => errors.max_abs_error() == 0.0,
             (_, Difference::Values(errors)) => errors.max_abs_error() == 0.0 && errors.non_finite() == 0,
             _ => false,

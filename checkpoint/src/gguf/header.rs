@@ -1,4 +1,4 @@
-//! The header of a GGUF file: what it says is checked against the file, whose bytes nobody vouches for.
+//! The header of a GGUF file: read from bytes that nobody vouches for, and checked against the file.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -20,10 +20,10 @@ const MIN_ENTRY: u64 = 8 + 1 + 4 + 1;
 /// The fewest bytes that describe a tensor: a name of one character, no dimensions, type, offset.
 const MIN_TENSOR: u64 = 8 + 1 + 4 + 4 + 8;
 
-/// What a file says of itself.
+/// The contents of a header.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Header {
-    /// What each tensor's offset is a multiple of: a power of two.
+    /// A power of two that each tensor's offset is a multiple of.
     pub(crate) alignment: u64,
     /// The metadata, in the file's order; no two keys are the same.
     pub(crate) entries: Vec<Entry>,
@@ -65,7 +65,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Header> {
     })
 }
 
-/// What is wrong, and whether a tensor is to blame.
+/// A defect, and the tensor if one is to blame.
 enum Fault {
     File(String),
     Tensor(String, String),

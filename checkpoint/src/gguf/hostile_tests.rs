@@ -1,5 +1,5 @@
-//! Files that lie: an error that names file and key or tensor, never a panic, and no memory for what is only
-//! claimed.
+//! Files that lie: reading them gives an error that names file and key or tensor, never a panic, and takes no
+//! memory for what is only claimed.
 
 use std::path::Path;
 

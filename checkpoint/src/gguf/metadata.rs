@@ -1,4 +1,4 @@
-//! The metadata of a file to be written: another file's as they are, but for what is set.
+//! The metadata of a file to be written: another file's, with some keys replaced.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::format::{FILE_TYPE, QUANTIZATION_VERSION};
 use super::header::Header;
 use super::value::ValueType;
 
-/// What most of a model's weights are, by llama.cpp's numbers, which are not those of the tensor types.
+/// The type of most of a model's weights, by llama.cpp's numbers, which are not those of the tensor types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum FileType {
@@ -43,7 +43,7 @@ pub(crate) struct Entry<'a> {
 
 impl<'a> Metadata<'a> {
     #[cfg(test)]
-    /// Those of a model of which no more is known than what kind it is. Without that llama.cpp loads nothing.
+    /// The metadata of a model of which only the architecture is known. Without that llama.cpp loads nothing.
     pub(crate) fn new(architecture: &str) -> Self {
         let mut new = Self { alignment: DEFAULT_ALIGNMENT, entries: Vec::new() };
         let length = (architecture.len() as u64).to_le_bytes();
@@ -51,7 +51,7 @@ impl<'a> Metadata<'a> {
         new
     }
 
-    /// Those of a file, byte for byte, by its header and its bytes.
+    /// The metadata of a file, byte for byte, from its header and its bytes.
     pub(crate) fn of(header: &'a Header, bytes: &'a [u8]) -> Self {
         let raw =
             |range: &std::ops::Range<usize>| Cow::Borrowed(bytes.get(range.clone()).unwrap_or_default());

@@ -27,7 +27,8 @@ pub(crate) enum ValueType {
 }
 
 impl ValueType {
-    /// In the order of GGUF's numbers, with ggml's names, and the bytes of those that always have as many.
+    /// All types, in the order of GGUF's numbers, with ggml's names, and the bytes of those that always have
+    /// as many.
     const ALL: [(Self, &'static str, Option<u64>); 13] = [
         (Self::U8, "u8", Some(1)),
         (Self::I8, "i8", Some(1)),
@@ -75,7 +76,7 @@ pub(crate) struct Entry {
     pub(crate) raw: Range<usize>,
 }
 
-/// What an entry says.
+/// The value of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     /// u8, u16, u32, u64.
@@ -92,7 +93,7 @@ pub(crate) enum Value {
     Array {
         /// Their type, which is not an array.
         of: ValueType,
-        /// How many.
+        /// The number of elements.
         count: u64,
     },
 }

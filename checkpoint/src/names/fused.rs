@@ -23,7 +23,7 @@ const FUSED: &[&[&str]] = &[
 /// A layer that others are fused into.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fused {
-    /// What its parts have in common, up to the last dot of the layer's name.
+    /// The common beginning of its parts' names, up to the last dot of the layer's name.
     parent: String,
     /// The row of the table.
     row: usize,

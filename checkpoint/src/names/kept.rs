@@ -1,4 +1,4 @@
-//! Weights that are left alone by default, by their names.
+//! Weights that are left alone by default: norms, embeddings, output heads and routers, known by their names.
 
 /// Kinds of weights that are left alone by default, told by a part of the name: **the table of exceptions**.
 ///
@@ -25,7 +25,7 @@ pub enum Kept {
     Embedding,
     /// The last layer, which gives the logits.
     OutputHead,
-    /// What assigns tokens to experts.
+    /// A layer that assigns tokens to experts.
     Router,
 }
 

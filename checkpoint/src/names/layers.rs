@@ -1,8 +1,9 @@
-//! The layers of a model, by the names of its tensors.
+//! The numbers of a model's layers, read from the names of its tensors. They tell which layers are the first
+//! and the last.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Which part of a tensor's name, cut at its dots, is the number of a layer: the first number.
+/// The place of the layer's number among the parts of a tensor's name, cut at its dots: the first number.
 pub fn layer_part(parts: &[&str]) -> Option<usize> {
     parts.iter().position(|part| part.parse::<u64>().is_ok())
 }
@@ -15,7 +16,7 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
-    /// Of the tensors with these names.
+    /// Collects the layers of tensors with these names.
     pub(crate) fn of<'n>(names: impl Iterator<Item = &'n str>) -> Self {
         let mut layers = Self::default();
         for (stack, layer) in names.filter_map(numbered) {
@@ -24,17 +25,17 @@ impl Layers {
         layers
     }
 
-    /// Whether no name has a number.
+    /// Returns whether no name has a number.
     pub(crate) fn is_empty(&self) -> bool {
         self.stacks.is_empty()
     }
 
-    /// Whether a tensor is of one of the first layers of its stack, as many as are asked for.
+    /// Returns whether a tensor is of one of the first layers of its stack, as many as are asked for.
     pub(crate) fn is_first(&self, name: &str, layers: usize) -> bool {
         self.is_among(name, |numbers, number| numbers.range(..number).count() < layers)
     }
 
-    /// Whether it is of one of the last.
+    /// Returns whether a tensor is of one of the last layers of its stack.
     pub(crate) fn is_last(&self, name: &str, layers: usize) -> bool {
         self.is_among(name, |numbers, number| numbers.range(number..).count() <= layers && layers > 0)
     }
@@ -45,7 +46,7 @@ impl Layers {
     }
 }
 
-/// What stands before a name's layer, and its number.
+/// The part of a name before the layer's number, and the number.
 fn numbered(name: &str) -> Option<(String, u64)> {
     let parts: Vec<&str> = name.split('.').collect();
     let at = layer_part(&parts)?;

@@ -1,9 +1,9 @@
 //! The parts of a weight's name.
 
-/// What the name of a layer's weights ends with.
+/// The end of the name of a layer's weights.
 pub(crate) const WEIGHT: &str = ".weight";
 
-/// What stands before the number of an expert.
+/// The part of a name that stands before the number of an expert.
 pub(crate) const EXPERTS: &str = ".experts.";
 
 /// A layer's name, by that of its weight.

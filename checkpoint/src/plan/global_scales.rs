@@ -1,4 +1,5 @@
-//! NVFP4's global scales, read from a file.
+//! NVFP4's global scales, read from a file instead of computed. A file names them after the tensors that they
+//! are for.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use crate::names::fused::fused;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// What a global scale may be called after its tensor, which tells its direction.
+/// The names that a global scale may have after its tensor's, which tell its direction.
 const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
 
 /// Global scales from a file, by the tensors that they are for.
@@ -75,7 +76,7 @@ impl GlobalScales {
         Ok(found)
     }
 
-    /// That of a tensor.
+    /// The global scale of a tensor.
     pub(crate) fn of(&self, tensor: &str) -> Option<GlobalScale> {
         self.scales.get(tensor).copied()
     }

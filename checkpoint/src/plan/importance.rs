@@ -1,4 +1,4 @@
-//! Weights by column for the search of block scales, read from a file.
+//! Importance by column, read from a file: it weights the errors of a search for block scales.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 
-/// What a vector may be called after its tensor.
+/// The endings that name a vector of importance after its tensor.
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
 
-/// Vectors of weights from a file, by the tensors that they are for.
+/// Vectors of importance from a file, by the tensors that they are for.
 #[derive(Clone, Debug)]
 pub struct Importance {
     /// The file or directory.
@@ -53,7 +53,7 @@ impl Importance {
         Ok(Self { path: file.path.clone(), unused, unweighted, vectors })
     }
 
-    /// The weights of a tensor's columns.
+    /// The importance of a tensor's columns.
     pub(crate) fn of(&self, tensor: &str) -> Option<&[f32]> {
         self.vectors.get(tensor).map(Vec::as_slice)
     }
@@ -92,12 +92,12 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
             shape,
         }));
     };
-    let weights: Vec<f32> =
-        with_values!(&values, slice => slice.iter().map(|weight| Element::to_f32(*weight)).collect());
-    match weights.iter().position(|weight| !(weight.is_finite() && *weight >= 0.0)) {
-        None => Ok(weights),
+    let importance: Vec<f32> =
+        with_values!(&values, slice => slice.iter().map(|number| Element::to_f32(*number)).collect());
+    match importance.iter().position(|number| !(number.is_finite() && *number >= 0.0)) {
+        None => Ok(importance),
         Some(column) => {
-            let (tensor, weight) = (tensor.name.into(), weights[column]);
+            let (tensor, weight) = (tensor.name.into(), importance[column]);
             Err(Error::Given(GivenError::ImportanceNumber { file, name, tensor, column, weight }))
         }
     }

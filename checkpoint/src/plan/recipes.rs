@@ -1,9 +1,9 @@
-//! Which tensors of a checkpoint are quantized, and how: by settings for all, patterns, and rules for some.
-//! docs/recipes.md says it for users.
+//! Recipes for a checkpoint: which tensors are quantized, and how. They consist of settings for all tensors,
+//! patterns, and rules for some. docs/recipes.md describes them for users.
 //!
-//! What decides about a tensor, from the weakest to the strongest: what names and shapes say ([`Selection`]),
-//! patterns to include, the first and last layers that are kept, the rules in their order, patterns to
-//! exclude. Of two rules that say something about the same key the later one is right.
+//! From the weakest to the strongest, a tensor is decided by: names and shapes ([`Selection`]), patterns to
+//! include, the first and last layers that are kept, the rules in their order, patterns to exclude. Among
+//! rules that set the same key the last one wins.
 
 mod file;
 pub(crate) mod presets;
@@ -22,7 +22,7 @@ use crate::plan::treatment::Treatment;
 use crate::read::checkpoint::Checkpoint;
 use crate::reason::Reason;
 
-/// Which tensors of a checkpoint are quantized, and how.
+/// The selection of the tensors that are quantized, and their settings.
 ///
 /// The default is that of [`Settings`] and [`Selection`]; [`Recipes::named`] has those of files and presets.
 #[derive(Clone, Debug, Default)]
@@ -34,9 +34,9 @@ pub struct Recipes {
     keep_first_layers: usize,
     keep_last_layers: usize,
     rules: Vec<Rule>,
-    /// What errors call the file; `None` if there is none.
+    /// The name of the file in errors; `None` if there is none.
     source: Option<String>,
-    /// Where the settings stand in it, but for those of the command line.
+    /// The lines of the settings in the file, but for those of the command line.
     lines: Lines,
 }
 
@@ -80,8 +80,8 @@ impl Recipes {
         self.treatment(self.settings, &[], convention).map(|_| ())
     }
 
-    /// What looks like a mistake: patterns that match no tensor of a checkpoint, and layers to keep where
-    /// none has a number.
+    /// Likely mistakes: patterns that match no tensor of a checkpoint, and layers to keep where none has a
+    /// number.
     pub fn unmatched(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
         let mut unmatched: Vec<_> = self
@@ -125,12 +125,12 @@ impl Recipes {
         idle.map(text).collect()
     }
 
-    /// Which tensors are selected, by names and shapes.
+    /// The selection of tensors by names and shapes.
     pub(crate) fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    /// What is said about quantizing a tensor or not, given the checkpoint's layers.
+    /// The recipes' wish about quantizing a tensor or not, given the checkpoint's layers.
     pub(crate) fn wish(&self, tensor: &str, layers: &Layers) -> Wish {
         let last = self.rules.iter().rev().find(|rule| rule.keep.is_some() && rule.matches(tensor));
         match last {
@@ -146,7 +146,7 @@ impl Recipes {
         }
     }
 
-    /// How a tensor is quantized, if it is.
+    /// The treatment of a tensor, if it is quantized.
     pub(crate) fn treatment_of(&self, tensor: &str, convention: FileConvention) -> Result<Treatment> {
         let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
         let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
@@ -176,8 +176,8 @@ impl Recipes {
         })
     }
 
-    /// Where a key got its value: in the last rule that gives it, or at the top. `None` if that is the
-    /// command line.
+    /// The place that gives a key its value: the last rule that has it, or the top of the file. `None` if
+    /// that is the command line.
     fn place_of(&self, key: &str, rules: &[&Rule]) -> Option<String> {
         let line = rules.iter().rev().find_map(|rule| rule.lines.get(key)).or_else(|| self.lines.get(key))?;
         Some(format!("{}:{line}", self.source.as_deref()?))

@@ -1,4 +1,4 @@
-//! Which tensors of a checkpoint are quantized, and why the others are not.
+//! The selection of the tensors of a checkpoint that are quantized, and the reasons against the others.
 
 use globset::GlobMatcher;
 
@@ -11,7 +11,7 @@ use crate::read::tensor::Tensor;
 use crate::read::values::float_dtype;
 use crate::reason::Reason;
 
-/// Which tensors to quantize.
+/// The selection of tensors to quantize.
 ///
 /// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not
 /// norms, embeddings, output heads or routers. Patterns to include add any float tensor of two dimensions or
@@ -23,17 +23,17 @@ pub struct Selection {
     exclude: Vec<GlobMatcher>,
 }
 
-/// What a recipe says about quantizing a tensor or not.
+/// A recipe's wish about quantizing a tensor or not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Wish {
     /// Nothing: its name and shape decide.
     #[default]
     Nothing,
-    /// To quantize it, whatever its name, like a pattern to include.
+    /// Quantize it, whatever its name, like a pattern to include.
     Quantize,
-    /// To leave it as it is.
+    /// Leave it as it is.
     Keep(Reason),
-    /// To leave it as it is with its layer, if it would be quantized.
+    /// Leave it as it is with its layer, if it would be quantized.
     KeepLayer(Reason),
 }
 
@@ -46,7 +46,7 @@ impl Selection {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// With patterns that are compiled already.
+    /// Makes a selection of patterns that are compiled already.
     pub(crate) fn of(include: Vec<GlobMatcher>, exclude: Vec<GlobMatcher>) -> Self {
         Self { include, exclude }
     }

@@ -1,4 +1,4 @@
-//! How to quantize, key by key, as files and command lines say it; and the recipe that comes of it.
+//! Settings for quantizing, key by key, as files and command lines give them; and the recipe made of them.
 
 use std::fmt;
 
@@ -15,25 +15,25 @@ pub struct Settings {
     pub format: Option<Format>,
     /// The library whose arithmetic is followed; by default the format's [`Convention::default_for`].
     pub convention: Option<Convention>,
-    /// How block scales follow from the largest magnitude, instead of the convention's way. Of MXFP4 and
-    /// MXFP8.
+    /// The rule by which block scales follow from the largest magnitude, instead of the convention's. For
+    /// MXFP4 and MXFP8.
     pub scale_rule: Option<ScaleRule>,
-    /// Where values halfway between two codes go, instead of the convention's way. Of MXFP4.
+    /// The rounding of values halfway between two codes, instead of the convention's. For MXFP4.
     pub ties: Option<Ties>,
-    /// Where NVFP4's global scales come from.
+    /// The source of NVFP4's global scales.
     pub global_scale: Option<GlobalSetting>,
-    /// How block scales are chosen.
+    /// The choice of block scales.
     pub search: Option<Search>,
-    /// Whether NVFP4's global scales are searched too.
+    /// True if NVFP4's global scales are searched too.
     pub search_global: Option<bool>,
-    /// What is done about NaN and infinities.
+    /// The treatment of NaN and infinities.
     pub non_finite: Option<NonFinite>,
 }
 
-/// Where NVFP4's global scales come from, in words.
+/// The source of NVFP4's global scales, in words.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalSetting {
-    /// From each tensor's amax, or that of the layers that engines fuse it with.
+    /// Computed from each tensor's amax, or that of the layers that engines fuse it with.
     FromAmax,
     /// A number for all tensors, in the convention's direction.
     Value(f32),
@@ -46,14 +46,14 @@ pub enum GlobalSetting {
 pub(crate) struct Misfit {
     /// The setting's name in a file.
     pub(crate) key: &'static str,
-    /// What is wrong with it.
+    /// The reason against it.
     pub(crate) why: Why,
 }
 
-/// What is wrong with a setting.
+/// A reason against a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Why {
-    /// What follows the setting's name in a sentence.
+    /// The end of a sentence that begins with the setting's name.
     Is(String),
     /// A sentence.
     Whole(String),
@@ -64,7 +64,7 @@ impl Misfit {
         Self { key, why: Why::Whole(error.to_string()) }
     }
 
-    /// As an option of the command line.
+    /// The misfit in the words of the command line, as an option.
     pub(crate) fn of_option(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("--{} {rest}", self.key.replace('_', "-")),
@@ -72,7 +72,7 @@ impl Misfit {
         }
     }
 
-    /// As a key of a file.
+    /// The misfit in the words of a file, as a key.
     pub(crate) fn of_key(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("{} {rest}", self.key),
@@ -82,7 +82,8 @@ impl Misfit {
 }
 
 impl Settings {
-    /// What files call the settings, in the order of the fields: **what docs/recipes.md lists**.
+    /// The names of the settings in files, in the order of the fields: **the keys that docs/recipes.md
+    /// lists**.
     pub const KEYS: [&'static str; 8] = [
         "format",
         "convention",
@@ -94,7 +95,7 @@ impl Settings {
         "non_finite",
     ];
 
-    /// These settings, and those for what these leave open.
+    /// Returns these settings, with `those` for everything that these leave open.
     ///
     /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
     /// for another.

@@ -7,11 +7,11 @@ use crate::error::Result;
 use crate::file_convention::FileConvention;
 use crate::plan::used_recipe::Facts;
 
-/// How a tensor is quantized.
+/// The treatment of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Treatment {
     pub(crate) recipe: Recipe,
-    /// Whether NVFP4's global scale is searched too.
+    /// True if NVFP4's global scale is searched too.
     pub(crate) search_global: bool,
     pub(crate) storage: &'static Storage,
 }
@@ -23,7 +23,7 @@ impl Treatment {
         Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
     }
 
-    /// Whether tensors become the same by both.
+    /// Returns whether both treatments give the same tensors.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.recipe, self.search_global) == (other.recipe, other.search_global)
     }

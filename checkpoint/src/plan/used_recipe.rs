@@ -1,4 +1,4 @@
-//! The recipes of a plan, and what each is used for.
+//! The recipes of a plan, and the use of each.
 
 use microscale::{Format, Recipe};
 use serde_json::{Map, Value};
@@ -16,10 +16,10 @@ pub struct UsedRecipe {
     pub sums: Sums,
 }
 
-/// What decides the bytes, name by name.
+/// The facts that decide the bytes, by name.
 pub type Facts = Vec<(&'static str, String)>;
 
-/// What several recipes have in common.
+/// The facts that several recipes have in common.
 pub(crate) fn common(recipes: &[UsedRecipe]) -> Facts {
     let Some((first, others)) = recipes.split_first() else { return Facts::new() };
     let shared = first.facts.iter().filter(|fact| others.iter().all(|other| other.facts.contains(fact)));
@@ -40,7 +40,8 @@ pub(crate) fn by_format(recipes: &[UsedRecipe]) -> Vec<(Format, Sums)> {
     formats
 }
 
-/// What recipes have in common as the first entries of a JSON object, and if there are several each of them.
+/// The facts that recipes have in common as the first entries of a JSON object, and if there are several
+/// recipes each of them.
 pub(crate) fn recipes_to_json(recipes: &[UsedRecipe]) -> Map<String, Value> {
     let object = |facts: &Facts| -> Map<String, Value> {
         facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()

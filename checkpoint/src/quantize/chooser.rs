@@ -43,16 +43,16 @@ struct Found {
     best: GlobalScale,
 }
 
-/// How a tensor is quantized.
+/// The recipe of a tensor.
 pub(crate) struct Chosen {
-    /// With its global scale put in, where that is known before.
+    /// The recipe with its global scale put in, where that is known before.
     pub(crate) recipe: Recipe,
     /// The same without any search.
     pub(crate) plain: Recipe,
 }
 
 impl<'a> Chooser<'a> {
-    /// For the tensors that are quantized, all of them.
+    /// Makes a chooser for all tensors that are quantized.
     pub(crate) fn new(plan: &'a Plan<'a>) -> Self {
         let mut layers: HashMap<_, Layer<'a>> = HashMap::new();
         for tensor in plan.to_quantize() {
@@ -60,7 +60,7 @@ impl<'a> Chooser<'a> {
                 layers.entry(layer).or_default().parts.push(tensor);
             }
         }
-        // What is left alone needs no pass of its own.
+        // Layers with a single part need no pass of their own.
         layers.retain(|_, layer| layer.parts.len() > 1);
         Self { plan, layers }
     }
@@ -139,9 +139,9 @@ impl<'a> Chooser<'a> {
             for part in parts {
                 let Treatment { recipe, storage, .. } = self.plan.of(part.name);
                 let recipe = recipe.with_global(Global::Given(scale));
-                let weights = self.plan.weights_of(part.name);
+                let importance = self.plan.importance_of(part.name);
                 errors += self.with(part, sources, device, |source| {
-                    Ok(source.store(storage, &recipe, weights)?.errors)
+                    Ok(source.store(storage, &recipe, importance)?.errors)
                 })?;
             }
             Ok::<_, Error>(errors.relative_squared_error())
@@ -149,7 +149,7 @@ impl<'a> Chooser<'a> {
         Ok(Found { plain, best })
     }
 
-    /// Does something with a part, which may have to be brought to the device for it.
+    /// Calls `what` with a part, which may have to be brought to the device for it.
     fn with<R>(
         &self,
         part: &Tensor<'_>,

@@ -14,7 +14,7 @@ use crate::read::values::with_values;
 /// A closer look at a tensor that was quantized.
 #[derive(Clone, Debug)]
 pub struct Details {
-    /// How often each scale byte and each code occurs.
+    /// Counts of each scale byte and each code.
     pub histogram: Histogram,
     /// The blocks that lost most. Rows are those of the matrix that is stored.
     pub worst: WorstBlocks,

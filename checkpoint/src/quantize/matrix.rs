@@ -15,8 +15,8 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Of a tensor that was selected to be quantized, which only tensors of these dtypes are. A view of the
-    /// mapped file unless what is stored is the parameter's transpose.
+    /// Makes the matrix of a tensor that was selected to be quantized; only tensors of these dtypes are. It
+    /// is a view of the mapped file unless the file stores the parameter's transpose.
     pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage) -> Result<Self> {
         let values = tensor.values().ok_or_else(|| {
             Error::Convention(ConventionError::Packed {

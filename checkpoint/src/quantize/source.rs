@@ -11,14 +11,14 @@ use crate::conventions::storage::Storage;
 use crate::quantize::matrix::Matrix;
 use crate::read::values::with_values;
 
-/// What a file is to hold of a tensor, and how that came about.
+/// The quantized form of a tensor that a file is to hold, and its report.
 pub(crate) struct Stored {
-    /// Where the device works.
+    /// The quantized tensor, where the device works.
     pub(crate) result: QuantizedThere,
     pub(crate) report: Report,
     /// The loss of what the file holds.
     pub(crate) errors: ErrorStats,
-    /// In the convention's direction.
+    /// The global scale in the convention's direction.
     pub(crate) global_scale: Option<GlobalScale>,
     /// When it was quantized, and not measured yet.
     pub(crate) quantized: Instant,
@@ -40,7 +40,7 @@ pub(crate) trait Source {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        weights: Option<&[f32]>,
+        importance: Option<&[f32]>,
     ) -> microscale::Result<Stored>;
 }
 
@@ -54,7 +54,8 @@ impl Matrix<'_> {
         device: &'s Device,
         origin: Option<Origin<'_>>,
     ) -> microscale::Result<Box<dyn Source + 's>> {
-        // What is not a view of the file, because it is transposed or was not aligned there, is read already.
+        // Values that are no view of the file, because they are transposed or were not aligned there, are
+        // read already.
         let origin =
             origin.filter(|_| with_values!(&self.values, values => matches!(values, Cow::Borrowed(_))));
         with_values!(&self.values, values => Ok(Box::new(device.load(values, self.shape, origin)?)))
@@ -75,9 +76,9 @@ impl<T: Element> Source for Loaded<'_, T> {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        weights: Option<&[f32]>,
+        importance: Option<&[f32]>,
     ) -> microscale::Result<Stored> {
-        let result = self.quantize(recipe, weights)?;
+        let result = self.quantize(recipe, importance)?;
         let (quantized, report, global_scale) = (Instant::now(), result.report(), result.global_scale());
         let result = match storage.stored_global_scale(global_scale) {
             Some(stored) => result.with_global_scale(stored)?,

@@ -1,4 +1,4 @@
-//! What happened to a checkpoint that was quantized: for every tensor, and in total.
+//! The summary of quantizing a checkpoint: for every tensor, and in total.
 
 use std::path::PathBuf;
 
@@ -14,16 +14,16 @@ use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
 
-/// What happened to a checkpoint.
+/// The outcome of quantizing a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// How it was quantized: the recipes of the plan, the one for the most elements first.
+    /// The recipes of the plan, the one for the most elements first.
     pub recipes: Vec<UsedRecipe>,
-    /// On what.
+    /// The device that it was done on.
     pub device: String,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<TensorSummary>,
-    /// What else was in the directory and not copied.
+    /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
@@ -33,7 +33,7 @@ pub struct Summary {
     pub checked_blocks: Option<u64>,
 }
 
-/// What happened to one tensor.
+/// The outcome of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorSummary {
     /// Its name in the input.
@@ -50,13 +50,13 @@ pub struct TensorSummary {
     pub bytes_before: u64,
     /// Bytes in the output.
     pub bytes_after: u64,
-    /// Which of the summary's recipes it was quantized by, if it was and there are several.
+    /// The index among the summary's recipes of the one it was quantized by, if it was and there are several.
     pub recipe: Option<usize>,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// What became of a tensor.
+/// The outcome of a tensor.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// Copied, and why.
@@ -75,7 +75,7 @@ pub enum Outcome {
         /// being worked at meanwhile. Of tensors that share a global scale, the first one's includes the
         /// search for the amax, and for the global scale, of all.
         seconds: f64,
-        /// What plain scales would have been like; `None` unless scales were searched.
+        /// The figures that plain scales would have given; `None` unless scales were searched.
         plain: Option<Plain>,
         /// A closer look; `None` unless the plan collects details.
         details: Option<Box<Details>>,
@@ -94,9 +94,9 @@ pub struct Plain {
 /// Sums over the tensors of a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
-    /// Of the tensors that were quantized.
+    /// Sums over the tensors that were quantized.
     pub quantized: Sums,
-    /// Of those that were copied.
+    /// Sums over the tensors that were copied.
     pub copied: Sums,
     /// Blocks of the tensors that were quantized.
     pub blocks: u64,
@@ -166,7 +166,7 @@ impl Summary {
         totals
     }
 
-    /// Whether recipes say so: the name of one of their facts.
+    /// Returns whether one of the recipes has a fact of this name.
     pub fn has_fact(&self, name: &str) -> bool {
         self.recipes.iter().any(|used| used.facts.iter().any(|(known, _)| *known == name))
     }
@@ -235,8 +235,8 @@ impl TensorSummary {
 }
 
 impl Summary {
-    /// How often each scale byte and each code occurs in all tensors of a format, for each format; nothing
-    /// unless details were collected.
+    /// Counts of each scale byte and each code in all tensors of a format, for each format; empty unless
+    /// details were collected.
     pub fn histograms(&self) -> Vec<Histogram> {
         let mut sums: Vec<Histogram> = Vec::new();
         for (_, Details { histogram, .. }) in self.details() {

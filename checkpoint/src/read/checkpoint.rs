@@ -58,7 +58,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Where a tensor's bytes are.
+    /// The place of a tensor's bytes in a file.
     pub(crate) fn origin(&self, tensor: &Tensor<'_>) -> Option<Origin<'_>> {
         let (shard, place) = *self.places.get(tensor.name)?;
         let shard = &self.shards[shard];
@@ -145,7 +145,7 @@ impl Checkpoint {
     }
 }
 
-/// Where each tensor is. No two may have one name.
+/// The place of each tensor. No two may have one name.
 fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
     for (i, shard) in shards.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The JSON files of a directory that say how weights are quantized.
+//! The JSON files of a directory that describe its weights: config.json, and ModelOpt's own.
 
 use std::path::{Path, PathBuf};
 

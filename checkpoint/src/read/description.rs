@@ -11,21 +11,21 @@ use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 /// The entry of it that says how weights are quantized.
 pub(crate) const QUANTIZATION: &str = "quantization_config";
 
-/// What the JSON files of a checkpoint's directory say about its weights.
+/// The claims of the JSON files of a checkpoint's directory about its weights.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Description {
     /// config.json, if there is one.
     pub(crate) config: Option<Map<String, Value>>,
     /// ModelOpt's own file.
     pub(crate) hf_quant_config: Option<Map<String, Value>>,
-    /// Whether layers' inputs are quantized too.
+    /// True if layers' inputs are quantized too.
     pub(crate) activations: bool,
-    /// Whether the cache of keys and values is FP8.
+    /// True if the cache of keys and values is FP8.
     pub(crate) fp8_cache: bool,
 }
 
 impl Description {
-    /// What a checkpoint's directory says.
+    /// Reads the description from a checkpoint's directory.
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
         let json = |config: &Option<Config>| config.as_ref().map(|config| config.json.clone());
         let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));

@@ -77,11 +77,11 @@ fn json(bytes: &[u8]) -> Result<&str, String> {
     str::from_utf8(json).map_err(|error| format!("its header is not UTF-8: {error}"))
 }
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Default)]
 struct Described {
     metadata: Option<HashMap<String, String>>,
-    /// In the header's order; no two names are the same.
+    /// The tensors in the header's order; no two names are the same.
     tensors: Vec<(String, TensorInfo)>,
     /// The entry that is being read.
     at: Option<String>,
@@ -93,7 +93,7 @@ impl Described {
         let mut deserializer = serde_json::Deserializer::from_str(json);
         let read = deserializer.deserialize_map(&mut *self).and_then(|()| deserializer.end());
         let Err(error) = read else { return Ok(()) };
-        // Something other than a header may be JSON or not, which is the better thing to say.
+        // Bytes that are no header may be JSON or not; the error says the more telling of the two.
         match serde_json::from_str::<IgnoredAny>(json) {
             Err(error) => Err((None, format!("its header is not JSON: {error}"))),
             Ok(_) => Err((self.at.take(), error.to_string())),
@@ -127,13 +127,13 @@ impl<'de> Visitor<'de> for &mut Described {
     }
 }
 
-/// Where the last tensor ends, or the first that is described wrongly, and how. They come in the order of
-/// their offsets.
+/// The end of the last tensor; or the first tensor that is described wrongly, and the reason. Tensors come in
+/// the order of their offsets.
 fn checked(tensors: &[(String, TensorInfo)], data: usize) -> Result<usize, (&str, String)> {
     let mut expected = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in tensors {
         let (start, end) = (*start, *end);
-        // As the crate counts: a size of 0 in front of others makes them harmless.
+        // Counts as the crate does: a size of 0 in front of others makes them harmless.
         let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bitsize()));
         let why = match bits {

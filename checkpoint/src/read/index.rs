@@ -10,7 +10,7 @@ use crate::error::directory::DirectoryError;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 
-/// What Hugging Face's libraries call the index.
+/// The name of the index in Hugging Face's libraries.
 const NAME: &str = "model.safetensors.index.json";
 const SUFFIX: &str = ".safetensors.index.json";
 

@@ -1,4 +1,4 @@
-//! JSON files of a checkpoint: objects whose key order is kept.
+//! Reading and writing JSON files of a checkpoint: objects whose key order is kept.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A file of tensors: mapped, its header read and checked.
+//! A shard: one file of tensors in either container, mapped, its header read and checked.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -22,15 +22,15 @@ pub(crate) struct Shard {
     /// The path relative to the checkpoint's directory.
     pub(crate) name: PathBuf,
     pub(crate) container: Container,
-    /// In the order of their data.
+    /// The tensors in the order of their data.
     pub(crate) stored: Vec<Stored>,
     map: Mmap,
 }
 
-/// What kind of file it is, and what it says of itself.
+/// The container of a file, with its metadata.
 pub(crate) enum Container {
     Safetensors(Option<HashMap<String, String>>),
-    /// With the tensors taken out of it.
+    /// A GGUF file's header, with the tensors taken out of it.
     Gguf(Box<Header>),
 }
 

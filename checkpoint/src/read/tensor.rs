@@ -1,4 +1,4 @@
-//! A tensor as it is stored.
+//! A tensor as it is stored: name, dtype, sizes, and the mapped bytes.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ impl<'a> Tensor<'a> {
         elements(self.shape)
     }
 
-    /// As a matrix whose rows run along the last dimension: rows and columns.
+    /// The tensor's rows and columns as a matrix whose rows run along the last dimension.
     pub fn matrix(&self) -> (usize, usize) {
         match self.shape {
             [] => (1, 1),

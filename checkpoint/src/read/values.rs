@@ -30,11 +30,11 @@ pub fn file_dtype(dtype: Dtype) -> FileDtype {
 /// The values of a tensor: a view of the mapped file where its alignment allows that, a copy otherwise.
 #[derive(Clone, Debug)]
 pub enum Values<'a> {
-    /// Of dtype F32.
+    /// Values of dtype F32.
     F32(Cow<'a, [f32]>),
-    /// Of dtype F16.
+    /// Values of dtype F16.
     F16(Cow<'a, [f16]>),
-    /// Of dtype BF16.
+    /// Values of dtype BF16.
     Bf16(Cow<'a, [bf16]>),
 }
 

@@ -1,4 +1,5 @@
-//! A shard's new file, in the container of the old one.
+//! Beginning a shard's new file, in the container of the old one: its header is written, and its tensors get
+//! their names and places.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! The time in which something was worked at.
+//! Times in which workers were busy, and the seconds that several such times cover together.
 
 use std::time::Instant;
 
-/// From when to when something was worked at.
+/// The time span in which a worker was busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy {
     pub(crate) from: Instant,

@@ -1,4 +1,4 @@
-//! The header of a GGUF file that is written.
+//! Writing the header of a GGUF file: metadata, the outlines of its tensors, and their places.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ pub(crate) fn create(path: &Path, metadata: &Metadata<'_>, tensors: &[Outline]) 
     }
     let data = (header.len() as u64).next_multiple_of(alignment);
     places.values_mut().for_each(|place| place.start = place.start.saturating_add(data));
-    // What is not written is padding, and reads as zeros.
+    // Bytes that are not written are padding, and read as zeros.
     Writer::create(path, &header, places, Some(data.saturating_add(end)))
 }
 

@@ -11,12 +11,12 @@ use crate::write::output::Output;
 /// Directories that belong to the tools that fetched the checkpoint.
 const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
 
-/// Something in a checkpoint's directory that was not copied.
+/// An entry of a checkpoint's directory that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     /// Its path relative to the checkpoint.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Where output is written: next to its destination under a temporary name, and renamed when it is complete.
+//! The place of the output: next to its destination under a temporary name, and renamed when complete.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl Output {
         prefix.push(".tmp");
         let mut builder = tempfile::Builder::new();
         builder.prefix(&prefix);
-        // What is renamed should have the permissions of an ordinary new directory.
+        // The renamed directory should have the permissions of an ordinary new one.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
         let temporary =
@@ -43,8 +43,8 @@ impl Output {
         Ok(Self { parent: parent.into(), temporary, single, out })
     }
 
-    /// Where to write a file of the checkpoint, given its path relative to the checkpoint. Its directory is
-    /// created.
+    /// The path at which to write a file of the checkpoint, given its path relative to the checkpoint. Its
+    /// directory is created.
     pub(crate) fn place(&self, name: &Path) -> Result<PathBuf> {
         let path = self.temporary.path().join(self.single.as_deref().unwrap_or(name));
         if let Some(directory) = path.parent() {

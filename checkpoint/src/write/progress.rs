@@ -1,11 +1,11 @@
-//! Telling how far an operation is, and breaking it off.
+//! Reports of an operation's progress, at each of which the caller may break it off.
 
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 
-/// How far an operation is, in bytes of the input's tensors.
+/// The progress of an operation, in bytes of the input's tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// The tensor that comes next; empty at the end.
@@ -16,7 +16,7 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Is told about progress before each tensor, and may break off: [`Error::Interrupted`].
+/// A function that is told about progress before each tensor, and may break off: [`Error::Interrupted`].
 pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
 /// Counts bytes, and asks whether to go on.
@@ -27,7 +27,7 @@ pub(crate) struct Meter<'a, 'b> {
 }
 
 impl<'a, 'b> Meter<'a, 'b> {
-    /// For these tensors of the input.
+    /// Makes a meter for these tensors of the input.
     pub(crate) fn new<'t>(
         tensors: impl Iterator<Item = Tensor<'t>>,
         progress: &'a mut OnProgress<'b>,

@@ -1,5 +1,5 @@
-//! Rewriting a checkpoint tensor by tensor: what quantizing, dequantizing and converting share. `workers` has
-//! who does it.
+//! Rewriting a checkpoint tensor by tensor, which quantizing, dequantizing and converting share. The workers
+//! that do it are in `workers`.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::write::others::Skipped;
 use crate::write::output::Output;
 use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::{Renamed, Rewrite};
-use crate::write::workers::{Job, write_shards};
+use crate::write::workers::{ShardOutput, write_shards};
 
 /// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their
 /// order, and what was left behind.
@@ -34,10 +34,10 @@ pub(crate) fn rewrite<R: Rewrite>(
         checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
     };
     let left = checkpoint.shards.iter().filter(is_left);
-    let jobs = left.map(|shard| Ok(Job { shard, path: output.place(&shard.name)? }));
-    let jobs = jobs.collect::<Result<Vec<_>>>()?;
+    let outputs = left.map(|shard| Ok(ShardOutput { shard, path: output.place(&shard.name)? }));
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut renamed = Renamed::default();
-    let done = write_shards(&jobs, work, device, &mut meter, |_, names, _| {
+    let done = write_shards(&outputs, work, device, &mut meter, |_, names, _| {
         renamed.extend(names);
         Ok(())
     })?;

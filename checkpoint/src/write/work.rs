@@ -12,9 +12,9 @@ use crate::read::tensor::Tensor;
 use crate::write::outline::Outline;
 use crate::write::writer::Sink;
 
-/// What becomes of each tensor. Several workers ask at once.
+/// The operation on each tensor. Several workers call it at once.
 pub(crate) trait Rewrite: Sync {
-    /// What is known of a tensor once it is written.
+    /// The facts known of a tensor once it is written.
     type Done: Send;
 
     /// The tensors that take one's place. None, if they are written together with another.
@@ -29,14 +29,14 @@ pub(crate) trait Rewrite: Sync {
     /// Writes what [`outlines`](Self::outlines) announced of one tensor, or of several of a layer.
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Self::Done>>;
 
-    /// What the metadata of a GGUF file says that most weights are; `None` if that stays.
+    /// The type of most weights that the metadata of a GGUF file gives; `None` to leave it unchanged.
     fn file_type(&self) -> Option<FileType>;
 
     /// Changes what the checkpoint's directory says about its weights.
     fn describe(&self, description: &mut Description);
 }
 
-/// What became of tensors.
+/// The new names of tensors.
 #[derive(Debug, Default)]
 pub(crate) struct Renamed {
     /// The names that took each one's place.

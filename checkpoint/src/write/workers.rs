@@ -1,4 +1,4 @@
-//! Who rewrites the tensors of shards: several workers, each with a device of its own, or a part of one.
+//! Workers that rewrite the tensors of shards: several of them, each with its own device or a part of one.
 //!
 //! A worker takes a tensor, works out what becomes of it, and writes that. So reading, computing and writing
 //! go on at once, and as few tensors are in memory as there are workers. They keep to different shards where
@@ -22,7 +22,7 @@ use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::{Sink, Writer};
 
 /// A shard, and the file that is to be written of it.
-pub(crate) struct Job<'a> {
+pub(crate) struct ShardOutput<'a> {
     pub(crate) shard: &'a Shard,
     pub(crate) path: PathBuf,
 }
@@ -32,23 +32,24 @@ type Unit = Vec<usize>;
 
 /// A shard that is being written.
 struct Open<'a, D> {
-    job: usize,
+    /// Its place in the list of outputs.
+    index: usize,
     tensors: Vec<Tensor<'a>>,
-    /// What nobody has taken yet.
+    /// Units that no worker has taken yet.
     units: VecDeque<Unit>,
-    /// How many units are being worked on.
+    /// The number of units being worked on.
     taken: usize,
     writer: Arc<Mutex<Writer>>,
     renamed: Renamed,
-    /// By number.
+    /// The results of the tensors that are done, by number.
     done: Vec<Option<D>>,
 }
 
-/// What is still to do.
+/// The schedule: the work that is still to do.
 struct Schedule<'a, R: Rewrite> {
-    jobs: &'a [Job<'a>],
+    outputs: &'a [ShardOutput<'a>],
     work: &'a R,
-    /// Whether the tensors of a layer are taken together.
+    /// True if the tensors of a layer are taken together.
     by_layer: bool,
     workers: usize,
     /// The first shard that is not open yet.
@@ -57,23 +58,23 @@ struct Schedule<'a, R: Rewrite> {
     stopped: bool,
 }
 
-/// What a worker takes.
+/// The work that a worker takes at once.
 struct Taken<'a> {
-    job: usize,
+    index: usize,
     unit: Unit,
     tensors: Vec<Tensor<'a>>,
     writer: Arc<Mutex<Writer>>,
 }
 
-/// What workers tell.
+/// A message of a worker.
 enum Told<D> {
     /// A tensor of this name comes next.
     Begins(String),
     /// So many bytes of the input are done.
     Done(u64),
     /// A shard is complete, on the disk too.
-    Complete { job: usize, renamed: Renamed, done: Vec<D> },
-    /// In the shard of this number.
+    Complete { index: usize, renamed: Renamed, done: Vec<D> },
+    /// An error in the shard of this number.
     Failed(usize, Error),
 }
 
@@ -83,16 +84,17 @@ enum Told<D> {
 /// # Errors
 /// Of those that workers met, the one in the first shard; [`Error::Interrupted`]; what `complete` says.
 pub(crate) fn write_shards<R: Rewrite>(
-    jobs: &[Job<'_>],
+    outputs: &[ShardOutput<'_>],
     work: &R,
     device: &Device,
     meter: &mut Meter<'_, '_>,
-    mut complete: impl FnMut(&Job<'_>, Renamed, &[R::Done]) -> Result<()>,
+    mut complete: impl FnMut(&ShardOutput<'_>, Renamed, &[R::Done]) -> Result<()>,
 ) -> Result<Vec<R::Done>> {
-    let largest = jobs.iter().flat_map(|job| job.shard.tensors()).map(|tensor| tensor.data.len()).max();
+    let largest =
+        outputs.iter().flat_map(|output| output.shard.tensors()).map(|tensor| tensor.data.len()).max();
     let devices = device.workers(largest.unwrap_or(0)).map_err(Error::Device)?;
     let schedule = Mutex::new(Schedule {
-        jobs,
+        outputs,
         work,
         by_layer: device.has_memory(),
         workers: devices.len(),
@@ -100,7 +102,7 @@ pub(crate) fn write_shards<R: Rewrite>(
         open: Vec::new(),
         stopped: false,
     });
-    let mut shards: Vec<_> = jobs.iter().map(|_| Vec::new()).collect();
+    let mut shards: Vec<_> = outputs.iter().map(|_| Vec::new()).collect();
     let mut failed: Option<(usize, Error)> = None;
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
@@ -110,23 +112,23 @@ pub(crate) fn write_shards<R: Rewrite>(
         }
         drop(tell);
         for told in told {
-            let (job, result) = match told {
+            let (index, result) = match told {
                 Told::Begins(tensor) => (usize::MAX, meter.before(&tensor)),
                 Told::Done(bytes) => {
                     meter.done += bytes;
                     continue;
                 }
-                Told::Complete { job, renamed, done } if failed.is_none() => {
-                    shards[job] = done;
-                    (job, complete(&jobs[job], renamed, &shards[job]))
+                Told::Complete { index, renamed, done } if failed.is_none() => {
+                    shards[index] = done;
+                    (index, complete(&outputs[index], renamed, &shards[index]))
                 }
                 Told::Complete { .. } => continue,
-                Told::Failed(job, error) => (job, Err(error)),
+                Told::Failed(index, error) => (index, Err(error)),
             };
             if let Err(error) = result {
                 lock(&schedule).stopped = true;
-                if failed.as_ref().is_none_or(|(first, _)| job < *first) {
-                    failed = Some((job, error));
+                if failed.as_ref().is_none_or(|(first, _)| index < *first) {
+                    failed = Some((index, error));
                 }
             }
         }
@@ -142,7 +144,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a worker does.
+/// Takes units of work and writes them until there are none left.
 fn work_through<'scope, 'a: 'scope, R: Rewrite>(
     scope: &'scope Scope<'scope, '_>,
     schedule: &Mutex<Schedule<'a, R>>,
@@ -162,7 +164,7 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
                 Err(error) => return say(Told::Failed(schedule.next - 1, error)),
             }
         };
-        let Taken { job, unit, tensors, writer } = taken;
+        let Taken { index, unit, tensors, writer } = taken;
         if let Some(first) = tensors.first() {
             say(Told::Begins(first.name.into()));
         }
@@ -170,11 +172,11 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
         drop(writer);
         let done = match done {
             Ok(done) => done,
-            Err(error) => return say(Told::Failed(job, error)),
+            Err(error) => return say(Told::Failed(index, error)),
         };
         let (complete, shard) = {
             let mut schedule = lock(schedule);
-            (schedule.give(job, &unit, done), schedule.jobs[job].shard)
+            (schedule.give(index, &unit, done), schedule.outputs[index].shard)
         };
         tensors.iter().for_each(|tensor| shard.forget(tensor.data));
         say(Told::Done(tensors.iter().map(|tensor| tensor.data.len() as u64).sum()));
@@ -185,8 +187,8 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
             scope.spawn(move || {
                 let writer = writer.map(|writer| writer.into_inner().unwrap_or_else(PoisonError::into_inner));
                 let told = match writer.map_or(Ok(()), Writer::finish) {
-                    Ok(()) => Told::Complete { job, renamed, done },
-                    Err(error) => Told::Failed(job, error),
+                    Ok(()) => Told::Complete { index, renamed, done },
+                    Err(error) => Told::Failed(index, error),
                 };
                 drop(tell.send(told));
             });
@@ -195,14 +197,14 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
 }
 
 impl<'a, R: Rewrite> Schedule<'a, R> {
-    /// What is to be done next; nothing at the end. An error is about the shard before `next`.
+    /// Takes the next unit of work; `None` at the end. An error is about the shard before `next`.
     fn take(&mut self) -> Result<Option<Taken<'a>>> {
         if self.stopped {
             return Ok(None);
         }
         let least = self.least_taken();
         let all_busy = least.is_none_or(|open| self.open[open].taken > 0);
-        let open = if all_busy && self.open.len() < self.workers && self.next < self.jobs.len() {
+        let open = if all_busy && self.open.len() < self.workers && self.next < self.outputs.len() {
             Some(self.open_next()?)
         } else {
             least
@@ -212,25 +214,25 @@ impl<'a, R: Rewrite> Schedule<'a, R> {
         let Some(unit) = open.units.pop_front() else { return Ok(None) };
         open.taken += 1;
         let tensors = unit.iter().map(|number| open.tensors[*number]).collect();
-        Ok(Some(Taken { job: open.job, unit, tensors, writer: open.writer.clone() }))
+        Ok(Some(Taken { index: open.index, unit, tensors, writer: open.writer.clone() }))
     }
 
-    /// The shard with something to do that the fewest work on, the first of them.
+    /// The first of the shards with units left on which the fewest workers work.
     fn least_taken(&self) -> Option<usize> {
         let waiting = self.open.iter().enumerate().filter(|(_, open)| !open.units.is_empty());
-        waiting.min_by_key(|(_, open)| (open.taken, open.job)).map(|(open, _)| open)
+        waiting.min_by_key(|(_, open)| (open.taken, open.index)).map(|(open, _)| open)
     }
 
     /// Begins another shard.
     fn open_next(&mut self) -> Result<usize> {
-        let job = self.next;
+        let index = self.next;
         self.next += 1;
-        let Job { shard, path } = &self.jobs[job];
+        let ShardOutput { shard, path } = &self.outputs[index];
         let (renamed, writer) = begin(shard, path, self.work)?;
         let tensors: Vec<_> = shard.tensors().collect();
         let (units, done) = (self.units(&tensors), tensors.iter().map(|_| None).collect());
         let writer = Arc::new(Mutex::new(writer));
-        self.open.push(Open { job, tensors, units, taken: 0, writer, renamed, done });
+        self.open.push(Open { index, tensors, units, taken: 0, writer, renamed, done });
         Ok(self.open.len() - 1)
     }
 
@@ -246,15 +248,15 @@ impl<'a, R: Rewrite> Schedule<'a, R> {
             }
         }
         if units.is_empty() {
-            // Of a shard without tensors a file is made, too.
+            // A shard without tensors becomes a file, too.
             units.push_back(Vec::new());
         }
         units
     }
 
     /// Notes what has become of a unit. The shard, if that was all.
-    fn give(&mut self, job: usize, unit: &[usize], done: Vec<R::Done>) -> Option<Open<'a, R::Done>> {
-        let place = self.open.iter().position(|open| open.job == job)?;
+    fn give(&mut self, index: usize, unit: &[usize], done: Vec<R::Done>) -> Option<Open<'a, R::Done>> {
+        let place = self.open.iter().position(|open| open.index == index)?;
         let open = &mut self.open[place];
         for (number, done) in unit.iter().zip(done) {
             open.done[*number] = Some(done);

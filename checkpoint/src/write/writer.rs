@@ -21,14 +21,14 @@ use crate::write::outline::Outline;
 pub(crate) struct Writer {
     path: PathBuf,
     file: File,
-    /// What is still to come of each tensor.
+    /// The bytes of each tensor that are still to come.
     places: Places,
 }
 
 /// Tensors' places in a file, by name.
 pub(crate) type Places = HashMap<String, Place>;
 
-/// Where bytes of a tensor are to be in a file.
+/// The range of a tensor's bytes in a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) start: u64,
@@ -136,7 +136,7 @@ impl Writer {
     }
 }
 
-/// Where a worker writes what becomes of its tensors: the file of their shard, which others write to as well.
+/// The destination of a worker's tensors: the file of their shard, which others write to as well.
 pub(crate) struct Sink<'a> {
     writer: &'a Mutex<Writer>,
 }

@@ -6,29 +6,29 @@ use microscale::cpu::{self, Isa};
 use microscale::{Element, QuantizedShape, QuantizedTensor, Result};
 use rayon::prelude::*;
 
-use super::job::{Job, random, require_equal, sets};
 use super::measurement::{Times, median};
 use super::op::Op;
 use super::product::matrix_bytes;
+use super::workload::{Workload, random, require_equal, sets};
 
 /// Each is repeated this long, and at least [`FEWEST`] times.
 const TIME: Duration = Duration::from_millis(1500);
 const FEWEST: usize = 7;
 
 /// The median times of the operation and of the copy.
-pub(super) fn measure<T: Element>(job: &Job) -> Result<Times> {
-    let shape = job.shape;
+pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
+    let shape = workload.shape;
     let values = random::<T>(shape.elements(), 1);
-    let recipe = job.recipe(&values)?;
+    let recipe = workload.recipe(&values)?;
     let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
     cpu::quantize_into(&values, shape, &recipe, &mut tensor)?;
-    let mut back = vec![T::default(); if job.op == Op::Dequantize { shape.elements() } else { 0 }];
-    let source = vec![1u8; job.bytes as usize / 2];
+    let mut back = vec![T::default(); if workload.op == Op::Dequantize { shape.elements() } else { 0 }];
+    let source = vec![1u8; workload.bytes as usize / 2];
     let mut target = vec![2u8; source.len()];
 
     let mut amax = cpu::amax_with(Isa::Reference, &values, shape)?;
     let expected_amax = amax;
-    let mut work = |_| match job.op {
+    let mut work = |_| match workload.op {
         Op::Dequantize => cpu::dequantize_into(&tensor, &mut back, shape.cols),
         Op::Amax => cpu::amax(&values, shape).map(|found| amax = found),
         _ => cpu::quantize_into(&values, shape, &recipe, &mut tensor).map(|_| ()),
@@ -40,7 +40,7 @@ pub(super) fn measure<T: Element>(job: &Job) -> Result<Times> {
     cpu::quantize_with(Isa::Reference, &values, shape, &recipe, &mut expected)?;
     require_equal("quantize", tensor.codes(), expected.codes())?;
     require_equal("quantize", tensor.scales(), expected.scales())?;
-    if job.op == Op::Dequantize {
+    if workload.op == Op::Dequantize {
         let mut expected = vec![T::default(); shape.elements()];
         cpu::dequantize_with(Isa::Reference, &tensor, &mut expected, shape.cols)?;
         require_equal("dequantize", bytemuck::cast_slice::<T, u8>(&back), bytemuck::cast_slice(&expected))?;

@@ -1,4 +1,4 @@
-//! Measuring matrix–vector products.
+//! Measuring products of quantized matrices and quantized vectors, on a CPU or a GPU.
 
 use microscale::{Device, Element, Recipe, Result, cpu};
 

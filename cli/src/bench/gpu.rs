@@ -7,12 +7,12 @@ use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DriverError};
 use microscale::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu};
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
-use super::job::{Job, random, require_equal, sets};
 use super::measurement::{Times, median};
 use super::op::Op;
 use super::product::{Product, verify};
+use super::workload::{Workload, random, require_equal, sets};
 
-/// How long something is measured.
+/// The length of a measurement.
 #[derive(Clone, Copy)]
 pub(super) struct Effort {
     /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
@@ -22,9 +22,9 @@ pub(super) struct Effort {
 }
 
 impl Effort {
-    /// What figures are worth.
+    /// The effort for figures.
     pub(super) const FULL: Self = Self { graph_bytes: 8 << 30, replays: 25 };
-    /// What is enough to choose from many kernels.
+    /// The effort for choosing among many kernels.
     pub(super) const LESS: Self = Self { graph_bytes: 2 << 30, replays: 7 };
 }
 
@@ -44,24 +44,24 @@ struct Set<T: Element> {
 }
 
 /// The median times of the operation and of the copy.
-pub(super) fn measure<T: Element>(job: &Job, gpu: &Gpu) -> Result<Times> {
+pub(super) fn measure<T: Element>(workload: &Workload, gpu: &Gpu) -> Result<Times> {
     // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
     // allow them.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
-    if job.op == Op::Empty {
+    if workload.op == Op::Empty {
         let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| gpu.empty_on(stream))?;
         return Ok(Times { operation, read: None, copy: None });
     }
-    let host = random::<T>(job.shape.elements(), 1);
-    let job = &Job { recipe: job.recipe(&host)?, ..*job };
+    let host = random::<T>(workload.shape.elements(), 1);
+    let workload = &Workload { recipe: workload.recipe(&host)?, ..*workload };
     let mut report = DeviceReport::zeros(stream)?;
     in_rotation(
         stream,
-        job.bytes,
-        || Set::new(gpu, &host, job),
-        |set| set.run(gpu, job, &mut report),
-        |set| set.verify(gpu, job, &host),
+        workload.bytes,
+        || Set::new(gpu, &host, workload),
+        |set| set.run(gpu, workload, &mut report),
+        |set| set.verify(gpu, workload, &host),
     )
 }
 
@@ -100,7 +100,7 @@ fn each_in_rotation<S, O>(
     operations.iter().map(&mut measure).collect()
 }
 
-/// How often an operation is done in a graph, and with how many sets of buffers in rotation.
+/// The number of launches of an operation in a graph, and of the sets of buffers in rotation.
 #[derive(Clone, Copy)]
 struct Turns {
     sets: usize,
@@ -108,7 +108,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Of an operation that moves so many bytes.
+    /// Turns for an operation that moves so many bytes.
     fn of(bytes: u64, effort: Effort) -> Self {
         let sets = sets(bytes);
         let launches = effort.graph_bytes.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
@@ -195,22 +195,22 @@ pub(super) fn measure_weights<T: Activation>(
 }
 
 impl<T: Element> Set<T> {
-    fn new(gpu: &Gpu, host: &[T], job: &Job) -> Result<Self> {
+    fn new(gpu: &Gpu, host: &[T], workload: &Workload) -> Result<Self> {
         let stream = gpu.stream();
         let mut values = stream.clone_htod(host).map_err(failed("copying the input"))?;
-        let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(&job.recipe, job.shape))?;
-        if job.op == Op::Dequantize {
+        let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(&workload.recipe, workload.shape))?;
+        if workload.op == Op::Dequantize {
             let mut report = DeviceReport::zeros(stream)?;
-            gpu.quantize_on(stream, &values, job.shape, &job.recipe, &mut tensor, &mut report)?;
+            gpu.quantize_on(stream, &values, workload.shape, &workload.recipe, &mut tensor, &mut report)?;
             stream.memset_zeros(&mut values).map_err(failed("clearing the output"))?;
         }
         Ok(Self { values, tensor, amax: DeviceAmax::zeros(stream)? })
     }
 
-    fn run(&mut self, gpu: &Gpu, job: &Job, report: &mut DeviceReport) -> Result<()> {
+    fn run(&mut self, gpu: &Gpu, workload: &Workload, report: &mut DeviceReport) -> Result<()> {
         let Self { values, tensor, amax } = self;
-        let (stream, shape, recipe) = (gpu.stream(), job.shape, &job.recipe);
-        let baseline = match job.op {
+        let (stream, shape, recipe) = (gpu.stream(), workload.shape, &workload.recipe);
+        let baseline = match workload.op {
             Op::Dequantize => return gpu.dequantize_on(stream, tensor, values, shape.cols),
             Op::QuantizeThreadABlock => Baseline::ThreadABlock,
             Op::QuantizeWarpABlock => Baseline::WarpABlock,
@@ -226,17 +226,17 @@ impl<T: Element> Set<T> {
     }
 
     /// Compares what the timed launches left with what the CPU gives.
-    fn verify(&self, gpu: &Gpu, job: &Job, host: &[T]) -> Result<()> {
-        if job.op == Op::Amax {
-            let (found, expected) = (self.amax.read(gpu.stream())?, cpu::amax(host, job.shape)?);
+    fn verify(&self, gpu: &Gpu, workload: &Workload, host: &[T]) -> Result<()> {
+        if workload.op == Op::Amax {
+            let (found, expected) = (self.amax.read(gpu.stream())?, cpu::amax(host, workload.shape)?);
             return require_equal("amax on the GPU", &[found], &[expected]);
         }
-        let expected = cpu::quantize(host, job.shape, &job.recipe)?.tensor;
+        let expected = cpu::quantize(host, workload.shape, &workload.recipe)?.tensor;
         let found = self.tensor.to_host(gpu.stream())?;
         require_equal("quantize on the GPU", found.codes(), expected.codes())?;
         require_equal("quantize on the GPU", found.scales(), expected.scales())?;
         require_equal("quantize on the GPU", &[found.global_scale()], &[expected.global_scale()])?;
-        if job.op == Op::Dequantize {
+        if workload.op == Op::Dequantize {
             let expected: Vec<T> = cpu::dequantize(&expected);
             let found = gpu.stream().clone_dtoh(&self.values).map_err(failed("copying the output back"))?;
             let bytes = bytemuck::cast_slice::<T, u8>;

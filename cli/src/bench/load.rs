@@ -1,4 +1,4 @@
-//! The cost of a kernel's first use: inflating its PTX, and the driver's compiling or finding it in its cache.
+//! The cost of a kernel's first use: inflating its PTX, and compiling by the driver or finding in its cache.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The result of a measurement.
+//! The result of a measurement: the median times, and the rates and ratios that follow from them.
 
 use microscale::{Dtype, Recipe};
 
@@ -8,7 +8,7 @@ use super::size::Size;
 /// One measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Measurement {
-    /// What was measured.
+    /// The operation.
     pub op: Op,
     /// The recipe: its format is reported.
     pub recipe: Recipe,
@@ -16,7 +16,7 @@ pub(crate) struct Measurement {
     pub dtype: Dtype,
     /// The matrix.
     pub size: Size,
-    /// Where, in words.
+    /// The device, in words.
     pub device: String,
     /// CPU threads; 0 on a GPU.
     pub threads: usize,

@@ -1,4 +1,5 @@
-//! The operations that are measured.
+//! The operations that can be measured, their names on the command line, and the sizes and dtypes that each
+//! takes.
 
 #[cfg(feature = "cuda")]
 use microscale::gpu::GemvKernel;
@@ -33,9 +34,9 @@ pub(crate) enum Op {
     QuantizeThreadABlock,
     /// The ladder's second step (GPU only): a warp handles a block.
     QuantizeWarpABlock,
-    /// A kernel that does nothing (GPU only): what a launch costs.
+    /// A kernel that does nothing (GPU only): the cost of a launch.
     Empty,
-    /// Making each kernel ready (GPU only): what the first use of one costs.
+    /// Making each kernel ready (GPU only): the cost of a first use.
     Load,
 }
 

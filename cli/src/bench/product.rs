@@ -1,12 +1,12 @@
-//! Operands of products of quantized tensors.
+//! Random operands of products of quantized tensors, and the check of results against the definition.
 
 use microscale::cpu::{self, Isa};
 use microscale::formats::ScaleType;
 use microscale::{Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape};
 use rayon::prelude::*;
 
-use super::job::require_equal;
 use super::size::Size;
+use super::workload::require_equal;
 
 /// The operands of a measured product.
 pub(super) struct Product {
@@ -26,7 +26,7 @@ impl Product {
         Ok(Self { matrix, vectors, batch, bytes })
     }
 
-    /// As many results as there are rows.
+    /// A buffer for the results, one for each row.
     pub(super) fn results<T: Element>(&self) -> Vec<T> {
         vec![T::default(); self.matrix.rows()]
     }

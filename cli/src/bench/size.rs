@@ -1,4 +1,4 @@
-//! The sizes of matrices, and of what they are multiplied with.
+//! The sizes of matrices, and of the operands that they are multiplied with.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ pub(crate) struct Size {
 impl Size {
     /// Rows of all matrices, and columns.
     pub(super) fn all_rows(&self) -> Shape {
-        // Where that is too many, so is the next thing that is asked of it.
+        // If the product saturates, the shape is too large for whatever is done with it next.
         Shape::new(self.rows.saturating_mul(self.batches), self.cols)
     }
 }

@@ -11,7 +11,7 @@ use super::measurement::Measurement;
 use super::op::Op;
 use super::product::matrix_bytes;
 use super::size::Size;
-use super::weights::{Product, by_kernels};
+use super::weights::{WeightsProduct, by_kernels};
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
 /// as a file.
@@ -58,7 +58,7 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     let choices = GemvWeightsChoices::new(|format, rows, cols| {
         let recipe = &Recipe::of(format, Convention::default_for(format))?;
         let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
-        let product = Product::<half::bf16>::new(recipe, size)?;
+        let product = WeightsProduct::<half::bf16>::new(recipe, size)?;
         let times = by_kernels(&product, gpus.first(), &products, Effort::LESS)?;
         Ok(all.map(|tokens| {
             let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);

@@ -8,19 +8,19 @@ use microscale::{Activation, Device, QuantizedTensor, Recipe, Result, Shape};
 use super::cpu;
 #[cfg(feature = "cuda")]
 use super::gpu::Effort;
-use super::job::random;
 use super::measurement::Times;
 use super::product::{matrix, matrix_bytes, verify};
 use super::size::Size;
+use super::workload::random;
 
-/// The operands of a measured product.
-pub(super) struct Product<T> {
+/// Quantized weights, and the activations to multiply them with.
+pub(super) struct WeightsProduct<T> {
     pub(super) weights: QuantizedTensor,
     activations: Vec<T>,
     tokens: usize,
 }
 
-impl<T: Activation> Product<T> {
+impl<T: Activation> WeightsProduct<T> {
     pub(super) fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let tokens = size.tokens.map_or(1, usize::from);
         // Activations and results must be countable.
@@ -45,7 +45,7 @@ impl<T: Activation> Product<T> {
 
 /// The bytes of the weights' codes and scales, and times.
 pub(super) fn measure<T: Activation>(recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
-    let product = Product::<T>::new(recipe, size)?;
+    let product = WeightsProduct::<T>::new(recipe, size)?;
     let times = match device {
         Device::Cpu => on_cpu(&product)?,
         #[cfg(feature = "cuda")]
@@ -54,7 +54,7 @@ pub(super) fn measure<T: Activation>(recipe: &Recipe, size: Size, device: &Devic
     Ok((matrix_bytes(&product.weights) as u64, times))
 }
 
-fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
+fn on_cpu<T: Activation>(product: &WeightsProduct<T>) -> Result<Times> {
     let mut out = product.results();
     let times = cpu::measure_product(&product.weights, |weights| {
         gemv_weights(weights, &product.activations, product.tokens, &mut out)
@@ -64,7 +64,7 @@ fn on_cpu<T: Activation>(product: &Product<T>) -> Result<Times> {
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu<T: Activation>(product: &Product<T>, gpu: &microscale::gpu::Gpu) -> Result<Times> {
+fn on_gpu<T: Activation>(product: &WeightsProduct<T>, gpu: &microscale::gpu::Gpu) -> Result<Times> {
     let tokens = product.tokens;
     let kernel = microscale::gpu::GemvWeightsKernel::choose(product.weights.shape(), tokens);
     let operation = by_kernels(product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
@@ -76,12 +76,12 @@ fn on_gpu<T: Activation>(product: &Product<T>, gpu: &microscale::gpu::Gpu) -> Re
 /// from the CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
 pub(super) fn by_kernels<T: Activation>(
-    product: &Product<T>,
+    product: &WeightsProduct<T>,
     gpu: &microscale::gpu::Gpu,
     products: &[super::gpu::ByKernel],
     effort: Effort,
 ) -> Result<Vec<f64>> {
-    let Product { weights, activations, tokens } = product;
+    let WeightsProduct { weights, activations, tokens } = product;
     let mut expected = product.results();
     gemv_weights(weights, activations, *tokens, &mut expected)?;
     // The same without signs.

@@ -72,7 +72,7 @@ fn or_default<T: Words + Default>(what: &str) -> String {
     format!("{what} [default: {}]", T::default().word())
 }
 
-/// What is given, or the default.
+/// The values of an option, or its default.
 fn given_or_default<T: Clone + Default>(given: &[T]) -> Vec<T> {
     if given.is_empty() { vec![T::default()] } else { given.to_vec() }
 }

@@ -1,4 +1,4 @@
-//! `microscale compare`.
+//! `microscale compare`: measures a checkpoint against another, or against what it would be in a format.
 
 use std::path::PathBuf;
 
@@ -84,7 +84,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    /// How A is quantized to be measured.
+    /// The recipe by which A is quantized to be measured.
     fn recipe(&self) -> Result<Recipe> {
         let format = self.format.unwrap_or_default();
         let convention = self.convention.unwrap_or(Convention::default_for(format));
@@ -99,7 +99,7 @@ impl Args {
         }
     }
 
-    /// What A is measured against, in a word.
+    /// The other side of the comparison, in a word.
     fn other(&self) -> String {
         let format = || self.format.unwrap_or_default().to_string();
         self.b.as_ref().map_or_else(format, |path| path.display().to_string())

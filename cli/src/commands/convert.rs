@@ -1,4 +1,4 @@
-//! `microscale convert`.
+//! `microscale convert`: rewrites a quantized checkpoint in another convention of files.
 
 use std::path::PathBuf;
 

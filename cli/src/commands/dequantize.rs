@@ -1,4 +1,4 @@
-//! `microscale dequantize`.
+//! `microscale dequantize`: makes an ordinary checkpoint of a quantized one.
 
 use std::path::PathBuf;
 

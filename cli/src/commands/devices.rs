@@ -1,4 +1,4 @@
-//! `microscale devices`.
+//! `microscale devices`: lists the CPU's instruction sets and the GPUs.
 
 use anyhow::Result;
 use microscale::Words;

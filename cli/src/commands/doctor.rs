@@ -1,4 +1,4 @@
-//! `microscale doctor`.
+//! `microscale doctor`: audits a quantized checkpoint and prints its defects, with effects and remedies.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

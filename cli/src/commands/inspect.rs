@@ -1,4 +1,4 @@
-//! `microscale inspect`.
+//! `microscale inspect`: lists tensors, and the distributions of their scales and codes.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ fn row(entry: &Inspected<'_>) -> ([String; 6], u64) {
     ([entry.tensor.name().into(), stored, bytes, scales, nan, global_scale], size as u64)
 }
 
-/// What keeps a tensor from being dequantized, in a line.
+/// The reason why a tensor cannot be dequantized, in a line.
 fn complaint(entry: &Inspected<'_>) -> String {
     if let Some(error) = entry.unreadable.as_ref() {
         let mut text = error.to_string();
@@ -125,7 +125,7 @@ fn codes_text(histogram: &Histogram) -> String {
     rows.trim_fmt()
 }
 
-/// How many 8-bit elements lie from one power of two to the next.
+/// Counts of the 8-bit elements between each power of two and the next.
 fn binades(histogram: &Histogram) -> Vec<(Vec<String>, u64)> {
     let mut lines: Vec<(Vec<String>, u64)> = Vec::new();
     for code in (0x80..=0xFFu8).rev().chain(0..=0x7F) {

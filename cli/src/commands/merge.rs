@@ -1,4 +1,4 @@
-//! `microscale merge`.
+//! `microscale merge`: makes a checkpoint of the parts that `quantize --part` made.
 
 use std::path::PathBuf;
 

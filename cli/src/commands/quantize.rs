@@ -1,4 +1,4 @@
-//! `microscale quantize`.
+//! `microscale quantize`: quantizes a checkpoint, as a whole or a part of it, or shows the plan.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut recipes = args.recipe.recipes().map_err(of_options)?;
     recipes.select(&args.include, &args.exclude)?;
-    // What is wrong whatever the input is said first.
+    // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
     let checkpoint = Checkpoint::open(&args.input)?;
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
@@ -120,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     print(facts.1)
 }
 
-/// What is wrong with the options is a wrong command line.
+/// Turns an error about options into one about the command line.
 fn of_options(error: Error) -> anyhow::Error {
     match error {
         Error::Recipe(RecipeError::Settings { .. })
@@ -149,7 +149,7 @@ fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes weights by column from a file, and says what is odd about it.
+/// Takes importance by column from a file, and says what is odd about it.
 fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
     let context = || format!("cannot take importance from {}", path.display());
     let file = Checkpoint::open(path).with_context(context)?;
@@ -177,7 +177,7 @@ fn some_of(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// What became of a part, and what comes next.
+/// The outcome of a part, and the next step, as text.
 fn part_text(done: &PartDone, Part { index, of }: Part, args: &Args) -> String {
     let (made, kept, all) = (count(done.made as u64), count(done.kept as u64), count(done.of as u64));
     let (input, out) = (args.input.display(), args.out.as_deref().unwrap_or(Path::new("OUT")).display());
@@ -225,7 +225,7 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     )
 }
 
-/// What a search for scales changed, if there was one.
+/// A table of the effect of a search for scales, if there was one.
 fn search_table(summary: &Summary, totals: &Totals) -> String {
     let Some(plain) = totals.plain else { return String::new() };
     let (report, tensors, blocks) = (totals.report, totals.quantized.tensors, totals.searched_blocks);
@@ -251,7 +251,7 @@ fn search_table(summary: &Summary, totals: &Totals) -> String {
     format!("\n{}\n", rows.trim_fmt())
 }
 
-/// What a dry run prints.
+/// The output of a dry run.
 fn plan_text(plan: &Plan<'_>) -> String {
     let mut rows = table(&["tensor", "dtype, shape", "becomes", ">before", ">after"]);
     let (recipes, mut copied) = (plan.recipes(), Sums::default());
@@ -287,7 +287,7 @@ fn sums_table(formats: &[(Format, Sums)], copied: Sums) -> String {
     rows.trim_fmt()
 }
 
-/// Why tensors were copied, the commonest reason first.
+/// A table of the reasons why tensors were copied, the commonest first.
 fn reasons_table(copied: &[(String, &str)]) -> String {
     if copied.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `microscale recipes`.
+//! `microscale recipes`: lists the recipes that come with the program, or prints one.
 
 use anyhow::Result;
 use microscale_checkpoint::{Preset, presets};

@@ -53,7 +53,7 @@ pub(crate) struct RecipeArgs {
     non_finite: Option<NonFinite>,
 }
 
-/// Where global scales come from, if not from amax.
+/// The source of global scales, if not amax.
 #[derive(Clone, Debug, PartialEq)]
 enum GlobalScaleArg {
     None,
@@ -99,7 +99,7 @@ impl RecipeArgs {
         Ok(recipes)
     }
 
-    /// What is given as options.
+    /// The settings that are given as options.
     fn settings(&self) -> Settings {
         Settings {
             format: self.format,
@@ -109,7 +109,7 @@ impl RecipeArgs {
             global_scale: self.global_scale.as_ref().map(|global_scale| match global_scale {
                 GlobalScaleArg::None => GlobalSetting::Absent,
                 GlobalScaleArg::Value(value) => GlobalSetting::Value(*value),
-                // Those of a file take the place of computed ones when the plan is made.
+                // Global scales of a file replace the computed ones when the plan is made.
                 GlobalScaleArg::File(_) => GlobalSetting::FromAmax,
             }),
             search: self.search,
@@ -118,7 +118,7 @@ impl RecipeArgs {
         }
     }
 
-    /// The file with weights by column.
+    /// The file with importance by column.
     pub(crate) fn importance(&self) -> Option<&Path> {
         self.importance.as_deref()
     }

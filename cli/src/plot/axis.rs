@@ -1,4 +1,4 @@
-//! An axis with round numbers.
+//! An axis that holds some values and has ticks at round numbers.
 
 /// An axis from one round number to another.
 pub(crate) struct Axis {
@@ -24,7 +24,7 @@ impl Axis {
         Self { low, high: if high > low { high } else { low + step }, step }
     }
 
-    /// Where a value lies, from 0 to 1; what lies outside is put at its end.
+    /// The place of a value, from 0 to 1; values outside the axis are put at its end.
     pub(crate) fn place(&self, value: f64) -> f64 {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }

@@ -32,7 +32,7 @@ const HEIGHT: f64 = 340.0;
 /// A kind of tensor.
 struct Kind<'a> {
     label: String,
-    /// By layer; by `None` what is in none.
+    /// The points by layer; those in none by `None`.
     points: BTreeMap<Option<u64>, Vec<&'a Point<'a>>>,
 }
 
@@ -104,7 +104,7 @@ fn legend(m: &mut Markup, kinds: &[Kind<'_>], top: f64) -> f64 {
     top + 12.0 + kinds.len().div_ceil(in_row) as f64 * 19.0
 }
 
-/// Where layers lie.
+/// The columns of layers.
 struct Columns {
     layers: Vec<u64>,
     width: f64,
@@ -114,7 +114,7 @@ impl Columns {
     fn of(points: &[Point<'_>]) -> Self {
         let layers: BTreeSet<_> = points.iter().filter_map(|point| point.place.layer).collect();
         let outside = points.iter().any(|point| point.place.layer.is_none());
-        // What is in no layer stands apart, a column's width behind the last one.
+        // Tensors outside all layers stand apart, a column's width behind the last one.
         let columns = layers.len() + if outside { 2 } else { 0 };
         Self { layers: layers.into_iter().collect(), width: (RIGHT - LEFT) / columns.max(1) as f64 }
     }

@@ -1,4 +1,4 @@
-//! The frame of a plot, its lines and labels.
+//! The frame of a plot: the `svg` element with its description, and lines and labels in it.
 
 use crate::markup::{Attributes, Markup, Px};
 use crate::text::table;

@@ -1,4 +1,4 @@
-//! The blocks that lost most.
+//! The report's tables of the blocks that lost most.
 
 use microscale::BlockError;
 use microscale_checkpoint::{Outcome, Summary, TensorSummary};

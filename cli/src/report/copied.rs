@@ -1,4 +1,4 @@
-//! What was copied and why, and what was not.
+//! The list of tensors that were copied, with the reasons, and of files that were not.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

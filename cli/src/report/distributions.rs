@@ -1,4 +1,4 @@
-//! How scale bytes and codes are distributed, as columns and in numbers.
+//! Distributions of scale bytes and codes, as columns and in numbers.
 
 use microscale::formats::ScaleType;
 use microscale::{Format, Words};
@@ -16,23 +16,23 @@ const LEFT: f64 = 48.0;
 const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 26.0;
 const HEIGHT: f64 = 170.0;
-/// As many columns have their shares written above them.
+/// The most columns that have their shares written above them.
 const MOST_LABELLED: usize = 20;
 /// Longer runs of what does not occur are drawn as a gap.
 const LONGEST_RUN: usize = 3;
 
-/// Something that is counted.
+/// A value and its count.
 struct Column {
     /// Its value, as text.
     value: String,
-    /// What stands under the column, unless there is no room.
+    /// The label under the column, unless there is no room.
     tick: Option<String>,
     /// Its byte, if it has one.
     byte: Option<u8>,
     n: u64,
 }
 
-/// Those of each format.
+/// Writes the distributions of each format.
 pub(super) fn write(m: &mut Markup, histograms: &[Histogram]) {
     for histogram in histograms {
         of_format(m, histogram, histograms.len() > 1);
@@ -197,7 +197,7 @@ fn slots(columns: &[Column]) -> Vec<Option<&Column>> {
 }
 
 fn bar(m: &mut Markup, column: &Column, unit: &str, [x, y]: [f64; 2], width: f64) {
-    // What is there at all is visible.
+    // Every count above zero is visible.
     let top = y.min(TOP + HEIGHT - 1.0);
     let size = [Px(x - width / 2.0), Px(top), Px(width), Px(TOP + HEIGHT - top)];
     let rect: [(&str, &dyn std::fmt::Display); 5] =
@@ -224,7 +224,7 @@ fn power(exponent: i32) -> String {
     format!("2{}", raised.collect::<String>())
 }
 
-/// With a minus sign that is one.
+/// Writes the minus sign of a number as one.
 fn signed(number: &str) -> String {
     number.replace('-', "−")
 }

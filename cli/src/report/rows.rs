@@ -1,4 +1,4 @@
-//! Tables.
+//! Tables of the report: captions, headers, groups of rows, and cells with text or drawings.
 
 use std::fmt::Display;
 
@@ -10,7 +10,7 @@ const LONGEST: usize = 52;
 /// A table that is being written.
 pub(super) struct Rows<'m> {
     pub(super) m: &'m mut Markup,
-    /// By column, whether cells are aligned to the right.
+    /// True, by column, if cells are aligned to the right.
     right: Vec<bool>,
 }
 

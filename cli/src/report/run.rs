@@ -8,11 +8,11 @@ use microscale_checkpoint::Summary;
 /// Blocks in each table of the worst, and so all that need to be kept of a tensor.
 pub(crate) const WORST_BLOCKS: usize = 20;
 
-/// What the report is about.
+/// The subject of the report.
 pub(crate) struct Run<'a> {
-    /// With details.
+    /// The summary, with details.
     pub(crate) summary: &'a Summary,
-    /// As they were given.
+    /// The path as it was given.
     pub(crate) input: &'a Path,
     pub(crate) out: &'a Path,
     pub(crate) started: SystemTime,

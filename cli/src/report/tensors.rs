@@ -12,8 +12,8 @@ use crate::text::table::{bytes, count, decibels, figure, natural_order, shape};
 
 /// Fewer tensors are seen at a glance in the table.
 const FEWEST_DOTS: usize = 16;
-/// How far below the median a tensor lies that is marked, in dB: at the least, and in median deviations from
-/// it.
+/// The distance below the median, in dB, from which a tensor is marked: at the least, and in median
+/// deviations from it.
 const LEAST_DISTANCE: f64 = 1.0;
 const DEVIATIONS: f64 = 4.0;
 
@@ -113,7 +113,7 @@ fn bar(m: &mut Markup, axis: &Axis, typical: &Typical, sqnr_db: f64) {
     });
 }
 
-/// What is usual in this checkpoint.
+/// The usual SQNR in this checkpoint.
 struct Typical {
     median: f64,
     /// Tensors further below the median are marked.

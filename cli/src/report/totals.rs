@@ -1,4 +1,4 @@
-//! What the closing tables of the program say, and how it came about.
+//! The closing tables of the program, and the run's settings.
 
 use microscale::{ErrorStats, Words};
 use microscale_checkpoint::{Summary, Totals};
@@ -72,7 +72,7 @@ fn counts(m: &mut Markup, totals: &Totals) {
     });
 }
 
-/// What a search for scales changed, if there was one.
+/// Writes the effect of a search for scales, if there was one.
 fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
     let Some(plain) = totals.plain else { return };
     let (report, errors, blocks) = (totals.report, totals.errors, totals.searched_blocks);

@@ -11,7 +11,7 @@ pub(crate) struct Place {
     pub(crate) layer: Option<u64>,
     /// The name as far as that number, if there is one: `model.layers.3`.
     pub(crate) stack: String,
-    /// What follows: `mlp.experts.7.up_proj`.
+    /// The rest of the name: `mlp.experts.7.up_proj`.
     pub(crate) rest: String,
     /// The name without numbers: `model.layers.mlp.experts.up_proj`.
     pub(crate) kind: String,
@@ -49,7 +49,7 @@ fn ends(kind: &str) -> impl Iterator<Item = &str> {
     dots.chain([kind])
 }
 
-/// At most `most` characters of a name, the middle left out if need be.
+/// Shortens a name to at most `most` characters, the middle left out if need be.
 pub(crate) fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {

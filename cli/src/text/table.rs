@@ -1,4 +1,4 @@
-//! Tables and figures as they are printed.
+//! Tables and figures as text: the form in which counts, bytes, shapes, decibels and times are printed.
 
 use std::cmp::Ordering;
 

@@ -19,8 +19,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.file_name().unwrap().into(), fs::read(path).unwrap())).collect()
 }
 
-/// What lies in a scratch directory beside what is expected, but for temporary directories, which only a kill
-/// leaves.
+/// The entries of a scratch directory, except temporary directories, which only a kill leaves.
 fn visible(scratch: &Scratch) -> Vec<String> {
     let entries = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();

@@ -1,4 +1,4 @@
-//! Conventions of files: what is written by each, and what converting keeps.
+//! Conventions of files: the tensors that each writes, and the values that converting keeps.
 
 use half::bf16;
 use microscale::{Recipe, Shape};
@@ -26,7 +26,7 @@ fn experts(scratch: &Scratch, config: &Value) -> std::path::PathBuf {
     scratch.path("IN")
 }
 
-/// What `dequantize` makes of a checkpoint.
+/// The tensors that `dequantize` makes of a checkpoint.
 fn dequantized(scratch: &Scratch, checkpoint: &str, dtype: &str) -> Tensors {
     let out = format!("{checkpoint}.{dtype}");
     run(&[&"dequantize", &scratch.path(checkpoint), &"--dtype", &dtype, &"--out", &scratch.path(&out)]).ok();
@@ -208,7 +208,7 @@ fn converting_keeps_codes_and_scales_and_tells_what_a_global_scale_loses() {
 fn quantized_inputs_and_caches_stay_known() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "MO", &[&NVFP4[..], &MODELOPT, &["--global-scale", "1024"]].concat()).ok();
-    // As a checkpoint with quantized inputs and an FP8 cache would be.
+    // Changes the output into a checkpoint with quantized inputs and an FP8 cache.
     let mut all = tensors(&scratch.path("MO"));
     let file = all.values().next().unwrap().3.clone();
     let layers: Vec<_> =

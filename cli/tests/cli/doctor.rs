@@ -24,7 +24,7 @@ fn changed(scratch: &Scratch, change: impl FnOnce(&mut Tensors, &mut Value)) -> 
     scratch.path("BAD")
 }
 
-/// What `--json` says: each finding's defect, tensor and words.
+/// The findings of `--json`: each one's defect, tensor and words.
 fn findings(run: &Run) -> Vec<(String, String, String)> {
     let json: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"));
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
@@ -138,7 +138,7 @@ fn values_that_are_not_the_originals() {
     let bad = changed(&scratch, |all, _| {
         part(all, "_packed").iter_mut().for_each(|byte| *byte = byte.rotate_left(4))
     });
-    // It cannot be seen without the original.
+    // This defect cannot be seen without the original.
     run(&[&"doctor", &bad]).ok();
     let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]);
     assert_eq!(found.code, Some(1));

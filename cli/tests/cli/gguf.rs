@@ -64,7 +64,7 @@ fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
     bytes
 }
 
-/// What a file holds: entries byte for byte, and tensors. It trusts the file.
+/// Reads a file's contents: entries byte for byte, and tensors. Trusts the file.
 fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
     let at = std::cell::Cell::new(8);
     let take = |n: usize| {
@@ -295,7 +295,7 @@ fn a_recipe_may_mix_both_formats() {
     }
     let kinds = [MXFP4, NVFP4].map(|kind| mixed.1.iter().filter(|stored| stored.2 == kind).count());
     assert_eq!(kinds, [2, 1]);
-    // What most weights are, the file says.
+    // The file names the format of most of its weights.
     assert!(
         mixed.0.contains(&("general.file_type".into(), entry("general.file_type", 4, &38u32.to_le_bytes())))
     );

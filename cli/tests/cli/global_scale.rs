@@ -1,4 +1,4 @@
-//! Where NVFP4's global scales come from: shared amax, a number, a file, or nowhere.
+//! Sources of NVFP4's global scales: shared amax, a number, a file, or none.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ fn fused_layers_share_the_largest_amax_across_shards_and_others_do_not() {
     ] {
         assert_eq!(stored(&scratch, "OUT", &format!("{name}.weight")), 2688.0 / amax, "{name}");
     }
-    // What is left alone has no say.
+    // Tensors that stay as they are have no say.
     let exclude = ["--convention", "transformer-engine", "--exclude", "*.v_proj.*"];
     nvfp4(&scratch, "in", "SOME", &exclude).ok();
     assert_eq!(stored(&scratch, "SOME", "layers.0.attn.k_proj.weight"), 1344.0);

@@ -1,4 +1,4 @@
-//! What `bench` prints and writes.
+//! The output and the files of `bench`.
 
 use approx::assert_relative_eq;
 use microscale_test_support::{Arg, Scratch, run};

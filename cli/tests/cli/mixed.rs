@@ -171,7 +171,7 @@ fn a_config_says_which_layers_are_in_which_format() {
     );
     spoil(&|groups| groups["group_1"]["weights"]["num_bits"] = json!(8), 2, "group_1");
     spoil(&|groups| groups["group_1"]["format"] = json!("nvfp4-pack-quantized"), 2, "group_1");
-    // What nothing is about may be as any group says.
+    // A layer that no group names may be as any group says.
     spoil(&|groups| groups["group_1"]["targets"] = json!(["re:(?!x)y"]), 0, "");
 }
 

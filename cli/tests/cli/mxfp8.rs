@@ -34,7 +34,7 @@ fn the_sample_goes_there_and_back() {
         let values = microscale::dequantize::<bf16>(&read);
         assert_eq!(bf16s(&back_again[name].2), values, "{name}");
     }
-    // As compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
     let quantization = read_json(out.join("config.json"))["quantization_config"].clone();
     assert_eq!(quantization["format"], "mxfp8-quantized");
     let group = &quantization["config_groups"]["group_0"];

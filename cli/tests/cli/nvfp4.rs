@@ -103,7 +103,7 @@ fn the_config_is_what_compressed_tensors_writes() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "OUT", &NVFP4).ok();
     let out = scratch.path("OUT");
-    // As compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
     let mut config = read_json(out.join("config.json"));
     let quantization = config.as_object_mut().unwrap().shift_remove("quantization_config").unwrap();
     assert_eq!(config, read_json(sample().join("config.json")));
@@ -157,7 +157,7 @@ fn there_and_back_again() {
                 assert_eq!(data, &before[name].2, "{name}");
                 continue;
             };
-            // What a file holds is a divisor, whatever the convention computes with.
+            // The file holds a divisor, whatever the convention computes with.
             let stored = GlobalScale::Divisor(divisor(tensor.global_scale().unwrap()));
             let values: Vec<bf16> =
                 microscale::dequantize(&tensor.clone().with_global_scale(stored).unwrap());

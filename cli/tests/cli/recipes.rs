@@ -15,7 +15,7 @@ pub(super) fn by(scratch: &Scratch, input: &Path, out: &str, text: &str, more: &
     quantize(scratch, input, out, &[&["--recipe", file.to_str().unwrap()], more].concat())
 }
 
-/// What a dry run says that becomes of each tensor of the sample.
+/// The fate of each tensor of the sample, from a dry run.
 fn becomes(scratch: &Scratch, text: &str, more: &[&str]) -> Vec<(String, String)> {
     let json = scratch.path("plan.json");
     by(scratch, &sample(), "NONE", text, &[more, &["--dry-run", "--json", json.to_str().unwrap()]].concat())
@@ -49,7 +49,7 @@ fn presets_are_the_options_that_they_stand_for() {
         quantize(&scratch, &sample(), &out, &["--recipe", preset]).ok();
         quantize(&scratch, &sample(), preset, &options).ok();
         assert_eq!(files(&scratch.path(out)), files(&scratch.path(preset)), "{preset}");
-        // What is printed is a recipe that does the same.
+        // The printed text is a recipe that does the same.
         let printed = run(&[&"recipes", &preset]).ok();
         let out = format!("{preset}-by-file");
         by(&scratch, &sample(), &out, &printed, &[]).ok();
@@ -276,7 +276,7 @@ fn wrong_recipes_are_refused() {
         .fails_with(&["cannot read", "recipe.toml"]);
     quantize(&scratch, &sample(), "OUT", &["--recipe", "nowhere.toml"])
         .fails_with(&["cannot read nowhere.toml"]);
-    // What is wrong with the command line says so.
+    // An error in the command line is reported as one.
     for (more, part) in [
         (&["--recipe", "nvfp5"][..], "there are nvfp4, mxfp4, nvfp4-keep-ends"),
         (&["--recipe", "nvfp4", "--ties", "away"], "--ties is for mxfp4"),

@@ -1,4 +1,4 @@
-//! What is refused or broken off, and that nothing is left behind then.
+//! Requests that are refused or broken off: nothing is left behind then.
 
 use std::fs;
 use std::io::Read;

@@ -44,7 +44,7 @@ fn number(text: &str) -> f64 {
     number.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
 }
 
-/// What is shown has four digits.
+/// Asserts that a number is shown to four digits.
 fn shows(shown: &str, exact: &Value) {
     assert_relative_eq!(number(shown), exact.as_f64().unwrap(), max_relative = 6e-4, epsilon = 5e-7);
 }

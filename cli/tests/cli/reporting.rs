@@ -1,4 +1,4 @@
-//! What is said about tensors: the plan, the JSON, `compare`, `inspect`, and the way back.
+//! Reports about tensors: the plan, the JSON, `compare`, `inspect`, and the way back.
 
 use approx::assert_relative_eq;
 use half::bf16;

@@ -1,5 +1,4 @@
-//! Searched scales: the words, what is printed of them, weights by column, and global scales that are
-//! searched too.
+//! Searched scales: the options, their output, importance by column, and global scales that are searched too.
 
 use half::bf16;
 use microscale::{

@@ -1,4 +1,4 @@
-//! What `quantize` writes, byte for byte.
+//! The output of `quantize`, byte for byte.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,7 +62,7 @@ fn the_samples_other_files_are_copied_and_index_and_config_are_brought_up_to_dat
     let bytes: usize = tensors.values().map(|(_, _, data, _)| data.len()).sum();
     assert_eq!(index["metadata"]["total_size"], json!(bytes));
 
-    // As compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
     let mut config = read_json(out.join("config.json"));
     let quantization = config.as_object_mut().unwrap().shift_remove("quantization_config").unwrap();
     assert_eq!(config, read_json(sample().join("config.json")));

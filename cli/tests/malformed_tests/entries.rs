@@ -1,5 +1,5 @@
-//! What a directory may hold beside files: links in circles, links out, pipes and devices. Nothing waits,
-//! nothing is written elsewhere.
+//! Entries of a directory that are not plain files: links in circles, links out, pipes and devices. Reading
+//! them never waits, and nothing is written elsewhere.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,7 +27,7 @@ fn with(name: &str, put: impl FnOnce(&Path)) -> Scratch {
     scratch
 }
 
-/// What `quantize` writes; it must say of each of these that it was left behind.
+/// The files that `quantize` writes; it must say of each of `left` that it was left behind.
 #[track_caller]
 fn quantized(scratch: &Scratch, left: &[&str]) -> Vec<String> {
     let before = scratch.contents();

@@ -55,7 +55,7 @@ fn json_files_of_any_size_are_not_read() {
     }
 }
 
-/// To compile a pattern takes much more memory than it has characters, and its library gives up with a panic.
+/// Compiling a pattern takes much more memory than it has characters, and its library gives up with a panic.
 #[test]
 fn patterns_of_any_length_are_not_compiled() {
     let scratch = Scratch::new();
@@ -75,7 +75,7 @@ fn patterns_of_any_length_are_not_compiled() {
         scratch.write("in/config.json", json!({ "quantization_config": quantization }).to_string());
         let doctor = run(&[&"doctor", &scratch.path("in"), &"--json"]);
         let findings: Value = serde_json::from_str(&doctor.stdout).unwrap();
-        // What is not understood is taken to mean every layer.
+        // A pattern that is not understood is taken to match every layer.
         let found = findings["findings"].as_array().unwrap();
         assert!(found.iter().any(|finding| finding["tensor"] == "a.weight"), "{doctor:#?}");
         assert!(found.iter().all(|finding| finding["tensor"] != "b.weight"), "{doctor:#?}");
@@ -154,7 +154,7 @@ fn pipes_and_links_among_parts() {
     run(&[&"inspect", &scratch.path("OUT")]).ok();
 }
 
-/// What a header says is refused by what the file holds, and not after memory was taken for it.
+/// A header's claims are checked against the file before memory is taken for them.
 #[test]
 fn headers_of_files_that_are_all_holes() {
     let scratch = Scratch::new();

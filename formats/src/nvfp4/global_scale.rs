@@ -2,8 +2,8 @@
 
 use crate::fp8::E4m3;
 
-/// Which way a global scale is written down. Mixing the two up is this format's commonest defect, so the type
-/// always says.
+/// The direction in which a global scale is written down. Confusing the two is this format's commonest
+/// defect, so the type always names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Direction {
@@ -40,8 +40,8 @@ impl GlobalScale {
         }
     }
 
-    /// Whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so that
-    /// zero elements stay zero.
+    /// Returns whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so
+    /// that zero elements stay zero.
     pub fn in_range(self) -> bool {
         self.value() >= f32::MIN_POSITIVE
             && self.value() <= f32::MAX
@@ -70,7 +70,7 @@ impl GlobalScale {
         }
     }
 
-    /// What a block's elements are multiplied with: its scale, and this applied to it.
+    /// The factor of a block's elements: the block's scale with the global scale applied to it.
     #[inline(always)]
     pub fn factor(self, scale: E4m3) -> f32 {
         match self {

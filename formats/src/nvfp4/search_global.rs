@@ -7,7 +7,7 @@ use core::ops::Deref;
 
 use super::{Arithmetic, FromAmax, GlobalScale, LARGEST};
 
-/// What amax is brought to, in the order in which it is tried: the convention's 2688 first.
+/// Values that amax is brought to, in the order in which they are tried: the convention's 2688 first.
 pub const TRIED: [f32; 5] = [LARGEST, 2304.0, 2048.0, 1792.0, 1536.0];
 
 /// The global scales that are tried, the convention's own first: a slice of one or more.
@@ -93,7 +93,7 @@ mod tests {
         check(Arithmetic::TORCHAO, 3.0, TRIED.map(|n| 3.0 / n));
         let inverse = narrow(1.0 / 3.0);
         check(Arithmetic::COMPRESSED_TENSORS, 3.0, TRIED.map(|n| narrow(inverse * n)));
-        // As f16 does beyond its largest number, where the convention divides in f32.
+        // Stands for f16 beyond its largest number, where the convention divides in f32.
         let to_f16 = |x: f32| if x > 65504.0 { f32::INFINITY } else { x };
         let scales = global_scales(&Arithmetic::COMPRESSED_TENSORS, 2f32.powi(-14), to_f16);
         assert!(scales.iter().map(|scale| scale.value()).eq(TRIED.map(|n| n * 16384.0)));

@@ -18,17 +18,17 @@ const FACTORS: (f32, f32) = (f32::from_bits((127 - 50) << 23), f32::from_bits((1
 /// A scale as errors take it, or one in each lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<N = f32> {
-    /// What codes are multiplied with, times the unit.
+    /// The factor that codes are multiplied with, times the unit.
     pub factor: N,
     /// Its reciprocal.
     pub inverse: N,
-    /// What P takes of a².
+    /// The coefficient of a² in P.
     curve: N,
 }
 
 /// P at 0.
 const START: f32 = 33.0 / 32.0 * (1 << 22) as f32;
-/// What P takes of s².
+/// The coefficient of s² in P.
 const CURVE: f32 = 197.0 / 1024.0 * (1 << 22) as f32;
 /// The largest P whose unit in the last place is 2.
 const LARGEST: f32 = ((1 << 25) - 2) as f32;
@@ -36,14 +36,14 @@ const LARGEST: f32 = ((1 << 25) - 2) as f32;
 /// Magnitudes up to this multiple of a factor are [near](Candidate::rest).
 pub const NEAR: f32 = 16.0;
 
-/// What codes are multiplied with, times a block's unit, as far as there is a reciprocal.
+/// The factor that codes are multiplied with, times a block's unit, limited so that it has a reciprocal.
 #[inline(always)]
 pub fn limited(factor: f32, unit: f32) -> f32 {
     (factor * unit).clamp(FACTORS.0, FACTORS.1)
 }
 
 impl Candidate {
-    /// For what codes are multiplied with, and a block's unit.
+    /// Makes a candidate of the factor that codes are multiplied with, and a block's unit.
     #[inline(always)]
     pub fn new<M: Fused>(factor: f32, unit: f32) -> Self {
         let factor = limited(factor, unit);
@@ -52,14 +52,14 @@ impl Candidate {
 }
 
 impl<N: Copy> Candidate<N> {
-    /// For a factor, times the unit and [limited], and its reciprocal, rounded to nearest.
+    /// Makes a candidate of a factor, times the unit and [limited], and its reciprocal, rounded to nearest.
     #[inline(always)]
     pub fn with_inverse<M: Machine<Number = N>>(factor: N, inverse: N) -> Self {
         Self { factor, inverse, curve: M::mul(M::mul(inverse, inverse), M::splat(CURVE)) }
     }
 
-    /// What the nearest code leaves of an element, given its magnitude times the unit, and its square. If all
-    /// elements are [`NEAR`], it is an instruction less.
+    /// The rest of an element that the nearest code leaves, given its magnitude times the unit, and its
+    /// square. If all elements are [`NEAR`], this takes an instruction less.
     #[inline(always)]
     pub fn rest<M: Machine<Number = N>, const ALL_NEAR: bool>(&self, a: N, square: N) -> N {
         let p = M::fma(square, self.curve, M::splat(START));
@@ -75,7 +75,7 @@ impl<N: Copy> Candidate<N> {
     }
 }
 
-/// The error's term of what an element leaves, added to others.
+/// Adds the error's term of one element's rest to a sum.
 #[inline(always)]
 pub fn add_term<M: Machine>(rest: M::Number, weight: Option<M::Number>, sum: M::Number) -> M::Number {
     let weighted = match weight {
@@ -119,7 +119,7 @@ mod tests {
                 let rest = candidate.rest::<Hosts, false>(a, a * a);
                 let distance = |value: f32| (f64::from(a) - f64::from(value) * f64::from(factor)).abs();
                 let least = VALUES.into_iter().map(distance).fold(f64::INFINITY, f64::min);
-                // Where a quotient is within a rounding of a midpoint, either side is as good.
+                // For a quotient within a rounding of a midpoint, either side is as good.
                 let most = least + f64::from(a) * 2f64.powi(-23);
                 assert!(
                     f64::from(rest.abs()) <= most,

@@ -1,4 +1,4 @@
-//! The largest magnitude of a matrix, on the CPU.
+//! The amax of a matrix on the CPU: its largest finite magnitude, spread over rayon's threads.
 
 use rayon::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::shape::Shape;
 
-/// Where there is a NaN or an infinity, elements are looked at again, so many at a time, and those that it is
-/// among one by one.
+/// Elements that are looked at again together if there is a NaN or an infinity, and one by one if it is among
+/// them.
 const PART: usize = 1 << 12;
 
 /// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
@@ -56,7 +56,7 @@ pub(super) fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     })
 }
 
-/// That of elements that follow each other.
+/// The amax of elements that follow each other.
 pub(super) fn amax_of_part(isa: Isa, values: Elements<'_>) -> Amax {
     let most = f32::from_bits(isa.amax_bits(values));
     if most.is_finite() {

@@ -1,4 +1,4 @@
-//! Formats that are computed by their definition alone, a block after another: those to compare with.
+//! Formats that are computed by their definition alone, block after block: those for comparison.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::comparison::{ComparisonFormat, Definition};

@@ -3,9 +3,9 @@
 use microscale_formats::{E4m3, E5m2, Format, e2m1, mx, nvfp4};
 
 use super::decoder::Decoder;
+use super::halfwords::{HALFWORDS, HalfwordVector};
 use super::values::Values;
 use super::vector::Vector;
-use super::words::{WORDS, WordVector};
 use super::{by_definition, stream};
 use crate::element::Element;
 
@@ -41,10 +41,10 @@ fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8],
     const NV: usize = nvfp4::BLOCK;
     let (mut codes, mut scales, mut values) = (codes, scales, values);
     if let Some(rows) = &decoder.values {
-        let words = bytemuck::cast_slice_mut(values);
+        let halfwords = bytemuck::cast_slice_mut(values);
         let done = match decoder.format {
-            Format::Nvfp4 => look_up::<V, NV>(rows, codes, scales, words),
-            _ => look_up::<V, MX>(rows, codes, scales, words),
+            Format::Nvfp4 => look_up::<V, NV>(rows, codes, scales, halfwords),
+            _ => look_up::<V, MX>(rows, codes, scales, halfwords),
         };
         let blocks = done / decoder.format.block();
         (codes, scales) = (&codes[blocks * decoder.format.block_bytes()..], &scales[blocks..]);
@@ -110,25 +110,25 @@ fn element(nibble: u32) -> f32 {
 
 /// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
 #[inline(always)]
-fn look_up<V: WordVector, const N: usize>(
+fn look_up<V: HalfwordVector, const N: usize>(
     rows: &Values,
     codes: &[u8],
     scales: &[u8],
     values: &mut [u16],
 ) -> usize {
-    let (chunks, _) = values.as_chunks_mut::<WORDS>();
+    let (chunks, _) = values.as_chunks_mut::<HALFWORDS>();
     let (pairs, _) = chunks.as_chunks_mut::<2>();
-    let done = pairs.len() * 2 * WORDS;
-    let (codes, _) = codes.as_chunks::<WORDS>();
-    for ((pair, codes), scales) in pairs.iter_mut().zip(codes).zip(scales.chunks_exact(2 * WORDS / N)) {
+    let done = pairs.len() * 2 * HALFWORDS;
+    let (codes, _) = codes.as_chunks::<HALFWORDS>();
+    for ((pair, codes), scales) in pairs.iter_mut().zip(codes).zip(scales.chunks_exact(2 * HALFWORDS / N)) {
         // Two rows twice, or four.
-        let [a, b, c, d] = if N == WORDS {
+        let [a, b, c, d] = if N == HALFWORDS {
             [scales[0], scales[0], scales[1], scales[1]]
         } else {
             [scales[0], scales[1], scales[2], scales[3]]
         };
         let [first, second] = V::decode(codes, [rows.row(a), rows.row(b), rows.row(c), rows.row(d)]);
-        *pair = [V::store_words(first), V::store_words(second)];
+        *pair = [V::store_halfwords(first), V::store_halfwords(second)];
     }
     done
 }

@@ -10,19 +10,19 @@ use super::values::Values;
 use crate::element::{Dtype, Element};
 use crate::tensor::QuantizedTensor;
 
-/// How blocks are dequantized.
+/// The facts by which blocks are dequantized.
 pub(crate) struct Decoder {
     pub(super) format: Format,
     scale_type: ScaleType,
     global_scale: Option<GlobalScale>,
-    /// Of E2M1, if values have 16 bits.
+    /// The values of E2M1 codes, if values have 16 bits.
     pub(super) values: Option<Arc<Values>>,
-    /// Whether values are written past the caches.
+    /// True if values are written past the caches.
     pub(super) streams: bool,
 }
 
 impl Decoder {
-    /// For the blocks of a tensor, and values of a dtype.
+    /// Makes a decoder for the blocks of a tensor, and values of a dtype.
     pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let scale_type = format.facts().scale;
@@ -38,7 +38,7 @@ impl Decoder {
         Self { streams, ..self }
     }
 
-    /// What the elements of a block are multiplied with; `None` for a NaN scale.
+    /// The factor of a block's elements; `None` for a NaN scale.
     #[inline(always)]
     pub(crate) fn factor(&self, scale: impl Into<u16>) -> Option<f32> {
         let scale = scale.into();

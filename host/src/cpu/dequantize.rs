@@ -1,4 +1,4 @@
-//! Dequantizing, spread over rayon's threads.
+//! Dequantizing tensors on the CPU: checks, and rows spread over rayon's threads.
 
 use rayon::prelude::*;
 

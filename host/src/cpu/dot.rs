@@ -1,4 +1,4 @@
-//! The product of a row and a quantized vector: the definition, and how vectors do it.
+//! The product of a row and a quantized vector: the definition, and the same by vectors.
 
 use microscale_formats::dot::{self, CHUNK, STREAMS, Sums};
 use microscale_formats::{E4m3, E8m0, Format};
@@ -26,7 +26,7 @@ pub(super) fn reference(format: Format, a: Row<'_>, b: Row<'_>) -> f64 {
 /// A vector, ready to be multiplied with many rows.
 pub(super) struct Prepared {
     steps: Steps,
-    /// Whether a scale is NaN, and so all products.
+    /// True if a scale is NaN, and so all products.
     pub(super) nan: bool,
 }
 
@@ -48,12 +48,12 @@ struct Nvfp4(Lanes<f32>);
 /// A quarter of the scales of eight blocks.
 struct Mxfp4([f64; 8]);
 
-/// What the formats do differently.
+/// The arithmetic in which the formats differ.
 trait Scales {
     /// Scales of a step.
     const COUNT: usize;
 
-    /// From that many bytes.
+    /// Reads the scales from that many bytes.
     fn of(bytes: &[u8]) -> Self;
 
     /// Adds the terms of a step, given the matrix' scales.

@@ -1,4 +1,4 @@
-//! Sums of one part of a row, of how far elements are from their approximations.
+//! Sums of one part of a row, over the differences of elements and their approximations.
 
 use microscale_formats::errors::{ERROR_LANES, ErrorSums};
 
@@ -7,8 +7,8 @@ use crate::element::Element;
 /// Running sums kept side by side, so that the compiler vectorises.
 const LANES: usize = ERROR_LANES as usize;
 
-/// Of elements and their approximations. The sums have the same order, and so the same bits,
-/// whatever it is compiled for.
+/// The sums over elements and their approximations. They have the same order, and so the same bits, whatever
+/// instruction set they are compiled for.
 #[inline(always)]
 pub(super) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> ErrorSums {
     let mut sums = LaneSums::default();
@@ -59,7 +59,7 @@ impl LaneSums {
         }
     }
 
-    /// Over all lanes.
+    /// The sums over all lanes.
     #[inline(always)]
     fn total(&self) -> ErrorSums {
         let mut total = ErrorSums::default();

@@ -1,12 +1,12 @@
 //! Plain rounding sixteen blocks at a time: a group. The scales of all are worked out together, a lane a
-//! block; then the codes, of 16-bit values by comparing ([`words`]), of f32 by arithmetic ([`floats`]).
+//! block; then the codes, of 16-bit values by comparing ([`halfwords`]), of f32 by arithmetic ([`floats`]).
 
 mod floats;
 pub(super) mod grouped;
+mod halfwords;
 pub(super) mod mxfp4;
 pub(super) mod nvfp4;
 mod reading;
-mod words;
 
 use microscale_formats::mx;
 
@@ -48,7 +48,7 @@ pub(super) fn quantize<T: Element, V: Vector, G: Grouped<N>, const N: usize, con
         };
         window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
     }
-    // What is left, as a group with zeros after it.
+    // The rest, as a group with zeros after it.
     let scales = &mut scales[whole * LANES..];
     if !scales.is_empty() {
         let (values, codes) = (&values[whole * group..], &mut codes[whole * group_codes..]);
@@ -72,7 +72,7 @@ const MOST: usize = LANES * mx::BLOCK;
 
 /// Whole groups, with where they go to.
 struct Window<'a, T> {
-    /// Of the first value in its piece.
+    /// The offset of the first value in its piece.
     offset: usize,
     values: &'a [T],
     codes: &'a mut [u8],
@@ -95,7 +95,7 @@ impl<T: Element> Window<'_, T> {
         for (i, (group, scales)) in values.chunks_exact(LANES * N).zip(all_scales).enumerate() {
             let amax = match T::DTYPE {
                 Dtype::F32 => floats::amax::<V, N>(bytemuck::cast_slice(group)),
-                Dtype::F16 | Dtype::Bf16 => words::amax::<T, V, N>(group),
+                Dtype::F16 | Dtype::Bf16 => halfwords::amax::<T, V, N>(group),
             };
             let finite = V::at_most(amax, V::splat(f32::MAX)) == u16::MAX;
             if !(finite && groups.scales::<T, V>(amax, scales, tally)) {
@@ -108,7 +108,7 @@ impl<T: Element> Window<'_, T> {
             }
             Dtype::F16 | Dtype::Bf16 => {
                 let thresholds = groups.thresholds();
-                words::encode::<V, N, SIGNS>(bytemuck::cast_slice(values), thresholds, scales, codes);
+                halfwords::encode::<V, N, SIGNS>(bytemuck::cast_slice(values), thresholds, scales, codes);
             }
         }
         if left != 0 {
@@ -141,6 +141,6 @@ impl<T: Element> Window<'_, T> {
 pub(super) fn amax_bits<T: Element, V: Vector>(values: &[T]) -> u32 {
     match T::DTYPE {
         Dtype::F32 => floats::amax_bits::<V>(bytemuck::cast_slice(values)),
-        Dtype::F16 | Dtype::Bf16 => words::amax_bits::<T, V>(bytemuck::cast_slice(values)),
+        Dtype::F16 | Dtype::Bf16 => halfwords::amax_bits::<T, V>(bytemuck::cast_slice(values)),
     }
 }

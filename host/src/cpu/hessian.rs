@@ -17,8 +17,8 @@ use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
 use crate::recipe::Recipe;
 
-/// How much entries that mirror each other may differ, in geometric means of their diagonal entries: what
-/// products summed in 16 bits come to.
+/// The most that entries that mirror each other may differ, in geometric means of their diagonal entries:
+/// products summed in 16 bits differ by as much.
 const ASYMMETRY: f64 = 1.0 / 256.0;
 
 /// The Hessians of all blocks of columns.
@@ -27,7 +27,7 @@ pub(super) enum HessianStore {
     Mxfp4(Vec<Hessian<{ mx::BLOCK }>>),
 }
 
-/// Those of a piece's blocks.
+/// The Hessians of a piece's blocks.
 #[derive(Clone, Copy)]
 pub(super) enum Hessians<'a> {
     Nvfp4(&'a [Hessian<{ nvfp4::BLOCK }>]),
@@ -55,7 +55,7 @@ impl HessianStore {
         }
     }
 
-    /// Those of `count` blocks of columns from `first` on.
+    /// The Hessians of `count` blocks of columns from `first` on.
     pub(super) fn blocks(&self, first: usize, count: usize) -> Hessians<'_> {
         match self {
             Self::Nvfp4(all) => Hessians::Nvfp4(&all[first..][..count]),
@@ -73,7 +73,7 @@ fn prepare<const N: usize>(entries: &[f32], columns: usize) -> Result<Vec<Hessia
     Ok(blocks.par_iter().enumerate().map(|(block, rows)| Hessian::new(rows, used(block))).collect())
 }
 
-/// The first thing that is wrong with a block's matrix, of which the first `used` rows and columns count.
+/// The first fault of a block's matrix, of which the first `used` rows and columns count.
 fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Option<Error> {
     let places = || (0..used).flat_map(|row| (0..used).map(move |col| (row, col)));
     let found = |fault, (row, col): (usize, usize)| Error::HessianEntry {

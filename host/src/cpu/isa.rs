@@ -1,7 +1,7 @@
 //! The instruction sets: an instance of the algorithms for each, chosen once at run time.
 //!
-//! What leads to an instance is not generic, so that it is compiled once, with this library, and not again by
-//! each program that uses it.
+//! The functions that choose an instance are not generic, so that instances are compiled once, with this
+//! library, and not again by each program that uses it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -54,8 +54,8 @@ impl Words for Isa {
 }
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
-/// its vectors and how it widens. Codes and scales are arguments of their own: of these the compiler knows that
-/// they do not overlap, of what is in an [`Output`] it does not.
+/// its vectors and its widening. Codes and scales are arguments of their own: the compiler knows of arguments
+/// that they do not overlap, but not of the fields of an [`Output`].
 macro_rules! instance {
     ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
         mod $module {
@@ -195,7 +195,7 @@ impl Isa {
         })
     }
 
-    /// Those that this machine has, the slowest first.
+    /// The instruction sets that this machine has, the slowest first.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Self::WORDS.iter().map(|(_, isa)| *isa).filter(|isa| isa.is_available())
     }
@@ -225,7 +225,7 @@ impl Isa {
         }
     }
 
-    /// What quantizing 16-bit values like these compares them with; the reference does not.
+    /// The thresholds for quantizing 16-bit values like these; the reference has none.
     pub(super) fn thresholds(self, like: Elements<'_>, kind: &Kind) -> Arc<Thresholds> {
         by_dtype!(Elements, like => match self {
             Self::Reference => Thresholds::none(),
@@ -233,7 +233,7 @@ impl Isa {
         })
     }
 
-    /// Quantizes a piece; if scales are searched, with weights of its elements' errors.
+    /// Quantizes a piece; if scales are searched, with the importance of its elements' errors.
     pub(super) fn quantize(
         self,
         values: Elements<'_>,
@@ -253,7 +253,7 @@ impl Isa {
         })
     }
 
-    /// With scales that are searched, given the Hessian of each block.
+    /// Quantizes a piece with scales that are searched, given the Hessian of each block.
     pub(super) fn quantize_hessian(
         self,
         values: Elements<'_>,
@@ -276,7 +276,7 @@ impl Isa {
         })
     }
 
-    /// How far values are from as many approximations.
+    /// The sums of the differences of values and as many approximations.
     pub(crate) fn errors(self, values: Elements<'_>, approximation: &[f32]) -> ErrorSums {
         by_dtype!(Elements, values => by_instance!(self, errors(values, approximation)))
     }

@@ -9,13 +9,13 @@ use crate::element::Element;
 
 /// A format's blocks, as vector code does them: the scale first, then all codes.
 pub(super) trait Vectorised<const N: usize>: Blocks<N> {
-    /// What elements are multiplied with or divided by.
+    /// The operation that scales elements: a factor, or a divisor.
     type Scaling: Copy;
 
     /// A block's scale byte for the bits of its finite amax.
     fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
 
-    /// What elements are multiplied with or divided by under another scale, and what happens in the block.
+    /// The scaling of elements under another scale, and the events in the block.
     fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (Self::Scaling, BlockEvents);
 
     /// Encodes and packs a block of finite values.
@@ -177,7 +177,7 @@ fn with_sign<const KEEP: bool>(code: u32, value: f32, negative_zero: NegativeZer
 #[inline(always)]
 fn pack<const N: usize>(nibbles: &[u8; N], codes: &mut [u8]) {
     for (byte, pair) in codes.iter_mut().zip(nibbles.as_chunks::<2>().0) {
-        // Both nibbles in one 16-bit word: the shift brings the upper one down beside the lower.
+        // Both nibbles in one halfword: the shift brings the upper one down beside the lower.
         let pair = u16::from_le_bytes(*pair);
         *byte = (pair | pair >> 4) as u8;
     }

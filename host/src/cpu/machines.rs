@@ -1,4 +1,5 @@
-//! The instruction sets as types: what each can do is said by traits in `words`, `vector` and `products`.
+//! The instruction sets as types. The traits of `halfwords`, `vector` and `products` give them their
+//! operations.
 
 /// Arrays, for whatever the compiler makes of them.
 pub(super) struct Portable;
@@ -18,11 +19,11 @@ pub(super) struct Neon;
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
 
-/// Something in each lane.
+/// A vector in memory: one value for each lane.
 pub(super) type Lanes<T> = [T; LANES];
 
-/// Something of each part of a vector, by its index. Not a closure: those are not compiled with the
-/// instruction set of what they are in.
+/// An array with one value for each part of a vector, by its index. A closure would not do: closures are not
+/// compiled with the instruction set of the function that they are in.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! parts {
     ($($index:literal)*; $part:ident => $value:expr) => {

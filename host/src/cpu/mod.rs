@@ -4,21 +4,22 @@
 //! Values go down from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! strided → quantize → amax   dequantize   gemv   gemv_weights    what is asked for: checked, cut, threads
-//! isa → reference                                                 an instruction set's instance; the definition
+//! strided → quantize → amax   dequantize   gemv   gemv_weights    operations: checks, pieces, threads
+//! isa → reference                                                 the instances; the definition
 //! plain   hessian → search, decode   errors   dot   weigh         a piece, a row
 //! rule   decoder                                                  a recipe, a tensor: as loops need them
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
-//! piece → policy → blocks                                         where blocks go, what is counted, what they are
+//! piece → policy → blocks                                         output, counts, the definition of blocks
 //! thresholds   values                                             codes and values of 16 bits, looked up
-//! products → vector → words → machines                            vectors, a file for each instruction set
+//! products → vector → halfwords → machines                        vectors, a file for each instruction set
 //! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
 //! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same
-//! arithmetic over the vectors of `vector`, sixteen blocks at a time, and `lanes` over whole blocks so that
-//! the compiler vectorises it: what groups are not for. All instances are tested bit for bit against the
-//! reference. `by_definition` is all there is of formats to compare with, and imports none of these files.
+//! arithmetic over the vectors of `vector`, sixteen blocks at a time. `lanes` is the same over whole blocks
+//! so that the compiler vectorises it, for blocks that groups cannot take. All instances are tested bit for
+//! bit against the reference. `by_definition` is all there is of formats for comparison, and imports none of
+//! these files.
 
 mod amax;
 mod blocks;
@@ -31,6 +32,7 @@ mod errors;
 mod gemv;
 mod gemv_weights;
 mod groups;
+mod halfwords;
 mod hessian;
 mod isa;
 mod lanes;
@@ -54,7 +56,6 @@ mod values;
 mod vector;
 mod weigh;
 mod widen;
-mod words;
 
 pub use amax::{amax, amax_with};
 pub(crate) use decoder::Decoder;

@@ -1,9 +1,9 @@
-//! A piece: contiguous blocks, and where they go.
+//! A piece: contiguous blocks that one call quantizes, and the output for them.
 
 use super::policy::Tally;
 use crate::scheme::NonFinite;
 
-/// Where blocks go: their codes and their scale bytes.
+/// The output of blocks: their codes and their scale bytes.
 pub(super) struct Output<'a> {
     pub(super) codes: &'a mut [u8],
     pub(super) scales: &'a mut [u8],
@@ -16,7 +16,7 @@ impl Output<'_> {
         self.codes.len() / self.scales.len()
     }
 
-    /// Where `count` of the blocks go, from block `first` on.
+    /// The output of `count` of the blocks, from block `first` on.
     #[inline(always)]
     pub(super) fn blocks(&mut self, first: usize, count: usize) -> Output<'_> {
         let block_bytes = self.block_bytes();

@@ -1,4 +1,4 @@
-//! Matrices cut into pieces, for tasks and loops.
+//! Cutting matrices into pieces, runs of blocks that follow each other in memory, for tasks and loops.
 
 use crate::shape::Shape;
 

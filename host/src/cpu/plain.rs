@@ -35,13 +35,15 @@ impl<T: Element> Piece<'_, T> {
     fn mxfp4<W: Widen>(&mut self, mx: Mx<E2m1>, thresholds: &Thresholds) {
         const N: usize = mx::BLOCK;
         let groups = &MxGroups { mx, thresholds };
-        let words = T::DTYPE != Dtype::F32;
+        let halfwords = T::DTYPE != Dtype::F32;
         let vectors = W::Vector::FUSED && mx.arithmetic.ties == Ties::Even;
         match (mx.arithmetic.ties, mx.arithmetic.negative_zero) {
-            (_, NegativeZero::Keep) if words || vectors => self.in_groups::<W, _, N, KEEP>(groups),
-            (_, NegativeZero::DropInput) if words || vectors => self.in_groups::<W, _, N, DROP_INPUT>(groups),
-            (_, NegativeZero::Drop) if words => self.in_groups::<W, _, N, DROP>(groups),
-            (_, NegativeZero::Force) if words => self.in_groups::<W, _, N, FORCE>(groups),
+            (_, NegativeZero::Keep) if halfwords || vectors => self.in_groups::<W, _, N, KEEP>(groups),
+            (_, NegativeZero::DropInput) if halfwords || vectors => {
+                self.in_groups::<W, _, N, DROP_INPUT>(groups)
+            }
+            (_, NegativeZero::Drop) if halfwords => self.in_groups::<W, _, N, DROP>(groups),
+            (_, NegativeZero::Force) if halfwords => self.in_groups::<W, _, N, FORCE>(groups),
             (Ties::Even, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, true>(mx)),
             (Ties::Even, _) => self.one_by_one::<W, _, _>(&Mxfp4::<EVEN, false>(mx)),
             (Ties::Away, NegativeZero::Keep) => self.one_by_one::<W, _, _>(&Mxfp4::<AWAY, true>(mx)),
@@ -54,15 +56,17 @@ impl<T: Element> Piece<'_, T> {
     #[inline(always)]
     fn nvfp4<W: Widen>(&mut self, quantizer: &Quantizer, factors: &NvFactors, thresholds: &Thresholds) {
         const N: usize = nvfp4::BLOCK;
-        let words = T::DTYPE != Dtype::F32;
+        let halfwords = T::DTYPE != Dtype::F32;
         let divided = &NvGroups::<true> { quantizer, factors, thresholds };
         let multiplied = &NvGroups::<false> { quantizer, factors, thresholds };
-        // Words are compared, however thresholds were found.
-        match (quantizer.negative_zero(), factors.divides && !words) {
-            (NegativeZero::Keep, false) if words => self.in_groups::<W, _, N, KEEP>(multiplied),
-            (NegativeZero::DropInput, false) if words => self.in_groups::<W, _, N, DROP_INPUT>(multiplied),
-            (NegativeZero::Drop, false) if words => self.in_groups::<W, _, N, DROP>(multiplied),
-            (NegativeZero::Force, false) if words => self.in_groups::<W, _, N, FORCE>(multiplied),
+        // Halfwords are compared, however thresholds were found.
+        match (quantizer.negative_zero(), factors.divides && !halfwords) {
+            (NegativeZero::Keep, false) if halfwords => self.in_groups::<W, _, N, KEEP>(multiplied),
+            (NegativeZero::DropInput, false) if halfwords => {
+                self.in_groups::<W, _, N, DROP_INPUT>(multiplied)
+            }
+            (NegativeZero::Drop, false) if halfwords => self.in_groups::<W, _, N, DROP>(multiplied),
+            (NegativeZero::Force, false) if halfwords => self.in_groups::<W, _, N, FORCE>(multiplied),
             (NegativeZero::Keep, true) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(divided),
             (NegativeZero::Keep, false) if W::Vector::FUSED => self.in_groups::<W, _, N, KEEP>(multiplied),
             (NegativeZero::DropInput, true) if W::Vector::FUSED => {

@@ -1,4 +1,4 @@
-//! What the CPU paths count, and what they do about blocks that hold NaN or infinities.
+//! Counts of the CPU paths, and the treatment of blocks that hold NaN or infinities.
 
 use microscale_formats::search::Found;
 use microscale_formats::{BlockEvents, block};

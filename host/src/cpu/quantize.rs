@@ -33,7 +33,7 @@ use crate::tensor::{Quantized, QuantizedTensor};
 /// [`Error::NonFinite`] if the recipe refuses what the input holds, and [`Error::GlobalScale`] or
 /// [`Error::GlobalScaleDirection`] if its global scale cannot be one.
 pub fn quantize<T: Element>(values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
-    Job::new(Isa::best(), Elements::of(values), shape, recipe)?.quantize_anew()
+    QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?.quantize_anew()
 }
 
 /// [`quantize`] into a tensor that exists already.
@@ -61,14 +61,14 @@ pub fn quantize_with<T: Element>(
     recipe: &Recipe,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    Job::new(isa, Elements::of(values), shape, recipe)?.quantize(out)
+    QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?.quantize(out)
 }
 
-/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one weight for each,
+/// [`quantize`], weighting errors by column in the search for scales (`recipe.search`): one number for each,
 /// such as the mean square of the activations that it meets.
 ///
 /// # Errors
-/// Those of [`quantize`], and [`Error::Importance`] if there are not as many weights as columns, or one is
+/// Those of [`quantize`], and [`Error::Importance`] if there are not as many numbers as columns, or one is
 /// negative or not finite.
 pub fn quantize_weighted<T: Element>(
     values: &[T],
@@ -76,12 +76,12 @@ pub fn quantize_weighted<T: Element>(
     recipe: &Recipe,
     importance: &[f32],
 ) -> Result<Quantized> {
-    let job = Job::new(Isa::best(), Elements::of(values), shape, recipe)?;
-    job.by_columns(Some(importance))?.quantize_anew()
+    let request = QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?;
+    request.by_columns(Some(importance))?.quantize_anew()
 }
 
-/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without weights all
-/// are 1.
+/// [`quantize_weighted`] on a chosen instruction set, into a tensor that exists already; without importance
+/// all are 1.
 ///
 /// # Errors
 /// Those of [`quantize_weighted`] and [`quantize_into`].
@@ -93,7 +93,7 @@ pub fn quantize_weighted_with<T: Element>(
     importance: Option<&[f32]>,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    Job::new(isa, Elements::of(values), shape, recipe)?.by_columns(importance)?.quantize(out)
+    QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?.by_columns(importance)?.quantize(out)
 }
 
 /// [`quantize`], searching scales (`recipe.search`) by the error that they make in what a layer
@@ -117,8 +117,8 @@ pub fn quantize_hessian<T: Element>(
     recipe: &Recipe,
     hessian: &[f32],
 ) -> Result<Quantized> {
-    let job = Job::new(Isa::best(), Elements::of(values), shape, recipe)?;
-    job.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize_anew()
+    let request = QuantizeRequest::new(Isa::best(), Elements::of(values), shape, recipe)?;
+    request.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize_anew()
 }
 
 /// [`quantize_hessian`] on a chosen instruction set, into a tensor that exists already.
@@ -133,22 +133,22 @@ pub fn quantize_hessian_with<T: Element>(
     hessian: &[f32],
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    let job = Job::new(isa, Elements::of(values), shape, recipe)?;
-    job.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize(out)
+    let request = QuantizeRequest::new(isa, Elements::of(values), shape, recipe)?;
+    request.by_hessians(&HessianStore::new(hessian, recipe, shape.cols)?).quantize(out)
 }
 
-/// What the errors of scales are weighted with.
+/// The importance of errors in a search for scales.
 #[derive(Clone, Copy)]
 enum Importance<'a> {
     None,
-    /// A weight for each column.
+    /// A number for each column.
     Columns(&'a [f32]),
     /// A Hessian for each block of columns.
     Hessians(&'a HessianStore),
 }
 
 /// A matrix to quantize, and how. Its values were found to hold its shape.
-struct Job<'a> {
+struct QuantizeRequest<'a> {
     isa: Isa,
     values: Elements<'a>,
     shape: Shape,
@@ -156,20 +156,20 @@ struct Job<'a> {
     importance: Importance<'a>,
 }
 
-impl<'a> Job<'a> {
-    /// With errors that are not weighted.
+impl<'a> QuantizeRequest<'a> {
+    /// Makes a request with errors that are not weighted.
     fn new(isa: Isa, values: Elements<'a>, shape: Shape, recipe: &'a Recipe) -> Result<Self> {
         shape.check("the input", values.len())?;
         Ok(Self { isa, values, shape, recipe, importance: Importance::None })
     }
 
-    /// With a weight for each column, if there are weights.
+    /// Adds importance by column, if there is any.
     fn by_columns(self, importance: Option<&'a [f32]>) -> Result<Self> {
         check_importance(importance, self.shape)?;
         Ok(Self { importance: importance.map_or(Importance::None, Importance::Columns), ..self })
     }
 
-    /// With a Hessian for each block of columns.
+    /// Adds a Hessian for each block of columns.
     fn by_hessians(self, store: &'a HessianStore) -> Self {
         Self { importance: Importance::Hessians(store), ..self }
     }

@@ -1,4 +1,4 @@
-//! Rows of quantized matrices that are multiplied: over rayon's threads, and what becomes of their sums.
+//! Rows of quantized matrices that are multiplied: over rayon's threads, and the rounding of their sums.
 
 use microscale_formats::{GlobalScale, dot};
 use rayon::prelude::*;
@@ -9,8 +9,8 @@ use crate::tensor::QuantizedTensor;
 /// Codes that a task goes through, at least: as much as the input of one that quantizes is.
 const TASK_BYTES: usize = 64 << 10;
 
-/// Does something with each few rows of a matrix, given the first, and their part of an output, which are so
-/// many elements a row: on this thread if there is little to do.
+/// Calls `few` for each few rows of a matrix, with the number of the first and their part of an output, which
+/// has so many elements a row: on this thread if there is little to do.
 pub(super) fn each_rows<T: Send>(
     matrix: &QuantizedTensor,
     out: &mut [T],

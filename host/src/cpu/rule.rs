@@ -1,4 +1,4 @@
-//! What the loops over blocks need to know: a recipe with the tensor's global scale put in.
+//! The rule that loops over blocks follow: a recipe with the tensor's global scale put in.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::element::{Dtype, Element};
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 
-/// How blocks are quantized.
+/// The rule by which blocks are quantized.
 #[derive(Clone)]
 pub(super) struct Rule {
     pub(super) kind: Kind,
@@ -25,7 +25,7 @@ pub(super) struct Rule {
     pub(super) searching: Option<Box<Searching>>,
 }
 
-/// How scales are searched.
+/// The search for scales.
 #[derive(Clone)]
 pub(super) struct Searching {
     pub(super) search: Search,
@@ -33,7 +33,7 @@ pub(super) struct Searching {
     pub(super) factors: Factors,
 }
 
-/// What NVFP4's codes are multiplied with, for each scale byte.
+/// The factors of NVFP4's codes, for each scale byte.
 #[derive(Clone)]
 pub(super) struct Factors([f32; 128]);
 
@@ -61,7 +61,7 @@ pub(super) enum Kind {
     Mxfp4(Mx<E2m1>),
     Mxfp8E4m3(Mx<E4m3>),
     Mxfp8E5m2(Mx<E5m2>),
-    /// With the factors that follow.
+    /// NVFP4's arithmetic, with the factors that follow from it.
     Nvfp4(Quantizer, Box<NvFactors>),
 }
 
@@ -92,7 +92,7 @@ impl Kind {
         }
     }
 
-    /// What 16-bit values are compared with.
+    /// The thresholds that 16-bit values are compared with.
     #[inline(always)]
     pub(super) fn thresholds<T: Element, V: Vector>(&self) -> Arc<Thresholds> {
         match self {

@@ -1,4 +1,4 @@
-//! Quantizing with searched scales. What finds a block's scale is a [`Find`]: [`Weighted`] is
+//! Quantizing with searched scales. A [`Find`] finds a block's scale: [`Weighted`] is
 //! `microscale_formats::search`, [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is
 //! in its own file.
 
@@ -18,9 +18,9 @@ use super::vector::{LANES, Portable, Scalars, Vector};
 use super::widen::{ByElement, Widen};
 use crate::element::Element;
 
-/// What finds the scale of a block of a piece.
+/// The search for the scale of a block of a piece.
 pub(super) trait Find<const N: usize> {
-    /// Finds that of block `i`.
+    /// Finds the scale of block `i`.
     fn find<T: Element>(
         &self,
         i: usize,
@@ -30,7 +30,7 @@ pub(super) trait Find<const N: usize> {
         start: Start,
     ) -> Found;
 
-    /// Finds those of some blocks from block `first` on; of what is past them, something.
+    /// Finds the scales of some blocks from block `first` on; entries past them mean nothing.
     #[inline(always)]
     fn find_all<T: Element>(
         &self,
@@ -48,7 +48,7 @@ pub(super) trait Find<const N: usize> {
     }
 }
 
-/// What a search for a block's scale begins with.
+/// The start of a search for a block's scale.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Start {
     pub(super) search: Search,
@@ -56,17 +56,18 @@ pub(super) struct Start {
     pub(super) amax_bits: u32,
     /// The convention's byte.
     pub(super) plain: u8,
-    /// What it would be for 1.5 times the amax.
+    /// The convention's byte for 1.5 times the amax.
     pub(super) larger: u8,
     /// The block got the NaN scale: it is not searched.
     nan_block: bool,
 }
 
-/// By squared errors, with the importance of the piece's elements: a block at a time, by the definition.
+/// The search by squared errors, with the importance of the piece's elements: a block at a time, by the
+/// definition.
 struct Weighted<'a>(Option<&'a [f32]>);
 
 impl Weighted<'_> {
-    /// Those of block `i`.
+    /// The importance of the elements of block `i`.
     #[inline(always)]
     fn of<const N: usize>(&self, i: usize) -> Option<[f32; N]> {
         self.0.map(|importance| {

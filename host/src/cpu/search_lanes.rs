@@ -1,6 +1,6 @@
 //! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search`
-//! without a branch on what a block holds. Each lane goes through the scales that its block may take, until
-//! the last is done.
+//! without a branch on a block's values. Each lane goes through the scales that its block may take, until the
+//! last is done.
 
 use microscale_formats::search::{
     self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,
@@ -44,7 +44,7 @@ impl<'a, const N: usize> Group<'a, N> {
         Self { magnitudes, squares, importance, units, amax }
     }
 
-    /// What codes are multiplied with under a scale in each lane, times the units.
+    /// The factors of codes under a scale in each lane, times the units.
     #[inline(always)]
     fn factors(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> Lanes<f32> {
         let mut factors = [0.0; LANES];

@@ -1,4 +1,5 @@
-//! Writing what is too large for caches past them: memory is not read first, and nothing else is driven out.
+//! Writing past the caches, for output too large for them: memory is not read first, and nothing else is
+//! driven out.
 
 /// Outputs from this many bytes on are written past the caches: more than most have, and what reads such an
 /// output begins at its other end.

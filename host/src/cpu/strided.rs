@@ -33,9 +33,9 @@ const ROWS: usize = TILE_ROWS;
 
 /// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
 /// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
-/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there are weights by column.
+/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there is importance by column.
 ///
-/// It is fastest where either the elements of a row or those of a column follow each other in memory.
+/// Quantizing is fastest where either the elements of a row or those of a column follow each other in memory.
 ///
 /// # Errors
 /// [`crate::Error::StridedLength`], [`crate::Error::ZeroStride`] or [`crate::Error::StridedTooLarge`] if the
@@ -83,28 +83,28 @@ pub fn quantize_strided_with<T: Element>(
     out.set_global_scale(if strided.is_empty() { None } else { global_scale });
     let (codes, scales) = out.parts_mut();
     let report = by_dtype!(Elements, values => {
-        let job = Job { isa, values, strided, rule, importance, block: recipe.format().block() };
+        let request = StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() };
         match recipe.scale_layout {
             _ if strided.is_empty() => Report::default(),
-            ScaleLayout::Linear => job.linear(quantized, codes, scales),
-            ScaleLayout::Swizzled => job.swizzled(quantized, codes, scales),
+            ScaleLayout::Linear => request.linear(quantized, codes, scales),
+            ScaleLayout::Swizzled => request.swizzled(quantized, codes, scales),
         }
     });
     recipe.accept(report)
 }
 
 /// A matrix to quantize, and how.
-struct Job<'a, T> {
+struct StridedRequest<'a, T> {
     isa: Isa,
     values: &'a [T],
     strided: &'a Strided,
     rule: Rule,
-    /// Weights by column.
+    /// Importance by column.
     importance: Option<&'a [f32]>,
     block: usize,
 }
 
-impl<T: Element> Job<'_, T> {
+impl<T: Element> StridedRequest<'_, T> {
     fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -116,7 +116,7 @@ impl<T: Element> Job<'_, T> {
         tasks.enumerate().map_init(Vec::new, report).reduce(Report::default, Report::plus)
     }
 
-    /// With swizzled scales, in tasks of the rows whose scales lie together.
+    /// Quantizes with swizzled scales, in tasks of the rows whose scales lie together.
     fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -229,9 +229,9 @@ fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usi
 /// The side of the squares that are transposed at once.
 const SIDE: usize = 8;
 
-/// Of 64 elements in a row, those of the first half and of the second in turns. It rotates the six bits of an
-/// element's place by one, so that three shuffles exchange rows and columns; and it is what the vector
-/// instructions for interleaving do, where a loop over single elements stays one.
+/// Interleaves the first half of 64 elements with the second. That rotates the six bits of an element's place
+/// by one, so that three shuffles exchange rows and columns. The vector instructions for interleaving do the
+/// same, where a loop over single elements stays one.
 #[inline(always)]
 fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
@@ -252,7 +252,7 @@ fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
 /// The largest magnitude of a matrix that its slice holds, in the order of memory.
 fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
     const PIECE: usize = 1 << 16;
-    /// What has a NaN or an infinity is looked at again, one by one.
+    /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
     const PART: usize = 1 << 12;
     if strided.is_empty() {
         return Amax::default();

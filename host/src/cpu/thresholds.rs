@@ -1,4 +1,4 @@
-//! The thresholds of 16-bit values: how large one may be to get a code of E2M1, for each scale byte.
+//! The thresholds of 16-bit values: the largest magnitude that gets a code of E2M1, for each scale byte.
 //!
 //! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to
 //! all 32,768 magnitudes of a dtype are known by seven of these, found here by asking the definitions of
@@ -9,15 +9,15 @@ use std::sync::{Arc, OnceLock};
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::{E4m3, E8m0, Ties, e2m1};
 
+use super::halfwords::Row;
 use super::vector::{LANES, Lanes, Vector};
-use super::words::Row;
-use crate::element::{Dtype, Element, word_from_f32, word_to_f32};
+use crate::element::{Dtype, Element, halfword_from_f32, halfword_to_f32};
 
 /// A row of thresholds for each scale byte. Those of NaN are of no use.
 pub(super) struct Thresholds([Row; 256]);
 
 impl Thresholds {
-    /// Those of f32, which has none.
+    /// The thresholds of f32, which has none.
     pub(super) fn none() -> Arc<Self> {
         static NONE: OnceLock<Arc<Thresholds>> = OnceLock::new();
         NONE.get_or_init(|| Arc::new(Self([Row::default(); 256]))).clone()
@@ -69,14 +69,15 @@ impl Thresholds {
         }))
     }
 
-    /// Those of a scale.
+    /// The thresholds of a scale.
     #[inline(always)]
     pub(super) fn row(&self, byte: u8) -> &Row {
         &self.0[usize::from(byte)]
     }
 }
 
-/// From what elements are multiplied with or divided by under each scale, and the size of a unit then, about.
+/// The thresholds from the factors or divisors of elements under each scale, and the size of a unit then,
+/// about.
 #[inline(always)]
 fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     ties: Ties,
@@ -108,7 +109,7 @@ fn lasts<T: Element, V: Vector, const DIVIDES: bool>(
     units: V::Number,
     operands: V::Number,
 ) -> (Lanes<u32>, u16) {
-    // How many of the three around a guess have it.
+    // Counts how many of the three magnitudes around a guess have the code.
     let guess = V::narrowed::<T>(V::mul(units, V::splat(e2m1::MIDPOINTS[code])));
     let mut next = V::add_bits(V::max_bits(guess, V::splat_bits(2)), V::splat_bits(u32::MAX));
     let mut last = V::add_bits(next, V::splat_bits(u32::MAX));
@@ -124,7 +125,7 @@ fn lasts<T: Element, V: Vector, const DIVIDES: bool>(
     (V::store(V::number(last)).map(f32::to_bits), !right)
 }
 
-/// Which magnitudes have a larger code, a bit each.
+/// Compares magnitudes: a bit for each, 1 if its code is larger.
 #[inline(always)]
 fn passed<T: Element, V: Vector, const DIVIDES: bool>(
     code: usize,
@@ -149,10 +150,10 @@ fn walk<T: Element, const DIVIDES: bool>(
     operands: &Lanes<f32>,
     rows: &mut [Row; LANES],
 ) {
-    let largest = word_from_f32::<T>(T::MAX);
+    let largest = halfword_from_f32::<T>(T::MAX);
     for lane in (0..LANES).filter(|lane| wrong >> lane & 1 != 0) {
         let passed = |magnitude: u16| {
-            let x = word_to_f32::<T>(magnitude);
+            let x = halfword_to_f32::<T>(magnitude);
             let scaled = if DIVIDES { x / operands[lane] } else { x * operands[lane] };
             usize::from(e2m1::magnitude_code(scaled, ties)) > code
         };
@@ -183,7 +184,7 @@ mod tests {
             // In order, so that each magnitude is looked at once.
             let mut expected = 0;
             for bits in 0..0x7C00 {
-                let x = word_to_f32::<T>(bits);
+                let x = halfword_to_f32::<T>(bits);
                 while expected < 7 && bits > row.0[expected] {
                     expected += 1;
                 }

@@ -4,15 +4,15 @@ use std::sync::{Arc, OnceLock};
 
 use microscale_formats::{Format, e2m1};
 
-use super::words::ValueRow;
-use crate::element::{Dtype, Element, word_from_f32};
+use super::halfwords::ValueRow;
+use crate::element::{Dtype, Element, halfword_from_f32};
 
 /// A row for each scale byte.
 pub(super) struct Values(Box<[ValueRow; 256]>);
 
 impl Values {
-    /// Those of a format of E2M1 elements in a 16-bit dtype. `factor` is what elements are multiplied with
-    /// under a scale; there is none for NaN.
+    /// The values of a format of E2M1 elements in a 16-bit dtype. `factor` is the one of elements under a
+    /// scale; there is none for NaN.
     pub(super) fn of<T: Element>(format: Format, factor: impl Fn(u8) -> Option<f32>) -> Arc<Self> {
         static MXFP4: [OnceLock<Arc<Values>>; 2] = [const { OnceLock::new() }; 2];
         let new = || Arc::new(Self::new::<T>(factor));
@@ -26,11 +26,11 @@ impl Values {
     fn new<T: Element>(factor: impl Fn(u8) -> Option<f32>) -> Self {
         let mut rows = Box::new([ValueRow::default(); 256]);
         for (scale, row) in (0..=u8::MAX).zip(rows.iter_mut()) {
-            let mut values = [word_from_f32::<T>(f32::NAN); 16];
+            let mut values = [halfword_from_f32::<T>(f32::NAN); 16];
             if let Some(factor) = factor(scale) {
                 let (positive, negative) = values.split_at_mut(8);
                 for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
-                    *positive = word_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
+                    *positive = halfword_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
                     // Rounding is the same for both signs.
                     *negative = *positive ^ 0x8000;
                 }
@@ -42,7 +42,7 @@ impl Values {
         Self(rows)
     }
 
-    /// That of a scale.
+    /// The values under a scale.
     #[inline(always)]
     pub(super) fn row(&self, scale: u8) -> &ValueRow {
         &self.0[usize::from(scale)]

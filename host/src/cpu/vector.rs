@@ -14,26 +14,26 @@ mod portable;
 
 use microscale_formats::arithmetic::{Fused, Machine};
 
+use super::halfwords::HalfwordVector;
 #[cfg(target_arch = "aarch64")]
 pub(super) use super::machines::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) use super::machines::{Avx2, Avx512};
 pub(super) use super::machines::{LANES, Lanes, Portable};
-use super::words::WordVector;
 use crate::element::{Dtype, Element};
 
 /// Vectors of an instruction set. As a [`Machine`] it has their arithmetic.
-pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
-    /// Whether [`Machine::fma`] is an instruction.
+pub(super) trait Vector: Machine + HalfwordVector<Bits: Copy> {
+    /// True if [`Machine::fma`] is an instruction.
     const FUSED: bool = true;
 
-    /// From memory.
+    /// Loads a vector from memory.
     fn load(lanes: &Lanes<f32>) -> Self::Number;
 
-    /// To memory.
+    /// Stores a vector to memory.
     fn store(vector: Self::Number) -> Lanes<f32>;
 
-    /// Those with an even index, and the others, of two vectors after each other.
+    /// The numbers with an even index, and the others, of two vectors after each other.
     fn deinterleave(a: Self::Number, b: Self::Number) -> (Self::Number, Self::Number);
 
     /// One number in the first half, one in the second.
@@ -45,7 +45,7 @@ pub(super) trait Vector: Machine + WordVector<Bits: Copy> {
     /// The numbers of bits.
     fn number(bits: Self::Bits) -> Self::Number;
 
-    /// These bits, everywhere.
+    /// The same bits in every lane.
     fn splat_bits(bits: u32) -> Self::Bits;
 
     /// a & b

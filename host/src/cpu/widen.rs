@@ -7,7 +7,7 @@ use super::vector::Vector;
 use crate::element::Dtype;
 use crate::element::Element;
 
-/// How blocks of an instruction set are widened to f32.
+/// The widening of blocks to f32 by an instruction set.
 pub(super) trait Widen {
     /// Its vectors.
     type Vector: Vector;

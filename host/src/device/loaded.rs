@@ -21,7 +21,7 @@ enum LoadedOn<'a, T: Element> {
     Gpu(Box<LoadedOnGpu<'a, T>>),
 }
 
-/// What a matrix was quantized to, where the device works. [`Loaded::quantize`] makes it.
+/// A quantized matrix where the device works. [`Loaded::quantize`] makes it.
 pub struct QuantizedThere(QuantizedOn);
 
 enum QuantizedOn {
@@ -31,7 +31,7 @@ enum QuantizedOn {
 }
 
 impl<'a, T: Element> Loaded<'a, T> {
-    /// Where it is in host memory, which was found to hold the shape.
+    /// Makes one of host memory, which was found to hold the shape.
     pub(super) fn on_cpu(values: &'a [T], shape: Shape) -> Self {
         Self(LoadedOn::Cpu(values, shape))
     }
@@ -81,7 +81,7 @@ impl<T: Element> Loaded<'_, T> {
         }
     }
 
-    /// What was lost to what [`Self::quantize`] gave.
+    /// The loss of the result of [`Self::quantize`].
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`crate::Error::Gpu`].
@@ -99,7 +99,7 @@ impl<T: Element> Loaded<'_, T> {
 }
 
 impl QuantizedThere {
-    /// What could not be kept.
+    /// Counts of what could not be kept.
     pub fn report(&self) -> Report {
         match &self.0 {
             QuantizedOn::Cpu(quantized) => quantized.report,

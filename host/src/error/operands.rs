@@ -2,7 +2,7 @@
 
 use microscale_formats::Format;
 
-/// Why operands do not go together.
+/// The reason why operands do not go together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandFault {
@@ -49,7 +49,7 @@ pub enum OperandFault {
     Limit {
         /// Rows of activations, or columns.
         what: &'static str,
-        /// How many there are.
+        /// The number that there are.
         found: usize,
         /// The first number that is too many.
         limit: u64,

@@ -51,8 +51,8 @@ pub(super) fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
     })
 }
 
-/// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row, which
-/// spares the kernel its divisions.
+/// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row,
+/// which spares the kernel its divisions.
 pub(super) fn grid(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
     let Shape { rows, cols, row_stride } = shape;
     let flat = row_stride == cols && cols.is_multiple_of(block);
@@ -68,7 +68,7 @@ pub(super) fn by_rows(shape: Shape, block: usize) -> Result<Argument<BlockGrid>>
     grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
 }
 
-/// Where the scale bytes of a tensor that is not empty lie.
+/// The layout of the scale bytes of a tensor that is not empty.
 pub(super) fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
     let blocks = shape.blocks_per_row() as u64;
     Argument(match shape.scale_layout {
@@ -82,7 +82,7 @@ pub(super) fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> 
     grid.0.blocks * format.block() as u64
 }
 
-/// Checks the number of something that a product's kernels count.
+/// Checks a number that a product's kernels count with against their limit.
 pub(super) fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
     let fits = (found as u64) < limit;
     if fits { Ok(()) } else { Err(Error::Operands(OperandFault::Limit { what, found, limit })) }
@@ -99,7 +99,8 @@ pub(super) fn not_one_launch(what: impl std::fmt::Display) -> Error {
     Error::Gpu { doing: "launching a kernel", message }
 }
 
-/// The launch that covers so many elements, or has so many thread blocks if it is not elements that they handle.
+/// The launch that covers so many elements, or has so many thread blocks if it is not elements that they
+/// handle.
 pub(super) fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
     let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
     let grid_dim =

@@ -1,4 +1,4 @@
-//! Finding GPUs, without a panic where there is no driver.
+//! Finding and opening GPUs, without a panic where there is no driver.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use microscale_kernels_abi::target_for;
 use super::driver::doing;
 use crate::error::{Error, Result};
 
-/// What a GPU is.
+/// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
     /// Its number, as in `cuda:N`.
@@ -55,7 +55,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
     CudaContext::new(ordinal).map_err(doing("creating a context"))
 }
 
-/// How many GPUs there are; at least one.
+/// The number of GPUs; at least one.
 pub(super) fn count() -> Result<usize> {
     // SAFETY: only tries to open the driver's library, by the names that cudarc knows.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {

@@ -10,8 +10,8 @@ pub(super) fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Gpu { doing, message: format!("{error:?}") }
 }
 
-/// While it lives, this thread may do what a capture of one of its streams would forbid, such as loading a module: none of it
-/// is captured.
+/// While it lives, this thread may do what a capture of one of its streams would forbid, such as loading a
+/// module: none of it is captured.
 pub(super) struct Relaxed {
     before: CUstreamCaptureMode,
 }
@@ -31,7 +31,8 @@ impl Drop for Relaxed {
 
 /// Sets this thread's capture mode and returns the one before.
 fn exchange(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
-    // SAFETY: the driver is loaded, for there is a context, and writes the mode before to where it reads the new one.
+    // SAFETY: the driver is loaded, for there is a context, and writes the mode before to where it reads the
+    // new one.
     let done = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
     done.result().map_err(doing("setting what a capture forbids"))?;
     Ok(mode)

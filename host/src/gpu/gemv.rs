@@ -1,4 +1,4 @@
-//! Matrix–vector products on a GPU.
+//! Products of quantized matrices and quantized vectors on a GPU, from host memory or on the device.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::shape::Shape;
 use crate::tensor::QuantizedTensor;
 
 impl Gpu {
-    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the result
-    /// back, and waits for it.
+    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the
+    /// result back, and waits for it.
     ///
     /// # Errors
     /// Those of [`Self::gemv_on`].
@@ -40,8 +40,8 @@ impl Gpu {
         self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 
-    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits: enqueues one
-    /// kernel and returns. Allocates nothing and does not wait.
+    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits:
+    /// enqueues one kernel and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// Those of [`crate::gemv`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].

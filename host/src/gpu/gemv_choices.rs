@@ -119,7 +119,7 @@ impl GemvChoices<GemvKernel> {
 /// Tables for weights of a format times so many tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GemvWeightsChoices {
-    /// By format, with tokens rising.
+    /// The tables by format, with tokens rising.
     tables: Vec<(Format, usize, GemvChoices<GemvWeightsKernel>)>,
 }
 

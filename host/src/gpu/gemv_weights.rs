@@ -1,4 +1,4 @@
-//! Weights in four bits times activations in 16, on a GPU.
+//! Products of weights in four bits and activations in 16 on a GPU, and the choice of their kernel.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Several GPUs.
+//! Several GPUs as one device for checkpoints: their workers, by turns.
 
 use rayon::prelude::*;
 
@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 /// One GPU or several, ready to work.
 pub struct Gpus(Vec<Gpu>);
 
-/// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits for the
-/// kernels, copies back and writes. So many keep the copies busy.
+/// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits
+/// for the kernels, copies back and writes. So many keep the copies busy.
 const WORKERS: usize = 12;
 
-/// What a worker needs of a GPU's memory at most, in bytes of its largest tensor: the values, with those of the layers
-/// that it is fused with (three times, at most), and what they become.
+/// The most that a worker needs of a GPU's memory, in bytes of its largest tensor: the values, with those of
+/// the layers that it is fused with (three times, at most), and the result.
 const FOOTPRINT: u64 = 4;
 
 impl Gpus {
@@ -49,7 +49,7 @@ impl Gpus {
         self.0.iter()
     }
 
-    /// What can work at once on tensors of at most so many bytes: several streams of each GPU, by turns.
+    /// Workers for tensors of at most so many bytes: several streams of each GPU, by turns.
     pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Gpu>> {
         let mut workers = Vec::new();
         for worker in 0..WORKERS {

@@ -1,4 +1,4 @@
-//! One GPU, ready to work.
+//! [`Gpu`]: one GPU, ready to work, with its context, stream and kernels.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ impl Gpu {
     /// Opens GPU number `ordinal` and gets ready to load the PTX that its compute capability gets.
     ///
     /// # Errors
-    /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is older than compute capability 8.0;
-    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
+    /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is older than
+    /// compute capability 8.0; [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
         let context = device::open(ordinal)?;
         let info = GpuInfo::of(&context)?;
@@ -44,7 +44,7 @@ impl Gpu {
         Ok(Self { info, context, stream, kernels, staging })
     }
 
-    /// What this GPU is.
+    /// The facts of this GPU.
     pub fn info(&self) -> &GpuInfo {
         &self.info
     }
@@ -59,8 +59,8 @@ impl Gpu {
         &self.stream
     }
 
-    /// Makes kernels ready one after the other and says of each how long that took: inflating its PTX, and the driver's
-    /// compiling or finding it in its cache. What is ready already takes no time.
+    /// Makes kernels ready one after the other and returns the time that each took: inflating its PTX, and
+    /// the driver's compiling or finding it in its cache. A kernel that is ready already takes no time.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.

@@ -1,7 +1,8 @@
 //! The kernels of one GPU, each compiled by the driver when it is first used.
 //!
-//! Entry points are independent text, so that a kernel can be handed to the driver by itself: that takes it 0.03 to 0.3 s, and
-//! more than 10 s for all kernels together. The driver keeps what it compiled in a cache of its own, if it may.
+//! Entry points are independent text, so that a kernel can be handed to the driver by itself: that takes it
+//! 0.03 to 0.3 s, and more than 10 s for all kernels together. The driver keeps what it compiled in a cache
+//! of its own, if it may.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -26,10 +27,10 @@ pub(super) struct Kernels {
     /// Bytes of shared memory that a thread block may have.
     most_shared: u32,
     multiprocessors: u32,
-    /// Held by the thread that compiles a kernel. The driver compiles one at a time, and all together takes it a quarter longer
-    /// if several threads ask.
+    /// Held by the thread that compiles a kernel. The driver compiles one at a time, and all together takes
+    /// it a quarter longer if several threads ask.
     compiling: Mutex<()>,
-    /// By family and number: empty until the kernel is first used.
+    /// The kernels by family and number: empty until the kernel is first used.
     ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
 }
 

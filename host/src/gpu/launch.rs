@@ -1,7 +1,7 @@
 //! Launching: a file a kernel family, a function a kind of kernel, and nothing else launches.
 //!
-//! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds. What they
-//! share is here.
+//! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds.
+//! Shared parts are here.
 
 mod amax;
 mod dequantize;

@@ -1,4 +1,4 @@
-//! A matrix that was copied to a GPU, for several operations, and what it is quantized to.
+//! A matrix that was copied to a GPU, for several operations, and its quantized form.
 
 use std::mem::offset_of;
 use std::ops::ControlFlow;
@@ -31,20 +31,20 @@ pub(crate) struct LoadedOnGpu<'a, T: Element> {
     input: Option<CudaSlice<T>>,
 }
 
-/// What a matrix in device memory was quantized to, there too.
+/// A quantized matrix in device memory.
 pub(crate) struct QuantizedOnGpu {
     stream: Arc<CudaStream>,
     staging: Arc<Staging>,
     pub(crate) tensor: DeviceTensor,
-    /// What could not be kept.
+    /// Counts of what could not be kept.
     pub(crate) report: Report,
     /// The global scale.
     pub(crate) global_scale: Option<GlobalScale>,
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {
-    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has checked that
-    /// the values hold the shape.
+    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has
+    /// checked that the values hold the shape.
     pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape, origin: Option<Origin<'_>>) -> Result<Self> {
         let span = shape.span()?;
         if shape.is_empty() {
@@ -72,7 +72,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(recipe, shape))?;
         let mut report = DeviceReport::zeros(stream)?;
         if let Some(input) = &self.input {
-            let importance = importance.map(|weights| stream.clone_htod(weights)).transpose();
+            let importance = importance.map(|importance| stream.clone_htod(importance)).transpose();
             let importance = importance.map_err(doing("copying weights to it"))?;
             gpu.quantize_weighted_on(
                 stream,
@@ -90,7 +90,7 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         Ok(QuantizedOnGpu { stream, staging, tensor, report, global_scale })
     }
 
-    /// What was lost to a tensor.
+    /// The loss of a tensor that the matrix was quantized to.
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
@@ -128,7 +128,8 @@ impl QuantizedOnGpu {
         self.tensor.to_host_through(&self.stream, &self.staging)
     }
 
-    /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when that breaks.
+    /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when
+    /// that breaks.
     pub(crate) fn each_piece(
         &self,
         part: Part,

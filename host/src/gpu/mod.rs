@@ -1,13 +1,16 @@
 //! Quantizing and dequantizing on NVIDIA GPUs, with the PTX that this library embeds.
 //!
-//! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a context, a stream
-//! and the kernels, each of which the driver compiles when it is first used; [`Gpu::preload`] and [`Gpu::preload_recipe`] are for who wants that before. Its host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait; the
-//! device-buffer operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`],
-//! [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
+//! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a
+//! context, a stream and the kernels. The driver compiles each kernel when it is first used, or before that
+//! by [`Gpu::preload`] and [`Gpu::preload_recipe`].
 //!
-//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a buffer on several
-//! streams by events, which a graph capture does not allow; a caller who captures turns that off first
-//! (`CudaContext::disable_event_tracking`) and orders streams itself.
+//! Host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait. Device-buffer
+//! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`])
+//! only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
+//!
+//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a
+//! buffer on several streams by events, which a graph capture does not allow; a caller who captures turns
+//! that off first (`CudaContext::disable_event_tracking`) and orders streams itself.
 
 mod arguments;
 mod bench_kernels;

@@ -15,12 +15,12 @@ use crate::scheme::{Global, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 
 impl Gpu {
-    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be computed or
-    /// swizzled scales have padding, and returns.
-    /// Allocates nothing and does not wait.
+    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be
+    /// computed or swizzled scales have padding, and returns. Allocates nothing and does not wait.
     ///
-    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse:
-    /// blocks with non-finite values become NaN, and the caller finds them in the report when it reads it.
+    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot
+    /// refuse: blocks with non-finite values become NaN, and the caller finds them in the report when it
+    /// reads it.
     ///
     /// # Errors
     /// Those of [`crate::quantize`] about shapes and lengths, and [`Error::Gpu`].
@@ -36,12 +36,12 @@ impl Gpu {
         self.quantize_weighted_on(stream, values, shape, recipe, None, out, report)
     }
 
-    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`]
-    /// does. Weights in device memory are not looked at: if one is negative or not finite, which scales are
-    /// chosen means nothing.
+    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as
+    /// [`crate::quantize_weighted`] does. Importance in device memory is not looked at: if a number is
+    /// negative or not finite, the choice of scales means nothing.
     ///
     /// # Errors
-    /// Those of [`Self::quantize_on`], and [`Error::Importance`] if there are not as many weights as columns.
+    /// Those of [`Self::quantize_on`], and [`Error::Importance`] if there are not as many numbers as columns.
     #[expect(
         clippy::too_many_arguments,
         reason = "one more than `quantize_on`, whose arguments are all different"
@@ -59,7 +59,7 @@ impl Gpu {
         shape.check("the input", values.len())?;
         out.shape().require(QuantizedShape::of(recipe, shape))?;
         recipe.check()?;
-        if let Some(importance) = importance.filter(|weights| weights.len() != shape.cols) {
+        if let Some(importance) = importance.filter(|importance| importance.len() != shape.cols) {
             let (weights, columns) = (importance.len(), shape.cols);
             return Err(Error::Importance { weights, columns, wrong: None });
         }
@@ -80,8 +80,8 @@ impl Gpu {
         launch::quantize(&self.kernels, stream, values, shape, recipe, importance, out, report)
     }
 
-    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns. Allocates
-    /// nothing and does not wait.
+    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns.
+    /// Allocates nothing and does not wait.
     ///
     /// # Errors
     /// Those of [`crate::amax`], and [`Error::Gpu`].
@@ -96,8 +96,8 @@ impl Gpu {
         launch::amax(&self.kernels, stream, values, shape, amax.slot_mut())
     }
 
-    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues and
-    /// returns. Allocates nothing and does not wait.
+    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues
+    /// and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// [`Error::QuantizedShape`] if more than the scale layout differs, and [`Error::Gpu`].
@@ -120,8 +120,8 @@ impl Gpu {
         launch::convert_scales(&self.kernels, stream, source.scales(), scales, to, source.shape())
     }
 
-    /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and returns.
-    /// Allocates nothing and does not wait.
+    /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and
+    /// returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// Those of [`crate::dequantize_into`], and [`Error::Gpu`].

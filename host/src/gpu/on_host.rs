@@ -25,7 +25,8 @@ impl Gpu {
         self.quantize_weighted(values, shape, recipe, None)
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales, as [`crate::quantize_weighted`] does.
+    /// [`Self::quantize`], weighting errors by column in the search for scales, as
+    /// [`crate::quantize_weighted`] does.
     ///
     /// # Errors
     /// Those of [`crate::quantize_weighted`], and [`Error::Gpu`].
@@ -66,7 +67,8 @@ impl Gpu {
         LoadedOnGpu::new(self, values, shape, None)?.amax()
     }
 
-    /// What a matrix in host memory has lost, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the bit.
+    /// The loss of a matrix in host memory, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the
+    /// bit.
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].

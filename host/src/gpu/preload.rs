@@ -1,4 +1,4 @@
-//! Compiling kernels before they are used.
+//! Having kernels compiled before they are used, so that the first operation does not wait.
 
 use microscale_kernels_abi::{Amax, Errors, Family, KernelId};
 
@@ -11,8 +11,9 @@ use crate::recipe::Recipe;
 use crate::scheme::{Global, Scheme};
 
 impl Gpu {
-    /// Has the driver compile the kernels of a family, for unquantized values or results of a dtype, or for all: operations
-    /// would otherwise wait for theirs at their first call. What is compiled already costs nothing.
+    /// Has the driver compile the kernels of a family, for unquantized values or results of a dtype, or for
+    /// all: operations would otherwise wait for theirs at their first call. Kernels that are compiled already
+    /// cost nothing.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
@@ -25,8 +26,8 @@ impl Gpu {
         self.compile(KernelId::all().filter(wanted))
     }
 
-    /// [`Self::preload`] for what a recipe needs with values of a dtype whose rows start on 16 bytes: quantizing them, with a global scale that is computed
-    /// or given, and finding what that loses.
+    /// [`Self::preload`] for the kernels that a recipe needs with values of a dtype whose rows start on 16
+    /// bytes: quantizing them, with a global scale that is computed or given, and finding the loss.
     ///
     /// # Errors
     /// Those of [`Self::preload`], [`Error::NoKernel`](crate::Error::NoKernel) and

@@ -1,7 +1,7 @@
 //! Copies between a GPU and memory that the driver has not pinned, through some that it has.
 //!
-//! The driver does the same when it is asked to copy from a mapped file, but with one thread and a small buffer. Here
-//! many threads copy a piece into pinned memory while the one before it is under way.
+//! The driver does the same when it is asked to copy from a mapped file, but with one thread and a small
+//! buffer. Here many threads copy a piece into pinned memory while the one before it is under way.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ use crate::origin::Origin;
 const PIECE: usize = 4 << 20;
 /// Bytes that a thread copies at once.
 const PART: usize = 512 << 10;
-/// From so many bytes on, a copy goes by pieces.
+/// The fewest bytes of which a copy goes by pieces.
 const LEAST: usize = 1 << 20;
 
 /// Two pieces of pinned memory, used by turns, by one operation at a time.
@@ -40,7 +40,8 @@ struct Piece {
 
 impl Piece {
     fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the GPU.
+        // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the
+        // GPU.
         let memory = unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
         let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
         Ok(Self { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
@@ -69,8 +70,8 @@ impl Staging {
         Ok(pieces)
     }
 
-    /// Copies to the start of device memory, from the file that the values are mapped from if that is known. What is
-    /// enqueued on the stream afterwards finds it there.
+    /// Copies to the start of device memory, from the file that the values are mapped from if that is known.
+    /// Work that is enqueued on the stream afterwards finds it there.
     pub(super) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
         &self,
         stream: &Arc<CudaStream>,
@@ -103,8 +104,9 @@ impl Staging {
                 }
             });
             copied.map_err(reading)?;
-            // SAFETY: the target has room for all bytes, of which these are the ones at `offset`. The pinned memory
-            // lives as long as `self` does and is not touched again before its event, and freeing it waits for the GPU.
+            // SAFETY: the target has room for all bytes, of which these are the ones at `offset`. The pinned
+            // memory lives as long as `self` does and is not touched again before its event, and freeing it
+            // waits for the GPU.
             unsafe { result::memcpy_htod_async(target + offset, to, stream.cu_stream()) }
                 .map_err(&copying)?;
             used.record(stream).map_err(&copying)?;
@@ -131,8 +133,8 @@ impl Staging {
         })
     }
 
-    /// Copies so many bytes from the start of device memory, and hands them on piece by piece, each while the next one
-    /// is under way. Ends when there are no more, or when `hand_on` breaks.
+    /// Copies so many bytes from the start of device memory, and hands them on piece by piece, each while the
+    /// next one is under way. Ends when there are no more, or when `hand_on` breaks.
     pub(super) fn each_piece(
         &self,
         stream: &Arc<CudaStream>,
@@ -153,8 +155,9 @@ impl Staging {
                 used.synchronize().map_err(&copying)?;
                 let to = &mut memory.as_mut_slice().map_err(&copying)?[..length];
                 let offset = (number * PIECE) as u64;
-                // SAFETY: the source has all bytes, of which these are the ones at `offset`. The pinned memory lives as
-                // long as `self` does and is not touched again before its event, and freeing it waits for the GPU.
+                // SAFETY: the source has all bytes, of which these are the ones at `offset`. The pinned
+                // memory lives as long as `self` does and is not touched again before its event, and freeing
+                // it waits for the GPU.
                 unsafe { result::memcpy_dtoh_async(to, source + offset, stream.cu_stream()) }
                     .map_err(&copying)?;
                 used.record(stream).map_err(&copying)?;

@@ -1,4 +1,4 @@
-//! Quantized tensors, amax and reports in device memory.
+//! Quantized tensors, amax and reports in device memory, and their copies from and to the host.
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::nvfp4::{Direction, GlobalScale};
@@ -21,7 +21,7 @@ pub struct DeviceTensor {
     scales: CudaSlice<u8>,
     /// A [`GlobalSlot`]: the global scale, and the amax that it may be computed from.
     global: CudaSlice<u32>,
-    /// How the global scale is to be read, if there is one.
+    /// The direction in which the global scale is to be read, if there is one.
     direction: Option<Direction>,
 }
 
@@ -32,7 +32,8 @@ impl DeviceTensor {
     /// Room for a matrix, filled with zeros on the stream.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`] when memory is short.
+    /// [`Error::TooLarge`], [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`] when memory
+    /// is short.
     pub fn zeros(stream: &Arc<CudaStream>, shape: QuantizedShape) -> Result<Self> {
         if let Format::Comparison(_) = shape.format {
             return Err(Error::NoKernel { format: shape.format });
@@ -132,14 +133,14 @@ impl DeviceTensor {
         &self.scales
     }
 
-    /// How NVFP4's global scale is written down; none if the tensor has no global scale. The number itself is in device
-    /// memory: the first word of [`Self::global_slot`], as the bits of an f32.
+    /// The direction in which NVFP4's global scale is written down; none if the tensor has no global scale.
+    /// The number itself is in device memory: the first word of [`Self::global_slot`], as the bits of an f32.
     pub fn direction(&self) -> Option<Direction> {
         self.direction
     }
 
-    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN and
-    /// infinity if the input had one; what follows are the kernels' own notes.
+    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN
+    /// and infinity if the input had one; the rest are the kernels' own notes.
     pub fn global_slot(&self) -> &CudaSlice<u32> {
         &self.global
     }
@@ -148,7 +149,7 @@ impl DeviceTensor {
         (&mut self.codes, &mut self.scales, &mut self.global)
     }
 
-    /// Whether there are scale bytes that belong to no block.
+    /// Returns whether there are scale bytes that belong to no block.
     pub(super) fn has_padded_scales(&self) -> bool {
         self.shape.scale_layout == ScaleLayout::Swizzled
             && self.scales.len() > self.shape.rows * self.shape.blocks_per_row()
@@ -182,7 +183,7 @@ pub struct DeviceAmax {
 }
 
 impl DeviceAmax {
-    /// Of nothing.
+    /// An amax of nothing.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -243,8 +244,8 @@ impl DeviceReport {
         stream.memset_zeros(&mut self.slots).map_err(doing("clearing a report"))
     }
 
-    /// The report of what was quantized on the stream so far, which it waits for. The position of the first non-finite
-    /// element means something if that was one matrix, of this shape, to this format.
+    /// The report of everything quantized on the stream so far, which it waits for. The position of the first
+    /// non-finite element means something if that was one matrix, of this shape, to this format.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -275,7 +276,7 @@ impl DeviceReport {
     }
 }
 
-/// Where element B · block + index stands, in a format with blocks of B.
+/// The position of element B · block + index, in a format with blocks of B.
 fn position(index: u64, shape: Shape, format: Format) -> Position {
     let row_elements = shape.cols.next_multiple_of(format.block()) as u64;
     Position { row: (index / row_elements) as usize, col: (index % row_elements) as usize }
@@ -291,7 +292,7 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
     assert!(std::mem::offset_of!(ReportSlot, rescaled) == 48);
     assert!(std::mem::offset_of!(ReportSlot, tried) == 56);
-    // As do `to_host` and `DeviceAmax::read`.
+    // `to_host` and `DeviceAmax::read` do the same.
     assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
     assert!(std::mem::offset_of!(GlobalSlot, amax_bits) == 4);
     assert!(std::mem::offset_of!(GlobalSlot, nan) == 8);

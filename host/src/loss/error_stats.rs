@@ -1,4 +1,4 @@
-//! Statistics of how far two tensors are apart.
+//! [`ErrorStats`]: sums over pairs of an original and its approximation, and figures such as SQNR.
 
 use std::ops::AddAssign;
 
@@ -19,7 +19,7 @@ use crate::tensor::QuantizedTensor;
 /// every run. Pairs in which either element is not finite are counted and left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ErrorStats {
-    /// Those left out among them.
+    /// Pairs, those left out among them.
     pairs: u64,
     sums: ErrorSums,
 }
@@ -79,7 +79,7 @@ impl ErrorStats {
         Self::of_all(&rows.collect::<Vec<_>>())
     }
 
-    /// Over parts, in their order.
+    /// Statistics over parts, in their order.
     fn of_all(parts: &[Self]) -> Self {
         parts.iter().fold(Self::default(), |mut sum, part| {
             sum += *part;
@@ -87,7 +87,7 @@ impl ErrorStats {
         })
     }
 
-    /// Of a matrix whose rows were summed part by part, of which there are so many a row.
+    /// Statistics of a matrix whose rows were summed part by part, of which there are so many a row.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs sum so"))]
     pub(crate) fn of_parts(parts: &[ErrorSums], parts_per_row: usize, elements: u64) -> Self {
         let mut total = Self::default();
@@ -102,7 +102,7 @@ impl ErrorStats {
         total
     }
 
-    /// Of so many pairs that were summed.
+    /// Statistics of so many pairs that were summed.
     fn of_part(pairs: usize, sums: ErrorSums) -> Self {
         Self { pairs: pairs as u64, sums }
     }

@@ -1,4 +1,4 @@
-//! A matrix beside what it was quantized to, part by part: for figures about the loss.
+//! A matrix beside its quantized form, part by part: for figures about the loss.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ pub(super) struct RoundTrip<'a> {
     values: Elements<'a>,
     shape: Shape,
     tensor: &'a QuantizedTensor,
-    /// In linear order.
+    /// The scales in linear order.
     scales: Cow<'a, [u8]>,
     decoder: Decoder,
 }
@@ -69,7 +69,7 @@ impl<'a> RoundTrip<'a> {
         self.tensor.format()
     }
 
-    /// What the elements of a block are multiplied with; `None` for a NaN scale.
+    /// The factor of a block's elements; `None` for a NaN scale.
     pub(super) fn factor(&self, scale: u16) -> Option<f32> {
         self.decoder.factor(scale)
     }

@@ -1,4 +1,4 @@
-//! The blocks of a matrix that lost most.
+//! [`WorstBlocks`]: the blocks of a matrix that lost most, by relative and by absolute error.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::shape::Shape;
 use crate::tensor::QuantizedTensor;
 
-/// What one block lost. Elements that are not finite, or did not come back so, are left out, as
+/// The loss of one block. Elements that are not finite, or did not come back so, are left out, as
 /// [`ErrorStats`](crate::ErrorStats) does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockError {
@@ -21,8 +21,7 @@ pub struct BlockError {
     pub amax: f32,
     /// The scale as it is stored, by its bits.
     pub scale_bits: u16,
-    /// What elements are multiplied with when they are dequantized: the block scale, under NVFP4's global
-    /// scale.
+    /// The factor of elements when they are dequantized: the block scale, under NVFP4's global scale.
     pub scale: f32,
     /// Σa².
     pub energy: f64,
@@ -41,9 +40,9 @@ impl BlockError {
 /// nothing is not among them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstBlocks {
-    /// By the squared error as a share of the block's energy.
+    /// The worst blocks by the squared error as a share of the block's energy.
     pub relative: Vec<BlockError>,
-    /// By the squared error.
+    /// The worst blocks by the squared error.
     pub absolute: Vec<BlockError>,
 }
 

@@ -1,5 +1,5 @@
-//! Small matrices on every instruction set against the reference: what Miri runs, which knows no vectors, to
-//! look at memory. The tests of all values are in `tests/`.
+//! Small matrices on every instruction set against the reference. Miri runs these tests, which knows no
+//! vectors, to look at memory. The tests of all values are in `tests/`.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax, amax_with, dequantize_with, quantize_with};
@@ -31,7 +31,7 @@ fn recipes() -> Vec<Recipe> {
     recipes.push(Recipe::of(Format::Mxfp4, Convention::Ggml).expect("a recipe"));
     recipes.push(Recipe { scheme: Scheme::Nvfp4(Arithmetic::MODELOPT, Global::Absent), ..Recipe::default() });
     if cfg!(miri) {
-        // What follows takes too long, or many threads, of which Miri does not understand rayon's.
+        // The other recipes take too long under Miri, or many threads, and it does not understand rayon's.
         return recipes;
     }
     for search in [Search::FourSix, Search::Full] {

@@ -1,4 +1,4 @@
-//! How fast kernels are executed: lane-instructions a second on one core.
+//! The speed of the executor: lane-instructions a second on one core.
 //!
 //! `cargo run --release -p microscale-executor --example speed`
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Which of the permitted results an instruction gives that is not exact.
+/// The choice among the permitted results of an instruction that is not exact.
 ///
-/// Of `rcp.approx`, those within one ulp of the exact one. Of `mma`, sums in f32 of exact products, in any
-/// order and rounded in any way.
+/// `rcp.approx` may give the results within one ulp of the exact one, `mma` the sums in f32 of exact
+/// products, in any order and rounded in any way.
 #[derive(Clone, Default)]
 pub enum Approximation {
     /// The correctly rounded one.

@@ -25,6 +25,6 @@ pub struct Parameter {
     pub size: usize,
     /// Its alignment in bytes.
     pub align: usize,
-    /// Where it lies in the parameter space.
+    /// The offset in the parameter space.
     pub(crate) offset: usize,
 }

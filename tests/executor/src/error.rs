@@ -1,15 +1,15 @@
-//! What is wrong with PTX before it runs.
+//! Errors in PTX, found before it runs.
 
 use std::fmt;
 
-/// Why PTX text cannot be read or lowered, or a buffer not be handed out.
+/// The reason why PTX text cannot be read or lowered, or a buffer not be handed out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The text is not PTX as this crate knows it.
     Syntax {
         /// The line in the text, from 1.
         line: u32,
-        /// What was expected and what was found.
+        /// The text that was expected and the one that was found.
         message: String,
     },
     /// An instruction, modifier, type or combination that has no semantics here.
@@ -18,7 +18,7 @@ pub enum Error {
         line: u32,
         /// The statement.
         statement: String,
-        /// What about it.
+        /// The reason.
         message: String,
     },
     /// A statement that PTX does not allow: an undeclared register, a wrong width, too few operands.
@@ -27,7 +27,7 @@ pub enum Error {
         line: u32,
         /// The statement.
         statement: String,
-        /// What about it.
+        /// The reason.
         message: String,
     },
     /// The module has no kernel of that name.
@@ -38,7 +38,7 @@ pub enum Error {
         buffer: String,
         /// The first such byte.
         offset: usize,
-        /// How many there are.
+        /// The number of bytes there are.
         bytes: usize,
     },
 }
@@ -63,5 +63,5 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// With this crate's error.
+/// A result with this crate's error.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;

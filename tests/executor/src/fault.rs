@@ -1,4 +1,4 @@
-//! What a kernel did that it must not do.
+//! Faults: actions of a kernel that it must not take.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Fault {
     pub block: u32,
     /// The thread in its block; for a deadlock the first that waits.
     pub thread: u32,
-    /// What happened.
+    /// The kind of fault.
     pub kind: Box<FaultKind>,
 }
 
@@ -40,9 +40,9 @@ pub enum FaultKind {
     NeverAwaited(Access),
     /// A copy was to read more bytes than it writes.
     CopySize {
-        /// How many to read.
+        /// The number of bytes to read.
         read: usize,
-        /// How many to write.
+        /// The number of bytes to write.
         bytes: usize,
     },
     /// Two threads accessed the same byte, one at least wrote it, and nothing ordered them.
@@ -67,9 +67,9 @@ pub enum FaultKind {
         /// The source lane.
         lane: u32,
     },
-    /// Not all lanes of the warp execute what all must execute.
+    /// Some lanes of the warp do not execute an instruction that all must execute.
     IncompleteWarp {
-        /// Those that exited, or that the launch does not have.
+        /// Lanes that exited, or that the launch does not have.
         missing: u32,
     },
     /// A lane is not in the member mask of the instruction that it executes.
@@ -81,7 +81,7 @@ pub enum FaultKind {
     JumpTable {
         /// The index.
         index: u32,
-        /// How many entries there are.
+        /// The number of entries.
         entries: usize,
     },
     /// `trap` was executed.
@@ -93,17 +93,17 @@ pub enum FaultKind {
 /// An access to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Which memory.
+    /// The memory.
     pub space: Space,
     /// The first byte's address.
     pub address: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
     /// The buffer in or nearest to which it lies.
     pub buffer: Option<String>,
     /// The first byte from that buffer's start, or the first bad one where single bytes are.
     pub offset: i64,
-    /// That buffer's length.
+    /// The length of that buffer.
     pub len: usize,
 }
 
@@ -181,7 +181,7 @@ pub(crate) struct Trap {
     pub(crate) kind: Box<FaultKind>,
 }
 
-/// With a lane's fault.
+/// The result of a step, or a lane's fault.
 pub(crate) type Step<T = ()> = Result<T, Trap>;
 
 /// A fault of this lane.

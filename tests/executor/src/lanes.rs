@@ -12,7 +12,7 @@ pub(crate) type Longs = [u64; LANES];
 /// too, from whatever they hold, and thrown away, so that the loops have no branches.
 #[derive(Clone, Copy)]
 #[allow(clippy::upper_case_acronyms, reason = "no acronyms: a letter an operand")]
-pub(crate) enum Shape {
+pub(crate) enum LaneFunction {
     WW(fn(&Words) -> Words),
     WWW(fn(&Words, &Words) -> Words),
     WWWW(fn(&Words, &Words, &Words) -> Words),
@@ -32,7 +32,7 @@ pub(crate) enum Shape {
     PLL(fn(&Longs, &Longs) -> u32),
 }
 
-/// What an operand of an instruction is.
+/// The type of an instruction's operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     /// 8, 16, 32, 64 bits.
@@ -61,7 +61,7 @@ impl Type {
 /// An instruction that computes a register from registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Pure {
-    pub(crate) shape: Shape,
+    pub(crate) shape: LaneFunction,
     /// The result's type, then the sources'. A predicate as a result has none.
     pub(crate) types: &'static [Type],
 }
@@ -70,7 +70,7 @@ pub(crate) struct Pure {
 macro_rules! lanes {
     (@ $shape:ident, $start:expr, |$($x:ident),+| $value:expr, $types:expr) => {
         $crate::lanes::Pure {
-            shape: $crate::lanes::Shape::$shape(|$($x),+| {
+            shape: $crate::lanes::LaneFunction::$shape(|$($x),+| {
                 let mut result = [$start; $crate::lanes::LANES];
                 for (lane, r) in result.iter_mut().enumerate() {
                     $(let $x = $x[lane];)+
@@ -85,7 +85,7 @@ macro_rules! lanes {
     (PLL, |$a:ident, $b:ident| $value:expr; $($type:ident)+) => { lanes!(@p PLL, |$a, $b| $value, $($type)+) };
     (@p $shape:ident, |$a:ident, $b:ident| $value:expr, $($type:ident)+) => {
         $crate::lanes::Pure {
-            shape: $crate::lanes::Shape::$shape(|$a, $b| {
+            shape: $crate::lanes::LaneFunction::$shape(|$a, $b| {
                 let mut mask = 0u32;
                 for lane in 0..$crate::lanes::LANES {
                     let ($a, $b) = ($a[lane], $b[lane]);

@@ -1,4 +1,4 @@
-//! How a kernel is launched, and what a launch tells.
+//! Launches: the options of a launch, its arguments, and the statistics that it returns.
 
 use crate::approximation::Approximation;
 use crate::memory::Buffer;
@@ -12,11 +12,11 @@ pub struct Launch {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// In which order what is concurrent runs.
+    /// The order in which concurrent lanes and warps run.
     pub schedule: Schedule,
-    /// What approximate instructions give.
+    /// The results of approximate instructions.
     pub approximation: Approximation,
-    /// Whether to look for races.
+    /// True to look for races.
     pub races: bool,
     /// Warp instructions after which a launch counts as hanging.
     pub limit: u64,
@@ -42,27 +42,27 @@ impl Launch {
         Self { blocks, threads, ..Self::default() }
     }
 
-    /// With so many bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn shared(self, shared: u32) -> Self {
         Self { shared, ..self }
     }
 
-    /// In this order.
+    /// Sets the schedule.
     pub fn schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// With these approximations.
+    /// Sets the approximations.
     pub fn approximation(self, approximation: Approximation) -> Self {
         Self { approximation, ..self }
     }
 
-    /// With or without the race detector.
+    /// Switches the race detector on or off.
     pub fn races(self, races: bool) -> Self {
         Self { races, ..self }
     }
 
-    /// At most so many warp instructions.
+    /// Sets the limit of warp instructions.
     pub fn limit(self, limit: u64) -> Self {
         Self { limit, ..self }
     }
@@ -79,7 +79,7 @@ pub enum Schedule {
     /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late
     /// as they can.
     HighestFirst,
-    /// By chance, from this seed, with a change every few instructions.
+    /// An order by chance, from this seed, with a change every few instructions.
     Random(u64),
 }
 
@@ -91,12 +91,12 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// From the bytes of a value, a `repr(C)` structure say.
+    /// An argument from the bytes of a value, a `repr(C)` structure say.
     pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
         Self::Bytes(bytes.into())
     }
 
-    /// From a value as it lies in memory, a `repr(C)` structure of numbers without padding.
+    /// An argument from a value as it lies in memory, a `repr(C)` structure of numbers without padding.
     ///
     /// # Safety
     ///
@@ -106,8 +106,8 @@ impl Argument {
         unsafe { Self::of_padded(value, &[]) }
     }
 
-    /// From a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these offsets are padding. In
-    /// their place stand odd bytes, for a kernel may load them but must not use them.
+    /// The argument of a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these
+    /// offsets are padding. Odd bytes take their place, for a kernel may load them but must not use them.
     ///
     /// # Safety
     ///
@@ -151,14 +151,14 @@ impl From<Buffer> for Argument {
     }
 }
 
-/// What a launch did.
+/// Counts of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Instructions, each counted once for every lane that executed it.
     pub lane_instructions: u64,
     /// Instructions, each counted once for a warp, or for its lanes that went the same way.
     pub warp_instructions: u64,
-    /// Which static instructions were executed.
+    /// The static instructions that were executed.
     pub coverage: Coverage,
 }
 
@@ -171,8 +171,8 @@ impl Statistics {
     }
 }
 
-/// Which static instructions of a kernel were executed, by their index, which [`crate::Kernel::instruction`]
-/// takes.
+/// The static instructions of a kernel that were executed, by their index, which
+/// [`crate::Kernel::instruction`] takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) seen: Vec<u8>,
@@ -192,12 +192,12 @@ impl Coverage {
         }
     }
 
-    /// Whether some lane executed the instruction, its guard holding.
+    /// Returns whether some lane executed the instruction, its guard holding.
     pub fn executed(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & EXECUTED != 0)
     }
 
-    /// Whether some lane came to the instruction and its guard did not hold: for a branch, whether it was not
+    /// Returns whether some lane came to the instruction and its guard did not hold: a branch that was not
     /// taken.
     pub fn skipped(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & SKIPPED != 0)

@@ -11,19 +11,19 @@ use crate::error::{Error, Result};
 pub(crate) struct Token<'a> {
     /// The word, or the sign alone.
     pub(crate) text: &'a str,
-    /// Where it starts in the text.
+    /// The place of its first byte in the text.
     pub(crate) start: usize,
     /// Its line, from 1.
     pub(crate) line: u32,
 }
 
 impl Token<'_> {
-    /// Whether it is a word and not a sign.
+    /// Returns whether it is a word and not a sign.
     pub(crate) fn is_word(&self) -> bool {
         is_word_byte(self.text.as_bytes()[0])
     }
 
-    /// Where it ends in the text.
+    /// The place behind its last byte in the text.
     pub(crate) fn end(&self) -> usize {
         self.start + self.text.len()
     }
@@ -43,7 +43,7 @@ pub(crate) struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Of the text from an offset on, which is in the given line.
+    /// Makes a lexer of the text from an offset on, which is in the given line.
     pub(crate) fn new(text: &'a str, at: usize, line: u32) -> Self {
         Self { text, at, line, peeked: None }
     }

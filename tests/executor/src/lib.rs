@@ -1,17 +1,18 @@
 //! Executes PTX on the CPU, so that kernels can be tested without a GPU: for tests only.
 //!
-//! A [`Module`] is read from PTX text, a [`Kernel`] of it is run on a grid with [`Kernel::run`], over buffers of a
-//! [`Memory`]. What comes back is what NVIDIA documents (PTX ISA 8.8), or a [`Fault`] that names the instruction and
-//! the thread: an access out of bounds, misaligned or to what nobody wrote, a race, a deadlock. What is not implemented
-//! is an [`Error`] when a kernel is lowered; nothing is guessed and nothing ignored that could change a value.
+//! A [`Module`] is read from PTX text, a [`Kernel`] of it is run on a grid with [`Kernel::run`], over buffers
+//! of a [`Memory`]. The result is the one that NVIDIA documents (PTX ISA 8.8), or a [`Fault`] that names the
+//! instruction and the thread: an access out of bounds, misaligned or to bytes that nobody wrote, a race, a
+//! deadlock. An instruction that is not implemented is an [`Error`] when a kernel is lowered; nothing is
+//! guessed and nothing ignored that could change a value.
 //!
-//! - `lex`, `parse`, `module`: text to statements. `lower`: statements to `program`, once a kernel. `semantics`: what
-//!   instructions compute, lane by lane. `run`: grids, warps, and what lanes do together. `memory`, `race`: bytes,
-//!   and who accessed them.
-//! - The parser is our own: `ptx-syntax` 0.5 rejects all four of the modules that this crate is for, and gives an
-//!   instruction's every form a type of its own, which lowering would have to take apart again.
-//! - Threads of a warp that go different ways are scheduled independently (as from Volta on). Which of them goes first is a
-//!   [`Schedule`], and results must not depend on it.
+//! - `lex`, `parse`, `module`: text to statements. `lower`: statements to `program`, once a kernel.
+//!   `semantics`: the results of instructions, lane by lane. `run`: grids, warps, and instructions for
+//!   several lanes. `memory`, `race`: bytes, and who accessed them.
+//! - The parser is our own: `ptx-syntax` 0.5 rejects all four of the modules that this crate is for, and
+//!   gives an instruction's every form a type of its own, which lowering would have to take apart again.
+//! - Threads of a warp that go different ways are scheduled independently (as from Volta on). A [`Schedule`]
+//!   decides which of them goes first, and results must not depend on it.
 //!
 //! ```
 //! use microscale_executor::{Launch, Memory, Module};

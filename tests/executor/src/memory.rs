@@ -10,20 +10,20 @@ use crate::race::{Cells, Id, Races};
 /// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
 /// none lies near another.
 const REGION_BITS: u32 = 36;
-/// Where the first region begins.
+/// The start of the first region.
 const FIRST_REGION: u64 = 1 << 40;
 /// Unmapped addresses in front of a buffer, in its region.
 const GAP: u64 = 1 << 24;
-/// Where the first region of a module's variable begins, far from what a GPU gives.
+/// The start of the first region of a module's variable, far from the addresses that a GPU gives.
 const FIRST_VARIABLE: u64 = 1 << 60;
-/// What `cudaMalloc` gives.
+/// The alignment of `cudaMalloc`.
 const ALIGNMENT: u64 = 256;
 
 /// The byte was written, by the host or by a kernel.
 const WRITTEN: u8 = 1;
-/// It was written in this launch.
+/// The byte was written in this launch.
 const WRITTEN_NOW: u8 = 2;
-/// It was read by `ld.global.nc` in this launch.
+/// The byte was read by `ld.global.nc` in this launch.
 const READ_AS_CONSTANT: u8 = 4;
 /// A copy to it is under way; then it counts as not written.
 const IN_FLIGHT: u8 = 8;
@@ -32,7 +32,7 @@ const IN_FLIGHT: u8 = 8;
 #[derive(Debug, Default)]
 pub struct Memory {
     buffers: Vec<Store>,
-    /// Of the module that runs; each launch finds zeros.
+    /// The variables of the module that runs; each launch finds zeros.
     variables: Vec<Store>,
     /// Buffers have been placed, so that an address does not tell its buffer.
     placed: bool,
@@ -47,7 +47,7 @@ struct Store {
 }
 
 impl Store {
-    /// Whether all bytes of an access lie in it.
+    /// Returns whether all bytes of an access lie in it.
     #[inline]
     fn holds(&self, address: u64, bytes: usize) -> bool {
         let (offset, len) = (address.wrapping_sub(self.address), self.bytes.data.len() as u64);
@@ -63,14 +63,14 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Where it starts.
+    /// The address of its first byte.
     pub fn address(self) -> u64 {
         self.address
     }
 }
 
 impl Memory {
-    /// Without buffers.
+    /// Makes a memory without buffers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -152,7 +152,7 @@ impl Memory {
         (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize
     }
 
-    /// Which of a buffer's bytes were written, by the host or by a kernel.
+    /// The bytes of a buffer that were written, by the host or by a kernel.
     pub fn written(&self, buffer: Buffer) -> Vec<bool> {
         self.buffers[buffer.index].bytes.state.iter().map(|state| state & WRITTEN != 0).collect()
     }
@@ -217,7 +217,7 @@ impl Memory {
     }
 }
 
-/// Where a module's variable lies: aligned so far and no further. `None` if it cannot be.
+/// The address of a module's variable: aligned so far and no further. `None` if it cannot be.
 pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
     let align = u64::from(align);
     let can = align.is_power_of_two() && align < GAP && index < 1 << 20;
@@ -227,12 +227,12 @@ pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
 /// A block's shared memory: variables at addresses of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// In the order of addresses.
+    /// The variables in the order of addresses.
     variables: Vec<Store>,
 }
 
 impl Shared {
-    /// As at the start of a block: nobody wrote anything. So many bytes are dynamic.
+    /// Makes shared memory as at the start of a block: nobody wrote anything. So many bytes are dynamic.
     pub(crate) fn new(variables: &[SharedPlace], dynamic: u32) -> Self {
         let store = |variable: &SharedPlace| Store {
             name: variable.name.clone(),
@@ -291,7 +291,7 @@ pub(crate) struct Bytes {
     cells: Cells,
 }
 
-/// What is wrong with an access, and at which of its bytes.
+/// The defect of an access, and at which of its bytes.
 pub(crate) enum Wrong {
     Uninitialised(usize),
     NotConstant(usize),
@@ -355,7 +355,7 @@ impl Bytes {
         Ok(())
     }
 
-    /// It ends, with these bytes.
+    /// A copy ends, with these bytes.
     pub(crate) fn land(
         &mut self,
         range: Range<usize>,
@@ -368,7 +368,7 @@ impl Bytes {
     }
 }
 
-/// Why a byte in this state may not be accessed.
+/// The reason why a byte in this state may not be accessed.
 #[cold]
 fn refused(state: &[u8], at: usize) -> Wrong {
     match state[at] {

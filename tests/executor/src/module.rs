@@ -1,4 +1,4 @@
-//! A PTX module and its kernels.
+//! A PTX module and its kernels: reading the text, and lowering a kernel when it is first asked for.
 
 use std::sync::{Arc, OnceLock};
 
@@ -43,7 +43,8 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`Error::Syntax`] for what stands outside of kernels' bodies. The bodies' errors come from [`Module::kernel`].
+    /// [`Error::Syntax`] for text outside of kernels' bodies. The bodies' errors come from
+    /// [`Module::kernel`].
     pub fn parse(text: &str) -> Result<Self> {
         let text: Arc<str> = text.into();
         let mut lexer = Lexer::new(&text, 0, 1);
@@ -131,7 +132,7 @@ fn entry(lexer: &mut Lexer) -> Result<Entry> {
     Ok(Entry { name, parameters, body, line, kernel: OnceLock::new() })
 }
 
-/// To behind the closing brace; the opening one is behind us.
+/// Skips to behind the closing brace; the opening one is behind us.
 fn skip_body(lexer: &mut Lexer) -> Result<()> {
     let mut depth = 1;
     while depth > 0 {
@@ -162,7 +163,7 @@ fn parameter(lexer: &mut Lexer, before: &[Parameter]) -> Result<Parameter> {
     let align = if aligned { Some(parse::size(lexer)?) } else { None };
     let ty = lexer.word("a type")?;
     let element = parse::type_bytes(ty)?;
-    // What is said about a pointer is about what it points to.
+    // Attributes of a pointer describe its target.
     if lexer.take(".ptr")? {
         let _ = lexer.take(".global")?;
         if lexer.take(".align")? {
@@ -201,12 +202,12 @@ impl Kernel {
         opcodes
     }
 
-    /// How many static instructions it has; [`crate::Coverage`] counts in these.
+    /// The number of its static instructions; [`crate::Coverage`] counts in these.
     pub fn len(&self) -> usize {
         self.program.code.len()
     }
 
-    /// Whether it has no instructions.
+    /// Returns whether it has no instructions.
     pub fn is_empty(&self) -> bool {
         self.program.code.is_empty()
     }

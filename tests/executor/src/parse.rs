@@ -1,4 +1,4 @@
-//! Statements of a kernel's body.
+//! Parsing a kernel's body: its statements, instructions, guards and operands.
 
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Token};
@@ -10,7 +10,7 @@ pub(crate) struct Statement<'a> {
     pub(crate) kind: Kind<'a>,
 }
 
-/// What a statement is.
+/// The kind of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind<'a> {
     /// `{`: a scope for names begins.
@@ -43,7 +43,7 @@ pub(crate) enum Names<'a> {
 pub(crate) struct Variable<'a> {
     pub(crate) name: &'a str,
     pub(crate) align: u32,
-    /// In bytes; `None` for an array of unknown length, `name[]`.
+    /// The size in bytes; `None` for an array of unknown length, `name[]`.
     pub(crate) size: Option<u32>,
 }
 

@@ -1,7 +1,7 @@
-//! A kernel's instructions in the form in which they are executed.
+//! A lowered kernel: its instructions in the form in which they are executed, and its registers.
 
-use crate::lanes::Shape;
-use crate::semantics::Element;
+use crate::lanes::LaneFunction;
+use crate::semantics::Multiplicand;
 
 /// The number of a register in its file; there is one file of words, one of longs, one of predicates.
 pub(crate) type Slot = u16;
@@ -12,7 +12,7 @@ pub(crate) const NONE: Slot = Slot::MAX;
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) code: Vec<Instruction>,
-    /// Where each instruction stands in the text.
+    /// The place of each instruction in the text.
     pub(crate) places: Vec<Place>,
     pub(crate) words: File<u32>,
     pub(crate) longs: File<u64>,
@@ -21,7 +21,7 @@ pub(crate) struct Program {
     pub(crate) specials: Vec<(Slot, Special)>,
     /// Bytes of the parameter space.
     pub(crate) parameters: usize,
-    /// What lies in shared memory.
+    /// The variables in shared memory.
     pub(crate) shared: Vec<SharedPlace>,
     /// The module's variables in global memory.
     pub(crate) global: Vec<GlobalPlace>,
@@ -30,7 +30,7 @@ pub(crate) struct Program {
 /// Registers of one kind.
 #[derive(Debug)]
 pub(crate) struct File<T> {
-    /// By slot; empty for what has none.
+    /// Names by slot; empty for slots without one.
     pub(crate) names: Vec<String>,
     pub(crate) constants: Vec<(Slot, T)>,
 }
@@ -46,7 +46,7 @@ impl<T> Default for File<T> {
 pub(crate) struct SharedPlace {
     pub(crate) name: String,
     pub(crate) address: u32,
-    /// In bytes; `None` if the launch says it.
+    /// The size in bytes; `None` if the launch says it.
     pub(crate) size: Option<u32>,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct SharedPlace {
 pub(crate) struct GlobalPlace {
     pub(crate) name: String,
     pub(crate) address: u64,
-    /// In bytes.
+    /// The size in bytes.
     pub(crate) size: u32,
 }
 
-/// How an access is made.
+/// The manner of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// A plain one.
@@ -70,7 +70,7 @@ pub(crate) enum Manner {
     Constant,
 }
 
-/// Where an instruction stands in the module's text.
+/// The place of an instruction in the module's text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) line: u32,
@@ -147,17 +147,17 @@ pub(crate) enum Space {
     Shared,
 }
 
-/// What an instruction does.
+/// The operation of an instruction.
 pub(crate) enum Op {
     /// Computes a word or a long.
     Compute {
-        shape: Shape,
+        shape: LaneFunction,
         to: Slot,
         from: [Slot; 4],
     },
     /// Computes a predicate, combined with another one; `other` gets it with the comparison negated.
     Compare {
-        shape: Shape,
+        shape: LaneFunction,
         to: Slot,
         other: Slot,
         from: [Slot; 2],
@@ -196,7 +196,7 @@ pub(crate) enum Op {
         to: Box<[Register]>,
         from: Register,
     },
-    /// From the parameter space at a known place.
+    /// A load from the parameter space at a known place.
     Parameter {
         to: Box<[Register]>,
         at: usize,
@@ -294,7 +294,7 @@ impl std::fmt::Debug for Op {
 /// The registers of `mma` of 16 rows, 8 columns and 16 products, in the ISA's order: D = A·B + C.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
-    pub(crate) element: Element,
+    pub(crate) element: Multiplicand,
     pub(crate) d: [Slot; 4],
     pub(crate) a: [Slot; 4],
     pub(crate) b: [Slot; 2],
@@ -311,7 +311,7 @@ pub(crate) enum Logic {
     First,
 }
 
-/// What an atomic operation makes of the old value and its operand.
+/// The function by which an atomic operation makes a new value of the old one and its operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Update {
     Add,

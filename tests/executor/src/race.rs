@@ -1,10 +1,9 @@
 //! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing
 //! orders.
-//!
 //! Orders are `bar.sync` among the threads of a block, and `bar.warp.sync` among the lanes of a warp if it
 //! joins all lanes that the warp was launched with. One that joins only some orders nothing here, and
 //! shuffles never do: where this errs, it reports too much. A thread that exits lets others pass a barrier,
-//! but takes no part in it: what its warp did since the last one is not ordered before what follows. The
+//! but takes no part in it: accesses of its warp since the last one are not ordered before later ones. The
 //! memory model (ISA chapter 8) orders more, by fences and by acquiring and releasing, which are not
 //! supported.
 //!
@@ -23,9 +22,9 @@ pub(crate) struct Record {
     pub(crate) block: u32,
     /// The warp in its block.
     pub(crate) warp: u32,
-    /// How many barriers the block had passed.
+    /// The number of barriers that the block had passed.
     pub(crate) block_time: u32,
-    /// How many barriers of its own the warp had passed.
+    /// The number of barriers of its own that the warp had passed.
     pub(crate) warp_time: u32,
     pub(crate) pc: u32,
     pub(crate) atomic: bool,
@@ -58,7 +57,7 @@ impl Races {
         (&self.records[(id as usize - 1) / 32], (id - 1) % 32)
     }
 
-    /// Whether an access is before a later one, by the program or by a barrier.
+    /// Returns whether an access is before a later one, by the program or by a barrier.
     fn ordered(&self, earlier: Id, later: Id) -> bool {
         let ((a, lane_a), (b, lane_b)) = (self.record(earlier), self.record(later));
         let same_warp = a.warp == b.warp && (lane_a == lane_b || a.warp_time < b.warp_time);
@@ -72,7 +71,7 @@ impl Races {
     }
 }
 
-/// Who accessed the bytes of a buffer.
+/// The threads that accessed the bytes of a buffer.
 ///
 /// Two reads by different threads are enough: a write is in no race with either only if both are before it or
 /// its own, and reads are dropped only when a later one is after them, or when the two that stay are of
@@ -87,7 +86,7 @@ pub(crate) struct Cells {
     other_read: Vec<Id>,
 }
 
-/// Where in the access, and with which earlier one.
+/// The byte in the access, and the earlier access.
 type Conflict = (usize, Id);
 
 impl Cells {
@@ -165,7 +164,7 @@ impl Cells {
             let [last, _, first, second] = earlier;
             let unordered =
                 |earlier: Id| if earlier != 0 && !races.ordered(earlier, id) { earlier } else { 0 };
-            // What is still unordered is atomic, as this write is.
+            // An earlier write that is still unordered is atomic, as this write is.
             let before = unordered(last);
             if before != 0 || unordered(self.other_write[byte]) == 0 {
                 self.other_write[byte] = before;

@@ -120,7 +120,7 @@ pub fn spread<T: Exact>(values: &[T], shape: Shape, row_stride: usize) -> (Vec<T
     (spread, shape.with_row_stride(row_stride))
 }
 
-/// What a recipe makes of a matrix.
+/// The shape of the tensor that a recipe makes of a matrix.
 pub fn quantized_shape(shape: Shape, recipe: &Recipe) -> QuantizedShape {
     QuantizedShape::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
 }

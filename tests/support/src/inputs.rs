@@ -1,4 +1,4 @@
-//! Values to quantize.
+//! Random values to quantize: patterns of bits, finite or not.
 
 use microscale::Element;
 

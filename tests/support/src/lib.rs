@@ -1,4 +1,4 @@
-//! What the tests share: where the data is, how the program is run, and scratch directories to run it in.
+//! Things that the tests share: the places of the data, running the program, and scratch directories.
 
 pub mod cases;
 pub mod golden;
@@ -29,8 +29,8 @@ pub fn sample() -> PathBuf {
     data_dir().join("sample/tiny-llama")
 }
 
-// The examples of the repository's README and of the guide to the library are compiled here, as no crate that is published
-// may need a file outside of its folder.
+// The examples of the repository's README and of the guide to the library are compiled here, as no crate that
+// is published may need a file outside of its folder.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

@@ -1,14 +1,14 @@
-//! Quantized operands of products.
+//! Random quantized operands of products, with scales of a chosen kind.
 
 use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
 use crate::oracle;
 
-/// Which scales a tensor has.
+/// The scales of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
-    /// Those that common tensors have.
+    /// Scales that common tensors have.
     Common,
     /// All numbers but the largest.
     Numbers,

@@ -16,12 +16,12 @@ const GROUP: usize = 16;
 /// The order in which a kernel adds.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// For one token: groups, then lanes by pairs, then slices of K.
+    /// The order for one token: groups, then lanes by pairs, then slices of K.
     M1 {
         /// Warps that share a row.
         slices: usize,
     },
-    /// For several tokens: k-iterations, then segments and slices of K.
+    /// The order for several tokens: k-iterations, then segments and slices of K.
     M8 {
         /// Parts of a row that a warp has side by side.
         segments: usize,
@@ -94,8 +94,8 @@ fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
 /// Columns at the end of a row that cancel what is before them.
 const CANCELLING: usize = 2 * K_ITERATION;
 
-/// Weights and activations that tensor cores lose nothing of, and that come to almost nothing but what the
-/// sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
+/// Makes weights and activations that tensor cores lose nothing of, and that come to almost nothing but what
+/// the sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
 ///
 /// Each k-iteration has numbers of few bits, whose magnitude differs from one to the next. In the last two,
 /// one group's activations are powers of two, and its weights are the sum's digits.

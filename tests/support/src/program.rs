@@ -1,4 +1,4 @@
-//! Running the program.
+//! Running the program `microscale` in tests, and checking its exit code and output.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -34,16 +34,16 @@ pub fn run(args: &[Arg<'_>]) -> Run {
     Run::new(command(args))
 }
 
-/// What a run of the program left: its exit code and what it printed.
+/// The result of a run of the program: its exit code and its output.
 #[derive(Debug)]
 pub struct Run {
     /// The command line.
     pub command: String,
     /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to stdout.
+    /// The text on stdout.
     pub stdout: String,
-    /// What it wrote to stderr.
+    /// The text on stderr.
     pub stderr: String,
 }
 

@@ -1,4 +1,4 @@
-//! Scratch directories with checkpoints in them.
+//! Scratch directories for tests: writing files and checkpoints into them, and comparing their contents.
 
 use std::collections::BTreeMap;
 use std::fs;

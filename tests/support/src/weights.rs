@@ -1,10 +1,10 @@
-//! Weights times activations: inputs, and how far results may be from the exact sums.
+//! Weights times activations: inputs, and bounds of the distance of results from the exact sums.
 
 use microscale::{Format, QuantizedShape, QuantizedTensor};
 
 use crate::oracle::{self, Exact, dot};
 
-/// Kinds of activations.
+/// The kind of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
     /// Around 1.
@@ -13,7 +13,7 @@ pub enum Activations {
     Large,
     /// Numbers of all magnitudes.
     Numbers,
-    /// Numbers of the magnitudes of the dtype's subnormal ones, and a little above.
+    /// Magnitudes of the dtype's subnormal numbers, and a little above.
     Tiny,
     /// Any bits.
     Any,
@@ -24,7 +24,7 @@ impl Activations {
     pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
 }
 
-/// Draws so many activations.
+/// Makes so many activations.
 pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
     let one = |random: &mut fastrand::Rng| match kind {
         Activations::Common | Activations::Large => {
@@ -44,7 +44,7 @@ pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastr
     std::iter::repeat_with(|| one(random)).filter(fits).take(count).collect()
 }
 
-/// How far a result may be from an exact sum, besides its rounding: γ times the sum of the products'
+/// The bound of a result's distance from an exact sum, besides its rounding: γ times the sum of the products'
 /// magnitudes, and δ, which is without the global scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
@@ -121,8 +121,8 @@ impl Bound {
         }
     }
 
-    /// How far a result may be, given the sum of the products' magnitudes under the global scale, and what
-    /// becomes of one under it.
+    /// The bound of a result's distance, given the sum of the products' magnitudes under the global scale,
+    /// and 1 under it.
     pub fn error(self, magnitudes: f64, scale: f64) -> f64 {
         self.gamma * magnitudes + self.delta * scale
     }
@@ -138,12 +138,12 @@ pub fn segments(tokens: usize) -> usize {
     8 / tokens.next_power_of_two().min(8)
 }
 
-/// The exact products.
+/// Exact products, to compare results with.
 pub struct ExactProducts {
     rows: usize,
     /// Row by row, for one token after the other.
     products: Vec<Product>,
-    /// The global scale, which all products are under.
+    /// The factor of the global scale.
     scale: f64,
 }
 
@@ -152,7 +152,7 @@ enum Product {
     Number { exact: f64, magnitudes: f64 },
     /// Terms are not finite, and neither is the sum: NaN or an infinity.
     NotFinite(f64),
-    /// So large that f32 may not hold it.
+    /// A sum so large that f32 may not hold it.
     Large,
 }
 
@@ -177,11 +177,11 @@ impl ExactProducts {
         Self { rows, products, scale: under(1.0) }
     }
 
-    /// Says which result is too far from what it should be, if any; otherwise how many are more than one
-    /// number away.
+    /// Checks that no result is too far from the exact one, and counts those that are more than one number
+    /// away.
     ///
     /// # Errors
-    /// The first that is.
+    /// A text about the first that is too far.
     pub fn check<T: Exact>(&self, found: &[T], bound: &Bound) -> Result<usize, String> {
         self.check_some(found, bound, |_| true)
     }
@@ -189,7 +189,7 @@ impl ExactProducts {
     /// [`Self::check`] for some rows only.
     ///
     /// # Errors
-    /// The first that is too far.
+    /// A text about the first that is too far.
     pub fn check_some<T: Exact>(
         &self,
         found: &[T],
@@ -225,11 +225,10 @@ impl ExactProducts {
     }
 }
 
-/// Says what is wrong with a result unless it is at most half a unit in the last place and some error away
-/// from what it should be.
+/// Checks that a result is at most half a unit in the last place and some error away from the exact one.
 ///
 /// # Errors
-/// What is wrong.
+/// A text about the result that is too far.
 pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
     let found = y.to_f64();
     // Above the largest number there is infinity, below it one as near as its kind.
@@ -250,8 +249,8 @@ pub fn usual_scales<T: Exact>() -> [u8; 2] {
     if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
 }
 
-/// Returns whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: if a block that
-/// is not all zeros has another scale than [`usual_scales`].
+/// Returns whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: true if a block
+/// that is not all zeros has another scale than [`usual_scales`].
 pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
     let QuantizedShape { format, .. } = weights.shape();
     if format != Format::Mxfp4 {

@@ -30,7 +30,7 @@ fn the_codebook_is_that_of_bitsandbytes() {
     assert_eq!(table.f32s("midpoints"), nf4::MIDPOINTS);
 }
 
-/// How many rows of each group differ.
+/// The number of rows of each group that differ.
 type Slips = BTreeMap<String, usize>;
 
 fn group_of(file: &Tensors, row: usize) -> String {
@@ -81,7 +81,7 @@ fn nf4_is_that_of_bitsandbytes() {
         };
         let known =
             |groups: &[(&str, usize)]| groups.iter().map(|(group, n)| (group.to_string(), *n)).collect();
-        // It divides by 1e-38 where the largest magnitude is less.
+        // The library divides by 1e-38 where the largest magnitude is less.
         let codes: Slips = known(if kind == "f16" { &[] } else { &[("below-1e-38", 3)] });
         // The processor's conversion to bf16, which it dequantizes with, makes zeros of subnormal numbers.
         let values: Slips =
@@ -116,7 +116,7 @@ fn e3m0_is_that_of_microxcaling() {
                 *slips.entry(group_of(&file, block / 2)).or_default() += 1;
             }
         }
-        // As in its MXFP4, a `log2` in f32 of a few ulps below a power of two is taken for that.
+        // A `log2` in f32 of a few ulps below a power of two is taken for that, as in microxcaling's MXFP4.
         let known = [("largest-finite", 4), ("near-boundary", 3), ("power-of-two", 13)];
         assert_eq!(slips, known.map(|(group, n)| (group.to_owned(), n)).into(), "{isa:?}");
     }

@@ -95,7 +95,7 @@ fn e3m0(block: &[f64], made: &mut Made) {
         let x = value.abs() / scale;
         let distance = |code: usize| (x - E3M0[code]).abs();
         let least = (0..8).map(distance).fold(f64::INFINITY, f64::min);
-        // Of two that are as near, zero, which is even, or else the larger.
+        // Between two that are as near, zero, which is even, or else the larger.
         let nearest = if distance(0) == least { 0 } else { (0..8).rfind(|i| distance(*i) == least).unwrap() };
         nearest as u8 | if value.is_sign_negative() { 8 } else { 0 }
     };
@@ -167,7 +167,7 @@ pub(super) fn quantize<T: Exact>(word: &str, values: &[T], shape: Shape, policy:
     made
 }
 
-/// What a tensor with linear scales holds.
+/// The scales and the codes of a tensor with linear scales.
 pub(super) fn taken_apart(tensor: &microscale::QuantizedTensor) -> (Vec<u16>, Vec<u8>) {
     let scales = match tensor.scales().len() {
         n if n == tensor.rows() * tensor.blocks_per_row() => {

@@ -159,7 +159,7 @@ fn lengths_and_signs_are_checked() {
     }
 }
 
-/// What these formats do not have is refused.
+/// Operations that these formats do not have are refused.
 #[test]
 fn searches_hessians_and_products_are_refused() {
     for (word, length) in FORMATS {

@@ -37,7 +37,7 @@ fn own_kernels(target: &str) -> BTreeSet<String> {
     own.names().map(str::to_owned).collect()
 }
 
-/// What a launch must not depend on.
+/// Launches that differ in the choices on which results must not depend.
 fn launches() -> [Launch; 4] {
     let of = |schedule, approximation| Launch { schedule, approximation, ..Launch::default() };
     [
@@ -48,8 +48,8 @@ fn launches() -> [Launch; 4] {
     ]
 }
 
-/// Runs the cases of a target's [own kernels](own_kernels); how concurrent lanes are scheduled and what approximate instructions give goes round. Gives
-/// what the kernels did.
+/// Runs the cases of a target's [own kernels](own_kernels), with schedules of concurrent lanes and results of approximate
+/// instructions in turn. Returns the statistics of the kernels.
 fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Statistics> {
     let own = own_kernels(target);
     let cases: Vec<&Case> = cases.iter().copied().filter(|case| own.contains(&case.kernel)).collect();
@@ -121,7 +121,8 @@ fn every_kernel_of_every_target_equals_the_library() {
         for (kernel, statistics) in &seen {
             let instructions = module.kernel(kernel).unwrap().len();
             let never = statistics.coverage.never_executed().count();
-            // What is left are ways that no option leads to, such as -0 dropped from MXFP8, which the compiler cannot know.
+            // The rest are ways that no option leads to, such as -0 dropped from MXFP8, which the compiler
+            // cannot know.
             let some = never * 10 <= instructions * 4;
             assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
             executed += instructions - never;

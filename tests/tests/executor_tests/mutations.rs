@@ -1,9 +1,9 @@
 //! Kernels changed on purpose: the cases must notice.
 //!
-//! A change is made to one instruction that some case executes. Not every such change can be noticed: a comparison may
-//! never meet equality, a rounding may not matter where what follows rounds more coarsely. So of each kind that is
-//! tried in a kernel one change at least must be noticed, but for kinds that are often no change; and of all changes of
-//! a kind, so many in a hundred.
+//! A change is made to one instruction that some case executes. Not every such change can be noticed: a
+//! comparison may never meet equality, a rounding may not matter before a coarser one. So of each kind that
+//! is tried in a kernel one change at least must be noticed, but for kinds that are often no change; and of
+//! all changes of a kind, so many in a hundred.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,8 @@ const CHANGES: [Change; 11] = [
         let (head, operands) =
             ["and.b32", "add.s32", "shl.b32", "shr.u32"].iter().find_map(|head| split(text, head))?;
         let number: i32 = operands.last()?.parse().ok()?;
-        // Of a mask its lowest bit, but the highest where the lowest may be the last of a significand.
+        // The bit to change in a mask: its lowest, but the highest where the lowest may be the last of a
+        // significand.
         let bit = match (head, number) {
             ("and.b32", 0x8000..) => 1 << number.ilog2(),
             ("and.b32", ..0) => i32::MIN,
@@ -111,13 +112,13 @@ const CHANGES: [Change; 11] = [
     }),
 ];
 
-/// Kinds that are often no change, and of how many in a hundred at least that are tried in all kernels is noticed: sums
-/// and products that are exact or that decide nothing alone; bounds between a fast way and a general one, which both
-/// lead to the same bytes; guards that skip what would do no harm.
+/// Kinds that are often no change, and the number in a hundred of those tried in all kernels that must be
+/// noticed: sums and products that are exact or that decide nothing alone; bounds between a fast way and a
+/// general one, which both lead to the same bytes; guards that skip instructions which would do no harm.
 const OFTEN_NOTHING: [(&str, usize); 3] =
     [("another rounding mode", 30), ("a bound off by one", 40), ("a guard dropped", 60)];
 
-/// Of the other kinds.
+/// The number in a hundred of changes of other kinds that must be noticed.
 const MOSTLY_NOTICED: usize = 75;
 
 /// [`OFTEN_NOTHING`]'s of a kind.
@@ -206,7 +207,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Whether a case runs a kernel.
+/// Returns whether a case runs a kernel.
 fn runs(case: &Case, name: &str) -> bool {
     case.kernel == name
         || name.starts_with("nvfp4_plan") && (case.make)().steps.iter().any(|step| step.kernel == name)

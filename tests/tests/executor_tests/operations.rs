@@ -1,4 +1,4 @@
-//! Everything else: cases.
+//! Cases of dequantizing, amax, sums of errors and scale layouts, and of the ladder's baselines.
 
 use std::mem::offset_of;
 
@@ -13,7 +13,7 @@ use microscale_kernels_abi::{Divider, GlobalSlot, ScaleGrid};
 use super::case::{Prepared, argument};
 use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
 
-/// What lies between rows before dequantizing, and must afterwards.
+/// The byte between rows before dequantizing, which must still be there afterwards.
 const GAP: u8 = 0xEE;
 
 /// Dequantizing a tensor to rows that lie apart.
@@ -113,7 +113,7 @@ pub(crate) fn errors<T: Element>(values: &[T], shape: Shape, back: &[f32]) -> Pr
     case
 }
 
-/// Of a part of a row, lane by lane.
+/// The sums of a part of a row, lane by lane.
 fn sums(pairs: &[(f32, f32)]) -> ErrorSums {
     let mut total = ErrorSums::default();
     for lane in 0..ERROR_LANES as usize {

@@ -90,7 +90,7 @@ fn every_f32_next_to_a_tie() {
         for exponent in 0..255u32 {
             for _ in 0..8 {
                 let amax = f32::from_bits(exponent << 23 | rng.u32(..1 << 23));
-                // What one of code 2, which is 1, comes back as under the amax's scale.
+                // The value that code 2, which is 1, comes back as under the amax's scale.
                 let mut alone = vec![0.0; block];
                 alone[0] = amax;
                 let tensor = quantized(Isa::Reference, &alone, recipe).0;
@@ -111,7 +111,7 @@ fn every_f32_next_to_a_tie() {
                         }
                         let tie = (one * midpoint).to_bits().saturating_add_signed(steps);
                         let sign = if rng.bool() { 1.0 } else { -1.0 };
-                        // As integers: past infinity there are NaN.
+                        // The minimum is one of integers: past infinity there are NaN.
                         values.push(f32::from_bits(tie.min(amax.to_bits())) * sign);
                     }
                 }

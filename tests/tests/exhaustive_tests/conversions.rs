@@ -125,7 +125,7 @@ walks! {
     }
 }
 
-fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::Element) {
+fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::MxElement) {
     for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
         // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax
         // else.
@@ -150,15 +150,15 @@ fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::Element) {
 
 walks! {
     fn the_e2m1_scale(walk: Walk) {
-        the_scale_of_amaxes::<E2m1>(walk, &oracle::Element::e2m1());
+        the_scale_of_amaxes::<E2m1>(walk, &oracle::MxElement::e2m1());
     }
 
     fn the_e4m3_scale(walk: Walk) {
-        the_scale_of_amaxes::<E4m3>(walk, &oracle::Element::e4m3());
+        the_scale_of_amaxes::<E4m3>(walk, &oracle::MxElement::e4m3());
     }
 
     fn the_e5m2_scale(walk: Walk) {
-        the_scale_of_amaxes::<E5m2>(walk, &oracle::Element::e5m2());
+        the_scale_of_amaxes::<E5m2>(walk, &oracle::MxElement::e5m2());
     }
 }
 

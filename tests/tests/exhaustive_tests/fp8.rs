@@ -64,7 +64,7 @@ walks! {
     }
 }
 
-/// Whether two numbers are the same bits, or both NaN.
+/// Returns whether two numbers are the same bits, or both NaN.
 fn same(ours: f32, theirs: f64) -> bool {
     if theirs.is_nan() { ours.is_nan() } else { f64::from(ours).to_bits() == theirs.to_bits() }
 }

@@ -7,10 +7,10 @@ use std::ops::Range;
 use microscale_test_support::oracle::power_of_two;
 use rayon::prelude::*;
 
-/// How many of the patterns are walked.
+/// The patterns that are walked.
 #[derive(Clone, Copy)]
 pub(super) enum Walk {
-    /// Those next to where the answer changes, and some in between.
+    /// Patterns next to where the answer changes, and some in between.
     Sampled,
     /// All of them.
     Every,
@@ -103,7 +103,7 @@ pub(super) fn assert_everywhere(
     }
 }
 
-/// What a magnitude gives and what its negative gives, to be compared at once.
+/// The answers for a magnitude and for its negative, to be compared at once.
 #[inline(always)]
 pub(super) fn both_signs(positive: u32, negative: u32) -> u32 {
     positive | negative << 16

@@ -7,8 +7,8 @@ use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
 
 use super::mx::every_file;
 
-/// What a block of a group is for, in the terms of its elements' exact values; one block of the group must be
-/// so.
+/// Returns whether a block is a case that its group is named for, by its elements' exact values; one block of
+/// the group must be.
 fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
     let values: Vec<f64> = block.iter().map(|v| v.to_f64()).collect();
     let all = |is: fn(&f64) -> bool| values.iter().all(is);
@@ -79,7 +79,7 @@ const GROUPS: [&str; 16] = [
     "nan-and-infinity",
 ];
 
-/// Those of MXFP4 alone.
+/// Groups of MXFP4 alone.
 const MXFP4_GROUPS: [&str; 6] = [
     "tiny-among-large",
     "six-times-power-of-two",
@@ -89,7 +89,7 @@ const MXFP4_GROUPS: [&str; 6] = [
     "both-infinities",
 ];
 
-/// Those of MXFP8 alone.
+/// Groups of MXFP8 alone.
 const MXFP8_GROUPS: [&str; 3] = ["small-among-large", "largest-times-power-of-two", "saturated"];
 
 #[test]

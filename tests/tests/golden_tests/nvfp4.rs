@@ -73,7 +73,7 @@ const TINY: [&str; 5] = ["tiny-1e-35", "tiny-1e-37", "tiny-1e-38", "tiny-subnorm
 /// Cases whose amax is so small that 2688 / amax overflows.
 const TINIEST: [&str; 4] = ["tiny-1e-37", "tiny-1e-38", "tiny-subnormal", "tiny-smallest"];
 
-/// Why a global scale that we compute is not the library's.
+/// The reason why a global scale that we compute is not the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     /// The tensor is zeros and the library's is 0, which makes NaN of them; ours is 1.
@@ -182,7 +182,7 @@ fn every_block_is_the_librarys() {
     assert_eq!(refused, 110, "cases whose global scale cannot be one");
 }
 
-/// How many blocks are the same; and 1 if the global scale is refused.
+/// Counts the blocks that are the same, and the global scales that are refused: 0 or 1.
 fn assert_blocks<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> (usize, usize) {
     let global = case.global_scale.map_or(Global::Absent, Global::Given);
     let recipe = recipe(file, global);
@@ -312,7 +312,7 @@ fn tensor(case: &Case) -> Result<QuantizedTensor> {
     }
 }
 
-/// How many numbers are the same: all of them, unless the tensor is refused.
+/// Counts the numbers that are the same: all of them, unless the tensor is refused.
 fn assert_dequantized<T: Exact>(file: &Nvfp4, case: &Case, theirs: &[T]) -> usize {
     let what = format!("{}, {}", file.name, case.name);
     let signed = case.scales.iter().any(|scale| *scale >= 128);

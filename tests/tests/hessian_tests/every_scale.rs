@@ -30,7 +30,7 @@ impl Scales<'_> {
         match self.recipe.scheme {
             Scheme::Nvfp4(arithmetic, _) => {
                 let scaling = self.rule(arithmetic).scaling(byte);
-                let element = mx::Element::e2m1();
+                let element = mx::MxElement::e2m1();
                 let code = |x: &f64| {
                     let quotient = f64::from(scaling.apply(*x as f32));
                     element.code(quotient, 1.0, microscale::formats::Ties::Even, arithmetic.negative_zero)
@@ -39,7 +39,7 @@ impl Scales<'_> {
             }
             Scheme::Mxfp4(a) => {
                 let scale = mx::scale_value(byte);
-                let code = |x: &f64| mx::Element::e2m1().code(*x, scale, a.ties, a.negative_zero);
+                let code = |x: &f64| mx::MxElement::e2m1().code(*x, scale, a.ties, a.negative_zero);
                 block.iter().map(code).collect()
             }
             _ => unreachable!("formats of 4 bits alone"),
@@ -59,7 +59,7 @@ impl Scales<'_> {
                 rule.byte(rule.wanted::<T>(amax))
             }
             Scheme::Mxfp4(a) => {
-                let exponent = mx::Element::e2m1().scale_exponent(amax.into(), a.scale_rule);
+                let exponent = mx::MxElement::e2m1().scale_exponent(amax.into(), a.scale_rule);
                 (exponent.clamp(-127, 127) + 127) as u8
             }
             _ => unreachable!("formats of 4 bits alone"),

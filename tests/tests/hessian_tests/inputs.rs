@@ -1,4 +1,4 @@
-//! Matrices, what layers' inputs look like, and recipes.
+//! Matrices, distributions of layers' inputs, and recipes.
 
 use microscale::{Convention, Format, Global, Recipe, Shape};
 use microscale_test_support::oracle::Exact;
@@ -11,17 +11,17 @@ impl Numbers {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// From a normal distribution.
+    /// A number from a normal distribution.
     pub(crate) fn normal(&mut self) -> f64 {
         let (a, b) = (1.0 - self.0.f64(), self.0.f64());
         (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
     }
 }
 
-/// What inputs of a layer look like.
+/// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Inputs {
-    /// So many tokens of independent columns.
+    /// Tokens of independent columns, so many of them.
     Independent(usize),
     /// A few directions that all columns share, and a mean, with little noise.
     Correlated,

@@ -1,4 +1,4 @@
-//! What must hold without knowing which scale is the best, and what is refused.
+//! Laws that hold without knowing which scale is the best, and requests that are refused.
 
 use half::f16;
 use microscale::formats::Search;
@@ -17,9 +17,9 @@ fn gaussian(seed: u64) -> (Vec<f32>, Shape) {
     (matrix(shape, 0, &mut Numbers::new(seed)), shape)
 }
 
-fn squared_error(values: &[f32], tensor: &QuantizedTensor, weights: impl Fn(usize) -> f64) -> f64 {
+fn squared_error(values: &[f32], tensor: &QuantizedTensor, importance: impl Fn(usize) -> f64) -> f64 {
     let errors = values.iter().zip(oracle::dequantize(tensor)).enumerate();
-    errors.map(|(i, (x, y))| weights(i % tensor.cols()) * (f64::from(*x) - y).powi(2)).sum()
+    errors.map(|(i, (x, y))| importance(i % tensor.cols()) * (f64::from(*x) - y).powi(2)).sum()
 }
 
 #[test]
@@ -45,11 +45,11 @@ fn a_diagonal_gives_the_weighted_search() {
         let recipe = Recipe { search: Search::Full, ..recipe };
         let n = recipe.format().block();
         let entries = hessian(Inputs::Diagonal, shape.cols, n, &mut numbers);
-        let weights: Vec<f32> =
+        let importance: Vec<f32> =
             (0..shape.cols).map(|col| entries[col / n * n * n + col % n * (n + 1)]).collect();
         let with = quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor;
-        let weighted = quantize_weighted(&values, shape, &recipe, &weights).unwrap().tensor;
-        let error = |tensor| squared_error(&values, &tensor, |col| weights[col].into());
+        let weighted = quantize_weighted(&values, shape, &recipe, &importance).unwrap().tensor;
+        let error = |tensor| squared_error(&values, &tensor, |col| importance[col].into());
         let [with, weighted] = [error(with), error(weighted)];
         assert!((with / weighted - 1.0).abs() < 1e-6, "{recipe:?}: {with} and {weighted}");
         assert!(with <= weighted * (1.0 + 1e-12), "{recipe:?}: {with} and {weighted}");
@@ -61,14 +61,14 @@ fn what_weighs_nothing_may_be_clipped_however_large_it_is() {
     // The first element is 2^40 times the others and its column is never active.
     let mut values = [0.375f32; 32];
     values[0] = 0.375 * 2f32.powi(40);
-    let mut weights = [1.0; 32];
-    weights[0] = 0.0;
+    let mut importance = [1.0; 32];
+    importance[0] = 0.0;
     let mut entries = [0.0; 32 * 32];
-    (0..32).for_each(|i| entries[i * 33] = weights[i]);
+    (0..32).for_each(|i| entries[i * 33] = importance[i]);
     let (recipe, shape) = (Recipe { search: Search::Full, ..Recipe::default() }, Shape::new(1, 32));
     for tensor in [
         quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor,
-        quantize_weighted(&values, shape, &recipe, &weights).unwrap().tensor,
+        quantize_weighted(&values, shape, &recipe, &importance).unwrap().tensor,
     ] {
         assert_eq!(tensor.scales(), [127 - 4]);
         assert_eq!(tensor.codes(), [0x77; 16]);
@@ -140,7 +140,7 @@ fn errors_say_what_is_wrong() {
         assert_eq!((r, c, f), (row, col, fault), "{found}");
         assert!(found.to_string().contains("of block 1 of columns"), "{found}");
     }
-    // As much as sums of 16-bit products differ.
+    // The difference is as large as that of sums of 16-bit products.
     let mut entries = right;
     entries[at] += 0.1;
     assert!(with(&recipe, &entries).is_ok());
@@ -155,7 +155,7 @@ fn empty_matrices_need_a_hessian_of_their_columns() {
     assert!(quantize_hessian(&[0.0f32; 0], Shape::new(4, 0), &recipe, &[]).is_ok());
 }
 
-/// It costs the outputs less than a search that knows nothing of them.
+/// The search costs the outputs less than one that knows nothing of them.
 #[test]
 fn outputs_lose_less() {
     let (values, shape) = gaussian(10);

@@ -13,7 +13,8 @@ use proptest::prelude::*;
 
 use super::inputs::{any_of, runs};
 
-/// What a shape's documentation promises about a slice of `len` elements, in arithmetic that cannot overflow.
+/// The promise of a shape's documentation about a slice of `len` elements, in arithmetic that cannot
+/// overflow.
 #[derive(Debug, PartialEq)]
 enum Fit {
     Holds,
@@ -291,7 +292,8 @@ fn formats_have_the_conventions_that_they_have() {
     }
 }
 
-/// What a global scale may be: positive, normal, and such that the largest block scale stays finite under it.
+/// Returns whether a number may be a global scale: positive, normal, and such that the largest block scale
+/// stays finite under it.
 fn is_in_range(given: GlobalScale) -> bool {
     let value = given.value();
     let largest = match given {

@@ -24,7 +24,7 @@ impl<T: Exact> fmt::Debug for Matrix<T> {
     }
 }
 
-/// How many runs, and no file of failures: a failing input is printed, shrunk.
+/// A number of runs, and no file of failures: a failing input is printed, shrunk.
 pub(crate) fn runs(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }

@@ -11,7 +11,8 @@ use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::{self, Exact, Expected};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Where work may be cut: around multiples of 65 536 elements, in one row or many, whole blocks or not.
+/// Shapes around the sizes at which work may be cut, multiples of 65 536 elements: in one row or many, whole
+/// blocks or not.
 const SHAPES: [(usize, usize); 16] = [
     (1, 65_535),
     (1, 65_536),

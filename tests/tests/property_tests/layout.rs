@@ -1,4 +1,4 @@
-//! Scale layouts: where a byte lies, and ways to get it there.
+//! Scale layouts: the place of a byte, and ways to get it there.
 
 use half::bf16;
 use microscale::cpu::Isa;

@@ -1,4 +1,4 @@
-//! The error on normal data is what is known of each scale rule, and is summed right.
+//! The error on normal data is the known one of each scale rule, and is summed right.
 
 use approx::assert_relative_eq;
 use microscale::formats::ScaleRule;

@@ -217,7 +217,7 @@ fn nvfp4_ties_are_as_expected_under_every_scale() {
     check::<bf16>(&mut rng);
 }
 
-/// That the inputs of the test above do what they are for: a good part of the quotients are ties.
+/// Checks that the inputs of the test above do what they are for: a good part of the quotients are ties.
 #[test]
 fn blocks_of_ties_have_ties() {
     let mut rng = fastrand::Rng::with_seed(31);
@@ -256,7 +256,7 @@ fn zeros_give_zeros() {
     }
 }
 
-/// Where there is no global scale, blocks are what they are under one of 1.
+/// Blocks without a global scale are the same as under one of 1.
 #[test]
 fn an_absent_global_scale_is_one() {
     let mut rng = fastrand::Rng::with_seed(32);

@@ -1,4 +1,4 @@
-//! What quantizing and dequantizing do together.
+//! Properties of quantizing and dequantizing together.
 
 use half::{bf16, f16};
 use microscale::formats::mx::Arithmetic;
@@ -78,7 +78,7 @@ fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
             (value.to_f64(), at.row * quantized.tensor.blocks_per_row() + at.col / format.block());
         let byte = quantized.tensor.scales()[block];
         let scale = exact_scale(format, byte, quantized.tensor.global_scale());
-        // Where scales are subnormal, relative bounds do not hold; where they are 0, nothing is left.
+        // Relative bounds do not hold where scales are subnormal; under scales of 0 nothing is left.
         if format.is_nan_scale(byte) || !back.is_finite() || (format == Format::Nvfp4 && scale < 1e-30) {
             continue;
         }
@@ -127,7 +127,7 @@ proptest! {
         assert_error_bound(&bf16s);
     }
 
-    /// What counts as flushed comes back as zeros, and nothing else that was not zero does.
+    /// Blocks that count as flushed come back as zeros, and no others that were not zero do.
     #[test]
     fn flushed_blocks_are_those_that_come_back_as_zeros(case in case::<f32>()) {
         let recipe = Recipe { non_finite: NonFinite::Saturate, ..case.recipe };

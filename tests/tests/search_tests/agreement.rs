@@ -10,13 +10,13 @@ use super::inputs::{COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices,
 
 #[test]
 fn checking_a_search_passes_the_best_and_finds_any_other() {
-    let weights = importance();
+    let importance = importance();
     for format in FORMATS {
         let recipe = recipe(format, Convention::default_for(format), Search::Full);
         for (name, values) in matrices(format.block(), FEWER_BLOCKS / 4) {
             let shape = Shape::new(values.len() / COLS, COLS);
             let blocks = (values.len() / format.block()) as u64;
-            for importance in [None, Some(&weights[..])] {
+            for importance in [None, Some(&importance[..])] {
                 let tensor = quantize(Isa::best(), &values, &recipe, importance).tensor;
                 let check =
                     |tensor: &QuantizedTensor| check_search(&values, shape, &recipe, importance, tensor);
@@ -44,15 +44,15 @@ fn checking_a_search_passes_the_best_and_finds_any_other() {
 
 #[test]
 fn instruction_sets_agree_on_bytes_and_reports() {
-    let weights = importance();
+    let importance = importance();
     for format in FORMATS {
         for (name, values) in matrices(format.block(), FEWER_BLOCKS / 4) {
             let narrow: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
             for search in SEARCHES {
                 let recipe = recipe(format, Convention::default_for(format), search);
-                for importance in [None, Some(&weights[..])] {
+                for importance in [None, Some(&importance[..])] {
                     let what =
-                        format!("{format}, {name}, {}, weights: {}", search.word(), importance.is_some());
+                        format!("{format}, {name}, {}, importance: {}", search.word(), importance.is_some());
                     let expected = quantize(Isa::Reference, &values, &recipe, importance);
                     let expected_narrow = quantize(Isa::Reference, &narrow, &recipe, importance);
                     for isa in Isa::available() {

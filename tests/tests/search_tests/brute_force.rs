@@ -1,4 +1,4 @@
-//! Every scale tried in f64, and what is lost against the best.
+//! Every scale tried in f64, and the loss against the best.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::inputs::COLS;
 /// E2M1's magnitudes, by code.
 const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// What a scale byte multiplies codes with, as real numbers go.
+/// The factor of codes under a scale byte, as a real number.
 fn factor(tensor: &QuantizedTensor, byte: u8) -> f64 {
     if tensor.format() == Format::Mxfp4 {
         return 2f64.powi(i32::from(byte) - 127);
@@ -35,10 +35,10 @@ fn scale_bytes(format: Format) -> std::ops::RangeInclusive<u8> {
 
 /// The weighted squared error of a block if every element takes the magnitude that is nearest; or, once the
 /// sum is `enough`, what it has come to.
-fn nearest_error(block: &[f64], weights: &[f64], factor: f64, enough: f64) -> f64 {
+fn nearest_error(block: &[f64], importance: &[f64], factor: f64, enough: f64) -> f64 {
     let magnitudes = MAGNITUDES.map(|magnitude| factor * magnitude);
     let mut error = 0.0;
-    for (a, weight) in block.iter().zip(weights) {
+    for (a, weight) in block.iter().zip(importance) {
         let distance = magnitudes.iter().fold(f64::INFINITY, |least, value| {
             let distance = (a - value).abs();
             if distance < least { distance } else { least }
@@ -53,16 +53,16 @@ fn nearest_error(block: &[f64], weights: &[f64], factor: f64, enough: f64) -> f6
 
 /// A block of a matrix, and what quantizing made of it.
 pub(crate) struct BlockErrors {
-    /// Of the bytes that were written.
+    /// The error of the bytes that were written.
     pub(crate) written: f64,
-    /// Of the best scale.
+    /// The error of the best scale.
     pub(crate) least: f64,
     /// Σ w·x².
     pub(crate) energy: f64,
 }
 
 impl BlockErrors {
-    /// By how much more than the least the written error may be, as norms, in units of the block's.
+    /// The excess of the written error over the least, as norms, in units of the block's.
     ///
     /// Let u be 2⁻²⁴, x the block, r what a scale leaves of it, all weighted. A search sees the factor f with
     /// an error of u, and its reciprocal with another, which may take the farther of two magnitudes where
@@ -92,24 +92,24 @@ pub(crate) fn errors(
     let factors: Vec<f64> = scale_bytes(tensor.format()).map(|byte| factor(tensor, byte)).collect();
     let one = |(i, values): (usize, &[f32])| {
         let block: Vec<f64> = values.iter().map(|value| f64::from(value.abs())).collect();
-        let weight = |k| importance.map_or(1.0, |weights| f64::from(weights[(i * size + k) % COLS]));
-        let weights: Vec<f64> = (0..size).map(weight).collect();
+        let weight = |k| importance.map_or(1.0, |importance| f64::from(importance[(i * size + k) % COLS]));
+        let importance: Vec<f64> = (0..size).map(weight).collect();
         let scale = factor(tensor, tensor.scales()[i]);
         let mut written = 0.0;
         for (k, value) in values.iter().enumerate() {
             let code = tensor.codes()[(i * size + k) / 2] >> (4 * (k % 2)) & 15;
             let sign = if code < 8 { 1.0 } else { -1.0 };
             let rest = f64::from(*value) - sign * MAGNITUDES[usize::from(code % 8)] * scale;
-            written += weights[k] * rest * rest;
+            written += importance[k] * rest * rest;
         }
         let least = || {
             // Begun with a good one, so that most others are soon enough.
-            let begin = nearest_error(&block, &weights, scale, f64::INFINITY);
+            let begin = nearest_error(&block, &importance, scale, f64::INFINITY);
             factors
                 .iter()
-                .fold(begin, |least, factor| least.min(nearest_error(&block, &weights, *factor, least)))
+                .fold(begin, |least, factor| least.min(nearest_error(&block, &importance, *factor, least)))
         };
-        let energy = block.iter().zip(&weights).map(|(a, weight)| weight * a * a).sum();
+        let energy = block.iter().zip(&importance).map(|(a, weight)| weight * a * a).sum();
         BlockErrors { written, least: if brute { least() } else { 0.0 }, energy }
     };
     values.par_chunks(size).enumerate().map(one).collect()
@@ -132,13 +132,13 @@ pub(crate) fn check_optimal(what: &str, errors: &[BlockErrors]) -> f64 {
     most / TOLERANCE
 }
 
-/// What a search loses against the full one.
+/// The loss of a search against the full one.
 pub(crate) struct Loss {
-    /// Of the total squared error, relative to that of full.
+    /// The loss in the total squared error, relative to that of full.
     total: f64,
     /// Blocks in which it errs more by more than rounding.
     pub(crate) blocks: usize,
-    /// Of all blocks.
+    /// The number of all blocks.
     of: usize,
     /// The largest loss in a block, relative to the error of full there.
     most: f64,
@@ -169,7 +169,7 @@ impl fmt::Display for Loss {
         }
         let blocks = self.blocks as f64 / self.of as f64 * 100.0;
         write!(f, "{:.4} %, in {blocks:.3} % of blocks", self.total * 100.0)?;
-        // Where full errs by almost nothing a ratio says nothing.
+        // A ratio says nothing where full errs by almost nothing.
         if self.most < 10.0 { write!(f, ", at most {:.0} %", self.most * 100.0) } else { Ok(()) }
     }
 }

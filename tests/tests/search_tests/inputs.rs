@@ -1,4 +1,4 @@
-//! Matrices, weights by column, and recipes.
+//! Matrices, importance by column, and recipes.
 
 use std::path::PathBuf;
 

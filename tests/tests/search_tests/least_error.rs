@@ -65,14 +65,14 @@ fn mxfp4_full_is_the_least_error() {
 
 #[test]
 fn full_is_the_least_weighted_error() {
-    let weights = importance();
+    let importance = importance();
     for format in FORMATS {
         let recipe = recipe(format, Convention::default_for(format), Search::Full);
         for (name, values) in matrices(format.block(), FEWER_BLOCKS) {
-            let tensor = quantize(Isa::best(), &values, &recipe, Some(&weights)).tensor;
+            let tensor = quantize(Isa::best(), &values, &recipe, Some(&importance)).tensor;
             let closest = check_optimal(
                 &format!("{format}, {name}, weighted"),
-                &errors(&values, Some(&weights), &tensor, true),
+                &errors(&values, Some(&importance), &tensor, true),
             );
             println!("{format}, {name}, weighted: the largest excess is {closest:.1e} of the tolerance");
         }

@@ -1,4 +1,4 @@
-//! What the full search skips.
+//! Scales that the full search skips.
 
 use microscale::cpu::Isa;
 use microscale::formats::arithmetic::Fused;
@@ -34,12 +34,12 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
         }
     }
     assert_eq!(full, best.0, "{what}: among {first:#x} to {last:#x} the best is {best:?}");
-    // What is skipped below loses in rounded numbers too.
+    // Scales that are skipped below lose in rounded numbers too.
     for byte in S::FIRST..first {
         assert!(error(byte) >= best.1, "{what}: {byte:#x} errs less than {best:?}");
     }
-    // What is skipped above may win by a rounding. Under the largest factor there is, all become zeros, and
-    // the error is Σ w·a².
+    // Scales that are skipped above may win by a rounding. Under the largest factor there is, all codes
+    // become zeros, and the error is Σ w·a².
     let least = f64::from(best.1).sqrt();
     let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
     for byte in last + 1..=S::LAST {
@@ -50,7 +50,7 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
     }
 }
 
-/// [`check_skipped`] for the blocks of matrices, with weights and without.
+/// [`check_skipped`] for the blocks of matrices, with importance and without.
 fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
     format: Format,
     scales: impl Fn(&QuantizedTensor) -> S,
@@ -59,14 +59,15 @@ fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
     for (name, values) in matrices(N, FEWER_BLOCKS / 4) {
         let convention = Convention::default_for(format);
         let plain = quantize(Isa::best(), &values, &recipe(format, convention, Search::None), None).tensor;
-        for weights in [None, Some(&importance[..])] {
+        for importance in [None, Some(&importance[..])] {
             let recipe = recipe(format, convention, Search::Full);
-            let full = quantize(Isa::best(), &values, &recipe, weights).tensor;
+            let full = quantize(Isa::best(), &values, &recipe, importance).tensor;
             let scales = scales(&full);
             values.as_chunks::<N>().0.par_iter().enumerate().for_each(|(i, values)| {
-                let weights = weights.map(|weights| std::array::from_fn(|k| weights[(i * N + k) % COLS]));
-                let what = format!("{format}, {name}, block {i}, weights: {}", weights.is_some());
-                let block = Block::new(values, weights);
+                let importance =
+                    importance.map(|importance| std::array::from_fn(|k| importance[(i * N + k) % COLS]));
+                let what = format!("{format}, {name}, block {i}, importance: {}", importance.is_some());
+                let block = Block::new(values, importance);
                 check_skipped(&what, &block, &scales, plain.scales()[i], full.scales()[i]);
             });
         }

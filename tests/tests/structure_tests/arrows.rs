@@ -1,4 +1,4 @@
-//! Arrows: the file that names something, the file that defines it, and where that goes round in a circle.
+//! Arrows from the file that names an item to the file that defines it, and circles of them.
 
 use super::modules::{Modules, Reader};
 use super::resolve::Target;

@@ -1,4 +1,4 @@
-//! The crates as floors: which may import which.
+//! The crates as floors: each may import only some others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl Floor {
         ["src/lib.rs", "src/main.rs"].map(|root| Path::new(self.folder).join(root))
     }
 
-    /// What is wrong with the crates that the manifest and the sources name; `named` are the words with which
+    /// The faults in the crates that the manifest and the sources name; `named` are the words with which
     /// paths begin in the sources, with a file each.
     pub(super) fn faults(&self, manifest: &str, named: &BTreeMap<String, PathBuf>) -> Vec<String> {
         let manifest: toml::Table =

@@ -92,7 +92,7 @@ fn lists_of_contents_import_nothing() {
         ("b.rs", "pub struct B;"),
     ];
     assert!(circles(&files).is_empty());
-    // What is used of the list is imported after all.
+    // A name that is used from the list is imported after all.
     let used = ("lib.rs", "mod a; mod b; pub use a::A; pub struct Root(A);");
     assert_eq!(circles(&[used, files[1], files[2]]), [["a", "lib"]]);
 }
@@ -168,7 +168,7 @@ fn imports_of_higher_crates_are_found_in_manifests() {
     assert_eq!(abi("[dev-dependencies]\nmicroscale.workspace = true"), upwards);
     assert!(abi("[dev-dependencies]\nproptest = \"1\"").is_empty());
 
-    // What is not published may be tested with anything.
+    // Packages that are not published may be tested with anything.
     let executor =
         "[package]\nname = \"microscale-executor\"\npublish = false\n[dev-dependencies]\nmicroscale = \"1\"";
     assert!(floor("tests/executor").faults(executor, &none).is_empty());

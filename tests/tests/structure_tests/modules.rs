@@ -1,4 +1,4 @@
-//! The modules of a crate, from its source files: what each defines, imports and names.
+//! The modules of a crate, from its source files: the items that each defines, imports and names.
 
 use super::names::{Mention, Origin, item_name, mentions, tokens};
 use std::collections::{HashMap, HashSet};
@@ -8,7 +8,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 /// Gives the text of a file, or nothing if there is no such file.
 pub(super) type Reader<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// What a name stands for in a module.
+/// The meaning of a name in a module.
 pub(super) enum Named {
     /// Defined in the module.
     Item,
@@ -23,7 +23,7 @@ pub(super) struct Module {
     pub(super) file: PathBuf,
     pub(super) parent: Option<usize>,
     pub(super) names: HashMap<String, Vec<Named>>,
-    /// What `use path::*` imports from.
+    /// The paths of `use path::*`.
     pub(super) globs: Vec<Vec<String>>,
     /// Every word in the macro calls that stand where items do: any of them may be the name of an item.
     pub(super) perhaps: HashSet<String>,
@@ -156,7 +156,8 @@ fn leaves(tree: &UseTree) -> Vec<Leaf> {
     found
 }
 
-/// Whether an item is compiled for tests alone: `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[cfg(doctest)]`.
+/// Returns whether an item is compiled for tests alone: `#[cfg(test)]`, `#[cfg(all(test, …))]`,
+/// `#[cfg(doctest)]`.
 pub(super) fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };

@@ -5,14 +5,16 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, ItemUse, Macro, Meta};
 
-/// Where a path stands, which decides how it is resolved.
+/// The position of a path, which decides how it is resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     Use,
-    /// In a `pub use`, which makes a list of contents: only other crates that it names are imported.
+    /// The path stands in a `pub use`, which makes a list of contents: only other crates that it names are
+    /// imported.
     Facade,
     Code,
-    /// In the body of a `macro_rules`, where some names are looked up at the place of the call.
+    /// The path stands in the body of a `macro_rules`, where some names are looked up at the place of the
+    /// call.
     Rules,
 }
 
@@ -41,7 +43,7 @@ pub(super) fn item_name(item: &Item) -> Option<String> {
     Some(name.to_string())
 }
 
-/// What an item names, and the `use` lines inside it.
+/// The paths that an item names, and the `use` lines inside it.
 pub(super) fn mentions(item: &Item) -> (Vec<Mention>, Vec<&ItemUse>) {
     let mut names = Names { mentions: Vec::new(), imports: Vec::new() };
     names.visit_item(item);

@@ -4,7 +4,7 @@ use super::modules::{Modules, Named};
 use super::names::{Mention, Origin};
 use std::collections::HashSet;
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Target {
     /// An item with a name that is defined in a module.
@@ -18,7 +18,7 @@ pub(super) enum Target {
 type Open = HashSet<(usize, String)>;
 
 impl Modules {
-    /// What a path in a module leads to. A name can be a module and a function at the same time.
+    /// The targets of a path in a module. A name can be a module and a function at the same time.
     pub(super) fn targets(&self, module: usize, mention: &Mention) -> Vec<Target> {
         let mut found = self.resolve(module, &mention.path, mention.origin, &mut Open::new());
         match mention.origin {

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to say where there is no assembler.
+/// The advice where there is no assembler.
 pub(super) const HOW_TO_GET_IT: &str = "  \
     `cargo xtask check-ptx --install-ptxas` installs it from Python wheels (needs python3; 180 MB in target/ptxas-venv);\n  \
     or set CUDA_HOME, or PATH, to a CUDA toolkit of version 13 or newer";
@@ -17,8 +17,8 @@ pub(super) struct Assembler {
     pub(super) version: String,
 }
 
-/// Finds both programs in one folder: in the Python environment if it is to be installed, else in `CUDA_HOME`, on `PATH`,
-/// or in a Python environment installed before.
+/// Finds both programs in one folder: in the Python environment if it is to be installed, else in
+/// `CUDA_HOME`, on `PATH`, or in a Python environment installed before.
 pub(super) fn find(install: bool) -> Result<Option<Assembler>> {
     let venv = layout::root()?.join("target").join("ptxas-venv");
     let folders = if install {

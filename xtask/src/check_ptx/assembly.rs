@@ -1,4 +1,4 @@
-//! Assembling the PTX for real GPUs, and what must hold of the result.
+//! Assembling the PTX for real GPUs, and checks of the result.
 
 use super::assembler::Assembler;
 use super::files::Ptx;
@@ -34,7 +34,8 @@ pub(super) struct Assembly {
     pub(super) result: Result<Vec<Assembled>>,
 }
 
-/// Assembles every module for every GPU in the table of targets, on all cores, and returns them in the table's order.
+/// Assembles every module for every GPU in the table of targets, on all cores, and returns them in the
+/// table's order.
 pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx]) -> Result<Vec<Assembly>> {
     let folder = layout::root()?.join("target").join("check-ptx");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -82,7 +83,7 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
     let output = process::capture(&mut ptxas)?;
     let said = format!("{}{}", process::text(output.stdout)?, process::text(output.stderr)?);
     if !output.status.success() {
-        // It repeats itself; the first lines say it all.
+        // The assembler repeats itself; the first lines say it all.
         let errors: Vec<&str> = said.lines().filter(|line| !line.contains(" info ")).take(5).collect();
         bail!("{name} does not assemble: {}", errors.join("\n  "));
     }
@@ -102,13 +103,13 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
     ptx.module.entries.iter().map(kernel).collect()
 }
 
-/// What the assembler says, if it makes asynchronous matrix products (wgmma) wait for each other.
+/// The assembler's message, if it makes asynchronous matrix products (wgmma) wait for each other.
 fn serialised(said: &str) -> Option<&str> {
     said.lines().find(|line| line.contains("wgmma") && line.contains("serialized")).map(str::trim)
 }
 
-/// Nothing may fail to assemble, use local memory, or lose the conversion instructions it was written with. What is wrong
-/// on several GPUs is said once.
+/// Checks that everything assembles, uses no local memory, and keeps the conversion instructions it was
+/// written with. A defect on several GPUs is reported once.
 pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
     let mut gpus: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for assembly in assemblies {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Something that is wrong, and where.
+/// A defect, and its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// A file name with a line, or a kernel with a GPU.

@@ -1,9 +1,10 @@
 //! The way through a kernel that most threads take, found in its machine code.
 //!
-//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions. The main path
-//! is the one that moves the most bytes by the widest loads and the widest stores that the kernel has, and of those the one
-//! with the fewest instructions. (Narrower accesses do not count: what handles the end of a row piece by piece would add
-//! up.) Where a loop moves at least half of these bytes, one turn of the loop is the main path.
+//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions.
+//! The main path is the one that moves the most bytes by the widest loads and the widest stores that the
+//! kernel has, and of those the one with the fewest instructions. (Narrower accesses do not count: those for
+//! the end of a row, piece by piece, would add up.) Where a loop moves at least half of these bytes, one
+//! iteration of the loop is the main path.
 
 use super::sass::Code;
 
@@ -12,21 +13,21 @@ use super::sass::Code;
 pub(super) struct MainPath {
     /// Numbers of its instructions.
     pub(super) instructions: Vec<usize>,
-    pub(super) shape: Shape,
+    pub(super) shape: PathShape,
 }
 
-/// How a path meets loops.
+/// The relation of a path to loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum PathShape {
     /// No loop: every instruction runs at most once.
     Straight,
-    /// It goes through loops, and counts one turn of each.
+    /// The path goes through loops, and counts one iteration of each.
     ThroughLoops,
-    /// It is one turn of a loop.
-    OneTurn,
+    /// The path is one iteration of a loop.
+    OneIteration,
 }
 
-/// Where an instruction leads.
+/// The instructions that may follow an instruction.
 #[derive(Default)]
 struct Successors {
     next: bool,
@@ -46,9 +47,9 @@ pub(super) fn main_path(code: &Code) -> Option<MainPath> {
     let through_loops = turns.iter().any(|(turn, _)| turn.iter().any(|i| whole.contains(i)));
     let heavy = turns.into_iter().filter(|(_, moved)| *moved > 0 && 2 * moved >= bits);
     Some(match heavy.min_by_key(|(turn, _)| turn.len()) {
-        Some((turn, _)) => MainPath { instructions: turn, shape: Shape::OneTurn },
-        None if through_loops => MainPath { instructions: whole, shape: Shape::ThroughLoops },
-        None => MainPath { instructions: whole, shape: Shape::Straight },
+        Some((turn, _)) => MainPath { instructions: turn, shape: PathShape::OneIteration },
+        None if through_loops => MainPath { instructions: whole, shape: PathShape::ThroughLoops },
+        None => MainPath { instructions: whole, shape: PathShape::Straight },
     })
 }
 
@@ -59,7 +60,8 @@ fn best(code: &Code, start: usize, end: Option<usize>) -> Option<(Vec<usize>, u3
     let widest = ["LDG", "STG"].map(|name| widest(code, name));
     let count = code.instructions.len();
     let last = end.unwrap_or(count.checked_sub(1)?);
-    // What the best path from here on moves, how long it is, and where it goes first; none if it cannot arrive.
+    // The best path from each instruction on: the bits it moves, its length, and its first step; none if it
+    // cannot arrive.
     let mut tails: Vec<Option<(u32, usize, Option<usize>)>> = vec![None; count + 1];
     for i in (start..=last).rev() {
         let leads = successors(code, i)?;
@@ -94,7 +96,7 @@ fn successors(code: &Code, i: usize) -> Option<Successors> {
             Successors { next: true, ..Default::default() }
         }
         "BRA" | "JMP" => Successors { jump: Some(jump?), next: conditional, end: false },
-        // Where to, the code does not say. No path goes on here; there are others, or there is none.
+        // Jumps whose target the code does not say. No path goes on here; there are others, or there is none.
         "BRX" | "JMX" | "BRXU" | "JMXU" => Successors::default(),
         _ => Successors { next: true, ..Default::default() },
     })
@@ -116,7 +118,7 @@ mod tests {
                           .L_x_1:\nLDG.E.128 R4, [R2]\nBRA.DIV UR4, `(.L_x_2)\nSTG.E.64 [R2], R4\nEXIT\n\
                           .L_x_2:\nIADD R1, R1, R1\nBRA `(.L_x_1)\n.L_x_3:\nBRA `(.L_x_3)\nNOP",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 5, 6, 7, 8], shape: Shape::Straight });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 5, 6, 7, 8], shape: PathShape::Straight });
     }
 
     #[test]
@@ -130,7 +132,7 @@ mod tests {
         let found = path(
             "LDG.E R1, [R2]\n.L_x_1:\nLDG.E.128 R4, [R2]\nFADD R1, R1, R4\n@P0 BRA `(.L_x_1)\nSTG.E [R2], R1\nEXIT",
         );
-        assert_eq!(found, MainPath { instructions: vec![1, 2, 3], shape: Shape::OneTurn });
+        assert_eq!(found, MainPath { instructions: vec![1, 2, 3], shape: PathShape::OneIteration });
     }
 
     #[test]
@@ -139,7 +141,7 @@ mod tests {
             "STG.E.64 [R4], R6\n@P0 BRA `(.L_x_1)\nSTG.E.32 [R2], R1\nSTG.E.U16 [R2], R1\n.L_x_1:\n\
              @!P0 STG.E.64 [R2], R4\nEXIT",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 4, 5], shape: Shape::Straight });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 4, 5], shape: PathShape::Straight });
     }
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
         let found = path(
             "LDG.E.128 R4, [R2]\n.L_x_1:\nFADD R1, R1, R4\n@P0 EXIT\nBRA `(.L_x_1)\n.L_x_2:\nBRA `(.L_x_2)",
         );
-        assert_eq!(found, MainPath { instructions: vec![0, 1, 2], shape: Shape::ThroughLoops });
+        assert_eq!(found, MainPath { instructions: vec![0, 1, 2], shape: PathShape::ThroughLoops });
     }
 
     #[test]

@@ -12,7 +12,8 @@ pub(super) struct Statement {
 }
 
 impl Statement {
-    /// The instruction with its modifiers: `["ld", "global", "v4", "b32"]`. Starts with an empty text for a directive.
+    /// The instruction with its modifiers: `["ld", "global", "v4", "b32"]`. Starts with an empty text for a
+    /// directive.
     pub(super) fn opcode(&self) -> Vec<&str> {
         let guarded = self.text.starts_with('@');
         let word = self.text.split(' ').nth(usize::from(guarded)).unwrap_or_default();

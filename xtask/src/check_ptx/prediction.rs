@@ -1,19 +1,19 @@
-//! What machine code lets one expect: which resource a kernel runs out of first, and how much of the memory's
-//! bandwidth it reaches.
+//! The prediction of speed from machine code: the resource that a kernel runs out of first, and the share of
+//! the memory's bandwidth that it reaches.
 //!
-//! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one kind allow.
-//! Latency and collisions make it slower; on an H200 the shipped kernels reach 80 to 85 % of the issue bound
-//! (docs/benchmarks.md).
+//! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one
+//! kind allow. Latency and collisions make it slower; on an H200 the shipped kernels reach 80 to 85 % of the
+//! issue bound (docs/benchmarks.md).
 
 use super::assembly::Assembled;
-use super::main_path::Shape;
+use super::main_path::PathShape;
 use super::sass::Instruction;
 use microscale_kernels_abi::Kernel;
 
 /// A GPU as its data sheet and the CUDA programming guide have it.
 pub(super) struct Gpu {
     pub(super) name: &'static str,
-    /// What the machine code is made for.
+    /// The GPU that the machine code is made for.
     pub(super) assembled_for: &'static str,
     pub(super) multiprocessors: f64,
     pub(super) clock_ghz: f64,
@@ -27,8 +27,9 @@ pub(super) struct Gpu {
     pub(super) warps: u32,
 }
 
-/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and of the GeForce
-/// RTX 5090. The clocks are boost clocks; that of the B200 is not in its data sheet and taken from what its driver reports.
+/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and of the
+/// GeForce RTX 5090. The clocks are boost clocks; that of the B200 is not in its data sheet and taken from
+/// what its driver reports.
 pub(super) const GPUS: [Gpu; 4] = [
     Gpu {
         name: "A100",
@@ -103,15 +104,15 @@ fn unit(instruction: &Instruction) -> Unit {
     }
 }
 
-/// What is expected of a kernel on a GPU.
+/// The expected speed of a kernel on a GPU.
 pub(super) struct Prediction {
     /// Instructions an element: in all, of the multiply-add units, and of the logic unit.
     pub(super) instructions: [f64; 3],
     /// The first resource to run out.
     pub(super) limiter: &'static str,
-    /// Of the bandwidth, in per cent.
+    /// The share of the bandwidth, in per cent.
     pub(super) of_bandwidth: f64,
-    /// Of the warps that a multiprocessor can hold, in per cent, as registers allow.
+    /// The share of the warps that a multiprocessor can hold, in per cent, as registers allow.
     pub(super) occupancy: f64,
 }
 
@@ -119,7 +120,7 @@ pub(super) struct Prediction {
 pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     let kernel = assembled.kernel?;
     let bytes = bytes_an_element(kernel.name)?;
-    let path = assembled.main_path.as_ref().filter(|path| path.shape == Shape::Straight)?;
+    let path = assembled.main_path.as_ref().filter(|path| path.shape == PathShape::Straight)?;
     let (elements, threads) = kernel.elements_per_thread();
     let each = f64::from(threads) / f64::from(elements);
     let of = |wanted: Unit| {
@@ -145,7 +146,8 @@ pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     })
 }
 
-/// The share of a multiprocessor's warps that its 65,536 registers allow; they are given out to warps in units of 256.
+/// The share of a multiprocessor's warps that its 65,536 registers allow; they are given out to warps in
+/// units of 256.
 fn occupancy(kernel: &Kernel, registers: u32, most_warps: u32) -> f64 {
     let warps_a_block = kernel.threads / 32;
     let of_a_warp = (registers * 32).next_multiple_of(256);
@@ -153,8 +155,8 @@ fn occupancy(kernel: &Kernel, registers: u32, most_warps: u32) -> f64 {
     f64::from((blocks * warps_a_block).min(most_warps)) / f64::from(most_warps)
 }
 
-/// Bytes that an operation must move for an element, by the kernel's name; none for those that do not go through a
-/// matrix, or that do most of their work in a loop whose turns depend on the values.
+/// Bytes that an operation must move for an element, by the kernel's name; none for those that do not go
+/// through a matrix, or that do most of their work in a loop whose iterations depend on the values.
 fn bytes_an_element(name: &str) -> Option<f64> {
     if name.contains("_search_") {
         return None;

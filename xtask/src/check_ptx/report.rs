@@ -1,7 +1,7 @@
-//! The table of what the kernels became on each GPU.
+//! The table of the kernels' resources and predicted speeds on each GPU.
 
 use super::assembly::{Assembled, Assembly, contains};
-use super::main_path::Shape;
+use super::main_path::PathShape;
 use anyhow::Result;
 use std::io::{ErrorKind, Write};
 
@@ -67,19 +67,19 @@ fn row(assembly: &Assembly, kernel: &Assembled) -> [String; TITLES.len()] {
     ]
 }
 
-fn mark(shape: Shape) -> &'static str {
+fn mark(shape: PathShape) -> &'static str {
     match shape {
-        Shape::Straight => "",
-        Shape::ThroughLoops => "+",
-        Shape::OneTurn => "*",
+        PathShape::Straight => "",
+        PathShape::ThroughLoops => "+",
+        PathShape::OneIteration => "*",
     }
 }
 
-/// Instructions of the main path an element: a static bound on what the kernel issues. How often a loop turns is not
-/// known here.
+/// Instructions of the main path an element: a static bound on what the kernel issues. The number of
+/// iterations of a loop is not known here.
 fn per_element(kernel: &Assembled) -> Option<f64> {
     let (elements, threads) = kernel.kernel?.elements_per_thread();
-    let path = kernel.main_path.as_ref().filter(|path| path.shape == Shape::Straight)?;
+    let path = kernel.main_path.as_ref().filter(|path| path.shape == PathShape::Straight)?;
     (elements > 0).then(|| path.instructions.len() as f64 * f64::from(threads) / f64::from(elements))
 }
 

@@ -8,9 +8,9 @@ pub(super) struct Requirement {
     target: fn(&Target) -> bool,
     /// The kernel has a use for it.
     kernel: fn(&Kernel) -> bool,
-    /// What its PTX must contain.
+    /// The text that its PTX must contain.
     pub(super) ptx: &'static str,
-    /// What its machine code must contain: the first is the instruction, the second a modifier.
+    /// The instruction that its machine code must contain: its name, and a modifier.
     pub(super) sass: (&'static str, &'static str),
 }
 

@@ -1,8 +1,8 @@
-//! What `ptxas -v` says of each kernel.
+//! The resources of each kernel, read from the output of `ptxas -v`.
 
 use std::collections::BTreeMap;
 
-/// What a kernel occupies.
+/// The resources of a kernel.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) registers: u32,

@@ -1,4 +1,4 @@
-//! What the PTX text must and must not say.
+//! Rules about the PTX text: statements that it must and must not contain.
 
 use super::files::Ptx;
 use super::finding::Finding;
@@ -62,7 +62,7 @@ fn forbidden_outside(statement: &Statement) -> Option<String> {
     text.starts_with(".local").then(|| format!("local memory: `{text}`"))
 }
 
-/// What is wrong with a kernel's instructions: of each kind the first, with its line, and how many follow.
+/// The forbidden instructions of a kernel: of each kind the first, with its line, and the number that follow.
 fn forbidden_inside(entry: &Entry) -> impl Iterator<Item = (usize, String)> {
     let mut kinds: BTreeMap<&str, (&Statement, usize)> = BTreeMap::new();
     for statement in &entry.body {
@@ -76,7 +76,7 @@ fn forbidden_inside(entry: &Entry) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// What makes an instruction wrong in any kernel.
+/// The reason why an instruction is forbidden in any kernel, if it is.
 fn forbidden(statement: &Statement) -> Option<&'static str> {
     let opcode = statement.opcode();
     if opcode[0] == "call" {
@@ -113,7 +113,7 @@ mod tests {
     };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
-    /// What is found in a module of one kernel for sm_120f.
+    /// The findings in a module of one kernel for sm_120f.
     fn findings(outside: &str, name: &str, body: &str) -> Vec<String> {
         let head = ".version 8.8\n.target sm_120f\n.address_size 64\n";
         findings_in(&format!("{head}{outside}\n.visible .entry {name}()\n{{\n{body}\nret;\n}}\n"))

@@ -1,15 +1,15 @@
-//! Machine code as `nvdisasm -c` prints it.
+//! Machine code, parsed from the listing that `nvdisasm -c` prints: instructions, accesses and jumps.
 
 use std::collections::BTreeMap;
 
 /// One instruction.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
-    /// It runs in some threads or at some times only.
+    /// True if the instruction runs in some threads or at some times only.
     pub(super) predicated: bool,
     /// `["LDG", "E", "128"]`
     pub(super) opcode: Vec<String>,
-    /// What follows the opcode, up to a label.
+    /// The operands: the text after the opcode, up to a label.
     pub(super) operands: String,
     /// The label it names, if it names one.
     pub(super) label: Option<String>,
@@ -48,7 +48,7 @@ impl Instruction {
         &self.opcode[0]
     }
 
-    /// It has this modifier.
+    /// Returns whether the opcode has a modifier.
     pub(super) fn has(&self, modifier: &str) -> bool {
         self.opcode[1..].iter().any(|part| part == modifier)
     }

@@ -1,4 +1,5 @@
-//! docs/sass.md: the shipped kernels on each GPU, committed, so that a change of the machine code shows in review.
+//! docs/sass.md: the shipped kernels on each GPU, committed, so that a change of the machine code shows in
+//! review.
 
 use super::assembler::Assembler;
 use super::assembly::{Assembled, Assembly, contains};
@@ -63,7 +64,7 @@ fn table(assembler: &Assembler, assemblies: &[Assembly]) -> String {
             continue;
         };
         let mut kernels: Vec<_> = assembly.result.iter().flatten().collect();
-        // What is fast first, then what takes every matrix.
+        // Kernels for aligned rows come first, then those that take every matrix.
         kernels.sort_by_key(|kernel| (kernel.name.ends_with("_unaligned"), &kernel.name));
         write!(
             text,

@@ -56,8 +56,8 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Executable>> {
     Ok(found)
 }
 
-/// Package folder and target: `formats-unit` for a library's unit tests, `cli-microscale-unit` for a program's, and
-/// `tests-golden` for tests/tests/golden.rs.
+/// Package folder and target: `formats-unit` for a library's unit tests, `cli-microscale-unit` for a
+/// program's, and `tests-golden` for tests/tests/golden.rs.
 fn name(message: &Value) -> Result<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned).context("cargo's message lacks a name");
     let manifest = PathBuf::from(text(&message["manifest_path"])?);

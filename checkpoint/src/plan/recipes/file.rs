@@ -1,4 +1,4 @@
-//! Recipe files: TOML, and what is wrong with it.
+//! Recipe files: reading TOML, and errors about it.
 
 use std::ops::Range;
 use std::path::Path;
@@ -46,8 +46,8 @@ impl Recipes {
         parse(text, source)
     }
 
-    /// What a word names: a file, if it ends with `.toml` or has a separator of directories in it, and else
-    /// one of the [`presets`](crate::presets).
+    /// Opens the recipes that a word names: a file, if it ends with `.toml` or has a separator of directories
+    /// in it, and else one of the [`presets`](crate::presets).
     ///
     /// # Errors
     /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset), and those of [`Self::open`].
@@ -129,7 +129,7 @@ impl<'a> Table<'a> {
         self.table.get(key)
     }
 
-    /// What is wrong with a key's value.
+    /// An error about a key's value.
     fn wrong(&self, key: &str, value: &Value<'_>, expected: &str) -> Error {
         let found = self.file.text.get(value.span()).unwrap_or_default();
         // A long one, or one of several lines, is not shown.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// A recipe that comes with the library.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
     /// Its file, to be read or to be changed.
     pub text: &'static str,
@@ -37,7 +37,7 @@ impl Preset {
         found.ok_or_else(|| Error::Recipe(RecipeError::NoPreset { name: name.into(), presets: names() }))
     }
 
-    /// What it is for: the comment that its file begins with, as far as the first full stop.
+    /// The purpose: the comment that its file begins with, as far as the first full stop.
     pub fn summary(&self) -> String {
         let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
         let comment = lines.collect::<Vec<_>>().join(" ");

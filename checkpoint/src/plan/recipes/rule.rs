@@ -6,12 +6,12 @@ use globset::GlobMatcher;
 
 use crate::plan::settings::Settings;
 
-/// What is said about the tensors whose names match.
+/// A rule about the tensors whose names match.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) line: usize,
     pub(super) patterns: Vec<GlobMatcher>,
-    /// Whether they are left as they are, if something is said about that.
+    /// True if they are left as they are, false if they are quantized; `None` if the rule does not say.
     pub(super) keep: Option<bool>,
     pub(super) settings: Settings,
     pub(super) lines: Lines,

@@ -56,7 +56,7 @@ pub(super) fn amax_bits<V: Vector>(values: &[f32]) -> u32 {
     most
 }
 
-/// The amax of each block of a group: something that is not finite where an element is not.
+/// The amax of each block of a group; it is not finite where an element is not.
 #[inline(always)]
 pub(super) fn amax<V: Vector, const N: usize>(group: &[f32]) -> V::Number {
     let mut halves = [V::splat_bits(0); LANES / 2];
@@ -105,7 +105,7 @@ fn code<V: Vector, const SIGNS: u8>(x: V::Number, factors: &Factors<V::Number>) 
         None => V::mul(x, factors.y),
         Some([z, d]) => nvfp4::quotient::<V>(x, [factors.y, z], d, false),
     };
-    // What is above 6 has the code of 6, and the identity holds up to there.
+    // Values above 6 have the code of 6, and the identity holds up to there.
     let code = e2m1::magnitude_codes_even::<V>(V::min_magnitude(scaled, V::splat(e2m1::MAX)));
     // -0 + 0 is 0; all else stays as it is.
     let signs = if SIGNS == KEEP { x } else { V::add(x, V::splat(0.0)) };

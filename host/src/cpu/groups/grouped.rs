@@ -1,4 +1,4 @@
-//! The trait of formats that groups quantize to.
+//! The trait of formats that are quantized in groups: their scales, factors and thresholds.
 
 use microscale_formats::NegativeZero;
 
@@ -13,7 +13,7 @@ use crate::element::Element;
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Factors<N> {
     pub(super) y: N,
-    /// Of a quotient.
+    /// The rest of the reciprocal and the divisor, for a quotient.
     pub(super) rest: Option<[N; 2]>,
 }
 
@@ -28,10 +28,10 @@ pub(in crate::cpu) trait Grouped<const N: usize>: Blocks<N> {
         tally: &mut Tally,
     ) -> bool;
 
-    /// What f32 are scaled with in blocks with these scales.
+    /// The factors of f32 in blocks with these scales.
     fn factors<V: Vector>(&self, bytes: [u8; 2]) -> Factors<V::Number>;
 
-    /// What 16-bit values are compared with.
+    /// The thresholds that 16-bit values are compared with.
     fn thresholds(&self) -> &Thresholds;
 }
 

@@ -1,4 +1,4 @@
-//! MXFP4's blocks in groups.
+//! MXFP4's scales for sixteen blocks at a time, a lane a block.
 
 use microscale_formats::{BlockEvents, E2m1, E8m0, mx};
 
@@ -31,7 +31,7 @@ impl Grouped<{ mx::BLOCK }> for MxGroups<'_> {
     ) -> bool {
         let arithmetic = &self.mx.arithmetic;
         let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
-        // As `mx` has them: the rounded exponents, the scales, and what clips.
+        // The rounded exponents, the scales, and the clipped blocks, as `mx` has them.
         let largest_exponent = <E2m1 as mx::Element>::LARGEST_EXPONENT;
         let exponents = V::shift_right(V::add_bits(V::bits(amax), V::splat_bits(addend)), 23);
         let unclamped = V::max_bits(exponents, V::splat_bits(largest_exponent));

@@ -1,4 +1,4 @@
-//! NVFP4's blocks in groups.
+//! NVFP4's scales for sixteen blocks at a time, a lane a block, and its factors for each scale byte.
 
 use std::marker::PhantomData;
 
@@ -19,10 +19,10 @@ use crate::element::{Dtype, Element};
 pub(in crate::cpu) struct NvFactors {
     /// The factor, or one over the divisor.
     y: [f32; 128],
-    /// What `y` leaves of one over the divisor.
+    /// The rest that `y` leaves of one over the divisor.
     z: [f32; 128],
     divisor: [f32; 128],
-    /// Whether elements are divided.
+    /// True if elements are divided.
     pub(in crate::cpu) divides: bool,
     /// The scale byte of blocks of zeros.
     scale_of_zero: u8,
@@ -81,7 +81,7 @@ impl<const DIVIDES: bool> Grouped<{ nvfp4::BLOCK }> for NvGroups<'_, DIVIDES> {
         let (quantizer, plan) = (self.quantizer, &self.factors.plan);
         let zeros = V::at_most(amax, V::splat(0.0));
         if T::DTYPE == Dtype::F32 {
-            // What the arithmetic of quotients needs.
+            // The arithmetic of quotients needs amaxes in this range.
             let (least, most) = (V::splat(power_of_two(-NV_FAR)), V::splat(power_of_two(NV_FAR)));
             let near = V::at_most(least, amax) & V::at_most(amax, most);
             if plan.usual == 0 || near | zeros != u16::MAX {
@@ -89,7 +89,7 @@ impl<const DIVIDES: bool> Grouped<{ nvfp4::BLOCK }> for NvGroups<'_, DIVIDES> {
             }
         }
         let wanted = quantizer.wanted_scale_by(amax, Steps::<T, V>(PhantomData));
-        // Where a normal scale is within rounding of what was wanted, nothing happens; nor in blocks of
+        // Nothing happens in a block with a normal scale within rounding of the wanted one; nor in blocks of
         // zeros.
         let mut usual = V::at_most(V::splat(plan.least_usual), wanted)
             & V::at_most(wanted, V::splat(nvfp4::LARGEST_UNSATURATED));

@@ -209,10 +209,10 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     fn widened_f16(bits: PairOfBits) -> Pair {
-        // SAFETY: as above. Words below 2^15 are packed as they are.
+        // SAFETY: as above. Halfwords below 2^15 are packed as they are.
         unsafe {
-            let words = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(bits[0], bits[1]));
-            let halves = [_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words)];
+            let halfwords = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(bits[0], bits[1]));
+            let halves = [_mm256_castsi256_si128(halfwords), _mm256_extracti128_si256::<1>(halfwords)];
             halves!(i => _mm256_cvtph_ps(halves[i]))
         }
     }
@@ -223,9 +223,9 @@ impl Vector for Avx2 {
         let mut bytes = [0; LANES];
         // SAFETY: sixteen bytes are written, without a demand on alignment; for the rest as above.
         unsafe {
-            let words = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(low, high));
+            let halfwords = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(low, high));
             let packed =
-                _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+                _mm_packus_epi16(_mm256_castsi256_si128(halfwords), _mm256_extracti128_si256::<1>(halfwords));
             _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
         }
         bytes

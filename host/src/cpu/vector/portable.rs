@@ -1,5 +1,5 @@
-//! Vectors as arrays, which the compiler makes of what every CPU of the architecture has: SSE2 on x86-64,
-//! NEON on AArch64.
+//! Vectors as arrays, which the compiler turns into the vectors that every CPU of the architecture has: SSE2
+//! on x86-64, NEON on AArch64.
 
 use half::f16;
 use microscale_formats::arithmetic::Machine;
@@ -8,7 +8,7 @@ use super::Vector;
 use crate::cpu::machines::{LANES, Lanes, Portable};
 use crate::element::Element;
 
-/// Something of each lane. A loop, for the compiler sees vectors in loops.
+/// An array of a value for each lane, made in a loop, for the compiler sees vectors in loops.
 macro_rules! lanes {
     ($lane:ident => $value:expr) => {{
         let mut lanes = [Default::default(); LANES];

@@ -13,8 +13,9 @@ use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
 use crate::shape::Shape;
 
-/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that `values` holds
-/// `shape`, that `back` holds its rows without gaps, and that `sums` has room for [`error_parts`] of each row.
+/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that
+/// `values` holds `shape`, that `back` holds its rows without gaps, and that `sums` has room for
+/// [`error_parts`] of each row.
 pub(in crate::gpu) fn errors<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -31,8 +32,8 @@ pub(in crate::gpu) fn errors<T: Element>(
     let grid = by_rows(shape, ERROR_PART as usize)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(back).arg(sums).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row; the caller
-    // checked the lengths of all three. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row;
+    // the caller checked the lengths of all three. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * u64::from(ERROR_PART))?) }
         .map_err(doing("launching an errors kernel"))?;
     Ok(())

@@ -12,7 +12,8 @@ use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
-/// Enqueues the conversion of scales to the other layout. `swizzled` is the shape of the side that is swizzled.
+/// Enqueues the conversion of scales to the other layout. `swizzled` is the shape of the side that is
+/// swizzled.
 pub(in crate::gpu) fn convert_scales(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -36,8 +37,8 @@ pub(in crate::gpu) fn convert_scales(
     let grid = Argument(grid);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(source).arg(target).arg(&rows).arg(&grid).arg(&tiles);
-    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their layouts, and
-    // there is a thread for each four bytes of the swizzled side.
+    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their
+    // layouts, and there is a thread for each four bytes of the swizzled side.
     unsafe { launch.launch(config(&ready.kernel, bytes as u64)?) }
         .map_err(doing("launching a layout kernel"))?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Control flow, and what the threads of a warp or a block do together (ISA 9.7.12, 9.7.13; 9.7.9 for
+//! Control flow, and instructions for several threads of a warp or a block (ISA 9.7.12, 9.7.13; 9.7.9 for
 //! `shfl.sync`).
 
 use super::Lowering;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
 use crate::program::{Matrices, NONE, Op, Shuffle, Slot, Update, Vote};
-use crate::semantics::Element;
+use crate::semantics::Multiplicand;
 
 impl<'a> Lowering<'a> {
     /// `None` if the opcode is none of these.
@@ -42,8 +42,8 @@ impl<'a> Lowering<'a> {
             ["redux", "sync", operation, ty] => self.redux(operation, ty, operands)?,
             ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", a, b, "f32"] if a == b => {
                 let element = match a {
-                    "f16" => Element::F16,
-                    "bf16" => Element::Bf16,
+                    "f16" => Multiplicand::F16,
+                    "bf16" => Multiplicand::Bf16,
                     _ => return Err(self.unsupported(format!("matrices of {a}"))),
                 };
                 self.multiply(element, operands)?
@@ -118,7 +118,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// `mma.sync d, a, b, c`, each a vector.
-    fn multiply(&mut self, element: Element, operands: &'a [Operand<'a>]) -> Result<Op> {
+    fn multiply(&mut self, element: Multiplicand, operands: &'a [Operand<'a>]) -> Result<Op> {
         let [d, a, b, c] = self.exactly(operands)?;
         let matrices = Matrices {
             element,

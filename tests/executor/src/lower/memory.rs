@@ -7,7 +7,7 @@ use crate::lanes::Type;
 use crate::parse::Operand;
 use crate::program::{Address, Manner, Op, Register, Space, Update};
 
-/// What the words of a load's or store's opcode say.
+/// The modifiers in a load's or store's opcode.
 struct Modifiers<'s> {
     space: Option<&'s str>,
     manner: Manner,
@@ -97,7 +97,7 @@ impl<'a> Lowering<'a> {
                 "v4" => found.vector = 4,
                 "v8" => found.vector = 8,
                 "weak" => {}
-                // Where a value is kept, not what it is.
+                // Caching: these words say where a value is kept, and leave it as it is.
                 "ca" | "cg" | "cs" | "wb" | "wt" => {}
                 "L1::evict_normal"
                 | "L1::evict_unchanged"
@@ -179,7 +179,7 @@ impl<'a> Lowering<'a> {
         Ok(Op::Store { to, from, bytes, manner: modifiers.manner })
     }
 
-    /// Where in the parameter space an access lies: within one parameter, and aligned.
+    /// The offset of an access in the parameter space: within one parameter, and aligned.
     fn parameter(&self, operand: &Operand, bytes: usize) -> Result<usize> {
         let Operand::Address(name, offset) = operand else {
             return Err(self.invalid("a parameter's address must be its name"));

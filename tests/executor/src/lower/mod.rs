@@ -62,12 +62,12 @@ struct Lowering<'a> {
     parameters: &'a [Parameter],
     /// Addresses of variables in shared memory.
     shared: HashMap<&'a str, u32>,
-    /// And in global memory.
+    /// The addresses of variables in global memory.
     global: HashMap<&'a str, u64>,
     /// The instruction that follows each label.
     labels: HashMap<&'a str, u32>,
     tables: HashMap<&'a str, &'a [&'a str]>,
-    /// Of the statement at hand.
+    /// The line of the statement at hand.
     line: u32,
     statement: &'a str,
 }
@@ -205,7 +205,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// What an opcode with these operands does: by families, of which each knows its opcodes.
+    /// The operation of an opcode with these operands: by families, of which each knows its opcodes.
     fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
         if let Some(op) = self.control(opcode, operands)? {
             return Ok(op);

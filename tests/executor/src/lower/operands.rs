@@ -8,7 +8,7 @@ use crate::parse::Operand;
 use crate::program::{Guard, NONE, Register, Slot, Special};
 
 impl<'a> Lowering<'a> {
-    /// As many operands as the instruction takes.
+    /// The operands, exactly as many as the instruction takes.
     pub(super) fn exactly<const N: usize>(
         &self,
         operands: &'a [Operand<'a>],

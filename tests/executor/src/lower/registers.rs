@@ -1,4 +1,4 @@
-//! Declared registers and constants, and their slots.
+//! Declared registers and constants, the scopes that they are declared in, and their slots.
 
 use std::collections::{HashMap, HashSet};
 

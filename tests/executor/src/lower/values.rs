@@ -1,4 +1,4 @@
-//! Instructions that compute registers from registers.
+//! Lowering instructions that compute registers from registers.
 
 use super::Lowering;
 use crate::error::Result;
@@ -7,8 +7,8 @@ use crate::parse::Operand;
 use crate::program::{Guard, Logic, NONE, Op, Register, Slot};
 use crate::semantics;
 
-/// Where shared memory begins among generic addresses: where no buffer is, so that taking one for a
-/// global address is a fault.
+/// The start of shared memory among generic addresses: no buffer is there, so that taking one for a global
+/// address is a fault.
 const SHARED_WINDOW: u64 = 1 << 32;
 
 impl<'a> Lowering<'a> {

@@ -1,9 +1,9 @@
-//! Instructions that only move and compute registers.
+//! Executing instructions that only move and compute registers.
 
 use super::warp::Warp;
 use crate::approximation::Approximation;
 use crate::fault::{FaultKind, Step, trap};
-use crate::lanes::{LANES, Longs, Shape};
+use crate::lanes::{LANES, LaneFunction, Longs};
 use crate::program::{Guard, Logic, Program, Register, Slot};
 use crate::semantics::reciprocal;
 
@@ -13,7 +13,7 @@ impl Warp {
         &mut self,
         program: &Program,
         active: u32,
-        shape: Shape,
+        shape: LaneFunction,
         to: Slot,
         from: [Slot; 4],
     ) -> Step {
@@ -42,26 +42,26 @@ impl Warp {
             }};
         }
         match shape {
-            Shape::WW(f) => word!(f(w!(a))),
-            Shape::WWW(f) => word!(f(w!(a), w!(b))),
-            Shape::WWWW(f) => word!(f(w!(a), w!(b), w!(c))),
-            Shape::WWWWW(f) => word!(f(w!(a), w!(b), w!(c), w!(d))),
-            Shape::WL(f) => word!(f(l!(a))),
-            Shape::LL(f) => long!(f(l!(a))),
-            Shape::LLL(f) => long!(f(l!(a), l!(b))),
-            Shape::LLLL(f) => long!(f(l!(a), l!(b), l!(c))),
-            Shape::LW(f) => long!(f(w!(a))),
-            Shape::LWW(f) => long!(f(w!(a), w!(b))),
-            Shape::LWWL(f) => long!(f(w!(a), w!(b), l!(c))),
-            Shape::LLW(f) => long!(f(l!(a), w!(b))),
-            Shape::LLWW(f) => long!(f(l!(a), w!(b), w!(c))),
-            Shape::LLLWW(f) => long!(f(l!(a), l!(b), w!(c), w!(d))),
-            Shape::LLLW(f) => long!(f(l!(a), l!(b), w!(c))),
-            Shape::PWW(f) => {
+            LaneFunction::WW(f) => word!(f(w!(a))),
+            LaneFunction::WWW(f) => word!(f(w!(a), w!(b))),
+            LaneFunction::WWWW(f) => word!(f(w!(a), w!(b), w!(c))),
+            LaneFunction::WWWWW(f) => word!(f(w!(a), w!(b), w!(c), w!(d))),
+            LaneFunction::WL(f) => word!(f(l!(a))),
+            LaneFunction::LL(f) => long!(f(l!(a))),
+            LaneFunction::LLL(f) => long!(f(l!(a), l!(b))),
+            LaneFunction::LLLL(f) => long!(f(l!(a), l!(b), l!(c))),
+            LaneFunction::LW(f) => long!(f(w!(a))),
+            LaneFunction::LWW(f) => long!(f(w!(a), w!(b))),
+            LaneFunction::LWWL(f) => long!(f(w!(a), w!(b), l!(c))),
+            LaneFunction::LLW(f) => long!(f(l!(a), w!(b))),
+            LaneFunction::LLWW(f) => long!(f(l!(a), w!(b), w!(c))),
+            LaneFunction::LLLWW(f) => long!(f(l!(a), l!(b), w!(c), w!(d))),
+            LaneFunction::LLLW(f) => long!(f(l!(a), l!(b), w!(c))),
+            LaneFunction::PWW(f) => {
                 let lanes = f(w!(a), w!(b));
                 registers.set_predicate(to, active, lanes);
             }
-            Shape::PLL(f) => {
+            LaneFunction::PLL(f) => {
                 let lanes = f(l!(a), l!(b));
                 registers.set_predicate(to, active, lanes);
             }
@@ -74,15 +74,19 @@ impl Warp {
         &mut self,
         program: &Program,
         active: u32,
-        shape: Shape,
+        shape: LaneFunction,
         [to, other]: [Slot; 2],
         [a, b]: [Slot; 2],
         combined: Option<(Logic, Guard)>,
     ) -> Step {
         let registers = &mut self.registers;
         let lanes = match shape {
-            Shape::PWW(f) => f(registers.word(program, a, active)?, registers.word(program, b, active)?),
-            Shape::PLL(f) => f(registers.long(program, a, active)?, registers.long(program, b, active)?),
+            LaneFunction::PWW(f) => {
+                f(registers.word(program, a, active)?, registers.word(program, b, active)?)
+            }
+            LaneFunction::PLL(f) => {
+                f(registers.long(program, a, active)?, registers.long(program, b, active)?)
+            }
             _ => unreachable!("a comparison gives a predicate"),
         };
         let (first, second) = match combined {

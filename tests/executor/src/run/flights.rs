@@ -1,7 +1,7 @@
 //! Copies from global to shared memory that go on while their threads do (ISA 9.7.9, `cp.async`).
 //!
-//! All that is known of when a copy happens is that it does between its instruction and a wait of the same
-//! thread. What it writes is nobody's until then. What it reads is read at the beginning under
+//! A copy happens at some time between its instruction and a wait of the same thread; no more is known. The
+//! bytes that it writes are nobody's until then. The bytes that it reads are read at the beginning under
 //! [`Schedule::LowestFirst`], at the end under [`Schedule::HighestFirst`], and at one of them by chance under
 //! [`Schedule::Random`]. To the race detector a copy reads and writes at both.
 
@@ -17,24 +17,24 @@ const MOST: usize = 16;
 /// A warp's copies under way.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// In the order in which they began.
+    /// The copies in the order in which they began.
     pub(super) flying: Vec<Flight>,
-    /// How many groups each lane has closed.
+    /// The number of groups that each lane has closed.
     pub(super) closed: [u32; LANES],
 }
 
 /// A lane's copy.
 pub(super) struct Flight {
     pub(super) lane: u32,
-    /// How many groups the lane had closed before it.
+    /// The number of groups that the lane had closed before it.
     pub(super) group: u32,
     pub(super) pc: u32,
     pub(super) to: u64,
     pub(super) from: u64,
     pub(super) bytes: usize,
-    /// Of these, so many are read, and zeros follow.
+    /// The number of these bytes that are read; zeros follow.
     pub(super) read: usize,
-    /// What was read at the beginning, unless that is left for the end.
+    /// The bytes that were read at the beginning, unless that is left for the end.
     pub(super) found: Option<[u8; MOST]>,
 }
 
@@ -48,7 +48,7 @@ impl Copies {
 }
 
 impl Flight {
-    /// What it copies.
+    /// Reads the bytes that it copies.
     pub(super) fn load(&self, grid: &mut Grid, access: Option<Id>) -> Step<[u8; MOST]> {
         let mut found = [0; MOST];
         let &Self { lane, from, bytes, read, .. } = self;

@@ -1,4 +1,4 @@
-//! A launch under way: where it is, and what it found so far.
+//! A launch under way: its place in the grid, and its findings so far.
 
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
 use crate::launch::{EXECUTED, Launch, SKIPPED};
@@ -23,7 +23,7 @@ pub(super) struct Grid<'a> {
     pub(super) warp_instructions: u64,
     /// The block at hand.
     pub(super) block: u32,
-    /// How many barriers it has passed.
+    /// The number of barriers that the block has passed.
     pub(super) block_time: u32,
     pub(super) shared: Shared,
     /// The instruction at hand, for faults.
@@ -31,7 +31,7 @@ pub(super) struct Grid<'a> {
 }
 
 impl Grid<'_> {
-    /// Where a lane's fault was.
+    /// The fault of a lane, with its place.
     pub(super) fn fault(&self, warp: u32, trap: Trap) -> Fault {
         let (line, instruction) = self.kernel.instruction(self.pc as usize);
         Fault {

@@ -1,4 +1,4 @@
-//! Loads, stores and atomic operations, lane by lane.
+//! Executing loads, stores and atomic operations, lane by lane.
 
 use super::grid::{Grid, wrongly};
 use super::warp::Warp;

@@ -186,7 +186,7 @@ impl Registers {
         }
     }
 
-    /// That all active lanes have written a register.
+    /// Checks that all active lanes have written a register.
     #[inline(always)]
     pub(super) fn check(&self, program: &Program, register: Register, active: u32) -> Step {
         match register {

@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together: shuffles, votes, reductions, products of matrices.
+//! Instructions for the lanes of a warp together: shuffles, votes, reductions, products of matrices.
 
 use super::memory::updated;
 use super::warp::Warp;

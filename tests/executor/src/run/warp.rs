@@ -1,4 +1,4 @@
-//! A warp: groups of lanes that stand at the same instruction, and which of them goes next.
+//! A warp: groups of lanes that stand at the same instruction, and the choice of the next one.
 //!
 //! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go
 //! on as two groups. Groups that come to the same instruction become one. An instruction with `.sync` waits
@@ -14,18 +14,18 @@ use crate::program::{Op, Program};
 
 /// A warp of a block.
 pub(super) struct Warp {
-    /// In its block.
+    /// The number of the warp in its block.
     pub(super) index: u32,
     pub(super) registers: Registers,
     pub(super) copies: Copies,
     pub(super) groups: Vec<Group>,
     /// The lanes that it was launched with.
     pub(super) launched: u32,
-    /// Those that have not exited.
+    /// Lanes that have not exited.
     pub(super) alive: u32,
-    /// Those that had not exited at the last barrier of the block.
+    /// Lanes that had not exited at the last barrier of the block.
     came: u32,
-    /// How many barriers of the warp all its lanes have passed.
+    /// The number of barriers of the warp that all its lanes have passed.
     pub(super) time: u32,
     schedule: Schedule,
     pub(super) launch: Launch,
@@ -42,13 +42,13 @@ pub(super) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
-    /// For other lanes of the warp, at an instruction with `.sync`.
+    /// The lanes wait for other lanes of the warp, at an instruction with `.sync`.
     Waiting,
-    /// At a barrier of the block.
+    /// The lanes wait at a barrier of the block.
     Arrived,
 }
 
-/// Why a warp stopped.
+/// The reason why a warp stopped.
 pub(super) enum Stop {
     /// All lanes have exited.
     Done,
@@ -58,11 +58,11 @@ pub(super) enum Stop {
     Preempted,
 }
 
-/// What an instruction did to its group.
+/// The effect of an instruction on its group.
 pub(super) enum Next {
-    /// It goes to the next instruction.
+    /// The group goes to the next instruction.
     Fall,
-    /// It goes elsewhere.
+    /// The group goes elsewhere.
     Jump(u32),
     /// Its lanes are in other groups now, or wait, or exited.
     Dissolved,
@@ -85,7 +85,7 @@ impl Warp {
         }
     }
 
-    /// As at the start of a block.
+    /// Resets the warp to the start of a block.
     pub(super) fn reset(&mut self, program: &Program, block: u32) {
         self.registers.reset(program, &self.launch, block, self.index);
         (self.alive, self.came) = (self.launched, self.launched);
@@ -99,7 +99,7 @@ impl Warp {
         self.alive == 0
     }
 
-    /// Where some lanes wait at a barrier, which lanes, and the barrier's number.
+    /// The instruction of a barrier at which some lanes wait, those lanes, and the barrier's number.
     pub(super) fn at_barrier(&self, program: &Program) -> Option<(u32, u32, u32)> {
         let barrier = |group: &Group| match program.code[group.pc as usize].op {
             Op::Barrier { number, .. } => Some((group.pc, group.lanes, number)),
@@ -108,7 +108,7 @@ impl Warp {
         self.groups.iter().find_map(barrier)
     }
 
-    /// Where lanes wait at a barrier of another number.
+    /// The instruction at which lanes wait at a barrier of another number.
     pub(super) fn other_barrier(&self, program: &Program, number: u32) -> Option<u32> {
         let other = |group: &&Group| match program.code[group.pc as usize].op {
             Op::Barrier { number: here, .. } => here != number,
@@ -189,7 +189,7 @@ impl Warp {
         Some(Group { pc, lanes, state: State::Ready })
     }
 
-    /// Whether the running group, now at this instruction, must let others go first or join them.
+    /// Returns whether the running group, now at this instruction, must let others go first or join them.
     fn yields(&self, pc: u32) -> bool {
         self.groups.iter().any(|group| match (group.state, self.schedule) {
             (State::Arrived, _) => false,

@@ -109,7 +109,7 @@ fn signed_extract(a: i64, position: u32, length: u32, msb: u32) -> i64 {
         return 0;
     }
     let sign = a >> (position + length - 1).min(msb) & 1;
-    // What lies above the operand is the sign too: `a` comes sign-extended.
+    // Bits above the operand are the sign too: `a` comes sign-extended.
     let field = a >> position.min(63);
     let mask = low_bits(length) as i64;
     if sign == 1 { field | !mask } else { field & mask }

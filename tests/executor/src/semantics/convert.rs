@@ -5,7 +5,7 @@
 //! it.
 
 use super::half::relu;
-use super::minifloat::{Bf16, E2m1, E4m3, E5m2, F16, Format, decode, encode};
+use super::minifloat::{Bf16, E2m1, E4m3, E5m2, F16, Minifloat, decode, encode};
 use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};
 
@@ -157,7 +157,7 @@ fn power(code: u32) -> u32 {
     }
 }
 
-/// To formats of 16 bits and fewer, and between these.
+/// Conversions to formats of 16 bits and fewer, and between these.
 fn narrowing(modifiers: &[&str], to: &str, from: &str, zero: bool) -> Option<Pure> {
     let (relu, satfinite) = match modifiers {
         [] => (false, false),
@@ -205,12 +205,12 @@ fn sixteen<const MODE: u8, const RELU: bool, const SATFINITE: bool>(to: &str, fr
     })
 }
 
-fn narrow<F: Format, const MODE: u8, const RELU: bool, const SATFINITE: bool>(bits: u32) -> u32 {
+fn narrow<F: Minifloat, const MODE: u8, const RELU: bool, const SATFINITE: bool>(bits: u32) -> u32 {
     clamp::<F, RELU>(encode::<F, MODE, SATFINITE>(f32::from_bits(bits).into()))
 }
 
 /// `.relu`: negative results become 0; a NaN is the canonical one already, without a sign.
-fn clamp<F: Format, const RELU: bool>(code: u32) -> u32 {
+fn clamp<F: Minifloat, const RELU: bool>(code: u32) -> u32 {
     if RELU && code & F::SIGN != 0 { 0 } else { code }
 }
 
@@ -236,11 +236,11 @@ fn tiny<const RELU: bool>(to: &str, from: &str) -> Option<Pure> {
     })
 }
 
-fn eight<F: Format, const RELU: bool>(bits: u32) -> u32 {
+fn eight<F: Minifloat, const RELU: bool>(bits: u32) -> u32 {
     narrow::<F, NEAREST, RELU, true>(bits)
 }
 
-fn repack<From: Format, To: Format, const RELU: bool>(pair: u32) -> u32 {
+fn repack<From: Minifloat, To: Minifloat, const RELU: bool>(pair: u32) -> u32 {
     let one = |half: u32| clamp::<To, RELU>(encode::<To, NEAREST, true>(decode::<From>(half)));
     let width = 1 + To::EXPONENT + To::MANTISSA;
     one(pair >> 16) << width | one(pair & 0xffff)
@@ -259,7 +259,7 @@ fn widening<const RELU: bool>(to: &str, from: &str) -> Option<Pure> {
     })
 }
 
-fn unpack<From: Format, To: Format, const RELU: bool>(pair: u32) -> u32 {
+fn unpack<From: Minifloat, To: Minifloat, const RELU: bool>(pair: u32) -> u32 {
     let width = 1 + From::EXPONENT + From::MANTISSA;
     let one = |code: u32| {
         let code = encode::<To, NEAREST, false>(decode::<From>(code & ((1 << width) - 1)));

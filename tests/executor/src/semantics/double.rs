@@ -4,7 +4,7 @@
 use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};
 
-/// What every operation makes of NaN: the ISA leaves its payload open.
+/// The result of every operation on NaN: the ISA leaves its payload open.
 const CANONICAL_NAN: u64 = 0x7fff_ffff_ffff_ffff;
 
 /// The function of an opcode, if it is one of these.
@@ -16,7 +16,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["abs", "f64"] => lanes!(LL, |a| a & !(1 << 63); F64 F64),
         ["neg", "f64"] => lanes!(LL, |a| a ^ 1 << 63; F64 F64),
-        // As for f32: without a rounding mode, the assembler is free to fuse.
+        // The rounding mode is required, as for f32: without one, the assembler is free to fuse.
         ["add", "rn", "f64"] => {
             lanes!(LLL, |a, b| canonical(f64::from_bits(a) + f64::from_bits(b)); F64 F64 F64)
         }
@@ -36,7 +36,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// Of integers, `as` rounds to nearest.
+/// Conversions; from integers, `as` rounds to nearest.
 fn conversions(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["cvt", "f64", "f32"] => lanes!(LW, |a| widened(a); F64 F32),

@@ -1,8 +1,8 @@
 //! f32 (ISA 9.7.3). Subnormals are kept unless `.ftz` says to flush operands and results to zeros of the same
 //! sign.
 //!
-//! What NaN `abs` and `neg` make of a NaN is not specified. Here they touch its sign only, which the ISA
-//! announces for the future.
+//! The ISA does not specify the NaN that `abs` and `neg` make of a NaN. Here they touch its sign only, which
+//! the ISA announces for the future.
 
 use super::round::{CANONICAL_NAN, DOWN, NEAREST, UP, ZERO, canonical, quotient, root, sum, to_f32};
 use crate::lanes::{Pure, lanes};

@@ -1,7 +1,7 @@
 //! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results
 //! are 0x7fff; subnormals are kept.
 
-use super::minifloat::{Bf16, F16, Format, decode, encode};
+use super::minifloat::{Bf16, F16, Minifloat, decode, encode};
 use super::packed::halves;
 use super::round::{NEAREST, sum};
 use crate::lanes::{Pure, lanes};
@@ -18,7 +18,7 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     }
 }
 
-fn single<F: Format>(opcode: &[&str]) -> Option<Pure> {
+fn single<F: Minifloat>(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["add", "rn"] => lanes!(WWW, |a, b| one(a, b, add::<F>); B16 B16 B16),
         ["sub", "rn"] => lanes!(WWW, |a, b| one(a, b, sub::<F>); B16 B16 B16),
@@ -51,7 +51,7 @@ fn single<F: Format>(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-fn double<F: Format>(opcode: &[&str]) -> Option<Pure> {
+fn double<F: Minifloat>(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["add", "rn"] => lanes!(WWW, |a, b| halves(a, b, add::<F>); B32 B32 B32),
         ["sub", "rn"] => lanes!(WWW, |a, b| halves(a, b, sub::<F>); B32 B32 B32),
@@ -95,32 +95,32 @@ fn both(a: u32, b: u32, c: u32, f: impl Fn(u16, u16, u16) -> u16) -> u32 {
 }
 
 #[inline(always)]
-fn value<F: Format>(bits: u16) -> f64 {
+fn value<F: Minifloat>(bits: u16) -> f64 {
     decode::<F>(bits.into())
 }
 
 #[inline(always)]
-fn code<F: Format>(x: f64) -> u16 {
+fn code<F: Minifloat>(x: f64) -> u16 {
     encode::<F, NEAREST, false>(x) as u16
 }
 
 /// `add`
-fn add<F: Format>(a: u16, b: u16) -> u16 {
+fn add<F: Minifloat>(a: u16, b: u16) -> u16 {
     code::<F>(sum::<NEAREST>(value::<F>(a), value::<F>(b)))
 }
 
 /// `sub`
-fn sub<F: Format>(a: u16, b: u16) -> u16 {
+fn sub<F: Minifloat>(a: u16, b: u16) -> u16 {
     add::<F>(a, b ^ 0x8000)
 }
 
 /// `mul`: the product is exact in f64.
-fn mul<F: Format>(a: u16, b: u16) -> u16 {
+fn mul<F: Minifloat>(a: u16, b: u16) -> u16 {
     code::<F>(value::<F>(a) * value::<F>(b))
 }
 
 /// `fma`
-fn fma<F: Format>(a: u16, b: u16, c: u16) -> u16 {
+fn fma<F: Minifloat>(a: u16, b: u16, c: u16) -> u16 {
     code::<F>(sum::<NEAREST>(value::<F>(a) * value::<F>(b), value::<F>(c)))
 }
 
@@ -131,7 +131,7 @@ pub(super) fn relu(bits: u16) -> u16 {
 
 /// `min` and `max`, as those of f32.
 #[inline(always)]
-fn choose<F: Format, const MAX: bool, const NAN: bool, const XORSIGN: bool>(a: u16, b: u16) -> u16 {
+fn choose<F: Minifloat, const MAX: bool, const NAN: bool, const XORSIGN: bool>(a: u16, b: u16) -> u16 {
     let infinity = (F::LARGEST + 1) as u16;
     let (x, y) = if XORSIGN { (a & 0x7fff, b & 0x7fff) } else { (a, b) };
     let key = |x: u16| (x ^ ((x as i16 >> 15) as u16 >> 1)) as i16;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     /// The sum as an integer in units of 2^−300, rounded by comparing with both neighbours.
-    fn exact_fma<F: Format>(a: u16, b: u16, c: u16) -> Option<u16> {
+    fn exact_fma<F: Minifloat>(a: u16, b: u16, c: u16) -> Option<u16> {
         let split = |x: u16| {
             let x = value::<F>(x);
             let bits = x.abs().to_bits();
@@ -188,8 +188,8 @@ mod tests {
         Some(code::<F>(if total < 0 { -x } else { x }))
     }
 
-    /// Whether the comparison could be made.
-    fn compare_fma<F: Format>(operands: [u16; 3]) -> bool {
+    /// Compares if the exact result is known, and returns whether it is.
+    fn compare_fma<F: Minifloat>(operands: [u16; 3]) -> bool {
         let [a, b, c] = operands;
         let finite = operands.iter().all(|&x| u32::from(x & 0x7fff) <= F::LARGEST);
         let expected = if finite { exact_fma::<F>(a, b, c) } else { None };

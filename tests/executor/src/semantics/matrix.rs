@@ -10,14 +10,14 @@ use crate::approximation::Approximation;
 /// Products in a sum.
 pub(crate) const DEPTH: usize = 16;
 
-/// What is multiplied.
+/// The type of the numbers that are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
+pub(crate) enum Multiplicand {
     F16,
     Bf16,
 }
 
-impl Element {
+impl Multiplicand {
     /// The number of a code of 16 bits.
     pub(crate) fn value(self, code: u32) -> f64 {
         match self {
@@ -78,7 +78,8 @@ fn exact(addends: &[f64]) -> f64 {
     high
 }
 
-/// As tensor cores do it: every addend is cut to the unit that the last of 24 bits of the largest one has,
+/// The sum as tensor cores make it: every addend is cut to the unit that the last of 24 bits of the largest
+/// one has, and the sum of the cut addends is cut to 24 bits.
 /// and the sum of what is left is cut to 24 bits.
 fn aligned(addends: &[f64]) -> u32 {
     let largest = addends.iter().fold(0f64, |largest, addend| largest.max(addend.abs()));

@@ -4,16 +4,16 @@ use super::round::{DOWN, NEAREST, UP};
 
 /// A sign, an exponent and a significand of few bits (ISA 5.2.3 and 5.2.5: `.f16`, `.bf16`, `.e4m3`, `.e5m2`,
 /// `.e2m1`).
-pub(super) trait Format {
+pub(super) trait Minifloat {
     /// Bits of the exponent.
     const EXPONENT: u32;
     /// Bits of the significand that are stored.
     const MANTISSA: u32;
     /// The code of the largest finite number.
     const LARGEST: u32;
-    /// Whether the code after it is infinity.
+    /// True if the code after it is infinity.
     const INFINITE: bool;
-    /// What a NaN becomes.
+    /// The code of NaN results.
     const NAN: u32;
 
     /// The sign's bit.
@@ -28,7 +28,7 @@ macro_rules! formats {
             $(#[$doc])*
             pub(super) struct $name;
 
-            impl Format for $name {
+            impl Minifloat for $name {
                 const EXPONENT: u32 = $exponent;
                 const MANTISSA: u32 = $mantissa;
                 const LARGEST: u32 = $largest;
@@ -54,7 +54,7 @@ formats! {
 
 /// The number of a code.
 #[inline(always)]
-pub(super) fn decode<F: Format>(code: u32) -> f64 {
+pub(super) fn decode<F: Minifloat>(code: u32) -> f64 {
     let magnitude = code & (F::SIGN - 1);
     let exponent = magnitude >> F::MANTISSA;
     let mantissa = u64::from(magnitude & ((1 << F::MANTISSA) - 1));
@@ -78,7 +78,7 @@ fn power(exponent: i32) -> f64 {
 /// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the
 /// largest finite number of its sign, infinity too; without, what the rounding mode says.
 #[inline(always)]
-pub(super) fn encode<F: Format, const MODE: u8, const SATFINITE: bool>(x: f64) -> u32 {
+pub(super) fn encode<F: Minifloat, const MODE: u8, const SATFINITE: bool>(x: f64) -> u32 {
     if x.is_nan() {
         return F::NAN;
     }
@@ -101,7 +101,7 @@ pub(super) fn encode<F: Format, const MODE: u8, const SATFINITE: bool>(x: f64) -
 
 /// The code of a finite magnitude, as if exponents went on for ever.
 #[inline(always)]
-fn rounded<F: Format, const MODE: u8>(x: f64) -> u32 {
+fn rounded<F: Minifloat, const MODE: u8>(x: f64) -> u32 {
     let bits = x.to_bits() & (u64::MAX >> 1);
     if bits == 0 {
         return 0;
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_code_survives_and_midpoints_go_to_even() {
-        fn check<F: Format>() {
+        fn check<F: Minifloat>() {
             for code in 0..F::LARGEST {
                 let (x, next) = (decode::<F>(code), decode::<F>(code + 1));
                 assert!(x < next);

@@ -1,6 +1,6 @@
-//! What instructions compute. One file a family; each function names its section of the PTX ISA (numbers of
+//! Results of instructions. One file a family; each function names its section of the PTX ISA (numbers of
 //! version 8.8, chapter 9.7). A family is asked for an opcode, cut at its dots, and answers with the function
-//! for exactly that opcode, or not at all: whatever stands in no list is unsupported.
+//! for exactly that opcode, or not at all: an opcode in no list is unsupported.
 
 mod bits;
 mod compare;
@@ -15,7 +15,7 @@ mod packed;
 mod reciprocal;
 mod round;
 
-pub(crate) use matrix::{DEPTH, Element, dot};
+pub(crate) use matrix::{DEPTH, Multiplicand, dot};
 pub(crate) use reciprocal::reciprocal;
 
 use crate::lanes::Pure;

@@ -15,7 +15,7 @@ pub(super) const DOWN: u8 = 3;
 /// 0x7fffffff").
 pub(super) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// To odd, given the nearest f64 and the sign of what it lacks.
+/// Rounds to odd, given the nearest f64 and the sign of the part that it lacks.
 #[inline(always)]
 pub(super) fn to_odd(nearest: f64, lacks: f64) -> f64 {
     if lacks == 0.0 || !nearest.is_finite() {

@@ -68,7 +68,8 @@ impl Tensors {
     /// Reads a file.
     ///
     /// # Panics
-    /// If it is not there or no safetensors file. So do the others here if something is not as it should be.
+    /// If it is not there or no safetensors file. The other methods panic too if the file is not as it should
+    /// be.
     pub fn read(folder: &str, name: &str) -> Self {
         let path = self::folder(folder).join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
@@ -89,7 +90,7 @@ impl Tensors {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether there is such a tensor.
+    /// Returns whether there is such a tensor.
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)
     }

@@ -14,7 +14,7 @@ pub type Block = (usize, usize);
 /// Rows that were made for one purpose.
 #[derive(Debug)]
 pub struct Group {
-    /// What they are.
+    /// The purpose of the rows.
     pub name: String,
     /// The first row.
     pub first: usize,
@@ -22,14 +22,14 @@ pub struct Group {
     pub last: usize,
 }
 
-/// What one library made of the input rows.
+/// The output of one library for the input rows.
 #[derive(Debug)]
 pub struct Golden {
     /// The file's name without its ending.
     pub name: String,
     /// The library that made it.
     pub library: String,
-    /// What the library follows, but for `slips`.
+    /// The scheme that the library follows, but for `slips`.
     pub scheme: Scheme,
     /// Rows.
     pub rows: usize,

@@ -10,7 +10,7 @@ use super::{Input, Tensors};
 /// A block by the name of its case, its row and its place in the row.
 pub type CaseBlock = (String, usize, usize);
 
-/// What one library made of one tensor.
+/// The output of one library for one tensor.
 #[derive(Debug)]
 pub struct Case {
     /// Its name.
@@ -23,7 +23,8 @@ pub struct Case {
     pub codes: Vec<u8>,
     /// `[rows, 4]`.
     pub scales: Vec<u8>,
-    /// What the library took, whether it can be one or not; `None` in the variant `none`.
+    /// The number that the library took, whether it can be a global scale or not; `None` in the variant
+    /// `none`.
     pub global_scale: Option<GlobalScale>,
     /// `[rows, 64]`, if the library dequantizes.
     pub dequantized: Option<Input>,
@@ -36,7 +37,7 @@ pub struct Nvfp4 {
     pub name: String,
     /// The convention that the library follows.
     pub convention: Convention,
-    /// Where the global scale is from: `computed`, `given` or `none`.
+    /// The source of the global scale: `computed`, `given` or `none`.
     pub variant: String,
     /// The tensors.
     pub cases: Vec<Case>,

@@ -13,7 +13,7 @@ pub(super) struct Stored {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What headers and other JSON files are made of.
+/// Pieces of headers and other JSON files.
 pub const HEADER_WORDS: &[&str] = &[
     "[",
     "]",
@@ -68,7 +68,7 @@ const LAYERS: &[&str] = &[
     "model.norm.weight",
 ];
 
-/// What follows their names.
+/// Endings of tensors' names.
 const ENDS: &[&str] = &[
     "",
     "_packed",

@@ -29,7 +29,7 @@ const FILES: &[&str] = &[
     "x.gguf",
 ];
 
-/// Where an index says that a tensor is.
+/// The files in which an index may place a tensor.
 const PLACES: &[&str] = &[
     "one.safetensors",
     "two.safetensors",
@@ -52,7 +52,7 @@ const PLACES: &[&str] = &[
     "x.gguf",
 ];
 
-/// What a link points to.
+/// The targets of links.
 const TARGETS: &[&str] = &[
     ".",
     "..",
@@ -176,7 +176,7 @@ fn config(draw: &mut Draw<'_>) -> Value {
     config
 }
 
-/// What it says about quantization, in the words of any convention.
+/// An entry about quantization, in the words of any convention.
 fn quantization(draw: &mut Draw<'_>) -> Value {
     let method = draw.one_of(&["compressed-tensors", "modelopt", "mxfp4", "gptq", ""]);
     let ignored: Vec<Value> = (0..draw.below(3))

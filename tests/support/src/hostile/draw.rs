@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 
-/// What is left of an input.
+/// The unread rest of an input.
 pub(super) struct Draw<'a>(Unstructured<'a>);
 
 /// Sizes that headers claim: those that fit together, and those that overflow.
@@ -70,13 +70,13 @@ impl<'a> Draw<'a> {
         self.take(length)
     }
 
-    /// At most so many bytes as they are.
+    /// Takes at most so many bytes as they are.
     pub(super) fn take(&mut self, length: usize) -> &'a [u8] {
         let length = length.min(self.0.len());
         self.0.bytes(length).unwrap_or_default()
     }
 
-    /// So many bytes: those of the input, then their repetition.
+    /// Takes so many bytes: those of the input, then their repetition.
     pub(super) fn fill(&mut self, length: usize) -> Vec<u8> {
         let taken = self.take(length);
         let pattern = if taken.is_empty() { &[0][..] } else { taken };

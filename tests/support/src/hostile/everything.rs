@@ -13,7 +13,7 @@ use microscale_checkpoint::{
 
 use crate::Scratch;
 
-/// What each convention of files is given to hold.
+/// A format that each convention of files holds, and a convention of its arithmetic.
 pub(super) const HELD: [(FileConvention, Format, Convention); 6] = [
     (FileConvention::CompressedTensors, Format::Mxfp4, Convention::Torchao),
     (FileConvention::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
@@ -41,14 +41,14 @@ impl<'s> Watched<'s> {
         Self { scratch, before: scratch.contents(), out: scratch.path(out) }
     }
 
-    /// Lets something write to the output, looks at what is there then, and removes it.
+    /// Calls `write` with the output's path, looks at what is there then, and removes it.
     pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> Result<T>) -> Option<T> {
         let written = write(&self.out);
         let mut after = self.scratch.contents();
         if written.is_ok() {
             assert!(after.contains_key(&self.out), "a success, but there is no output");
             after.retain(|path, _| !path.starts_with(&self.out));
-            // What was written is a checkpoint, with nothing in it that was not meant.
+            // The output must be a checkpoint, with no file in it that was not meant.
             Checkpoint::open(&self.out)
                 .unwrap_or_else(|error| panic!("what was written is unreadable: {error:?}"));
             if self.out.is_dir() {
@@ -76,7 +76,8 @@ fn message(error: &Error) {
     assert!(message.len() < 1 << 19, "an error of {} bytes", message.len());
 }
 
-/// What is written of an input, which takes longer than reading it: one way of each kind, by a byte.
+/// The operations that write output from an input, which takes longer than reading it: one way of each kind,
+/// by a byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways(pub(super) u8);
 

@@ -1,5 +1,5 @@
-//! Hostile input: what each target of `fuzz/` does with its bytes. `tests/tests/corpus.rs` does the same with
-//! the kept inputs.
+//! Hostile input: the functions that the targets of `fuzz/` run on their bytes. `tests/tests/corpus.rs` runs
+//! them on the kept inputs.
 //!
 //! A target takes any bytes. It must come back, whatever they are: with an error or a success inside, which
 //! are both fine, without a panic, and with nothing written but where output was asked for. Some of them make

@@ -26,7 +26,7 @@ pub(super) fn run(bytes: &[u8]) {
     let path = scratch.write("x.safetensors", raw_file(header, &data));
     everything(&scratch, &path, ways);
 
-    // Those are all right, so that a refusal here is about what they mean, and never about what they are.
+    // Opening never fails, because header and parts are sound: a refusal further on is about the values.
     let checkpoint = Checkpoint::open(&path).unwrap();
     let Ok(recipe) = Recipe::of(format, convention) else { return };
     let recipe = Recipe { search, non_finite, ..recipe };

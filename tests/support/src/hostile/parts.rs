@@ -14,7 +14,7 @@ use super::draw::Draw;
 use super::everything::go_on;
 use crate::Scratch;
 
-/// What notes are made of.
+/// Pieces of notes.
 const WORDS: &[&str] = &[
     "\"fingerprint\":",
     "\"bytes\":",

@@ -112,11 +112,11 @@ pub fn quantized(
 
 /// The sum of a row's products with some numbers, without global scales.
 pub struct Weighted {
-    /// Of those that are finite.
+    /// The sum of the finite products.
     pub sum: Sum,
-    /// Of their magnitudes, rounded.
+    /// The sum of their magnitudes, rounded.
     pub magnitudes: f64,
-    /// Of the others: zero if there are none.
+    /// The sum of the other products: zero if there are none.
     pub not_finite: f64,
 }
 

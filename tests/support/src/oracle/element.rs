@@ -80,7 +80,7 @@ fn signed(magnitude: f64, negative: bool) -> f64 {
 mod tests {
     use super::*;
 
-    /// Of all codes the one at the least distance; of two, the one that the ties ask for.
+    /// The code at the least distance; between two of them, the one that the ties ask for.
     fn by_distance(magnitudes: &[f64], wanted: f64, ties: Ties) -> u8 {
         let least = magnitudes.iter().map(|m| (m - wanted).abs()).fold(f64::INFINITY, f64::min);
         let mut best = (0..magnitudes.len()).filter(|code| (magnitudes[*code] - wanted).abs() == least);

@@ -20,7 +20,7 @@ pub trait Exact: Element {
     /// Rounds to nearest, ties to even; NaN gives the canonical quiet NaN.
     fn round_f64(value: f64) -> Self;
 
-    /// From the low bits of a word.
+    /// The number of the low bits.
     fn of_bits(bits: u32) -> Self;
 
     /// The bits.

@@ -1,4 +1,5 @@
-//! The 128×4 scale layout, as a walk through memory: what lies at the next byte, not where a byte lies.
+//! The 128×4 scale layout, as a walk through memory: it gives the scale at the next byte, not the byte of a
+//! scale.
 
 /// Linear scales `[rows, blocks]` in the swizzled order: tiles of 128 rows by 4 blocks from left to right,
 /// then from top to bottom; in a tile 32 lines of 16 bytes, in a line four blocks each of four rows that are

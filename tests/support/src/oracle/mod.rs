@@ -15,12 +15,12 @@ use microscale::{
 
 pub use element::{E4M3, E5M2, MAGNITUDES, e2m1_value, e4m3_value, e5m2_value, nearest, power_of_two};
 pub use exact::Exact;
-pub use mx::Element;
+pub use mx::MxElement;
 
 /// Formats to compare with are tested by `tests/comparison.rs`, which has an oracle of its own.
 const NO_COMPARISON: &str = "no oracle here";
 
-/// What a matrix quantizes to, whatever its non-finite policy: `error` gives what `propagate` gives.
+/// The result of quantizing a matrix, whatever its non-finite policy: `error` gives what `propagate` gives.
 #[derive(Debug, Default, PartialEq)]
 pub struct Expected {
     /// Packed codes.
@@ -43,7 +43,7 @@ struct Block {
     scale_saturated: bool,
 }
 
-/// Whether the code of an element has its sign bit set.
+/// Returns whether the code of an element has its sign bit set.
 fn is_negative(magnitude: u8, value: f64, negative_zero: NegativeZero) -> bool {
     match negative_zero {
         _ if magnitude != 0 => value < 0.0,
@@ -124,9 +124,13 @@ impl Expected {
         }
         let even_keeping = (Ties::Even, NegativeZero::Keep);
         let made = match recipe.scheme {
-            Scheme::Mxfp4(a) => Element::e2m1().quantize(block, a.scale_rule, a.ties, a.negative_zero),
-            Scheme::Mxfp8E4m3(rule) => Element::e4m3().quantize(block, rule, even_keeping.0, even_keeping.1),
-            Scheme::Mxfp8E5m2(rule) => Element::e5m2().quantize(block, rule, even_keeping.0, even_keeping.1),
+            Scheme::Mxfp4(a) => MxElement::e2m1().quantize(block, a.scale_rule, a.ties, a.negative_zero),
+            Scheme::Mxfp8E4m3(rule) => {
+                MxElement::e4m3().quantize(block, rule, even_keeping.0, even_keeping.1)
+            }
+            Scheme::Mxfp8E5m2(rule) => {
+                MxElement::e5m2().quantize(block, rule, even_keeping.0, even_keeping.1)
+            }
             Scheme::Nvfp4(arithmetic, _) => {
                 let convention = nvfp4::convention(arithmetic);
                 let global = self.global_scale.map_or(1.0, GlobalScale::value);

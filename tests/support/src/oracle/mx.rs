@@ -10,7 +10,7 @@ use super::element::{E4M3, E5M2, MAGNITUDES, nearest, power_of_two};
 pub const BLOCK: usize = 32;
 
 /// An element format, by what a scale rule needs to know of it.
-pub struct Element {
+pub struct MxElement {
     /// Magnitudes by code.
     magnitudes: &'static [f64],
     /// The largest power of two among them.
@@ -19,7 +19,7 @@ pub struct Element {
     sign: u8,
 }
 
-impl Element {
+impl MxElement {
     /// MXFP4's.
     pub fn e2m1() -> Self {
         Self { magnitudes: &MAGNITUDES, power: 4.0, sign: 8 }
@@ -35,7 +35,8 @@ impl Element {
         Self { magnitudes: &E5M2, power: 32768.0, sign: 128 }
     }
 
-    /// Where `even` goes to the next scale: halfway from the magnitude below the power to the power.
+    /// The amax from which `even` takes the next scale: halfway from the magnitude below the power to the
+    /// power.
     pub fn even_from(&self) -> f64 {
         let below =
             self.magnitudes.iter().rfind(|magnitude| **magnitude < self.power).expect("there are some");

@@ -86,7 +86,7 @@ pub fn tensor_amax<T: Exact>(values: impl IntoIterator<Item = T>, policy: NonFin
     amax as f32
 }
 
-/// How a block's elements come into the range of E2M1.
+/// The operation that brings a block's elements into the range of E2M1.
 #[derive(Clone, Copy, Debug)]
 pub enum Scaling {
     /// x · this.
@@ -120,7 +120,7 @@ pub struct Rule {
     pub convention: Convention,
     /// G or s, 1 if there is none.
     pub global: f32,
-    /// What becomes of −0.
+    /// The treatment of −0.
     pub negative_zero: NegativeZero,
 }
 
@@ -167,7 +167,7 @@ impl Rule {
         }
     }
 
-    /// How the elements are scaled.
+    /// The operation that scales the elements.
     pub fn scaling(self, byte: u8) -> Scaling {
         let (scale, global) = (number(byte), self.global);
         let at_most_largest = |factor: f32| if factor > f32::MAX { f32::MAX } else { factor };
@@ -218,7 +218,7 @@ impl Rule {
     }
 }
 
-/// What an element is multiplied with when it is dequantized: sf/G or sf·s, rounded to f32.
+/// The factor of an element when it is dequantized: sf/G or sf·s, rounded to f32.
 pub fn factor(scale: u8, global: Option<GlobalScale>) -> f32 {
     match global {
         None => number(scale),

@@ -68,7 +68,8 @@ fn shuffles_of_every_mode_follow_the_segments() {
     assert_eq!(of("up", 1, 0x1800), expect(&|lane| if lane % 8 == 0 { lane + 100 } else { lane - 1 }));
     assert_eq!(of("down", 3, 31), expect(&|lane| if lane > 28 { lane + 100 } else { lane + 3 }));
     assert_eq!(of("bfly", 9, 31), expect(&|lane| lane ^ 9));
-    // As __shfl_xor_sync with a width of 8: lanes of a later segment may read an earlier one.
+    // Expects the result of __shfl_xor_sync with a width of 8: lanes of a later segment may read an earlier
+    // one.
     assert_eq!(of("bfly", 8, 0x181f), expect(&|lane| if lane & 8 != 0 { lane ^ 8 } else { lane + 100 }));
     assert_eq!(of("idx", 33, 31), [1; 32]);
     assert_eq!(of("idx", 3, 0x181f), expect(&|lane| lane / 8 * 8 + 3));

@@ -1,10 +1,10 @@
-//! Instructions through text: operands, vectors and what has state. What they compute is tested in
+//! Instructions through text: operands, vectors and instructions with state. Their results are tested in
 //! `semantics`.
 
 use super::{Run, words};
 use crate::{Approximation, Launch, Schedule};
 
-/// What one thread stores.
+/// The word that one thread stores.
 fn one(body: &str) -> u32 {
     words(&format!("{body} st.global.b32 [%out], %r1;"), 1)[0]
 }

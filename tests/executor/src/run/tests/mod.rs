@@ -89,7 +89,7 @@ fn fault(body: &str, threads: u32) -> Fault {
     first
 }
 
-/// Why a kernel is not lowered.
+/// The reason why a kernel is not lowered.
 fn refused(body: &str) -> Error {
     module("", body).kernel("k").expect_err("an error")
 }

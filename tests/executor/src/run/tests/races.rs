@@ -1,4 +1,4 @@
-//! Races between threads, warps and blocks, and what orders them.
+//! Races between threads, warps and blocks, and the barriers that order accesses.
 
 use super::{Run, SCHEDULES, fault, module};
 use crate::{Fault, FaultKind, Launch};

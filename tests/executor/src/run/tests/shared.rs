@@ -53,7 +53,7 @@ fn barriers_do_not_wait_for_threads_that_exited() {
     let expected: Vec<u32> = (0..64).rev().chain([7; 36]).collect();
     for schedule in SCHEDULES {
         assert_eq!(exchange(&format!("{early} {body}"), schedule).words(), expected);
-        // What a warp stored before it exited is nobody's to read.
+        // A word that a warp stored before it exited is nobody's to read.
         let body =
             EXCHANGE.replace("bar.sync 0;", "setp.ge.u32 %p1, %lane, 64; @%p1 exit; bar.sync 0; bar.sync 0;");
         let found = exchange(&body, schedule).fault();

@@ -1,19 +1,19 @@
-//! An operation with its sizes worked out, its input, and how its output is checked.
+//! A workload: an operation with its sizes worked out, its random input, and the check of its output.
 
 use microscale::{Element, Error, Global, Recipe, Result, Shape};
 use rayon::prelude::*;
 
 use super::op::Op;
 
-/// What to measure, with its sizes worked out.
-pub(super) struct Job {
+/// An operation on a matrix to measure, with its sizes worked out.
+pub(super) struct Workload {
     pub(super) op: Op,
     pub(super) recipe: Recipe,
     pub(super) shape: Shape,
     pub(super) bytes: u64,
 }
 
-impl Job {
+impl Workload {
     /// The recipe for these values: unless its computation is part of the operation, the global scale is
     /// given.
     pub(super) fn recipe<T: Element>(&self, values: &[T]) -> Result<Recipe> {

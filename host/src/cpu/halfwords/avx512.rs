@@ -15,11 +15,11 @@ use std::arch::x86_64::{
 };
 use std::hint::black_box;
 
-use super::{Row, ValueRow, WORDS, WordVector, Words};
+use super::{HALFWORDS, HalfwordVector, Halfwords, Row, ValueRow};
 use crate::cpu::machines::Avx512;
 
-impl WordVector for Avx512 {
-    type Words = __m512i;
+impl HalfwordVector for Avx512 {
+    type Halfwords = __m512i;
     type Bits = __m512i;
     /// The first row in the first eighth, the second after it.
     type Rows = __m512i;
@@ -34,25 +34,25 @@ impl WordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn load_words(words: &Words) -> __m512i {
-        // SAFETY: 32 words are the 64 bytes that are read, without a demand on alignment. As all of this
+    fn load_halfwords(halfwords: &Halfwords) -> __m512i {
+        // SAFETY: 32 halfwords are the 64 bytes that are read, without a demand on alignment. As all of this
         // type, it is only called where AVX-512 F and BW were detected.
-        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+        unsafe { _mm512_loadu_si512(halfwords.as_ptr().cast()) }
     }
 
     #[inline(always)]
-    fn store_words(vector: __m512i) -> Words {
-        let mut words = [0; WORDS];
-        // SAFETY: 32 words are the 64 bytes that are written, without a demand on alignment; for the rest as
-        // above.
-        unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), vector) };
-        words
+    fn store_halfwords(vector: __m512i) -> Halfwords {
+        let mut halfwords = [0; HALFWORDS];
+        // SAFETY: 32 halfwords are the 64 bytes that are written, without a demand on alignment; for the rest
+        // as above.
+        unsafe { _mm512_storeu_si512(halfwords.as_mut_ptr().cast(), vector) };
+        halfwords
     }
 
     #[inline(always)]
-    fn splat_word(word: u16) -> __m512i {
+    fn splat_halfword(halfword: u16) -> __m512i {
         // SAFETY: as above.
-        unsafe { _mm512_set1_epi16(word as i16) }
+        unsafe { _mm512_set1_epi16(halfword as i16) }
     }
 
     #[inline(always)]
@@ -63,17 +63,17 @@ impl WordVector for Avx512 {
 
     #[inline(always)]
     fn largest(magnitudes: __m512i) -> u16 {
-        Self::store_words(magnitudes).into_iter().fold(0, u16::max)
+        Self::store_halfwords(magnitudes).into_iter().fold(0, u16::max)
     }
 
     #[inline(always)]
-    fn folded_words(a: __m512i, b: __m512i) -> __m512i {
+    fn folded_halfwords(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_max_epu16(_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xEE>(a, b)) }
     }
 
     #[inline(always)]
-    fn largest_words_of_halves(magnitudes: &[__m512i; 8]) -> __m512i {
+    fn largest_halfwords_of_halves(magnitudes: &[__m512i; 8]) -> __m512i {
         let [a, b, c, d, e, f, g, h] = *magnitudes;
         let (a, b, c, d) = (of_twos(a, b), of_twos(c, d), of_twos(e, f), of_twos(g, h));
         // Quarter q of it has the largest magnitude of quarter q of each of the eight.
@@ -125,13 +125,13 @@ impl WordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn and_words(a: __m512i, b: __m512i) -> __m512i {
+    fn and_halfwords(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_and_si512(a, b) }
     }
 
     #[inline(always)]
-    fn or_not_words(a: __m512i, b: __m512i) -> __m512i {
+    fn or_not_halfwords(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above. 0xDD: the second operand, or not the third.
         unsafe { _mm512_ternarylogic_epi32::<0xDD>(a, a, b) }
     }
@@ -146,13 +146,13 @@ impl WordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[__m512i; 4]) -> [u8; 2 * WORDS] {
+    fn pack(nibbles: &[__m512i; 4]) -> [u8; 2 * HALFWORDS] {
         let [a, b, c, d] = *nibbles;
-        let mut bytes = [0; 2 * WORDS];
+        let mut bytes = [0; 2 * HALFWORDS];
         // SAFETY: 64 bytes are written, without a demand on alignment; for the rest as above.
         unsafe {
-            // The sum of each two words, the second times 16, is a byte; that of b comes above that of a, and
-            // so on.
+            // The sum of each two halfwords, the second times 16, is a byte; that of b comes above that of a,
+            // and so on.
             let lower = _mm512_set1_epi32(1 | 16 << 16);
             let upper = _mm512_set1_epi32(0x100 | 0x1000 << 16);
             let ab = _mm512_or_si512(_mm512_madd_epi16(a, lower), _mm512_madd_epi16(b, upper));
@@ -168,7 +168,7 @@ impl WordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; WORDS], [a, b, c, d]: [&ValueRow; 4]) -> [__m512i; 2] {
+    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [__m512i; 2] {
         // SAFETY: 32 codes are the 32 bytes that are read, without a demand on alignment; for the rest as
         // above.
         unsafe {
@@ -199,8 +199,8 @@ fn four(a: &[u8; 16], b: &[u8; 16], c: &[u8; 16], d: &[u8; 16]) -> __m512i {
     }
 }
 
-/// Where the entries of rows are: of the first one in the first half, and in the second of the one after it,
-/// eight entries on.
+/// The places of the rows' entries: of the first row's in the first half, and of the second row's, eight
+/// entries on, in the second half.
 #[inline(always)]
 fn index(entry: i32) -> __m512i {
     let (a, b) = (entry * 0x1_0001, (entry + 8) * 0x1_0001);
@@ -208,28 +208,28 @@ fn index(entry: i32) -> __m512i {
     unsafe { _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b) }
 }
 
-/// Where magnitudes are above the entries that an index says.
+/// Compares magnitudes with the entries of an index: a bit for each, 1 if it is above.
 #[inline(always)]
 fn is_above(magnitudes: __m512i, rows: __m512i, index: __m512i) -> u32 {
     // SAFETY: as above.
     unsafe { _mm512_cmpgt_epu16_mask(magnitudes, _mm512_permutexvar_epi16(index, rows)) }
 }
 
-/// The larger ones of four words and the next four of a, and those of b, in turn.
+/// The larger ones of four halfwords and the next four of a, and those of b, in turn.
 #[inline(always)]
 fn of_twos(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: as above.
     unsafe { _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)) }
 }
 
-/// The same of two words, of pairs.
+/// The same of two halfwords, of pairs.
 #[inline(always)]
 fn of_fours(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: as above.
     unsafe { _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)) }
 }
 
-/// The same of one word, of fours.
+/// The same of one halfword, of fours.
 #[inline(always)]
 fn of_eights(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: as above.

@@ -12,14 +12,14 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
-use super::{Row, ValueRow, WORDS, WordVector, Words};
+use super::{HALFWORDS, HalfwordVector, Halfwords, Row, ValueRow};
 use crate::cpu::machines::{Avx2, halves};
 
-/// The first sixteen words, and the others.
+/// The first sixteen halfwords, and the others.
 type Pair = [__m256i; 2];
 
-impl WordVector for Avx2 {
-    type Words = Pair;
+impl HalfwordVector for Avx2 {
+    type Halfwords = Pair;
     type Bits = Pair;
     type Rows = Pair;
     type Steps = ();
@@ -28,32 +28,32 @@ impl WordVector for Avx2 {
     fn steps() {}
 
     #[inline(always)]
-    fn load_words(words: &Words) -> Pair {
-        // SAFETY: 32 words are twice the 32 bytes that are read, without a demand on alignment. As all of
+    fn load_halfwords(halfwords: &Halfwords) -> Pair {
+        // SAFETY: 32 halfwords are twice the 32 bytes that are read, without a demand on alignment. As all of
         // this type, it is only called where AVX2 was detected.
         unsafe {
-            let halves = words.as_ptr().cast::<__m256i>();
+            let halves = halfwords.as_ptr().cast::<__m256i>();
             [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))]
         }
     }
 
     #[inline(always)]
-    fn store_words([first, second]: Pair) -> Words {
-        let mut words = [0; WORDS];
-        // SAFETY: 32 words are twice the 32 bytes that are written, without a demand on alignment; for the
-        // rest as above.
+    fn store_halfwords([first, second]: Pair) -> Halfwords {
+        let mut halfwords = [0; HALFWORDS];
+        // SAFETY: 32 halfwords are twice the 32 bytes that are written, without a demand on alignment; for
+        // the rest as above.
         unsafe {
-            let halves = words.as_mut_ptr().cast::<__m256i>();
+            let halves = halfwords.as_mut_ptr().cast::<__m256i>();
             _mm256_storeu_si256(halves, first);
             _mm256_storeu_si256(halves.add(1), second);
         }
-        words
+        halfwords
     }
 
     #[inline(always)]
-    fn splat_word(word: u16) -> Pair {
+    fn splat_halfword(halfword: u16) -> Pair {
         // SAFETY: as above.
-        unsafe { [_mm256_set1_epi16(word as i16); 2] }
+        unsafe { [_mm256_set1_epi16(halfword as i16); 2] }
     }
 
     #[inline(always)]
@@ -64,17 +64,17 @@ impl WordVector for Avx2 {
 
     #[inline(always)]
     fn largest(magnitudes: Pair) -> u16 {
-        Self::store_words(magnitudes).into_iter().fold(0, u16::max)
+        Self::store_halfwords(magnitudes).into_iter().fold(0, u16::max)
     }
 
     #[inline(always)]
-    fn folded_words(a: Pair, b: Pair) -> Pair {
+    fn folded_halfwords(a: Pair, b: Pair) -> Pair {
         // SAFETY: as above.
         unsafe { [_mm256_max_epu16(a[0], a[1]), _mm256_max_epu16(b[0], b[1])] }
     }
 
     #[inline(always)]
-    fn largest_words_of_halves(magnitudes: &[Pair; 8]) -> Pair {
+    fn largest_halfwords_of_halves(magnitudes: &[Pair; 8]) -> Pair {
         let vectors = magnitudes.as_flattened().as_chunks::<8>().0;
         halves!(i => {
             let [a, b, c, d, e, f, g, h] = vectors[i];
@@ -111,13 +111,13 @@ impl WordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn and_words(a: Pair, b: Pair) -> Pair {
+    fn and_halfwords(a: Pair, b: Pair) -> Pair {
         // SAFETY: as above.
         unsafe { [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn or_not_words(a: Pair, b: Pair) -> Pair {
+    fn or_not_halfwords(a: Pair, b: Pair) -> Pair {
         // SAFETY: as above.
         halves!(i => unsafe { _mm256_or_si256(a[i], _mm256_xor_si256(b[i], _mm256_set1_epi16(-1))) })
     }
@@ -132,15 +132,16 @@ impl WordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[Pair; 4]) -> [u8; 2 * WORDS] {
-        let mut bytes = [0; 2 * WORDS];
-        let halves = bytes.as_chunks_mut::<WORDS>().0.iter_mut();
-        for (bytes, words) in halves.zip(nibbles.as_flattened().as_chunks::<4>().0) {
+    fn pack(nibbles: &[Pair; 4]) -> [u8; 2 * HALFWORDS] {
+        let mut bytes = [0; 2 * HALFWORDS];
+        let halves = bytes.as_chunks_mut::<HALFWORDS>().0.iter_mut();
+        for (bytes, halfwords) in halves.zip(nibbles.as_flattened().as_chunks::<4>().0) {
             // SAFETY: 32 bytes are written, without a demand on alignment; for the rest as above.
             unsafe {
-                // The sum of each two words, the second times 16.
-                let [a, b] = halves!(i => _mm256_madd_epi16(words[i], _mm256_set1_epi32(1 | 16 << 16)));
-                let [c, d] = halves!(i => _mm256_madd_epi16(words[2 + i], _mm256_set1_epi32(1 | 16 << 16)));
+                // The sum of each two halfwords, the second times 16.
+                let [a, b] = halves!(i => _mm256_madd_epi16(halfwords[i], _mm256_set1_epi32(1 | 16 << 16)));
+                let [c, d] =
+                    halves!(i => _mm256_madd_epi16(halfwords[2 + i], _mm256_set1_epi32(1 | 16 << 16)));
                 let mixed = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
                 let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
                 let packed = _mm256_permutevar8x32_epi32(mixed, order);
@@ -151,8 +152,8 @@ impl WordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; WORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Pair; 2] {
-        let (first, second) = codes.split_at(WORDS / 2);
+    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Pair; 2] {
+        let (first, second) = codes.split_at(HALFWORDS / 2);
         [decoded(first, a, b), decoded(second, c, d)]
     }
 }
@@ -217,21 +218,21 @@ fn is_above(magnitudes: __m256i, row: __m256i, index: __m256i) -> __m256i {
     unsafe { _mm256_cmpgt_epi16(magnitudes, _mm256_shuffle_epi8(row, index)) }
 }
 
-/// The larger ones of four words and the next four of a, and those of b, in turn.
+/// The larger ones of four halfwords and the next four of a, and those of b, in turn.
 #[inline(always)]
 fn of_twos(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: as above.
     unsafe { _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)) }
 }
 
-/// The same of two words, of pairs.
+/// The same of two halfwords, of pairs.
 #[inline(always)]
 fn of_fours(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: as above.
     unsafe { _mm256_max_epu16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
 }
 
-/// The same of one word, of fours.
+/// The same of one halfword, of fours.
 #[inline(always)]
 fn of_eights(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: as above.

@@ -8,13 +8,13 @@ use std::arch::aarch64::{
     vuzp1q_u8, vuzp1q_u16, vzip1q_u8, vzip2q_u8,
 };
 
-use super::{Row, ValueRow, WORDS, WordVector, Words};
+use super::{HALFWORDS, HalfwordVector, Halfwords, Row, ValueRow};
 use crate::cpu::machines::{Neon, quarters};
 
 type Four = [uint16x8_t; 4];
 
-impl WordVector for Neon {
-    type Words = Four;
+impl HalfwordVector for Neon {
+    type Halfwords = Four;
     type Bits = [uint32x4_t; 4];
     type Rows = [uint8x16_t; 2];
     type Steps = ();
@@ -23,32 +23,32 @@ impl WordVector for Neon {
     fn steps() {}
 
     #[inline(always)]
-    fn load_words(words: &Words) -> Four {
-        // SAFETY: eight words are the sixteen bytes that are read, without a demand on alignment; NEON is
+    fn load_halfwords(halfwords: &Halfwords) -> Four {
+        // SAFETY: eight halfwords are the sixteen bytes that are read, without a demand on alignment; NEON is
         // part of AArch64.
         unsafe {
-            let quarters = words.as_chunks::<8>().0;
+            let quarters = halfwords.as_chunks::<8>().0;
             quarters!(i => vld1q_u16(quarters[i].as_ptr()))
         }
     }
 
     #[inline(always)]
-    fn store_words(vector: Four) -> Words {
-        // SAFETY: eight words are the sixteen bytes that are written, without a demand on alignment; for the
-        // rest as above.
+    fn store_halfwords(vector: Four) -> Halfwords {
+        // SAFETY: eight halfwords are the sixteen bytes that are written, without a demand on alignment; for
+        // the rest as above.
         unsafe {
-            let mut words = [0; WORDS];
-            for (quarter, vector) in words.as_chunks_mut::<8>().0.iter_mut().zip(vector) {
+            let mut halfwords = [0; HALFWORDS];
+            for (quarter, vector) in halfwords.as_chunks_mut::<8>().0.iter_mut().zip(vector) {
                 vst1q_u16(quarter.as_mut_ptr(), vector);
             }
-            words
+            halfwords
         }
     }
 
     #[inline(always)]
-    fn splat_word(word: u16) -> Four {
+    fn splat_halfword(halfword: u16) -> Four {
         // SAFETY: as above.
-        unsafe { [vdupq_n_u16(word); 4] }
+        unsafe { [vdupq_n_u16(halfword); 4] }
     }
 
     #[inline(always)]
@@ -64,7 +64,7 @@ impl WordVector for Neon {
     }
 
     #[inline(always)]
-    fn folded_words(a: Four, b: Four) -> Four {
+    fn folded_halfwords(a: Four, b: Four) -> Four {
         // SAFETY: as above.
         unsafe {
             [vmaxq_u16(a[0], a[2]), vmaxq_u16(a[1], a[3]), vmaxq_u16(b[0], b[2]), vmaxq_u16(b[1], b[3])]
@@ -72,7 +72,7 @@ impl WordVector for Neon {
     }
 
     #[inline(always)]
-    fn largest_words_of_halves(magnitudes: &[Four; 8]) -> [uint32x4_t; 4] {
+    fn largest_halfwords_of_halves(magnitudes: &[Four; 8]) -> [uint32x4_t; 4] {
         // SAFETY: as above.
         unsafe {
             let (first, second) = (of_eight(&magnitudes[..4]), of_eight(&magnitudes[4..]));
@@ -107,13 +107,13 @@ impl WordVector for Neon {
     }
 
     #[inline(always)]
-    fn and_words(a: Four, b: Four) -> Four {
+    fn and_halfwords(a: Four, b: Four) -> Four {
         // SAFETY: as above.
         unsafe { quarters!(i => vandq_u16(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn or_not_words(a: Four, b: Four) -> Four {
+    fn or_not_halfwords(a: Four, b: Four) -> Four {
         // SAFETY: as above.
         unsafe { quarters!(i => vornq_u16(a[i], b[i])) }
     }
@@ -125,14 +125,14 @@ impl WordVector for Neon {
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[Four; 4]) -> [u8; 2 * WORDS] {
+    fn pack(nibbles: &[Four; 4]) -> [u8; 2 * HALFWORDS] {
         // SAFETY: sixteen bytes are written, without a demand on alignment; for the rest as above.
         unsafe {
-            let mut bytes = [0; 2 * WORDS];
-            for (bytes, words) in bytes.as_chunks_mut::<16>().0.iter_mut().zip(nibbles) {
-                // The low byte of each two words has both.
+            let mut bytes = [0; 2 * HALFWORDS];
+            for (bytes, halfwords) in bytes.as_chunks_mut::<16>().0.iter_mut().zip(nibbles) {
+                // The low byte of each two halfwords has both.
                 let [a, b, c, d] = quarters!(i => {
-                    let pair = vreinterpretq_u32_u16(words[i]);
+                    let pair = vreinterpretq_u32_u16(halfwords[i]);
                     vreinterpretq_u16_u32(vorrq_u32(pair, vshrq_n_u32::<12>(pair)))
                 });
                 let (ab, cd) =
@@ -144,7 +144,7 @@ impl WordVector for Neon {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; WORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Four; 2] {
+    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Four; 2] {
         let halves = codes.as_chunks::<16>().0;
         [decoded(&halves[0], a, b), decoded(&halves[1], c, d)]
     }
@@ -177,7 +177,7 @@ fn looked_up(codes: uint8x16_t, row: &ValueRow) -> [uint16x8_t; 2] {
 /// The bytes of a row's entries.
 #[inline(always)]
 fn bytes_of(row: &Row) -> uint8x16_t {
-    // SAFETY: eight words are the sixteen bytes that are read; for the rest as above.
+    // SAFETY: eight halfwords are the sixteen bytes that are read; for the rest as above.
     unsafe { vreinterpretq_u8_u16(vld1q_u16(row.0.as_ptr())) }
 }
 

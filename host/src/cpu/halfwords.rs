@@ -13,13 +13,13 @@ mod neon;
 mod portable;
 
 /// Values of a vector.
-pub(super) const WORDS: usize = 32;
+pub(super) const HALFWORDS: usize = 32;
 
 /// Sixteen bits of each value.
-pub(super) type Words = [u16; WORDS];
+pub(super) type Halfwords = [u16; HALFWORDS];
 
-/// What separates the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose code is at
-/// most `i`. The last counts for nothing.
+/// The thresholds between the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose
+/// code is at most `i`. The last counts for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Row(pub(super) [u16; 8]);
@@ -33,48 +33,48 @@ pub(super) struct ValueRow {
 }
 
 /// Vectors of 16-bit values. Those called magnitudes have no sign bit.
-pub(super) trait WordVector {
+pub(super) trait HalfwordVector {
     /// Thirty-two 16-bit values.
-    type Words: Copy;
+    type Halfwords: Copy;
 
     /// Sixteen of 32 bits.
     type Bits;
 
-    /// What magnitudes are compared with.
+    /// The thresholds that magnitudes are compared with.
     type Rows: Copy;
 
-    /// What the search for [codes](Self::codes) needs.
+    /// Constants for finding [codes](Self::codes).
     type Steps: Copy;
 
-    /// It, for a loop.
+    /// Loads the constants, once for a loop.
     fn steps() -> Self::Steps;
 
-    /// From memory.
-    fn load_words(words: &Words) -> Self::Words;
+    /// Loads a vector from memory.
+    fn load_halfwords(halfwords: &Halfwords) -> Self::Halfwords;
 
-    /// To memory.
-    fn store_words(words: Self::Words) -> Words;
+    /// Stores a vector to memory.
+    fn store_halfwords(halfwords: Self::Halfwords) -> Halfwords;
 
     /// This value, everywhere.
-    fn splat_word(word: u16) -> Self::Words;
+    fn splat_halfword(halfword: u16) -> Self::Halfwords;
 
     /// The magnitudes.
     #[inline(always)]
-    fn magnitudes(words: Self::Words) -> Self::Words {
-        Self::and_words(words, Self::splat_word(0x7FFF))
+    fn magnitudes(halfwords: Self::Halfwords) -> Self::Halfwords {
+        Self::and_halfwords(halfwords, Self::splat_halfword(0x7FFF))
     }
 
     /// The larger of magnitudes.
-    fn larger(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn larger(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// The largest one.
-    fn largest(magnitudes: Self::Words) -> u16;
+    fn largest(magnitudes: Self::Halfwords) -> u16;
 
     /// The larger ones of the two halves of a, and after them those of b.
-    fn folded_words(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn folded_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// The largest magnitude of each half of the vectors, in order.
-    fn largest_words_of_halves(magnitudes: &[Self::Words; 8]) -> Self::Bits;
+    fn largest_halfwords_of_halves(magnitudes: &[Self::Halfwords; 8]) -> Self::Bits;
 
     /// The same row for all magnitudes.
     fn one_row(row: &Row) -> Self::Rows;
@@ -83,25 +83,25 @@ pub(super) trait WordVector {
     fn two_rows(first: &Row, second: &Row) -> Self::Rows;
 
     /// The codes of magnitudes in the low three bits; the fourth is anything.
-    fn codes(magnitudes: Self::Words, rows: Self::Rows, steps: Self::Steps) -> Self::Words;
+    fn codes(magnitudes: Self::Halfwords, rows: Self::Rows, steps: Self::Steps) -> Self::Halfwords;
 
-    /// Those whose magnitude is not 0 have bit 15 set.
-    fn above_zero(magnitudes: Self::Words) -> Self::Words;
+    /// Values whose bit 15 is set if the magnitude is not 0.
+    fn above_zero(magnitudes: Self::Halfwords) -> Self::Halfwords;
 
     /// a & b
-    fn and_words(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn and_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// a | !b
-    fn or_not_words(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn or_not_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// Codes with bit 15 of `signs` as their bit 3.
-    fn signed(codes: Self::Words, signs: Self::Words) -> Self::Words;
+    fn signed(codes: Self::Halfwords, signs: Self::Halfwords) -> Self::Halfwords;
 
     /// Four bits of each value, two a byte, the earlier one in the low half.
-    fn pack(nibbles: &[Self::Words; 4]) -> [u8; 2 * WORDS];
+    fn pack(nibbles: &[Self::Halfwords; 4]) -> [u8; 2 * HALFWORDS];
 
     /// The values of codes, which lie as [`Self::pack`] leaves them: each sixteen have a row of their own.
-    fn decode(codes: &[u8; WORDS], rows: [&ValueRow; 4]) -> [Self::Words; 2];
+    fn decode(codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [Self::Halfwords; 2];
 }
 
 #[cfg(test)]
