@@ -12,8 +12,7 @@ use std::fmt::Write;
 const INTRODUCTION: &str = "# What the kernels become
 
 Made by `cargo xtask check-ptx --write-table` from the PTX in host/ptx and what NVIDIA's assembler makes of it; `check-ptx` fails if it is
-out of date. Of each kernel the main path is shown, that of whole blocks; of quantizers and amax, which take rows wherever they start, the
-longer one of rows that do not start on 16 bytes.
+out of date. Of each kernel the main path is shown, that of whole blocks.
 
 - instructions: an element's, of the main path; of these the multiply-add units', and the logic unit's.
 - loads, stores: bits of each global access × how many.
