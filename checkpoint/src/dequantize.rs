@@ -114,7 +114,7 @@ pub fn dequantize(
 
 /// The dtype that a config.json says the model's weights have.
 fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
-    let config = &checkpoint.config.as_ref()?.json;
+    let config = &checkpoint.config.as_ref()?.object.json;
     let name = config.get("dtype").or_else(|| config.get("torch_dtype"))?.as_str()?;
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" => Some(Dtype::F32),

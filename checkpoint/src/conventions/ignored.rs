@@ -32,7 +32,7 @@ fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
         let name = name.as_str().unwrap_or_default();
         name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration")
     };
-    let config = &checkpoint.config.as_ref()?.json;
+    let config = &checkpoint.config.as_ref()?.object.json;
     let architectures = config.get("architectures").and_then(Value::as_array)?;
     let stored = checkpoint.tensors().any(|tensor| kept(tensor.name) == Some(Kept::OutputHead));
     (architectures.iter().any(generates) && !stored).then(|| "lm_head".into())

@@ -43,7 +43,7 @@ pub(super) fn look(
             found(None, what);
         }
         (Some((method, _)), Some(_)) => {
-            let quantization = config.json.get(QUANTIZATION).and_then(Value::as_object);
+            let quantization = config.object.json.get(QUANTIZATION).and_then(Value::as_object);
             for packed in packed.iter().filter(|packed| !packed.convention().is_method(&method)) {
                 let stored = packed.convention().word();
                 found(
@@ -57,7 +57,8 @@ pub(super) fn look(
         }
     }
     inputs(checkpoint, packed, &mut found);
-    let text = config.json.get("text_config").and_then(Value::as_object).unwrap_or(&config.json);
+    let text =
+        config.object.json.get("text_config").and_then(Value::as_object).unwrap_or(&config.object.json);
     if let Some(hidden) = text.get("hidden_size").and_then(Value::as_u64) {
         for packed in packed {
             widths(packed, hidden, &mut found);
@@ -68,7 +69,8 @@ pub(super) fn look(
 /// Layers whose inputs are quantized need a global scale for that.
 fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], found: &mut impl FnMut(Option<&str>, String)) {
     let jsons = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
-    let entries = jsons.flat_map(|config| [QUANTIZATION, "quantization"].map(|key| config.json.get(key)));
+    let entries =
+        jsons.flat_map(|config| [QUANTIZATION, "quantization"].map(|key| config.object.json.get(key)));
     let quantized =
         entries.flatten().any(|entry| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4"));
     for packed in packed.iter().filter(|packed| packed.convention() == FileConvention::Modelopt) {

@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
 use crate::error::Result;
-use crate::read::json;
+use crate::read::json::Object;
 
 /// A model's config.
 pub(crate) const CONFIG_FILE: &str = "config.json";
@@ -16,12 +14,12 @@ pub(crate) const HF_QUANT_CONFIG_FILE: &str = "hf_quant_config.json";
 /// A JSON file of a directory.
 pub(crate) struct Config {
     pub(crate) file: PathBuf,
-    pub(crate) json: Map<String, Value>,
+    pub(crate) object: Object,
 }
 
 impl Config {
     pub(crate) fn read(directory: &Path, name: &str) -> Result<Option<Self>> {
         let file = directory.join(name);
-        Ok(if file.is_file() { Some(Self { json: json::read_object(&file)?, file }) } else { None })
+        Ok(if file.is_file() { Some(Self { object: Object::read(&file)?, file }) } else { None })
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Description {
 impl Description {
     /// Reads the description from a checkpoint's directory.
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
-        let json = |config: &Option<Config>| config.as_ref().map(|config| config.json.clone());
+        let json = |config: &Option<Config>| config.as_ref().map(|config| config.object.json.clone());
         let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));
         Self { config, hf_quant_config, activations: false, fp8_cache: false }
     }
@@ -48,7 +48,7 @@ impl Description {
     /// The method that it names, if it says that the checkpoint is quantized; and the file that says so.
     pub(crate) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
         if let Some(config) = &checkpoint.config
-            && let Some(quantization) = config.json.get(QUANTIZATION)
+            && let Some(quantization) = config.object.json.get(QUANTIZATION)
         {
             let method = quantization.get("quant_method").and_then(Value::as_str);
             return Some((method.unwrap_or("of an unknown method").into(), config.file.clone()));

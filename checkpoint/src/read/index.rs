@@ -43,7 +43,7 @@ impl Index {
     }
 
     fn read(file: &Path) -> Result<Self> {
-        let index = Self { file: file.into(), json: super::json::read_object(file)? };
+        let index = Self { file: file.into(), json: super::json::Object::read(file)?.json };
         let entries = index.json.get("weight_map").and_then(Value::as_object);
         if !entries.is_some_and(|entries| entries.values().all(Value::is_string)) {
             let why = "\"weight_map\" must be an object that names a file for each tensor; correct the index";

@@ -59,13 +59,17 @@ pub(crate) fn write_rest(
 ) -> Result<Vec<Skipped>> {
     if let Some(index) = &checkpoint.index {
         let name = index.file.file_name().unwrap_or_default();
-        json::write_object(&output.place(name.as_ref())?, &index.rewritten(&renamed.names, renamed.bytes))?;
+        let json = index.rewritten(&renamed.names, renamed.bytes);
+        json::write_object(&output.place(name.as_ref())?, &json, None)?;
     }
     if !checkpoint.directory {
         return Ok(Vec::new());
     }
     for (name, json) in description.files() {
-        json::write_object(&output.place(name.as_ref())?, json)?;
+        let configs = [&checkpoint.config, &checkpoint.hf_quant_config];
+        let original = configs.into_iter().flatten().find(|config| config.file.ends_with(name));
+        let original = original.map(|config| &config.object);
+        json::write_object(&output.place(name.as_ref())?, json, original)?;
     }
     let (files, skipped) = others::list(checkpoint)?;
     for file in files {
