@@ -29,6 +29,7 @@ pub enum DeviceChoice {
 }
 
 /// A device that is ready.
+#[derive(Debug)]
 pub enum Device {
     /// The CPU, with rayon's threads.
     Cpu,
