@@ -11,8 +11,8 @@ pub use loaded::{Loaded, QuantizedThere};
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
-use crate::words::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use microscale_formats::Words;
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -10,7 +10,7 @@ pub use operands::OperandFault;
 use crate::report::{Position, Report};
 use crate::scheme::Convention;
 use crate::shape::{QuantizedShape, Strided};
-use crate::words::Words;
+use microscale_formats::Words;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -121,7 +121,7 @@ pub enum Error {
     /// Codes or scales of another length than the shape needs.
     #[error(
         "{what} have {found} bytes, but {} rows of {} in {} with {} scales need exactly {expected}",
-        .shape.rows, .shape.cols, .shape.format, .shape.scale_layout.word()
+        .shape.rows, .shape.cols, .shape.format, .shape.scale_layout
     )]
     QuantizedLength {
         /// Codes or scales.
@@ -137,8 +137,8 @@ pub enum Error {
     /// A tensor to write to has another shape, format or scale layout.
     #[error(
         "the output is {} rows of {} in {} with {} scales, but must be {} rows of {} in {} with {} scales",
-        .found.rows, .found.cols, .found.format, .found.scale_layout.word(),
-        .expected.rows, .expected.cols, .expected.format, .expected.scale_layout.word()
+        .found.rows, .found.cols, .found.format, .found.scale_layout,
+        .expected.rows, .expected.cols, .expected.format, .expected.scale_layout
     )]
     QuantizedShape {
         /// The shape that is needed.
@@ -148,7 +148,7 @@ pub enum Error {
     },
 
     /// A convention that a format does not have.
-    #[error("{format} has no convention {}; it has {}", .convention.word(), conventions(*.format))]
+    #[error("{format} has no convention {convention}; it has {}", conventions(*.format))]
     NoConvention {
         /// The format.
         format: Format,
@@ -240,7 +240,7 @@ pub enum Error {
     #[error(
         "the global scale is a {} but the convention takes a {}; \
          pass its inverse as that, or choose a convention of the other direction",
-        .given.direction().word(), .expected.word()
+        .given.direction(), .expected
     )]
     GlobalScaleDirection {
         /// The one that is given.
@@ -253,7 +253,7 @@ pub enum Error {
     #[error(
         "a global scale of {} as a {} is out of range; it must be positive and normal, and the largest block scale, 448, \
          must stay finite under it",
-        .given.value(), .given.direction().word()
+        .given.value(), .given.direction()
     )]
     GlobalScale {
         /// The one that is given.
