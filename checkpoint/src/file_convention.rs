@@ -4,6 +4,7 @@ use microscale::formats::words;
 
 /// A convention of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FileConvention {
     /// compressed-tensors', which vLLM and transformers load.
     #[default]

@@ -78,6 +78,7 @@ impl fmt::Debug for Plan<'_> {
 
 /// The fate of one tensor.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Planned<'a> {
     /// The tensor.
     pub tensor: Tensor<'a>,

@@ -16,6 +16,7 @@ use microscale_formats::Words;
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DeviceChoice {
     /// The first GPU that can be used, or else the CPU.
     #[default]

@@ -334,6 +334,7 @@ pub enum Error {
 
 /// The fault of an entry of a Hessian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HessianFault {
     /// The entry is NaN or infinite.
     NotFinite,

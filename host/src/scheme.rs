@@ -46,6 +46,7 @@ impl NonFinite {
 /// # Ok::<(), microscale::UnknownWord>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Convention {
     /// OCP MX v1.0, which is torchao's default for the MX formats: floor, ties to even, −0 kept.
     Ocp,

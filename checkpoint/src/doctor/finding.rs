@@ -9,6 +9,7 @@ use crate::read::tensor::Tensor;
 
 /// A defect of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Defect {
     /// Codes, scales or both cannot be put together.
     Unreadable,
@@ -110,6 +111,7 @@ impl Defect {
 
 /// A defect, and its place.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Finding {
     /// The defect.
     pub defect: Defect,

@@ -30,6 +30,7 @@ use microscale_formats::{Words, words};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Isa {
     /// The definition, element by element: what the others are tested against.
     Reference,
