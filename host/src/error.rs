@@ -322,14 +322,38 @@ pub enum Error {
     #[error("no GPU can be used: {0}")]
     NoGpu(String),
 
-    /// The CUDA driver refused a call.
+    /// The CUDA driver refused a call. [`Self::is_out_of_memory`] tells want of memory from the rest.
     #[error("the GPU failed while {doing}: {message}")]
     Gpu {
         /// The operation asked for.
         doing: &'static str,
+        /// The driver's code, a `CUresult`; `None` if the library itself gave up, not the driver.
+        code: Option<i32>,
         /// The driver's word.
         message: String,
     },
+}
+
+/// The driver's code for want of memory.
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+
+impl Error {
+    /// Returns whether a GPU ran out of memory, so that the same on less, or on the CPU, may do.
+    ///
+    /// ```
+    /// use microscale::{Device, Quantized, Recipe, Result, Shape, quantize};
+    ///
+    /// fn quantize_somewhere(device: &Device, values: &[f32], shape: Shape) -> Result<Quantized> {
+    ///     match device.quantize(values, shape, &Recipe::default()) {
+    ///         Err(error) if error.is_out_of_memory() => quantize(values, shape, &Recipe::default()),
+    ///         done => done,
+    ///     }
+    /// }
+    /// # assert!(quantize_somewhere(&Device::Cpu, &[1.0; 64], Shape::new(2, 32)).is_ok());
+    /// ```
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Gpu { code: Some(OUT_OF_MEMORY), .. })
+    }
 }
 
 /// The fault of an entry of a Hessian.
@@ -367,4 +391,19 @@ fn conventions(format: Format) -> String {
     let words: Vec<_> =
         all.filter(|(_, convention)| convention.scheme(format).is_some()).map(|(word, _)| *word).collect();
     words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_memory_is_told_from_the_rest() {
+        let gpu = |code| Error::Gpu { doing: "allocating", code, message: "no".into() };
+        assert!(gpu(Some(OUT_OF_MEMORY)).is_out_of_memory());
+        assert_eq!(gpu(Some(OUT_OF_MEMORY)).to_string(), "the GPU failed while allocating: no");
+        for other in [gpu(None), gpu(Some(1)), gpu(Some(700)), Error::NoGpu("out of memory".into())] {
+            assert!(!other.is_out_of_memory(), "{other:?}");
+        }
+    }
 }
