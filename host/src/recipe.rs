@@ -1,5 +1,8 @@
 //! Recipes: the format, and everything else that decides the bytes.
 
+#[cfg(feature = "serde")]
+mod in_words;
+
 use microscale_formats::{Format, ScaleLayout, Search};
 
 use crate::error::{Error, Result};
