@@ -15,6 +15,7 @@ use crate::write::progress::{OnProgress, Progress};
 
 /// Differences between two checkpoints.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Comparison {
     /// The tensors that both have, in the first one's order.
     pub tensors: Vec<Compared>,
@@ -28,6 +29,7 @@ pub struct Comparison {
 
 /// The comparison of one tensor.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Compared {
     /// Its name.
     pub name: String,

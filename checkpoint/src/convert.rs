@@ -29,6 +29,7 @@ use crate::write::writer::Sink;
 
 /// The outcome of converting a checkpoint.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Converted {
     /// The convention of the output.
     pub to: FileConvention,
@@ -50,6 +51,7 @@ pub struct Converted {
 
 /// The effect of the other direction of a global scale on a tensor's values.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Rounding {
     /// The tensor.
     pub tensor: String,

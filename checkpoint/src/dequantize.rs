@@ -27,6 +27,7 @@ use crate::write::writer::Sink;
 
 /// The outcome of dequantizing a checkpoint.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Dequantized {
     /// The dtype of the values.
     pub dtype: Dtype,

@@ -29,6 +29,7 @@ use crate::write::progress::{OnProgress, Progress};
 
 /// The result of examining a checkpoint.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// Everything that is wrong, tensor by tensor.
     pub findings: Vec<Finding>,

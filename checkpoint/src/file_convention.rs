@@ -1,9 +1,10 @@
 //! The conventions of files, by their names. `conventions` has what each is.
 
-use microscale::Words;
+use microscale::formats::words;
 
 /// A convention of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FileConvention {
     /// compressed-tensors', which vLLM and transformers load.
     #[default]
@@ -16,11 +17,9 @@ pub enum FileConvention {
     Gguf,
 }
 
-impl Words for FileConvention {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("compressed-tensors", Self::CompressedTensors),
-        ("modelopt", Self::Modelopt),
-        ("gpt-oss", Self::GptOss),
-        ("gguf", Self::Gguf),
-    ];
-}
+words!(FileConvention, "convention of files" {
+    Self::CompressedTensors = "compressed-tensors",
+    Self::Modelopt = "modelopt",
+    Self::GptOss = "gpt-oss",
+    Self::Gguf = "gguf",
+});

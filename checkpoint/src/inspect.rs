@@ -7,6 +7,7 @@ use crate::read::checkpoint::Checkpoint;
 
 /// A tensor and, if it is quantized, the distribution of its scales and codes.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Inspected<'a> {
     /// The tensor.
     pub tensor: Logical<'a>,

@@ -57,6 +57,7 @@ impl FromStr for Part {
 
 /// The outcome of a part.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PartDone {
     /// The summary of the shards that were made now.
     pub summary: Summary,
@@ -72,6 +73,7 @@ pub struct PartDone {
 
 /// The outcome of merging.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Merged {
     /// Shards.
     pub shards: usize,

@@ -18,6 +18,7 @@ pub(crate) mod treatment;
 pub(crate) mod used_recipe;
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 use microscale::{Format, Recipe, Search, Words};
 use serde_json::{Value, json};
@@ -65,8 +66,19 @@ pub struct Plan<'a> {
     pub tensors: Vec<Planned<'a>>,
 }
 
+/// Shows the checkpoint, the convention of files, the recipes and the number of tensors.
+impl fmt::Debug for Plan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let recipes: Vec<_> = self.treatments.iter().map(|treatment| treatment.recipe).collect();
+        let mut plan = f.debug_struct("Plan");
+        plan.field("checkpoint", self.checkpoint).field("convention", &self.convention);
+        plan.field("recipes", &recipes).field("tensors", &self.tensors.len()).finish_non_exhaustive()
+    }
+}
+
 /// The fate of one tensor.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Planned<'a> {
     /// The tensor.
     pub tensor: Tensor<'a>,

@@ -7,6 +7,7 @@ use crate::names::kept::Kept;
 
 /// The reason why a tensor is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reason {
     /// A pattern to exclude matches; the pattern.
     Excluded(String),

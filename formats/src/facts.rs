@@ -7,6 +7,7 @@ use crate::{E2m1, E3m0, E4m3, E5m2};
 
 /// The facts of a format.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Facts {
     /// The format's name on command lines, in files and in messages.
     pub word: &'static str,

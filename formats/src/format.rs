@@ -4,14 +4,22 @@
 //! bytes mean, whether there is a global scale. How values become blocks is the formats' own: [`mx`],
 //! [`nvfp4`].
 
-use core::fmt;
-
 use crate::comparison::ComparisonFormat;
 use crate::facts::{BlockShape, ElementType, Facts, GlobalScaleUse};
 use crate::scale::ScaleType;
 use crate::{mx, nvfp4};
 
 /// A microscaling format.
+///
+/// Formats are read and written by name:
+///
+/// ```
+/// use microscale_formats::Format;
+///
+/// let format: Format = "nvfp4".parse()?;
+/// assert_eq!((format, format.to_string().as_str()), (Format::Nvfp4, "nvfp4"));
+/// # Ok::<(), microscale_formats::UnknownWord>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Blocks of 32 E2M1 elements with an E8M0 scale (OCP MX v1.0).
@@ -130,12 +138,6 @@ impl Format {
     #[inline]
     pub fn is_scale(self, scale: impl Into<u16>) -> bool {
         self.facts().scale.is_scale(scale.into())
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.facts().word)
     }
 }
 

@@ -26,6 +26,7 @@
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`weights`] | the product of a quantized row and a vector of 16 bits |
+//! | [`words`](mod@words) | the words by which formats, rules and searches are named, `Display` and `FromStr`: [`Words`] |
 //! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //!
 //! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions
@@ -54,6 +55,7 @@ pub mod scale;
 pub mod search;
 pub mod shortcut;
 pub mod weights;
+pub mod words;
 
 pub use bf16::Bf16;
 pub use block::{BlockEvents, NegativeZero};
@@ -69,6 +71,7 @@ pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;
 pub use scale::ScaleType;
 pub use search::Search;
+pub use words::{UnknownWord, Words};
 
 // The README's examples are compiled and run like the others.
 #[cfg(doctest)]

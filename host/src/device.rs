@@ -11,11 +11,12 @@ pub use loaded::{Loaded, QuantizedThere};
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
-use crate::words::Words;
 use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use microscale_formats::Words;
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DeviceChoice {
     /// The first GPU that can be used, or else the CPU.
     #[default]
@@ -29,6 +30,7 @@ pub enum DeviceChoice {
 }
 
 /// A device that is ready.
+#[derive(Debug)]
 pub enum Device {
     /// The CPU, with rayon's threads.
     Cpu,

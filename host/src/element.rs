@@ -1,6 +1,7 @@
 //! The dtypes of unquantized values, f32, f16 and bf16: the trait [`Element`] and its conversions.
 
 use half::{bf16, f16};
+use microscale_formats::words;
 
 /// The dtype of unquantized values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +13,8 @@ pub enum Dtype {
     /// bfloat16.
     Bf16,
 }
+
+words!(Dtype, "dtype" { Self::F32 = "f32", Self::F16 = "f16", Self::Bf16 = "bf16" });
 
 impl Dtype {
     /// Bytes of one value.

@@ -10,7 +10,7 @@ pub use operands::OperandFault;
 use crate::report::{Position, Report};
 use crate::scheme::Convention;
 use crate::shape::{QuantizedShape, Strided};
-use crate::words::Words;
+use microscale_formats::Words;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -121,7 +121,7 @@ pub enum Error {
     /// Codes or scales of another length than the shape needs.
     #[error(
         "{what} have {found} bytes, but {} rows of {} in {} with {} scales need exactly {expected}",
-        .shape.rows, .shape.cols, .shape.format, .shape.scale_layout.word()
+        .shape.rows, .shape.cols, .shape.format, .shape.scale_layout
     )]
     QuantizedLength {
         /// Codes or scales.
@@ -137,8 +137,8 @@ pub enum Error {
     /// A tensor to write to has another shape, format or scale layout.
     #[error(
         "the output is {} rows of {} in {} with {} scales, but must be {} rows of {} in {} with {} scales",
-        .found.rows, .found.cols, .found.format, .found.scale_layout.word(),
-        .expected.rows, .expected.cols, .expected.format, .expected.scale_layout.word()
+        .found.rows, .found.cols, .found.format, .found.scale_layout,
+        .expected.rows, .expected.cols, .expected.format, .expected.scale_layout
     )]
     QuantizedShape {
         /// The shape that is needed.
@@ -148,7 +148,7 @@ pub enum Error {
     },
 
     /// A convention that a format does not have.
-    #[error("{format} has no convention {}; it has {}", .convention.word(), conventions(*.format))]
+    #[error("{format} has no convention {convention}; it has {}", conventions(*.format))]
     NoConvention {
         /// The format.
         format: Format,
@@ -240,7 +240,7 @@ pub enum Error {
     #[error(
         "the global scale is a {} but the convention takes a {}; \
          pass its inverse as that, or choose a convention of the other direction",
-        .given.direction().word(), .expected.word()
+        .given.direction(), .expected
     )]
     GlobalScaleDirection {
         /// The one that is given.
@@ -253,7 +253,7 @@ pub enum Error {
     #[error(
         "a global scale of {} as a {} is out of range; it must be positive and normal, and the largest block scale, 448, \
          must stay finite under it",
-        .given.value(), .given.direction().word()
+        .given.value(), .given.direction()
     )]
     GlobalScale {
         /// The one that is given.
@@ -322,18 +322,43 @@ pub enum Error {
     #[error("no GPU can be used: {0}")]
     NoGpu(String),
 
-    /// The CUDA driver refused a call.
+    /// The CUDA driver refused a call. [`Self::is_out_of_memory`] tells want of memory from the rest.
     #[error("the GPU failed while {doing}: {message}")]
     Gpu {
         /// The operation asked for.
         doing: &'static str,
+        /// The driver's code, a `CUresult`; `None` if the library itself gave up, not the driver.
+        code: Option<i32>,
         /// The driver's word.
         message: String,
     },
 }
 
+/// The driver's code for want of memory.
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+
+impl Error {
+    /// Returns whether a GPU ran out of memory, so that the same on less, or on the CPU, may do.
+    ///
+    /// ```
+    /// use microscale::{Device, Quantized, Recipe, Result, Shape, quantize};
+    ///
+    /// fn quantize_somewhere(device: &Device, values: &[f32], shape: Shape) -> Result<Quantized> {
+    ///     match device.quantize(values, shape, &Recipe::default()) {
+    ///         Err(error) if error.is_out_of_memory() => quantize(values, shape, &Recipe::default()),
+    ///         done => done,
+    ///     }
+    /// }
+    /// # assert!(quantize_somewhere(&Device::Cpu, &[1.0; 64], Shape::new(2, 32)).is_ok());
+    /// ```
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Gpu { code: Some(OUT_OF_MEMORY), .. })
+    }
+}
+
 /// The fault of an entry of a Hessian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HessianFault {
     /// The entry is NaN or infinite.
     NotFinite,
@@ -366,4 +391,19 @@ fn conventions(format: Format) -> String {
     let words: Vec<_> =
         all.filter(|(_, convention)| convention.scheme(format).is_some()).map(|(word, _)| *word).collect();
     words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_memory_is_told_from_the_rest() {
+        let gpu = |code| Error::Gpu { doing: "allocating", code, message: "no".into() };
+        assert!(gpu(Some(OUT_OF_MEMORY)).is_out_of_memory());
+        assert_eq!(gpu(Some(OUT_OF_MEMORY)).to_string(), "the GPU failed while allocating: no");
+        for other in [gpu(None), gpu(Some(1)), gpu(Some(700)), Error::NoGpu("out of memory".into())] {
+            assert!(!other.is_out_of_memory(), "{other:?}");
+        }
+    }
 }

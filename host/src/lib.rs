@@ -46,7 +46,6 @@ mod scheme;
 mod shape;
 mod strided;
 mod tensor;
-mod words;
 
 pub use amax::Amax;
 pub use check_search::check_search;
@@ -61,13 +60,12 @@ pub use gemv::{Activation, Batch};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::search_global;
-pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search};
+pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
 pub use recipe::Recipe;
 pub use report::{Position, Report};
 pub use scheme::{Convention, Global, NonFinite, Scheme};
 pub use shape::{QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
-pub use words::Words;
 
 // The README's examples are compiled and run like the others.
 #[cfg(doctest)]

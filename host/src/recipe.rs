@@ -1,12 +1,15 @@
 //! Recipes: the format, and everything else that decides the bytes.
 
+#[cfg(feature = "serde")]
+mod in_words;
+
 use microscale_formats::{Format, ScaleLayout, Search};
 
 use crate::error::{Error, Result};
 use crate::report::Report;
 use crate::scheme::{Convention, Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
-use crate::words::Words;
+use microscale_formats::Words;
 
 /// A recipe for quantizing. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -13,6 +13,7 @@ pub struct Position {
 
 /// Counts of what a quantization met and could not keep. Every call returns one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Report {
     /// NaN elements in the input.
     pub nan: u64,

@@ -1,12 +1,10 @@
 //! The arithmetic that is asked for: a format's [`Scheme`], the [`Convention`] that it is named for, and the
 //! treatment of NaN.
 
-use std::str::FromStr;
-
 use microscale_formats::{ComparisonFormat, Format, GlobalScale, NegativeZero, ScaleRule, Ties, mx, nvfp4};
 
 use crate::element::Element;
-use crate::words::{Words, words};
+use microscale_formats::{Words, words};
 
 /// The treatment of NaN and infinities. Whatever the policy, they are counted in the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,7 +33,20 @@ impl NonFinite {
 ///
 /// The slips that some of these libraries make next to powers of two or at extreme exponents are not
 /// reproduced; docs/compatibility.md in the repository says which.
+///
+/// Conventions are read and written by name:
+///
+/// ```
+/// use microscale::Convention;
+///
+/// let convention: Convention = "compressed-tensors".parse()?;
+/// assert_eq!((convention, convention.to_string().as_str()), (Convention::CompressedTensors, "compressed-tensors"));
+/// let error = "llama".parse::<Convention>().unwrap_err();
+/// assert!(error.to_string().starts_with("unknown convention; there are ocp, torchao, "));
+/// # Ok::<(), microscale::UnknownWord>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Convention {
     /// OCP MX v1.0, which is torchao's default for the MX formats: floor, ties to even, −0 kept.
     Ocp,
@@ -177,8 +188,8 @@ impl Default for Scheme {
     }
 }
 
-words!(NonFinite { Self::Error = "error", Self::Propagate = "propagate", Self::Saturate = "saturate" });
-words!(Convention {
+words!(NonFinite, "treatment of NaN and infinities" { Self::Error = "error", Self::Propagate = "propagate", Self::Saturate = "saturate" });
+words!(Convention, "convention" {
     Self::Ocp = "ocp",
     Self::Torchao = "torchao",
     Self::CompressedTensors = "compressed-tensors",
@@ -187,14 +198,3 @@ words!(Convention {
     Self::Ggml = "ggml",
     Self::Bitsandbytes = "bitsandbytes",
 });
-
-impl FromStr for Convention {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        Self::from_word(word).ok_or_else(|| {
-            let known: Vec<_> = Self::WORDS.iter().map(|(word, _)| *word).collect();
-            format!("no convention is called {word}; there are {}", known.join(", "))
-        })
-    }
-}

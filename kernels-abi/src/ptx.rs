@@ -17,13 +17,21 @@ use crate::targets::{PtxFile, Target};
 const ENTRY: &str = "\n.visible .entry ";
 
 /// A family's kernels for a target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Ptx {
     target: &'static Target,
     /// Declarations of memory outside of kernels, by name.
     data: BTreeMap<String, String>,
     /// Kernels by name, from `.visible .entry` on.
     entries: BTreeMap<String, String>,
+}
+
+/// Shows the target and the kernels' names, not their megabytes of text.
+impl fmt::Debug for Ptx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ptx = f.debug_struct("Ptx");
+        ptx.field("target", &self.target.name).field("kernels", &self.entries.keys()).finish_non_exhaustive()
+    }
 }
 
 impl Ptx {

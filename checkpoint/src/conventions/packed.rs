@@ -29,6 +29,7 @@ pub enum Logical<'a> {
 
 /// A quantized tensor in a file.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Packed<'a> {
     /// The name that the model knows.
     pub name: &'a str,

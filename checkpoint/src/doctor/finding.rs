@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use microscale::Words;
+use microscale::formats::words;
 
 use crate::conventions::packed::Packed;
 use crate::read::tensor::Tensor;
 
 /// A defect of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Defect {
     /// Codes, scales or both cannot be put together.
     Unreadable,
@@ -34,21 +35,19 @@ pub enum Defect {
     Config,
 }
 
-impl Words for Defect {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("unreadable", Self::Unreadable),
-        ("nan-scales", Self::NanScales),
-        ("signed-scales", Self::SignedScales),
-        ("zero-blocks", Self::ZeroBlocks),
-        ("saturated-blocks", Self::SaturatedBlocks),
-        ("inverted-global-scale", Self::InvertedGlobalScale),
-        ("unequal-global-scales", Self::UnequalGlobalScales),
-        ("nibble-order", Self::NibbleOrder),
-        ("other-values", Self::OtherValues),
-        ("misread", Self::Misread),
-        ("config", Self::Config),
-    ];
-}
+words!(Defect, "defect" {
+    Self::Unreadable = "unreadable",
+    Self::NanScales = "nan-scales",
+    Self::SignedScales = "signed-scales",
+    Self::ZeroBlocks = "zero-blocks",
+    Self::SaturatedBlocks = "saturated-blocks",
+    Self::InvertedGlobalScale = "inverted-global-scale",
+    Self::UnequalGlobalScales = "unequal-global-scales",
+    Self::NibbleOrder = "nibble-order",
+    Self::OtherValues = "other-values",
+    Self::Misread = "misread",
+    Self::Config = "config",
+});
 
 impl Defect {
     /// The defect's effect on the model.
@@ -112,6 +111,7 @@ impl Defect {
 
 /// A defect, and its place.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Finding {
     /// The defect.
     pub defect: Defect,

@@ -1,6 +1,7 @@
 //! Importance by column, read from a file: it weights the errors of a search for block scales.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::path::PathBuf;
 
 use microscale::Element;
@@ -16,7 +17,7 @@ use crate::read::values::with_values;
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
 
 /// Vectors of importance from a file, by the tensors that they are for.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Importance {
     /// The file or directory.
     pub path: PathBuf,
@@ -25,6 +26,15 @@ pub struct Importance {
     /// Tensors to quantize that have no vector: all their columns weigh the same.
     pub unweighted: Vec<String>,
     vectors: HashMap<String, Vec<f32>>,
+}
+
+/// Shows which tensors have no vector and which vectors no tensor, not the numbers.
+impl fmt::Debug for Importance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut importance = f.debug_struct("Importance");
+        importance.field("path", &self.path).field("unused", &self.unused);
+        importance.field("unweighted", &self.unweighted).finish_non_exhaustive()
+    }
 }
 
 impl Importance {

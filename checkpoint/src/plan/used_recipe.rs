@@ -7,6 +7,7 @@ use crate::sums::Sums;
 
 /// A recipe of a plan, and what it is used for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct UsedRecipe {
     /// The recipe.
     pub recipe: Recipe,

@@ -13,6 +13,7 @@ use crate::read::values::with_values;
 
 /// A closer look at a tensor that was quantized.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Details {
     /// Counts of each scale byte and each code.
     pub histogram: Histogram,

@@ -16,6 +16,7 @@ use crate::write::others::Skipped;
 
 /// The outcome of quantizing a checkpoint.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Summary {
     /// The recipes of the plan, the one for the most elements first.
     pub recipes: Vec<UsedRecipe>,
@@ -35,6 +36,7 @@ pub struct Summary {
 
 /// The outcome of one tensor.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TensorSummary {
     /// Its name in the input.
     pub name: String,
@@ -84,6 +86,7 @@ pub enum Outcome {
 
 /// A tensor quantized with the scales of the convention, for comparison with searched ones.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Plain {
     /// The loss.
     pub errors: ErrorStats,
@@ -93,6 +96,7 @@ pub struct Plain {
 
 /// Sums over the tensors of a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct Totals {
     /// Sums over the tensors that were quantized.
     pub quantized: Sums,

@@ -2,6 +2,7 @@
 //! tensors.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::{self};
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,14 @@ pub struct Checkpoint {
     pub(crate) hf_quant_config: Option<Config>,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
+}
+
+/// Shows the path and the number of tensors.
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut checkpoint = f.debug_struct("Checkpoint");
+        checkpoint.field("path", &self.path).field("tensors", &self.places.len()).finish_non_exhaustive()
+    }
 }
 
 impl Checkpoint {

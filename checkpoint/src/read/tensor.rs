@@ -1,12 +1,13 @@
 //! A tensor as it is stored: name, dtype, sizes, and the mapped bytes.
 
+use std::fmt;
 use std::path::Path;
 
 use crate::dtype::FileDtype;
 use crate::read::values::Values;
 
 /// A tensor as it is stored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     /// Its name.
     pub name: &'a str,
@@ -24,6 +25,15 @@ pub struct Tensor<'a> {
 /// others be any.
 pub(crate) fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64))
+}
+
+/// Shows all but the bytes, which may be gigabytes.
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut tensor = f.debug_struct("Tensor");
+        tensor.field("name", &self.name).field("dtype", &self.dtype).field("shape", &self.shape);
+        tensor.field("file", &self.file).finish_non_exhaustive()
+    }
 }
 
 impl<'a> Tensor<'a> {

@@ -13,6 +13,7 @@ const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
 
 /// An entry of a checkpoint's directory that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Skipped {
     /// Its path relative to the checkpoint.
     pub path: PathBuf,

@@ -257,7 +257,11 @@ fn time(
     let enqueued = (0..launches).try_for_each(&mut launch);
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&timing);
     enqueued?;
-    let graph = graph?.ok_or(Error::Gpu { doing: "timing a graph", message: "the graph is empty".into() })?;
+    let graph = graph?.ok_or(Error::Gpu {
+        doing: "timing a graph",
+        code: None,
+        message: "the graph is empty".into(),
+    })?;
     let mut seconds = Vec::new();
     for replay in 0..WARM_UP + effort.replays {
         let start = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(&timing)?;
@@ -272,5 +276,5 @@ fn time(
 }
 
 fn failed(doing: &'static str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::Gpu { doing, message: format!("{error:?}") }
+    move |error| Error::Gpu { doing, code: Some(error.0 as i32), message: format!("{error:?}") }
 }

@@ -1,6 +1,7 @@
 //! The operations that can be measured, their names on the command line, and the sizes and dtypes that each
 //! takes.
 
+use microscale::formats::words;
 #[cfg(feature = "cuda")]
 use microscale::gpu::GemvKernel;
 use microscale::{Dtype, Error, Result, Words};
@@ -40,23 +41,21 @@ pub(crate) enum Op {
     Load,
 }
 
-impl Words for Op {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("quantize", Self::Quantize),
-        ("amax-quantize", Self::AmaxQuantize),
-        ("amax", Self::Amax),
-        ("dequantize", Self::Dequantize),
-        ("gemv", Self::Gemv),
-        ("gemv-weights", Self::GemvWeights),
-        ("gemv-rows1", Self::GemvRows1),
-        ("gemv-rows2", Self::GemvRows2),
-        ("gemv-rows4", Self::GemvRows4),
-        ("quantize-thread-a-block", Self::QuantizeThreadABlock),
-        ("quantize-warp-a-block", Self::QuantizeWarpABlock),
-        ("empty", Self::Empty),
-        ("load", Self::Load),
-    ];
-}
+words!(Op, "operation" {
+    Self::Quantize = "quantize",
+    Self::AmaxQuantize = "amax-quantize",
+    Self::Amax = "amax",
+    Self::Dequantize = "dequantize",
+    Self::Gemv = "gemv",
+    Self::GemvWeights = "gemv-weights",
+    Self::GemvRows1 = "gemv-rows1",
+    Self::GemvRows2 = "gemv-rows2",
+    Self::GemvRows4 = "gemv-rows4",
+    Self::QuantizeThreadABlock = "quantize-thread-a-block",
+    Self::QuantizeWarpABlock = "quantize-warp-a-block",
+    Self::Empty = "empty",
+    Self::Load = "load",
+});
 
 impl Op {
     /// The ladder, from the first version that one would write to the shipped kernel.

@@ -257,7 +257,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
     let (recipes, mut copied) = (plan.recipes(), Sums::default());
     let mut tensors: Vec<_> = plan.tensors.iter().collect();
     tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
-    for Planned { tensor, reason, bytes_after, recipe } in tensors {
+    for Planned { tensor, reason, bytes_after, recipe, .. } in tensors {
         let before = tensor.data.len() as u64;
         let becomes = match reason {
             None => distinction(&recipes[*recipe], &recipes),

@@ -1,13 +1,18 @@
 //! Command-line values that are one word of a list: the list is the library's.
 
+use std::str::FromStr;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use microscale::Words;
+use microscale::{UnknownWord, Words};
 use microscale_checkpoint::Selection;
 
 /// Accepts the words of a type. They appear in `--help` and in the message about a wrong one.
-pub(crate) fn words<T: Words + Send + Sync>() -> impl TypedValueParser<Value = T> {
+pub(crate) fn words<T>() -> impl TypedValueParser<Value = T>
+where
+    T: Words + FromStr<Err = UnknownWord> + Send + Sync,
+{
     let words = PossibleValuesParser::new(T::WORDS.iter().map(|(word, _)| *word));
-    words.try_map(|word| T::from_word(&word).ok_or("not a word of the list"))
+    words.try_map(|word| word.parse())
 }
 
 /// Accepts a pattern of tensor names.

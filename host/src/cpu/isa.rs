@@ -25,11 +25,12 @@ use super::widen::F16c;
 use super::{by_definition, decode, dot, errors, groups, plain, prefetch, reference, search, weigh};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
-use crate::words::Words;
 use microscale_formats::Format;
+use microscale_formats::{Words, words};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Isa {
     /// The definition, element by element: what the others are tested against.
     Reference,
@@ -43,15 +44,13 @@ pub enum Isa {
     Avx512,
 }
 
-impl Words for Isa {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("reference", Self::Reference),
-        ("portable", Self::Portable),
-        ("neon", Self::Neon),
-        ("avx2", Self::Avx2),
-        ("avx512", Self::Avx512),
-    ];
-}
+words!(Isa, "instruction set" {
+    Self::Reference = "reference",
+    Self::Portable = "portable",
+    Self::Neon = "neon",
+    Self::Avx2 = "avx2",
+    Self::Avx512 = "avx512",
+});
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
 /// its vectors and its widening. Codes and scales are arguments of their own: the compiler knows of arguments

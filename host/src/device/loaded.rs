@@ -1,5 +1,6 @@
 //! A matrix where a device works on it, for several operations on the same values.
 
+use std::fmt;
 use std::ops::ControlFlow;
 
 #[cfg(feature = "cuda")]
@@ -21,9 +22,25 @@ enum LoadedOn<'a, T: Element> {
     Gpu(Box<LoadedOnGpu<'a, T>>),
 }
 
+/// Shows shape, dtype and device, not the values.
+impl<T: Element> fmt::Debug for Loaded<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            LoadedOn::Cpu(_, shape) => {
+                let mut loaded = f.debug_struct("LoadedOnCpu");
+                loaded.field("shape", shape).field("dtype", &T::DTYPE).finish_non_exhaustive()
+            }
+            #[cfg(feature = "cuda")]
+            LoadedOn::Gpu(loaded) => loaded.fmt(f),
+        }
+    }
+}
+
 /// A quantized matrix where the device works. [`Loaded::quantize`] makes it.
+#[derive(Debug)]
 pub struct QuantizedThere(QuantizedOn);
 
+#[derive(Debug)]
 enum QuantizedOn {
     Cpu(Quantized),
     #[cfg(feature = "cuda")]

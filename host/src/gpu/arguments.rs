@@ -96,7 +96,7 @@ pub(super) fn limited_columns(shape: QuantizedShape) -> Result<()> {
 /// There is no launch of so many thread blocks.
 pub(super) fn not_one_launch(what: impl std::fmt::Display) -> Error {
     let message = format!("{what} are more than one launch can cover; split the matrix by rows");
-    Error::Gpu { doing: "launching a kernel", message }
+    Error::Gpu { doing: "launching a kernel", code: None, message }
 }
 
 /// The launch that covers so many elements, or has so many thread blocks if it is not elements that they

@@ -14,7 +14,7 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::recipe::Recipe;
 use crate::shape::{QuantizedShape, Shape};
-use crate::words::Words;
+use microscale_formats::words;
 
 /// A quantizer to MXFP4 that is kept as a baseline. It ignores the recipe's ties, −0 and non-finite policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +25,10 @@ pub enum Baseline {
     WarpABlock,
 }
 
-impl Words for Baseline {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("thread_a_block", Self::ThreadABlock), ("warp_a_block", Self::WarpABlock)];
-}
+words!(Baseline, "baseline" {
+    Self::ThreadABlock = "thread_a_block",
+    Self::WarpABlock = "warp_a_block",
+});
 
 impl Gpu {
     /// Quantizes with a baseline, as [`Gpu::quantize_on`] does but without a report.

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 
 /// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GpuInfo {
     /// Its number, as in `cuda:N`.
     pub ordinal: usize,

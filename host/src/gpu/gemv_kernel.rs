@@ -1,6 +1,6 @@
 //! The kernels for products of quantized operands.
 
-use crate::words::Words;
+use microscale_formats::words;
 
 /// A kernel for products of quantized operands. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,8 @@ pub enum GemvKernel {
     Rows4,
 }
 
-impl Words for GemvKernel {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("rows1", Self::Rows1), ("rows2", Self::Rows2), ("rows4", Self::Rows4)];
-}
+words!(GemvKernel, "kernel" {
+    Self::Rows1 = "rows1",
+    Self::Rows2 = "rows2",
+    Self::Rows4 = "rows4",
+});

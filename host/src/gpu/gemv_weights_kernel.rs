@@ -5,7 +5,7 @@ use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, WEIGHTS_THREADS};
 
 use crate::shape::QuantizedShape;
-use crate::words::Words;
+use microscale_formats::{Words, words};
 
 /// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +40,16 @@ macro_rules! kernels {
 }
 
 impl Words for GemvWeightsKernel {
+    const WHAT: &'static str = "kernel";
+
     const WORDS: &'static [(&'static str, Self)] = kernels! {
         "m1" M1 { 1: 1 2 4 8 16; 2: 1 2 4 8 16; 4: 1 2 4 8 16; }
         "m8" M8 { 1: 1 2 4 8 16; 2: 1 2 4 8 16; }
         "unpipelined" Unpipelined { 1: 1 2 4 8; 2: 1 2 4 8; }
     };
 }
+
+words!(GemvWeightsKernel);
 
 impl GemvWeightsKernel {
     pub(super) const OTHERWISE: Self = Self { kind: Kind::Unpipelined, tiles: 1, slices: 8 };

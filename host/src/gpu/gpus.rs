@@ -7,6 +7,7 @@ use super::handle::Gpu;
 use crate::error::{Error, Result};
 
 /// One GPU or several, ready to work.
+#[derive(Debug)]
 pub struct Gpus(Vec<Gpu>);
 
 /// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits

@@ -1,5 +1,6 @@
 //! [`Gpu`]: one GPU, ready to work, with its context, stream and kernels.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,13 @@ pub struct Gpu {
     pub(super) stream: Arc<CudaStream>,
     pub(super) kernels: Arc<Kernels>,
     pub(super) staging: Arc<Staging>,
+}
+
+/// Shows the facts of the GPU. Context, stream and kernels are handles, which say nothing.
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("info", &self.info).finish_non_exhaustive()
+    }
 }
 
 impl Gpu {

@@ -1,5 +1,6 @@
 //! A matrix that was copied to a GPU, for several operations, and its quantized form.
 
+use std::fmt;
 use std::mem::offset_of;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -40,6 +41,23 @@ pub(crate) struct QuantizedOnGpu {
     pub(crate) report: Report,
     /// The global scale.
     pub(crate) global_scale: Option<GlobalScale>,
+}
+
+/// Shows shape and dtype. The values are the GPU's.
+impl<T: Element> fmt::Debug for LoadedOnGpu<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut loaded = f.debug_struct("LoadedOnGpu");
+        loaded.field("gpu", self.gpu).field("shape", &self.shape).field("dtype", &T::DTYPE);
+        loaded.finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for QuantizedOnGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut quantized = f.debug_struct("QuantizedOnGpu");
+        quantized.field("tensor", &self.tensor).field("report", &self.report);
+        quantized.field("global_scale", &self.global_scale).finish_non_exhaustive()
+    }
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {

@@ -191,5 +191,5 @@ fn read_at(file: &File, to: &mut [u8], mapped: &[u8], offset: u64) -> io::Result
 
 /// Says that the input could not be read.
 fn reading(error: io::Error) -> Error {
-    Error::Gpu { doing: "reading the input for it", message: error.to_string() }
+    Error::Gpu { doing: "reading the input for it", code: None, message: error.to_string() }
 }

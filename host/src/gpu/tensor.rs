@@ -4,6 +4,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::nvfp4::{Direction, GlobalScale};
 use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
+use std::fmt;
 use std::sync::Arc;
 
 use super::driver::doing;
@@ -23,6 +24,14 @@ pub struct DeviceTensor {
     global: CudaSlice<u32>,
     /// The direction in which the global scale is to be read, if there is one.
     direction: Option<Direction>,
+}
+
+/// Shows the shape. The bytes are the GPU's.
+impl fmt::Debug for DeviceTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut tensor = f.debug_struct("DeviceTensor");
+        tensor.field("shape", &self.shape).field("direction", &self.direction).finish_non_exhaustive()
+    }
 }
 
 /// Words of a slot.
@@ -182,6 +191,12 @@ pub struct DeviceAmax {
     slot: CudaSlice<u32>,
 }
 
+impl fmt::Debug for DeviceAmax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceAmax").finish_non_exhaustive()
+    }
+}
+
 impl DeviceAmax {
     /// An amax of nothing.
     ///
@@ -221,6 +236,12 @@ impl DeviceAmax {
 /// A report in device memory, to which quantizations add.
 pub struct DeviceReport {
     slots: CudaSlice<u64>,
+}
+
+impl fmt::Debug for DeviceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceReport").finish_non_exhaustive()
+    }
 }
 
 /// u64 fields of a slot.

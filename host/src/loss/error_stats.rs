@@ -18,6 +18,7 @@ use crate::tensor::QuantizedTensor;
 /// Summed in f64 in an order that does not depend on the number of threads, so that a figure is the same on
 /// every run. Pairs in which either element is not finite are counted and left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ErrorStats {
     /// Pairs, those left out among them.
     pairs: u64,

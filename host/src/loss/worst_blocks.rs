@@ -12,6 +12,7 @@ use crate::tensor::QuantizedTensor;
 /// The loss of one block. Elements that are not finite, or did not come back so, are left out, as
 /// [`ErrorStats`](crate::ErrorStats) does.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct BlockError {
     /// The row, counted from 0.
     pub row: usize,

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 pub type TensorData = (&'static str, Dtype, Vec<usize>, Vec<u8>);
 
 /// A directory that is removed at the end of the test.
+#[derive(Debug)]
 pub struct Scratch(TempDir);
 
 impl Scratch {

@@ -139,6 +139,7 @@ pub fn segments(tokens: usize) -> usize {
 }
 
 /// Exact products, to compare results with.
+#[derive(Debug)]
 pub struct ExactProducts {
     rows: usize,
     /// Row by row, for one token after the other.
@@ -147,6 +148,7 @@ pub struct ExactProducts {
     scale: f64,
 }
 
+#[derive(Debug)]
 enum Product {
     /// A sum and that of its terms' magnitudes, under the global scale.
     Number { exact: f64, magnitudes: f64 },

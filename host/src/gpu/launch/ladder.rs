@@ -29,6 +29,7 @@ pub(in crate::gpu) fn quantize_baseline<T: Element>(
     let Options::Mx(options) = Options::of::<T>(recipe)? else {
         return Err(Error::Gpu {
             doing: "choosing a baseline",
+            code: None,
             message: "there is none for this format".into(),
         });
     };

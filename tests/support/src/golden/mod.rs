@@ -58,6 +58,7 @@ impl Input {
 }
 
 /// A file: its metadata, and its tensors by name.
+#[derive(Debug)]
 pub struct Tensors {
     name: String,
     metadata: HashMap<String, String>,

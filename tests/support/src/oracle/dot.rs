@@ -111,6 +111,7 @@ pub fn quantized(
 }
 
 /// The sum of a row's products with some numbers, without global scales.
+#[derive(Debug)]
 pub struct Weighted {
     /// The sum of the finite products.
     pub sum: Sum,

@@ -10,6 +10,7 @@ use super::element::{E4M3, E5M2, MAGNITUDES, nearest, power_of_two};
 pub const BLOCK: usize = 32;
 
 /// An element format, by what a scale rule needs to know of it.
+#[derive(Debug)]
 pub struct MxElement {
     /// Magnitudes by code.
     magnitudes: &'static [f64],
