@@ -26,7 +26,7 @@ mod text;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use microscale::cpu::Isa;
 
 use crate::failures::Usage;
@@ -62,6 +62,10 @@ enum Command {
     Devices(commands::devices::Args),
     /// Measure speed, as a share of a plain copy's.
     Bench(commands::bench::Args),
+    /// Print what makes a shell complete the program's commands and options.
+    Completions(commands::completions::Args),
+    /// Print the manual page, or write one for each command into a folder.
+    Man(commands::man::Args),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +85,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Devices(args) => commands::devices::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Completions(args) => commands::completions::run(args, Cli::command()),
+        Command::Man(args) => commands::man::run(args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,7 +1,6 @@
 //! A file that appears when it is complete: it is written under a temporary name and renamed at the end.
 
 use std::fmt::Display;
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -20,9 +19,10 @@ impl Pending {
         let context = || format!("cannot write {}", path.display());
         anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
+        let builder = &mut tempfile::Builder::new();
         #[cfg(unix)]
-        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+        let builder = builder
+            .permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
         let temporary = builder.tempfile_in(parent).with_context(context)?;
         Ok(Self { path: path.into(), temporary })
     }

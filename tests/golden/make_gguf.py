@@ -1,6 +1,6 @@
-"""Makes gguf/: a small GGUF file, written by gguf-py, and what gguf-py reads in it.
+"""Makes checkpoint/golden/: a small GGUF file, written by gguf-py, and what gguf-py reads in it.
 
-    python make_gguf.py             # rewrites gguf/
+    python make_gguf.py             # rewrites checkpoint/golden/
     python make_gguf.py --check     # fails if either file differs from what gguf-py gives now
     python make_gguf.py --read FILE # fails if gguf-py reads something else in FILE than in ours
 
@@ -24,7 +24,7 @@ from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-FOLDER = Path(__file__).resolve().parent / "gguf"
+FOLDER = Path(__file__).resolve().parents[2] / "checkpoint/golden"
 FILE = FOLDER / f"gguf-{version('gguf')}.gguf"
 EXPECTED = FOLDER / f"gguf-{version('gguf')}-values.safetensors"
 SEED = 20_260_801

@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod check_docs;
+mod check_packages;
 mod check_ptx;
 mod dist;
 mod layout;
@@ -37,6 +38,12 @@ const COMMANDS: &[Command] = &[
         arguments: "",
         about: "Check that the links of all Markdown files lead somewhere, and that docs/SUMMARY.md lists every page",
         run: check_docs::run,
+    },
+    Command {
+        name: "check-packages",
+        arguments: "",
+        about: "Pack the published crates, and test what is in the packages without the repository",
+        run: check_packages::run,
     },
     Command {
         name: "dist",

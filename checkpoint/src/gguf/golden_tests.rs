@@ -1,4 +1,5 @@
-//! A file that gguf-py wrote, and what gguf-py reads in it; `tests/golden/README.md` describes both.
+//! A file that gguf-py wrote, and what gguf-py reads in it; `tests/golden/README.md` of the repository describes
+//! both. They lie in this crate so that its package can be tested without the repository.
 
 use std::path::Path;
 
@@ -21,8 +22,8 @@ use crate::plan::selection::Selection;
 use crate::read::checkpoint::Checkpoint;
 use crate::write::gguf::{Outline, create};
 
-const FILE: &[u8] = include_bytes!("../../../tests/golden/gguf/gguf-0.19.0.gguf");
-const VALUES: &[u8] = include_bytes!("../../../tests/golden/gguf/gguf-0.19.0-values.safetensors");
+const FILE: &[u8] = include_bytes!("../../golden/gguf-0.19.0.gguf");
+const VALUES: &[u8] = include_bytes!("../../golden/gguf-0.19.0-values.safetensors");
 
 fn header() -> Header {
     read(Path::new("gguf-0.19.0.gguf"), FILE).unwrap()

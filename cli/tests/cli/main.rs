@@ -6,6 +6,7 @@ mod conventions;
 mod doctor;
 mod gguf;
 mod global_scale;
+mod manual;
 mod measuring;
 mod mixed;
 mod mxfp8;
