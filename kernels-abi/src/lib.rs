@@ -20,7 +20,7 @@ pub mod launch;
 pub mod layout;
 pub mod memory;
 #[cfg(any(test, feature = "std"))]
-mod ptx;
+pub mod ptx;
 pub mod quantize;
 pub mod search;
 mod targets;

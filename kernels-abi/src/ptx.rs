@@ -16,7 +16,7 @@ use crate::targets::{PtxFile, Target};
 /// What each kernel's text starts with in a module.
 const ENTRY: &str = "\n.visible .entry ";
 
-/// A family's kernels for a target.
+/// Kernels for a target: those of a family, or all.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ptx {
     target: &'static Target,
@@ -68,25 +68,52 @@ impl Ptx {
         Ok(all)
     }
 
+    /// Reads the kernels of all families, [each](Self::read) from its files.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`]; and if two families declare memory of the same name differently, its name.
+    pub fn read_all(folder: &Path, target: &'static Target) -> io::Result<Self> {
+        let mut all = Self::parse(target, "");
+        for family in Family::ALL {
+            let Self { data, entries, .. } = Self::read(folder, family, target)?;
+            for (name, line) in data {
+                let there = all.data.entry(name).or_insert_with(|| line.clone());
+                if *there != line {
+                    return Err(io::Error::other(format!("two families differ in `{there}`")));
+                }
+            }
+            all.entries.extend(entries);
+        }
+        Ok(all)
+    }
+
+    /// The kernels of a family.
+    #[must_use]
+    pub fn of(&self, family: Family) -> Self {
+        self.filtered(|name, _| family.kernels().iter().any(|kernel| kernel.name == name))
+    }
+
     /// The kernels whose text, or what it names outside of it, is not the same in a module for the target before.
     #[must_use]
     pub fn without(&self, before: &Self) -> Self {
-        let is_shared = |name: &str, entry: &str| {
-            before.entries.get(name).is_some_and(|text| text == entry)
-                && self.named(entry).all(|(name, line)| before.data.get(name) == Some(line))
-        };
-        let own = self.entries.iter().filter(|(name, entry)| !is_shared(name, entry));
-        let mut file = Self { target: self.target, data: BTreeMap::new(), entries: BTreeMap::new() };
-        for (name, entry) in own {
-            file.data.extend(self.named(entry).map(|(name, line)| (name.clone(), line.clone())));
-            file.entries.insert(name.clone(), entry.clone());
+        self.filtered(|name, entry| {
+            before.entries.get(name).is_none_or(|text| text != entry)
+                || self.named(entry).any(|(name, line)| before.data.get(name) != Some(line))
+        })
+    }
+
+    /// Some of the kernels, with the declarations that they name.
+    fn filtered(&self, keep: impl Fn(&str, &str) -> bool) -> Self {
+        let mut some = Self::parse(self.target, "");
+        for (name, entry) in self.entries.iter().filter(|(name, entry)| keep(name, entry)) {
+            some.data.extend(self.named(entry).map(|(name, line)| (name.clone(), line.clone())));
+            some.entries.insert(name.clone(), entry.clone());
         }
-        file
+        some
     }
 
     /// The declarations that a kernel names.
     fn named(&self, entry: &str) -> impl Iterator<Item = (&String, &String)> {
-        let is_identifier = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
         self.data.iter().filter(move |(name, _)| {
             entry.match_indices(name.as_str()).any(|(start, _)| {
                 let (front, behind) = (&entry[..start], &entry[start + name.len()..]);
@@ -111,21 +138,6 @@ impl Ptx {
         let data: String = self.named(entry).map(|(_, line)| format!("{line}\n")).collect();
         Some(format!("{data}\n{entry}"))
     }
-
-    /// Puts another family's kernels beside these, for the same target. Declarations of the same name must be the same.
-    ///
-    /// # Errors
-    /// The name of memory that the two declare differently.
-    pub fn join(&mut self, other: Self) -> Result<(), String> {
-        for (name, line) in other.data {
-            match self.data.get(&name) {
-                Some(there) if *there != line => return Err(name),
-                _ => self.data.insert(name, line),
-            };
-        }
-        self.entries.extend(other.entries);
-        Ok(())
-    }
 }
 
 /// The module as a text.
@@ -137,8 +149,13 @@ impl fmt::Display for Ptx {
     }
 }
 
+/// Returns whether a character can be part of a name in PTX.
+pub fn is_identifier(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%')
+}
+
 /// The name of the memory that a line outside of kernels declares.
-fn declared(line: &str) -> Option<&str> {
+pub fn declared(line: &str) -> Option<&str> {
     let declares =
         [".global ", ".const ", ".shared ", ".extern "].iter().any(|space| line.starts_with(space));
     line.split(['=', '[', ';']).next().filter(|_| declares)?.split_whitespace().last()
@@ -196,9 +213,29 @@ mod tests {
     }
 
     #[test]
-    fn families_that_declare_the_same_name_differently_do_not_join() {
-        let mut ptx = Ptx::parse(&TARGETS[1], OLD);
-        assert_eq!(ptx.join(Ptx::parse(&TARGETS[1], OLD)), Ok(()));
-        assert_eq!(ptx.join(Ptx::parse(&TARGETS[1], &newer())), Err("data_0".to_owned()));
+    fn families_that_declare_the_same_name_differently_are_not_put_together() {
+        let folder = std::env::temp_dir().join(format!("microscale-families-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let write = |family, text: &str| {
+            let file = PtxFile { family, target: &TARGETS[0] };
+            fs::write(folder.join(file.to_string()), text).unwrap();
+        };
+        Family::ALL.into_iter().for_each(|family| write(family, ""));
+        write(Family::Amax, OLD);
+        assert_eq!(Ptx::read_all(&folder, &TARGETS[0]).unwrap(), Ptx::parse(&TARGETS[0], OLD));
+        write(Family::Gemv, &newer());
+        let differ = Ptx::read_all(&folder, &TARGETS[0]).unwrap_err().to_string();
+        assert!(differ.contains("data_0"), "{differ}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_family_has_its_kernels_and_their_data() {
+        let name = Family::Weights.kernels()[0].name;
+        let ptx = Ptx::parse(&TARGETS[0], &OLD.replace(" b()", &format!(" {name}()")));
+        let family = ptx.of(Family::Weights);
+        assert_eq!(family.names().collect::<std::vec::Vec<_>>(), [name]);
+        assert_eq!(family.to_string().matches("data_0[4]").count(), 1);
+        assert!(!family.to_string().contains(".shared") && ptx.of(Family::Errors).is_empty());
     }
 }

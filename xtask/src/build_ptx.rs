@@ -7,7 +7,7 @@ use crate::toolchain::Toolchain;
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use microscale_kernels_abi::{Family, Ptx, PtxFile, TARGETS, Target, kernels};
-use normalize::Parts;
+use normalize::normalized;
 use std::fs;
 use std::path::Path;
 
@@ -31,12 +31,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     fs::create_dir_all(&destination)?;
     let mut differences = Vec::new();
     for (target, raw) in build_all(&request, &toolchain) {
-        let parts = Parts::of(&raw?);
-        know_each_other(target, &parts)?;
-        starts_as_said(target, &parts)?;
+        let module = normalized(&raw?);
+        starts_as_said(target, &module)?;
+        let module = Ptx::parse(target, &module);
+        know_each_other(target, &module)?;
         for family in Family::ALL {
             let file = PtxFile { family, target }.to_string();
-            let ptx = text(target, &toolchain, family, &parts, &destination)?;
+            let ptx = text(target, &toolchain, family, &module, &destination)?;
             let path = destination.join(&file);
             match &ptx {
                 Some(ptx) => fs::write(&path, ptx),
@@ -86,12 +87,12 @@ fn names() -> String {
 }
 
 /// Every kernel has a row in a family's table, and every row a kernel.
-fn know_each_other(target: &Target, parts: &Parts) -> Result<()> {
-    let unknown = parts.kernels().find(|name| kernels().all(|kernel| kernel.name != *name));
+fn know_each_other(target: &Target, module: &Ptx) -> Result<()> {
+    let unknown = module.names().find(|name| kernels().all(|kernel| kernel.name != *name));
     if let Some(name) = unknown {
         bail!("{name} is in no family's table (microscale-kernels-abi)");
     }
-    let missing = kernels().find(|kernel| parts.kernels().all(|name| kernel.name != name));
+    let missing = kernels().find(|kernel| module.names().all(|name| kernel.name != name));
     match missing {
         Some(kernel) => bail!("kernels-gpu has no entry {} for {}", kernel.name, target.name),
         None => Ok(()),
@@ -99,12 +100,14 @@ fn know_each_other(target: &Target, parts: &Parts) -> Result<()> {
 }
 
 /// The module starts as [`Target::head`] says, which stands in for what LLVM writes.
-fn starts_as_said(target: &Target, parts: &Parts) -> Result<()> {
-    let (written, said) = (parts.head(), target.head().to_string());
-    if written != said {
+fn starts_as_said(target: &Target, module: &str) -> Result<()> {
+    let said = target.head().to_string();
+    if !module.starts_with(&said) {
+        let written: Vec<_> = module.lines().take(said.lines().count()).collect();
         bail!(
-            "LLVM starts the module for {} with\n{written}and not, as kernels-abi says, with\n{said}",
-            target.name
+            "LLVM starts the module for {} with\n{}\nand not, as kernels-abi says, with\n{said}",
+            target.name,
+            written.join("\n")
         );
     }
     Ok(())
@@ -116,11 +119,10 @@ fn text(
     target: &'static Target,
     toolchain: &Toolchain,
     family: Family,
-    parts: &Parts,
+    module: &Ptx,
     folder: &Path,
 ) -> Result<Option<String>> {
-    let module = parts.module(|name| family.kernels().iter().any(|kernel| kernel.name == name));
-    let mut ptx = Ptx::parse(target, &module);
+    let mut ptx = module.of(family);
     if let Some(before) = target.before() {
         let before = Ptx::read(folder, family, before)
             .with_context(|| format!("cannot read what {} shares: build {0} first", before.name))?;

@@ -2,10 +2,6 @@
 //! `rustc_apfloat` for floating point, `float4` for E2M1, and plain integers written down from the PTX ISA.
 //! All inputs where there are few, edge cases and very many random ones where there are not.
 
-#[path = "../../support/src/ptx.rs"]
-#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
-mod ptx;
-
 mod instructions {
     mod convert;
     mod copies;

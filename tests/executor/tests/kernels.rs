@@ -11,18 +11,14 @@ use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, d
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
 use microscale_formats::plan::NvPlan;
 use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot,
-    ScaleGrid, TARGETS, Target, kernels,
+    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, Ptx, QuantizeOptions, REPORT_SLOTS,
+    ReportSlot, ScaleGrid, TARGETS, Target, kernels,
 };
-
-#[path = "../../support/src/ptx.rs"]
-#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
-mod ptx;
 
 /// The kernels of a target.
 fn module(target: &'static Target) -> Module {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
-    Module::parse(&ptx::of_target(folder.as_ref(), target).unwrap().to_string()).unwrap()
+    Module::parse(&Ptx::read_all(folder.as_ref(), target).unwrap().to_string()).unwrap()
 }
 
 /// The argument of a structure of `kernels-abi`.

@@ -1,17 +1,13 @@
 //! Every kernel that the library embeds has a meaning here.
 
 use microscale_executor::Module;
-use microscale_kernels_abi::TARGETS;
-
-#[path = "../../support/src/ptx.rs"]
-#[expect(unreachable_pub, reason = "it is public where the other tests find it")]
-mod ptx;
+use microscale_kernels_abi::{Ptx, TARGETS};
 
 /// The committed PTX of a target.
 fn ptx_of(target: &str) -> String {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
-    ptx::of_target(folder.as_ref(), target).unwrap_or_else(|error| panic!("{error}")).to_string()
+    Ptx::read_all(folder.as_ref(), target).unwrap_or_else(|error| panic!("{error}")).to_string()
 }
 
 #[test]

@@ -8,7 +8,6 @@ pub mod operands;
 pub mod oracle;
 pub mod order;
 mod program;
-pub mod ptx;
 mod scratch;
 pub mod weights;
 

@@ -13,7 +13,7 @@ use microscale_kernels_abi::{
 /// A target's PTX: the modules of all families as one.
 pub(crate) fn ptx(target: &'static Target) -> Ptx {
     let folder = microscale_test_support::data_dir().join("host/ptx");
-    microscale_test_support::ptx::of_target(&folder, target).unwrap_or_else(|error| panic!("{error}"))
+    Ptx::read_all(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A kernel's description.

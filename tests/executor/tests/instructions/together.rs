@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use microscale_executor::{Buffer, Launch, Memory, Module};
-use microscale_kernels_abi::TARGETS;
+use microscale_kernels_abi::{Ptx, TARGETS};
 
 use super::copies::COPIES;
 use super::probe::opcodes;
@@ -286,7 +286,7 @@ fn no_instruction_of_the_library_is_untested() {
     let mut used = BTreeSet::new();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
     for target in &TARGETS {
-        let ptx = super::super::ptx::of_target(folder.as_ref(), target).unwrap();
+        let ptx = Ptx::read_all(folder.as_ref(), target).unwrap();
         let module = Module::parse(&ptx.to_string()).unwrap();
         for kernel in module.kernels() {
             used.extend(module.kernel(kernel).unwrap().instructions().into_iter().map(str::to_owned));
