@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use microscale::gpu::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DriverError};
-use microscale::gpu::{Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu};
+use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
+use microscale::gpu::{
+    Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu, doing as failed,
+};
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
 use super::measurement::{Times, median};
@@ -273,8 +275,4 @@ fn time(
         }
     }
     Ok(median(seconds))
-}
-
-fn failed(doing: &'static str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::Gpu { doing, code: Some(error.0 as i32), message: format!("{error:?}") }
 }

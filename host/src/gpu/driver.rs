@@ -8,7 +8,7 @@ use crate::error::{Error, OUT_OF_MEMORY, Result};
 const _: () = assert!(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 == OUT_OF_MEMORY);
 
 /// Turns a driver's error into ours, saying what was being done.
-pub(super) fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
+pub fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Gpu { doing, code: Some(error.0 as i32), message: format!("{error:?}") }
 }
 

@@ -37,6 +37,8 @@ pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
 #[doc(hidden)]
+pub use driver::doing;
+#[doc(hidden)]
 pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
 pub use gemv_kernel::GemvKernel;
 pub use gemv_weights_kernel::GemvWeightsKernel;
