@@ -19,7 +19,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let mut compressed = Vec::new();
-    // The same text for several targets is embedded once.
+    // A text that several targets share is embedded once.
     let mut places: HashMap<String, Range<usize>> = HashMap::new();
     let mut pieces = String::from("static PIECES: [[&[Piece]; Family::ALL.len()]; TARGETS.len()] = [\n");
     for target in &TARGETS {

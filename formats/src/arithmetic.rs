@@ -20,7 +20,7 @@ pub trait Machine {
     /// A number, or one in each lane of a vector.
     type Number: Copy;
 
-    /// The same number in every lane.
+    /// Puts one number into every lane.
     fn splat(x: f32) -> Self::Number;
 
     /// a · b

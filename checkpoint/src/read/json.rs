@@ -49,7 +49,7 @@ impl Object {
         let indent = space.rsplit('\n').next().unwrap_or_default();
         let member = |(key, value): (&String, &Value)| {
             let same = self.json.get(key) == Some(value);
-            // Of a key that is there twice, the last counts.
+            // The last member counts of a key that is there twice.
             match members.iter().rfind(|member| same && member.key == *key) {
                 Some(member) => self.text[member.whole.clone()].to_owned(),
                 None => {

@@ -16,7 +16,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args, program: Command) -> Result<()> {
-    // What `help` does is on the pages of the commands.
+    // The command `help` prints the same text as the pages, so it has no page of its own.
     let program = program.disable_help_subcommand(true);
     let Some(folder) = args.folder else {
         let mut page = Vec::new();

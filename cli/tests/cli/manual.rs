@@ -1,4 +1,4 @@
-//! What comes with the program: the shells' completions and the manual pages.
+//! Completions for shells and manual pages, as the program writes them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ fn commands() -> Vec<String> {
     let help = run(&[&"--help"]).ok();
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let lines = commands.lines().take_while(|line| !line.is_empty());
-    // What goes on from the line before is indented further.
+    // Lines that continue the one before are indented further.
     let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
     names.filter(|name| !["", "help"].contains(name)).map(String::from).collect()
 }

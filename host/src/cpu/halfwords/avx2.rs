@@ -225,14 +225,14 @@ fn of_twos(a: __m256i, b: __m256i) -> __m256i {
     unsafe { _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)) }
 }
 
-/// The same of two halfwords, of pairs.
+/// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
 #[inline(always)]
 fn of_fours(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: as above.
     unsafe { _mm256_max_epu16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
 }
 
-/// The same of one halfword, of fours.
+/// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
 #[inline(always)]
 fn of_eights(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: as above.

@@ -222,14 +222,14 @@ fn of_twos(a: __m512i, b: __m512i) -> __m512i {
     unsafe { _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)) }
 }
 
-/// The same of two halfwords, of pairs.
+/// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
 #[inline(always)]
 fn of_fours(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: as above.
     unsafe { _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)) }
 }
 
-/// The same of one halfword, of fours.
+/// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
 #[inline(always)]
 fn of_eights(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: as above.
