@@ -117,7 +117,8 @@ fn with_quoted_words(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len());
     let mut done = 0;
     for (place, _) in signs(text) {
-        let word = WORDS.iter().find(|word| place >= done && text[place..].starts_with(**word));
+        let rest = &text.as_bytes()[place..];
+        let word = WORDS.iter().find(|word| place >= done && rest.starts_with(word.as_bytes()));
         if let Some(word) = word {
             quoted += &text[done..place];
             quoted += &format!("\"{word}\"");
@@ -212,8 +213,17 @@ mod tests {
             json!({ "NaN": "NaN", "a\"Infinity": ["Infinity", "-Infinity"] })
         );
         let file = tempfile::NamedTempFile::new().unwrap();
-        for wrong in ["{\"a\": nan}", "{\"a\": Infinityy}", "{\"a\": +Infinity}", "[NaN]", "\"\u{FF}\"", "{"]
-        {
+        for wrong in [
+            "{é}",
+            "é",
+            "{\"a\": Ìnfinity}",
+            "{\"a\": nan}",
+            "{\"a\": Infinityy}",
+            "{\"a\": +Infinity}",
+            "[NaN]",
+            "\"\u{FF}\"",
+            "{",
+        ] {
             fs::write(file.path(), wrong).unwrap();
             assert!(Object::read(file.path()).is_err(), "{wrong}");
         }
