@@ -1,10 +1,11 @@
 //! The arithmetic that is asked for: a format's [`Scheme`], the [`Convention`] that it is named for, and the
 //! treatment of NaN.
 
-use microscale_formats::{ComparisonFormat, Format, GlobalScale, NegativeZero, ScaleRule, Ties, mx, nvfp4};
+use microscale_formats::{
+    ComparisonFormat, Format, GlobalScale, NegativeZero, ScaleRule, Ties, Words, mx, nvfp4, words,
+};
 
 use crate::element::Element;
-use microscale_formats::{Words, words};
 
 /// The treatment of NaN and infinities. Whatever the policy, they are counted in the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -159,6 +160,23 @@ impl Scheme {
             Self::Mxfp8E4m3(_) => Format::Mxfp8E4m3,
             Self::Mxfp8E5m2(_) => Format::Mxfp8E5m2,
             Self::Comparison(format) => Format::Comparison(*format),
+        }
+    }
+
+    /// The scale rule, if the scheme has one to choose.
+    pub const fn scale_rule_mut(&mut self) -> Option<&mut ScaleRule> {
+        match self {
+            Self::Mxfp4(arithmetic) => Some(&mut arithmetic.scale_rule),
+            Self::Mxfp8E4m3(rule) | Self::Mxfp8E5m2(rule) => Some(rule),
+            Self::Nvfp4(..) | Self::Comparison(_) => None,
+        }
+    }
+
+    /// The arithmetic of MXFP4, the only scheme with rules for ties and for −0 to choose.
+    pub const fn mxfp4_mut(&mut self) -> Option<&mut mx::Arithmetic> {
+        match self {
+            Self::Mxfp4(arithmetic) => Some(arithmetic),
+            _ => None,
         }
     }
 

@@ -156,25 +156,25 @@ impl Settings {
 }
 
 fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
-    match scheme {
-        Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule = rule,
-        Scheme::Mxfp8E4m3(scale_rule) | Scheme::Mxfp8E5m2(scale_rule) => *scale_rule = rule,
-        Scheme::Comparison(format) => {
-            let why = format!("is not for {}, which has one rule", Format::Comparison(*format));
-            return Err(Misfit { key: "scale_rule", why: Why::Is(why) });
+    let format = scheme.format();
+    let why = match scheme.scale_rule_mut() {
+        Some(scale_rule) => {
+            *scale_rule = rule;
+            return Ok(());
         }
-        Scheme::Nvfp4(..) => {
-            let why = "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
-                       convention alone";
-            return Err(Misfit { key: "scale_rule", why: Why::Is(why.into()) });
+        None if format == Format::Nvfp4 => {
+            "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
+             convention alone"
+                .into()
         }
-    }
-    Ok(())
+        None => format!("is not for {format}, which has one rule"),
+    };
+    Err(Misfit { key: "scale_rule", why: Why::Is(why) })
 }
 
 fn set_ties(scheme: &mut Scheme, ties: Ties) -> Result<(), Misfit> {
     let format = scheme.format();
-    let Scheme::Mxfp4(arithmetic) = scheme else {
+    let Some(arithmetic) = scheme.mxfp4_mut() else {
         let why = format!("is for mxfp4; every implementation of {format} takes ties to even");
         return Err(Misfit { key: "ties", why: Why::Is(why) });
     };

@@ -140,19 +140,13 @@ impl<'de> Deserialize<'de> for Recipe {
         let mut recipe = Self::of(format, convention).map_err(D::Error::custom)?;
         let none = |key| D::Error::custom(format_args!("{format} has no {key}"));
         if let Some(Word(rule)) = words.scale_rule {
-            match &mut recipe.scheme {
-                Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule = rule,
-                Scheme::Mxfp8E4m3(of_scheme) | Scheme::Mxfp8E5m2(of_scheme) => *of_scheme = rule,
-                Scheme::Nvfp4(..) | Scheme::Comparison(_) => return Err(none("scale_rule")),
-            }
+            *recipe.scheme.scale_rule_mut().ok_or_else(|| none("scale_rule"))? = rule;
         }
         if let Some(Word(ties)) = words.ties {
-            let Scheme::Mxfp4(arithmetic) = &mut recipe.scheme else { return Err(none("ties")) };
-            arithmetic.ties = ties;
+            recipe.scheme.mxfp4_mut().ok_or_else(|| none("ties"))?.ties = ties;
         }
         if let Some(Word(negative_zero)) = words.negative_zero {
-            let Scheme::Mxfp4(arithmetic) = &mut recipe.scheme else { return Err(none("negative_zero")) };
-            arithmetic.negative_zero = negative_zero;
+            recipe.scheme.mxfp4_mut().ok_or_else(|| none("negative_zero"))?.negative_zero = negative_zero;
         }
         if let Some(global) = words.global_scale {
             let Scheme::Nvfp4(_, of_scheme) = &mut recipe.scheme else { return Err(none("global_scale")) };
