@@ -3,14 +3,13 @@
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
-use microscale_formats::{Format, GlobalScale};
+use microscale_formats::{Format, GlobalScale, Words};
 
 pub use operands::OperandFault;
 
 use crate::report::{Position, Report};
 use crate::scheme::Convention;
 use crate::shape::{QuantizedShape, Strided};
-use microscale_formats::Words;
 
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,13 +3,12 @@
 #[cfg(feature = "serde")]
 mod in_words;
 
-use microscale_formats::{Format, ScaleLayout, Search};
+use microscale_formats::{Format, ScaleLayout, Search, Words};
 
 use crate::error::{Error, Result};
 use crate::report::Report;
 use crate::scheme::{Convention, Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
-use microscale_formats::Words;
 
 /// A recipe for quantizing. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -25,8 +25,7 @@ use super::widen::F16c;
 use super::{by_definition, decode, dot, errors, groups, plain, prefetch, reference, search, weigh};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
-use microscale_formats::Format;
-use microscale_formats::{Words, words};
+use microscale_formats::{Format, Words, words};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

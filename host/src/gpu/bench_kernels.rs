@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr};
-use microscale_formats::ScaleLayout;
+use microscale_formats::{ScaleLayout, words};
 use microscale_kernels_abi::Ladder;
 
 use super::arguments::kernel_dtype;
@@ -14,7 +14,6 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::recipe::Recipe;
 use crate::shape::{QuantizedShape, Shape};
-use microscale_formats::words;
 
 /// A quantizer to MXFP4 that is kept as a baseline. It ignores the recipe's ties, −0 and non-finite policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

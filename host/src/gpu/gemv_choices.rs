@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 use super::gemv_kernel::GemvKernel;
 use super::gemv_weights_kernel::GemvWeightsKernel;
 use crate::error::Result;
-use microscale_formats::Format;
-use microscale_formats::Words;
+use microscale_formats::{Format, Words};
 
 /// The built-in tables, measured on an H200.
 const PRODUCTS: &str = include_str!("gemv_choices.txt");

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
-use microscale_formats::Format;
-use microscale_formats::{dot, nvfp4};
+use microscale_formats::{Format, dot, nvfp4};
 use microscale_kernels_abi::gemv::GemvGrid;
 use microscale_kernels_abi::{ApplyGlobal, Divider, Dtype, Gemv};
 
