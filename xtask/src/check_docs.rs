@@ -1,38 +1,45 @@
 //! `check-docs`: whether the links of all Markdown files lead somewhere, and the book has every page.
 
-use crate::{layout, process};
+use crate::layout;
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::process::Command;
 
 /// The most lines of README.md: what is longer goes to docs/.
 const README_LINES: usize = 150;
 
-/// Checks every Markdown file that git knows.
+/// Checks every Markdown file of the repository.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if !arguments.is_empty() {
         bail!("usage: cargo xtask check-docs");
     }
     let root = layout::root()?;
-    let list = ["ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
-    let names = process::read(Command::new("git").current_dir(&root).args(list))?;
     let mut pages = HashMap::new();
-    for name in names.lines() {
-        let path = PathBuf::from(name);
-        // A file that was removed and not committed is still listed.
-        if root.join(&path).is_file() {
-            let text = fs::read_to_string(root.join(&path)).with_context(|| format!("cannot read {name}"))?;
-            pages.insert(path, text);
-        }
-    }
+    read_pages(&root, Path::new(""), &mut pages)?;
     let mut faults = faults(&pages, &|path| root.join(path).exists());
     faults.sort();
     if !faults.is_empty() {
         bail!("{} faults in the documents:\n{}", faults.len(), faults.join("\n"));
     }
     println!("{} Markdown files: every link leads somewhere", pages.len());
+    Ok(())
+}
+
+/// Reads the Markdown files of a folder and those in it, but for what was built and what is hidden, by their paths from the root.
+fn read_pages(root: &Path, folder: &Path, pages: &mut HashMap<PathBuf, String>) -> Result<()> {
+    for entry in fs::read_dir(root.join(folder))? {
+        let entry = entry?;
+        let (name, path) = (entry.file_name(), folder.join(entry.file_name()));
+        let skipped = name == "target" || name.to_string_lossy().starts_with('.');
+        if !skipped && entry.file_type()?.is_dir() {
+            read_pages(root, &path, pages)?;
+        } else if !skipped && path.extension().is_some_and(|extension| extension == "md") {
+            let text = fs::read_to_string(root.join(&path))
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            pages.insert(path, text);
+        }
+    }
     Ok(())
 }
 
