@@ -12,7 +12,7 @@ use half::bf16;
 use microscale::formats::E2m1;
 use microscale::formats::mx::Arithmetic;
 use microscale::{NonFinite, Recipe, Scheme, Shape, quantize};
-use microscale_kernels_abi::{BlockGrid, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
+use microscale_kernels_abi::{BlockGrid, MxOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, kernels};
 
 /// For compute capability 9.0 and newer; `cargo xtask build-ptx` writes it.
 const PTX: &str = include_str!("../../host/ptx/quantize.sm_90.ptx");
@@ -29,7 +29,7 @@ unsafe impl DeviceCopy for Argument<BlockGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceCopy for Argument<ScaleGrid> {}
 // SAFETY: as above.
-unsafe impl DeviceCopy for Argument<QuantizeOptions> {}
+unsafe impl DeviceCopy for Argument<MxOptions> {}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let _context = cust::quick_init()?;
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Device memory starts on 256 bytes, and so does every row.
     let grid = Argument(grid.ok_or("an empty matrix")?);
     let scale_grid = Argument(ScaleGrid::linear((cols / BLOCK) as u64));
-    let options = Argument(QuantizeOptions {
+    let options = Argument(MxOptions {
         mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
         ties: arithmetic.ties as u32,
         negative_zero: arithmetic.negative_zero as u32,

@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use half::bf16;
-use microscale::gpu::{DeviceReport, DeviceTensor, Gpu};
+use microscale::gpu::{DeviceQuantizeOptions, DeviceReport, DeviceTensor, Gpu};
 use microscale::{ErrorStats, NonFinite, QuantizedShape, Recipe, Shape, dequantize, quantize};
 
 const LAYERS: usize = 4;
@@ -42,7 +42,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Each call enqueues one kernel and returns. Nothing is copied, and nothing waits.
     for (input, tensor) in inputs.iter().zip(&mut tensors) {
-        gpu.quantize_on(&stream, input, shape, &recipe, tensor, &mut report)?;
+        gpu.quantize_on(
+            &stream,
+            input,
+            shape,
+            &recipe,
+            DeviceQuantizeOptions::new().report(&mut report),
+            tensor,
+        )?;
     }
     gpu.dequantize_on(&stream, &tensors[0], &mut back, shape.cols)?;
 

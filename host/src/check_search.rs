@@ -37,7 +37,9 @@ pub fn check_search<T: Element>(
 ) -> Result<u64> {
     shape.check("the input", values.len())?;
     tensor.shape().require(QuantizedShape::of(recipe, shape))?;
-    check_importance(importance, shape)?;
+    if let Some(importance) = importance {
+        check_importance(importance, shape.cols)?;
+    }
     if shape.is_empty() {
         return Ok(0);
     }

@@ -11,7 +11,7 @@ pub use loaded::{Loaded, QuantizedThere};
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
-use crate::{Amax, Element, Error, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use crate::{Amax, Element, Error, QuantizeOptions, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
 use microscale_formats::Words;
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -27,6 +27,13 @@ pub enum DeviceChoice {
     Cuda(usize),
     /// Every GPU of the machine.
     CudaAll,
+}
+
+/// The error of `FromStr` for [`DeviceChoice`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?} is not a device; there are auto, cpu, cuda:N (cuda:0, cuda:1, …) and cuda:all")]
+pub struct UnknownDevice {
+    word: String,
 }
 
 /// A device that is ready.
@@ -158,22 +165,21 @@ impl Device {
     /// # Errors
     /// Those of [`cpu::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
-        self.quantize_weighted(values, shape, recipe, None)
+        self.quantize_with(values, shape, recipe, QuantizeOptions::new())
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales; without importance all are 1.
-    /// See [`cpu::quantize_weighted`].
+    /// [`Self::quantize`] with options. See [`cpu::quantize_with`].
     ///
     /// # Errors
-    /// Those of [`cpu::quantize_weighted`], and [`Error::Gpu`].
-    pub fn quantize_weighted<T: Element>(
+    /// Those of [`cpu::quantize_with`], and [`Error::Gpu`].
+    pub fn quantize_with<T: Element>(
         &self,
         values: &[T],
         shape: Shape,
         recipe: &Recipe,
-        importance: Option<&[f32]>,
+        options: QuantizeOptions<'_>,
     ) -> Result<Quantized> {
-        let quantized = self.load(values, shape, None)?.quantize(recipe, importance)?;
+        let quantized = self.load(values, shape, None)?.quantize(recipe, options)?;
         let report = quantized.report();
         Ok(Quantized { tensor: quantized.into_host()?, report })
     }
@@ -223,18 +229,16 @@ impl fmt::Display for Device {
 }
 
 impl FromStr for DeviceChoice {
-    type Err = String;
+    type Err = UnknownDevice;
 
-    fn from_str(word: &str) -> Result<Self, String> {
+    fn from_str(word: &str) -> Result<Self, UnknownDevice> {
         let ordinal = word.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
         match (word, ordinal) {
             ("auto", _) => Ok(Self::Auto),
             ("cpu", _) => Ok(Self::Cpu),
             ("cuda:all", _) => Ok(Self::CudaAll),
             (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
-            _ => Err(format!(
-                "{word:?} is not a device; there are auto, cpu, cuda:N (cuda:0, cuda:1, …) and cuda:all"
-            )),
+            _ => Err(UnknownDevice { word: word.into() }),
         }
     }
 }

@@ -164,24 +164,24 @@ pub enum Error {
         format: Format,
     },
 
-    /// Weights that do not fit the columns.
+    /// Importance that does not fit the columns.
     #[error(
-        "there must be a weight for each of {columns} columns, finite and not negative; there are {weights}{}",
+        "importance must have a number for each of {columns} columns, finite and not negative; it has {found}{}",
         .wrong.map_or(String::new(), |column| format!(", and that of column {column} is wrong"))
     )]
     Importance {
-        /// Weights found.
-        weights: usize,
+        /// Numbers found.
+        found: usize,
         /// Columns of the matrix.
         columns: usize,
-        /// The first weight that is negative or not finite.
+        /// The first number that is negative or not finite.
         wrong: Option<usize>,
     },
 
     /// A search for scales missed the best one.
     #[error(
         "block {block} of row {row} has the scale byte {chosen:#04x}, but {better:#04x} errs less: a full search missed it; \
-         please report this, or check the result of a full search with the same weights"
+         please report this, or check the result of a full search with the same importance"
     )]
     SkippedScale {
         /// The row.
@@ -200,6 +200,10 @@ pub enum Error {
          set its search to four-six, window or full, or quantize without a Hessian"
     )]
     HessianWithoutSearch,
+
+    /// A Hessian for a GPU.
+    #[error("GPUs search scales without Hessians; quantize on the CPU, or by importance of columns")]
+    HessianOnGpu,
 
     /// A Hessian with another number of entries than the columns need.
     #[error(

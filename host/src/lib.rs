@@ -17,12 +17,18 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | say what is wanted | [`Recipe`], [`Format`], [`Convention`] |
-//! | quantize host memory on the CPU | [`quantize`], [`quantize_strided`], [`dequantize`], [`amax()`] |
+//! | say what is wanted | [`Recipe`] of a [`Format`] and a [`Convention`]: [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`] |
+//! | say where the values lie | [`Shape`], [`Strided`] ([`MatrixShape`] is either), of an [`Element`] type ([`Dtype`]) |
+//! | quantize host memory on the CPU | [`quantize`], [`quantize_with`] [`QuantizeOptions`], [`quantize_into`], [`dequantize`], [`dequantize_into`], [`amax()`] ([`Amax`]) |
+//! | do so on whichever device there is | [`Device`], [`DeviceChoice`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
-//! | multiply quantized matrices with quantized vectors | [`gemv()`] |
-//! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] |
-//! | measure the loss | [`ErrorStats`], [`WorstBlocks`] |
+//! | take the result | [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of what could not be kept, where ([`Position`]) |
+//! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
+//! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] ([`Activation`]) |
+//! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
+//! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
+//! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
+//! | use the arithmetic itself | [`formats`] |
 //!
 //! Checkpoints, files of many tensors, are read and written by the crate `microscale-checkpoint`.
 
@@ -39,6 +45,7 @@ mod gemv;
 pub mod gpu;
 mod layout;
 mod loss;
+mod options;
 mod origin;
 mod recipe;
 mod report;
@@ -50,8 +57,7 @@ mod tensor;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemv, gemv_weights, quantize, quantize_hessian, quantize_strided,
-    quantize_weighted,
+    amax, dequantize, dequantize_into, gemv, gemv_weights, quantize, quantize_into, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
@@ -61,10 +67,11 @@ pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::search_global;
 pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
+pub use options::QuantizeOptions;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
 pub use scheme::{Convention, Global, NonFinite, Scheme};
-pub use shape::{QuantizedShape, Shape, Strided};
+pub use shape::{MatrixShape, QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 
 // The README's examples are compiled and run like the others.

@@ -111,12 +111,11 @@ impl Recipe {
     }
 }
 
-/// Checks importance by column.
-pub(crate) fn check_importance(importance: Option<&[f32]>, shape: Shape) -> Result<()> {
-    let Some(importance) = importance else { return Ok(()) };
+/// Checks that importance has a number for each column, and that each is one.
+pub(crate) fn check_importance(importance: &[f32], columns: usize) -> Result<()> {
     let wrong = importance.iter().position(|number| !(*number >= 0.0 && number.is_finite()));
-    if importance.len() != shape.cols || wrong.is_some() {
-        return Err(Error::Importance { weights: importance.len(), columns: shape.cols, wrong });
+    if importance.len() != columns || wrong.is_some() {
+        return Err(Error::Importance { found: importance.len(), columns, wrong });
     }
     Ok(())
 }

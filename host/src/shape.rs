@@ -35,6 +35,45 @@ impl Shape {
     }
 }
 
+/// The shape of an unquantized matrix in memory: rows of contiguous elements, or elements that lie anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixShape {
+    /// Rows whose elements follow each other.
+    Rows(Shape),
+    /// Rows with strides of their own, along any axis of a tensor.
+    Strided(Strided),
+}
+
+impl From<Shape> for MatrixShape {
+    fn from(shape: Shape) -> Self {
+        Self::Rows(shape)
+    }
+}
+
+impl From<Strided> for MatrixShape {
+    fn from(strided: Strided) -> Self {
+        Self::Strided(strided)
+    }
+}
+
+impl MatrixShape {
+    /// The shape of a copy without gaps.
+    pub const fn dense(&self) -> Shape {
+        match self {
+            Self::Rows(shape) => Shape::new(shape.rows, shape.cols),
+            Self::Strided(strided) => strided.shape(),
+        }
+    }
+
+    /// The strides, also of rows.
+    pub(crate) const fn strided(&self) -> Strided {
+        match self {
+            Self::Rows(shape) => Strided::of_rows(*shape),
+            Self::Strided(strided) => *strided,
+        }
+    }
+}
+
 /// The shape of a quantized matrix, from which its bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizedShape {

@@ -2,7 +2,7 @@
 //! copy.
 
 use crate::error::{Error, Result};
-use crate::shape::{Shape, Strided};
+use crate::shape::{MatrixShape, Shape, Strided};
 
 impl Strided {
     /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy
@@ -135,6 +135,27 @@ impl Strided {
     pub(crate) fn start(&self, row: usize) -> usize {
         // The stride of a count of 1 may be anything: it is multiplied with 0.
         (row / self.rows) * self.outer_stride + (row % self.rows) * self.row_stride
+    }
+}
+
+impl MatrixShape {
+    /// Checks that a slice of `found` elements holds the matrix.
+    ///
+    /// # Errors
+    /// Those of [`Shape::check`] and [`Strided::check`].
+    pub(crate) fn check(&self, found: usize) -> Result<()> {
+        match self {
+            Self::Rows(shape) => shape.check("the input", found),
+            Self::Strided(strided) => strided.check(found),
+        }
+    }
+
+    /// The same matrix, as rows of contiguous elements if it is that.
+    pub(crate) fn simplified(self) -> Self {
+        match self {
+            Self::Strided(strided) => strided.as_rows().map_or(self, Self::Rows),
+            Self::Rows(_) => self,
+        }
     }
 }
 

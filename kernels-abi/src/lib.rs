@@ -38,7 +38,7 @@ pub use layout::Layout;
 pub use memory::{ApplyGlobal, GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 #[cfg(any(test, feature = "std"))]
 pub use ptx::Ptx;
-pub use quantize::{NvQuantizeOptions, Quantize, QuantizeOptions};
+pub use quantize::{MxOptions, NvOptions, Quantize};
 pub use search::Search;
 pub use targets::{PtxFile, PtxHead, TARGETS, Target, target_for};
 pub use weights::Weights;

@@ -40,7 +40,7 @@ kinds! {
 /// What the kernels of the MX formats read at run time.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct QuantizeOptions {
+pub struct MxOptions {
     /// `ScaleRule::mantissa_addend`.
     pub mantissa_addend: u32,
     /// `NegativeZero` as a number. It follows the addend, so that kernels load the two at once: apart they made the quantizer of
@@ -55,9 +55,9 @@ pub struct QuantizeOptions {
 /// What the NVFP4 quantizers read at run time.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct NvQuantizeOptions {
+pub struct NvOptions {
     /// The plan, or where that is in the tensor's [`GlobalSlot`](crate::GlobalSlot) one of the same convention.
     pub plan: NvPlan,
-    /// As in [`QuantizeOptions`].
+    /// As in [`MxOptions`].
     pub saturate_non_finite: u32,
 }

@@ -9,7 +9,7 @@ use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::{NV_CANDIDATES, NV_MANTISSAS, nv_candidate};
 use microscale_kernels_abi::amax::AMAX_PIECES;
 use microscale_kernels_abi::launch::{THREADS, WARP};
-use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions};
+use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvOptions};
 
 use crate::access::{self, Lane};
 use crate::dtype::{Bf16, Dtype, F16, F32};
@@ -149,7 +149,7 @@ macro_rules! plan_entries {
         /// # Safety
         /// `global` points to a slot in global memory that nothing else touches meanwhile.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvQuantizeOptions) {
+        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvOptions) {
             // SAFETY: only this warp touches the slot; it reads the amax and writes the plan.
             unsafe {
                 let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;

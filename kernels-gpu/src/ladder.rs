@@ -7,7 +7,7 @@ use microscale_formats::mx::{self, BLOCK};
 use microscale_formats::{E2m1, E2m1x2, E8m0, NegativeZero, Ties, block};
 use microscale_kernels_abi::ladder::LADDER_THREADS;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::{BlockGrid, QuantizeOptions, ScaleGrid};
+use microscale_kernels_abi::{BlockGrid, MxOptions, ScaleGrid};
 
 use crate::access::{self, Target};
 use crate::dtype::{Bf16, Dtype, F16, F32};
@@ -21,7 +21,7 @@ const BLOCK_BYTES: usize = Mxfp4::BYTES as usize;
 /// The scale of a block and the factor to encode with, for the bits of its amax: NaN blocks are encoded as
 /// zeros.
 #[inline(always)]
-fn scale(amax_bits: u32, options: &QuantizeOptions) -> (E8m0, Option<f32>) {
+fn scale(amax_bits: u32, options: &MxOptions) -> (E8m0, Option<f32>) {
     if block::is_non_finite(amax_bits) {
         return (E8m0::NAN, None);
     }
@@ -35,7 +35,7 @@ unsafe fn thread_a_block<D: Dtype>(
     codes: *mut u8,
     scales: *mut u8,
     grid: BlockGrid,
-    options: QuantizeOptions,
+    options: MxOptions,
 ) {
     let block = u64::from(warp::thread_block()) * u64::from(LADDER_THREADS) + u64::from(warp::thread());
     if block >= grid.blocks {
@@ -72,13 +72,13 @@ unsafe fn warp_a_block<D: Dtype>(
     codes: *mut u8,
     scales: *mut u8,
     grid: BlockGrid,
-    options: QuantizeOptions,
+    options: MxOptions,
 ) {
     let warps = u64::from(LADDER_THREADS / WARP);
     let block = u64::from(warp::thread_block()) * warps + u64::from(warp::thread() / WARP);
     if block < grid.blocks {
         let options =
-            QuantizeOptions { negative_zero: NegativeZero::Keep as u32, saturate_non_finite: 0, ..options };
+            MxOptions { negative_zero: NegativeZero::Keep as u32, saturate_non_finite: 0, ..options };
         let target = Target {
             codes,
             scales,
@@ -104,7 +104,7 @@ macro_rules! entries {
             codes: *mut u8,
             scales: *mut u8,
             grid: BlockGrid,
-            options: QuantizeOptions,
+            options: MxOptions,
         ) {
             // SAFETY: the same contract.
             unsafe { $body::<$dtype>(values, codes, scales, grid, options) }

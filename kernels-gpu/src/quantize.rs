@@ -11,7 +11,7 @@ use core::hint::cold_path;
 
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    BlockGrid, GlobalSlot, NvOptions, MxOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
 use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, Target, WarpPlace};
@@ -319,7 +319,7 @@ macro_rules! mx_entries {
             report: *mut ReportSlot,
             grid: BlockGrid,
             scale_grid: ScaleGrid,
-            options: QuantizeOptions,
+            options: MxOptions,
         ) {
             let format = || Mx::<$element, $ties>::new(options);
             let target = Target { codes, scales, scale_grid };
@@ -374,7 +374,7 @@ macro_rules! nv_entries {
             report: *mut ReportSlot,
             grid: BlockGrid,
             scale_grid: ScaleGrid,
-            options: NvQuantizeOptions,
+            options: NvOptions,
         ) {
             let format = || {
                 // SAFETY: nothing writes the plan during the kernel, and one thread the scale.

@@ -17,7 +17,7 @@ use core::marker::PhantomData;
 use microscale_formats::E2m1;
 use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    BlockGrid, GlobalSlot, NvOptions, MxOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
 use self::lane::{chunks, lanes};
@@ -99,7 +99,7 @@ macro_rules! mx_entries {
             report: *mut ReportSlot,
             grid: BlockGrid,
             scale_grid: ScaleGrid,
-            options: QuantizeOptions,
+            options: MxOptions,
             importance: *const f32,
             search: u32,
         ) {
@@ -138,7 +138,7 @@ macro_rules! nv_entries {
             report: *mut ReportSlot,
             grid: BlockGrid,
             scale_grid: ScaleGrid,
-            options: NvQuantizeOptions,
+            options: NvOptions,
             importance: *const f32,
             search: u32,
         ) {

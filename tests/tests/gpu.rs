@@ -54,7 +54,8 @@ const TESTS: &[Test] = &[
     ("executor_gives_the_gpus_reciprocals", executor::gives_its_reciprocals),
     ("executor_computes_what_it_does", executor::computes_what_it_does),
     ("search_equals_the_cpu", search::equals_the_cpu),
-    ("search_equals_the_cpu_with_weights", search::equals_the_cpu_with_weights),
+    ("search_equals_the_cpu_with_importance", search::equals_the_cpu_with_importance),
+    ("search_refuses_hessians", search::refuses_hessians),
     ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),
     (
         "quantize_refuses_global_scales_that_the_cpu_refuses",
@@ -94,6 +95,7 @@ const TESTS: &[Test] = &[
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),
+    ("device_buffers_need_no_report", device_buffers::need_no_report),
     ("device_buffers_used_tensors_keep_nothing", device_buffers::used_tensors_keep_nothing),
     ("device_buffers_may_start_anywhere", device_buffers::may_start_anywhere),
     ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),

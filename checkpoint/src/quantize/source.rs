@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use microscale::device::{Device, Loaded, Origin, QuantizedThere};
-use microscale::{Element, ErrorStats, GlobalScale, NonFinite, Recipe, Report};
+use microscale::{Element, ErrorStats, GlobalScale, NonFinite, QuantizeOptions, Recipe, Report};
 
 use crate::conventions::storage::Storage;
 use crate::quantize::matrix::Matrix;
@@ -67,7 +67,7 @@ impl<T: Element> Source for Loaded<'_, T> {
         let amax = Loaded::amax(self)?;
         if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
             // Fails, and knows the place.
-            self.quantize(recipe, None)?;
+            self.quantize(recipe, QuantizeOptions::new())?;
         }
         Ok(amax.under::<T>(recipe.non_finite))
     }
@@ -78,7 +78,9 @@ impl<T: Element> Source for Loaded<'_, T> {
         recipe: &Recipe,
         importance: Option<&[f32]>,
     ) -> microscale::Result<Stored> {
-        let result = self.quantize(recipe, importance)?;
+        let options = QuantizeOptions::new();
+        let options = importance.map_or(options, |importance| options.importance(importance));
+        let result = self.quantize(recipe, options)?;
         let (quantized, report, global_scale) = (Instant::now(), result.report(), result.global_scale());
         let result = match storage.stored_global_scale(global_scale) {
             Some(stored) => result.with_global_scale(stored)?,

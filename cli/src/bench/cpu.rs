@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use microscale::cpu::{self, Isa};
-use microscale::{Element, QuantizedShape, QuantizedTensor, Result};
+use microscale::{Element, QuantizeOptions, QuantizedShape, QuantizedTensor, Result};
 use rayon::prelude::*;
 
 use super::measurement::{Times, median};
@@ -21,7 +21,7 @@ pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
     let values = random::<T>(shape.elements(), 1);
     let recipe = workload.recipe(&values)?;
     let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
-    cpu::quantize_into(&values, shape, &recipe, &mut tensor)?;
+    cpu::quantize_into(&values, shape, &recipe, QuantizeOptions::new(), &mut tensor)?;
     let mut back = vec![T::default(); if workload.op == Op::Dequantize { shape.elements() } else { 0 }];
     let source = vec![1u8; workload.bytes as usize / 2];
     let mut target = vec![2u8; source.len()];
@@ -31,13 +31,13 @@ pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
     let mut work = |_| match workload.op {
         Op::Dequantize => cpu::dequantize_into(&tensor, &mut back, shape.cols),
         Op::Amax => cpu::amax(&values, shape).map(|found| amax = found),
-        _ => cpu::quantize_into(&values, shape, &recipe, &mut tensor).map(|_| ()),
+        _ => cpu::quantize_into(&values, shape, &recipe, QuantizeOptions::new(), &mut tensor).map(|_| ()),
     };
     let [operation, copy] = in_turns([&mut work, &mut |_| copy(&source, &mut target)])?;
 
     require_equal("amax", &[amax], &[expected_amax])?;
     let mut expected = QuantizedTensor::zeros(QuantizedShape::of(&recipe, shape))?;
-    cpu::quantize_with(Isa::Reference, &values, shape, &recipe, &mut expected)?;
+    cpu::quantize_into(&values, shape, &recipe, QuantizeOptions::new().isa(Isa::Reference), &mut expected)?;
     require_equal("quantize", tensor.codes(), expected.codes())?;
     require_equal("quantize", tensor.scales(), expected.scales())?;
     if workload.op == Op::Dequantize {

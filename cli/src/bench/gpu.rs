@@ -5,7 +5,8 @@ use std::sync::Arc;
 use microscale::gpu::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    Baseline, DeviceAmax, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu, doing as failed,
+    Baseline, DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu,
+    doing as failed,
 };
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
@@ -203,7 +204,14 @@ impl<T: Element> Set<T> {
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(&workload.recipe, workload.shape))?;
         if workload.op == Op::Dequantize {
             let mut report = DeviceReport::zeros(stream)?;
-            gpu.quantize_on(stream, &values, workload.shape, &workload.recipe, &mut tensor, &mut report)?;
+            gpu.quantize_on(
+                stream,
+                &values,
+                workload.shape,
+                &workload.recipe,
+                DeviceQuantizeOptions::new().report(&mut report),
+                &mut tensor,
+            )?;
             stream.memset_zeros(&mut values).map_err(failed("clearing the output"))?;
         }
         Ok(Self { values, tensor, amax: DeviceAmax::zeros(stream)? })
@@ -221,7 +229,14 @@ impl<T: Element> Set<T> {
                 return gpu.amax_on(stream, values, shape, amax);
             }
             _ => {
-                return gpu.quantize_on(stream, values, shape, recipe, tensor, report);
+                return gpu.quantize_on(
+                    stream,
+                    values,
+                    shape,
+                    recipe,
+                    DeviceQuantizeOptions::new().report(report),
+                    tensor,
+                );
             }
         };
         gpu.quantize_baseline_on(baseline, stream, values, shape, recipe, tensor)

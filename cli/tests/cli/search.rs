@@ -2,8 +2,8 @@
 
 use half::bf16;
 use microscale::{
-    Convention, ErrorStats, Format, Global, GlobalScale, QuantizedTensor, Recipe, Search, Shape, Words,
-    search_global,
+    Convention, ErrorStats, Format, Global, GlobalScale, QuantizeOptions, QuantizedTensor, Recipe, Search,
+    Shape, Words, search_global,
 };
 use microscale_test_support::{Scratch, TensorData, sample};
 use safetensors::tensor::Dtype;
@@ -25,7 +25,9 @@ fn of_library(seed: usize, recipe: &Recipe, importance: Option<&[f32]>) -> (Quan
     let shape = Shape::new(8, COLS);
     let tensor = match importance {
         None => microscale::quantize(&values, shape, recipe),
-        Some(importance) => microscale::quantize_weighted(&values, shape, recipe, importance),
+        Some(importance) => {
+            microscale::quantize_with(&values, shape, recipe, QuantizeOptions::new().importance(importance))
+        }
     };
     let tensor = tensor.unwrap().tensor;
     let errors = ErrorStats::of_quantized(&values, shape, &tensor).unwrap();

@@ -55,11 +55,11 @@ impl HessianStore {
         }
     }
 
-    /// The Hessians of `count` blocks of columns from `first` on.
-    pub(super) fn blocks(&self, first: usize, count: usize) -> Hessians<'_> {
+    /// The Hessians of `count` blocks of columns, the first of which begins at column `col`.
+    pub(super) fn at_column(&self, col: usize, count: usize) -> Hessians<'_> {
         match self {
-            Self::Nvfp4(all) => Hessians::Nvfp4(&all[first..][..count]),
-            Self::Mxfp4(all) => Hessians::Mxfp4(&all[first..][..count]),
+            Self::Nvfp4(all) => Hessians::Nvfp4(&all[col / nvfp4::BLOCK..][..count]),
+            Self::Mxfp4(all) => Hessians::Mxfp4(&all[col / mx::BLOCK..][..count]),
         }
     }
 }

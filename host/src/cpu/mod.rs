@@ -4,7 +4,9 @@
 //! Values go down from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! strided → quantize → amax   dequantize   gemv   gemv_weights    operations: checks, pieces, threads
+//! quantize   dequantize   gemv   gemv_weights                     operations: checks, threads
+//! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
+//! importance                                                      what weighs errors, for pieces
 //! isa → reference                                                 the instances; the definition
 //! plain   hessian → search, decode   errors   dot   weigh         a piece, a row
 //! rule   decoder                                                  a recipe, a tensor: as loops need them
@@ -24,6 +26,7 @@
 mod amax;
 mod blocks;
 mod by_definition;
+mod contiguous;
 mod decode;
 mod decoder;
 mod dequantize;
@@ -34,6 +37,7 @@ mod gemv_weights;
 mod groups;
 mod halfwords;
 mod hessian;
+mod importance;
 mod isa;
 mod lanes;
 mod machines;
@@ -57,15 +61,19 @@ mod vector;
 mod weigh;
 mod widen;
 
-pub use amax::{amax, amax_with};
+pub use amax::amax;
+#[doc(hidden)]
+pub use amax::amax_with;
 pub(crate) use decoder::Decoder;
-pub use dequantize::{dequantize, dequantize_into, dequantize_with};
-pub use gemv::{gemv, gemv_with};
-pub use gemv_weights::{gemv_weights, gemv_weights_with};
+#[doc(hidden)]
+pub use dequantize::dequantize_with;
+pub use dequantize::{dequantize, dequantize_into};
+pub use gemv::gemv;
+#[doc(hidden)]
+pub use gemv::gemv_with;
+pub use gemv_weights::gemv_weights;
+#[doc(hidden)]
+pub use gemv_weights::gemv_weights_with;
 pub use isa::Isa;
-pub use quantize::{
-    quantize, quantize_hessian, quantize_hessian_with, quantize_into, quantize_weighted,
-    quantize_weighted_with, quantize_with,
-};
-pub use strided::{quantize_strided, quantize_strided_with};
+pub use quantize::{quantize, quantize_into, quantize_with};
 pub(crate) use vector::Scalars;

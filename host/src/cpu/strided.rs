@@ -6,22 +6,18 @@ use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 use rayon::prelude::*;
 
 use super::amax::amax_of_part;
-use super::by_definition;
+use super::importance::PreparedImportance;
 use super::isa::Isa;
 use super::piece::Output;
 use super::pieces::TASK_BLOCKS;
-use super::quantize::{quantize_weighted_with, rule_of};
 use super::rule::Rule;
 use crate::amax::Amax;
 use crate::element::Element;
-use crate::elements::{Elements, by_dtype};
-use crate::error::Result;
+use crate::elements::Elements;
 use crate::layout::scatter_row;
-use crate::recipe::{Recipe, check_importance};
 use crate::report::{Position, Report};
-use crate::scheme::Scheme;
 use crate::shape::{QuantizedShape, Strided};
-use crate::tensor::{Quantized, QuantizedTensor};
+use crate::tensor::QuantizedTensor;
 
 /// Elements of a row that are gathered together: whole blocks.
 const COLS: usize = 512;
@@ -31,80 +27,28 @@ const PITCH: usize = COLS + 32;
 /// Rows that are gathered together, at most: their elements of one column are two or more lines of the cache.
 const ROWS: usize = TILE_ROWS;
 
-/// Quantizes the matrix that `strided` describes in `values`, on the CPU, without copying it: blocks run
-/// along its columns. The result is that of [`quantize`](crate::quantize) for a copy whose rows are
-/// contiguous, or of [`quantize_weighted`](crate::quantize_weighted) if there is importance by column.
-///
-/// Quantizing is fastest where either the elements of a row or those of a column follow each other in memory.
-///
-/// # Errors
-/// [`crate::Error::StridedLength`], [`crate::Error::ZeroStride`] or [`crate::Error::StridedTooLarge`] if the
-/// slice does not hold the matrix, and those of [`quantize_weighted`](crate::quantize_weighted) that do not
-/// concern shapes. Positions are those of the copy.
-pub fn quantize_strided<T: Element>(
-    values: &[T],
-    strided: &Strided,
-    recipe: &Recipe,
-    importance: Option<&[f32]>,
-) -> Result<Quantized> {
-    strided.check(values.len())?;
-    let mut tensor = QuantizedTensor::zeros(QuantizedShape::of(recipe, strided.shape()))?;
-    let report = quantize_strided_with(Isa::best(), values, strided, recipe, importance, &mut tensor)?;
-    Ok(Quantized { tensor, report })
-}
-
-/// [`quantize_strided`] on a chosen instruction set, into a tensor that exists already.
-///
-/// # Errors
-/// Those of [`quantize_strided`], and [`crate::Error::QuantizedShape`] if `out` is a tensor of another shape,
-/// format or scale layout.
-pub fn quantize_strided_with<T: Element>(
-    isa: Isa,
-    values: &[T],
-    strided: &Strided,
-    recipe: &Recipe,
-    importance: Option<&[f32]>,
-    out: &mut QuantizedTensor,
-) -> Result<Report> {
-    strided.check(values.len())?;
-    if let Some(shape) = strided.as_rows() {
-        return quantize_weighted_with(isa, values, shape, recipe, importance, out);
-    }
-    let quantized = QuantizedShape::of(recipe, strided.shape());
-    out.shape().require(quantized)?;
-    recipe.check()?;
-    check_importance(importance, strided.shape())?;
-    if let Scheme::Comparison(format) = recipe.scheme {
-        return by_definition::quantize(values, strided, recipe, format, out);
-    }
-    let values = Elements::of(values);
-    let (rule, global_scale) =
-        rule_of(isa, values, recipe, || by_dtype!(Elements, values => amax(isa, values, strided)));
-    out.set_global_scale(if strided.is_empty() { None } else { global_scale });
-    let (codes, scales) = out.parts_mut();
-    let report = by_dtype!(Elements, values => {
-        let request = StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() };
-        match recipe.scale_layout {
-            _ if strided.is_empty() => Report::default(),
-            ScaleLayout::Linear => request.linear(quantized, codes, scales),
-            ScaleLayout::Swizzled => request.swizzled(quantized, codes, scales),
-        }
-    });
-    recipe.accept(report)
-}
-
 /// A matrix to quantize, and how.
-struct StridedRequest<'a, T> {
-    isa: Isa,
-    values: &'a [T],
-    strided: &'a Strided,
-    rule: Rule,
-    /// Importance by column.
-    importance: Option<&'a [f32]>,
-    block: usize,
+pub(super) struct StridedRequest<'a, T> {
+    pub(super) isa: Isa,
+    /// Values that were found to hold the matrix.
+    pub(super) values: &'a [T],
+    pub(super) strided: Strided,
+    pub(super) rule: Rule,
+    pub(super) importance: &'a PreparedImportance<'a>,
+    pub(super) block: usize,
 }
 
 impl<T: Element> StridedRequest<'_, T> {
+    /// Quantizes to a tensor of this matrix's shape, which is not empty.
+    pub(super) fn quantize(&self, out: &mut QuantizedTensor) -> Report {
+        let quantized = out.shape();
+        let (codes, scales) = out.parts_mut();
+        match quantized.scale_layout {
+            ScaleLayout::Linear => self.linear(quantized, codes, scales),
+            ScaleLayout::Swizzled => self.swizzled(quantized, codes, scales),
+        }
+    }
+
     fn linear(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -171,7 +115,6 @@ impl<T: Element> StridedRequest<'_, T> {
             tile.resize(ROWS * PITCH, T::default());
             self.gather(start, rows, cols, tile);
         }
-        let importance = self.importance.map(|importance| &importance[col..][..cols]);
         let mut report = Report::default();
         for row in 0..rows {
             let values = match in_place {
@@ -179,7 +122,7 @@ impl<T: Element> StridedRequest<'_, T> {
                 false => &tile[row * PITCH..][..cols],
             };
             let output = output.blocks(row * row_blocks + col / self.block, blocks);
-            let tally = self.isa.quantize(Elements::of(values), importance, &self.rule, output);
+            let tally = self.importance.quantize(self.isa, Elements::of(values), col, &self.rule, output);
             report += tally.placed(|offset| Position { row: first + row, col: col + offset });
         }
         report
@@ -250,7 +193,7 @@ fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
 }
 
 /// The largest magnitude of a matrix that its slice holds, in the order of memory.
-fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
+pub(super) fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
     const PIECE: usize = 1 << 16;
     /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
     const PART: usize = 1 << 12;

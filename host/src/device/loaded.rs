@@ -9,7 +9,8 @@ use crate::gpu::{Gpu, LoadedOnGpu, QuantizedOnGpu};
 use crate::origin::Origin;
 use crate::tensor::Part;
 use crate::{
-    Amax, Element, ErrorStats, GlobalScale, Quantized, QuantizedTensor, Recipe, Report, Result, Shape, cpu,
+    Amax, Element, ErrorStats, GlobalScale, QuantizeOptions, Quantized, QuantizedTensor, Recipe, Report,
+    Result, Shape, cpu,
 };
 
 /// A matrix that a device can work on: where it is in host memory, or copied to a GPU once.
@@ -78,24 +79,18 @@ impl<T: Element> Loaded<'_, T> {
         }
     }
 
-    /// Quantizes, weighting errors by column in the search for scales.
+    /// Quantizes.
     ///
     /// # Errors
-    /// Those of [`cpu::quantize_weighted`], and [`crate::Error::Gpu`].
-    pub fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<QuantizedThere> {
-        match &self.0 {
+    /// Those of [`cpu::quantize_with`], and [`crate::Error::Gpu`].
+    pub fn quantize(&self, recipe: &Recipe, options: QuantizeOptions<'_>) -> Result<QuantizedThere> {
+        Ok(QuantizedThere(match &self.0 {
             LoadedOn::Cpu(values, shape) => {
-                let quantized = match importance {
-                    None => cpu::quantize(values, *shape, recipe),
-                    Some(importance) => cpu::quantize_weighted(values, *shape, recipe, importance),
-                };
-                Ok(QuantizedThere(QuantizedOn::Cpu(quantized?)))
+                QuantizedOn::Cpu(cpu::quantize_with(values, *shape, recipe, options)?)
             }
             #[cfg(feature = "cuda")]
-            LoadedOn::Gpu(loaded) => {
-                Ok(QuantizedThere(QuantizedOn::Gpu(Box::new(loaded.quantize(recipe, importance)?))))
-            }
-        }
+            LoadedOn::Gpu(loaded) => QuantizedOn::Gpu(Box::new(loaded.quantize(recipe, options)?)),
+        }))
     }
 
     /// The loss of the result of [`Self::quantize`].

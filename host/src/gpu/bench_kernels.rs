@@ -34,6 +34,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Gpu::quantize_on`].
+    #[doc(hidden)]
     pub fn quantize_baseline_on<T: Element>(
         &self,
         baseline: Baseline,
@@ -58,6 +59,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
+    #[doc(hidden)]
     pub fn empty_on(&self, stream: &Arc<CudaStream>) -> Result<()> {
         launch::empty(&self.kernels, stream)
     }

@@ -61,6 +61,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_on`].
+    #[doc(hidden)]
     pub fn gemv_with<T: Element>(
         &self,
         kernel: GemvKernel,

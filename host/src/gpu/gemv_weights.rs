@@ -85,6 +85,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
+    #[doc(hidden)]
     pub fn gemv_weights_with<T: Activation>(
         &self,
         kernel: GemvWeightsKernel,

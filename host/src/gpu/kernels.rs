@@ -18,6 +18,7 @@ use microscale_kernels_abi::{Family, Kernel, KernelId, Target, target_for};
 use super::device::GpuInfo;
 use super::driver::{Relaxed, doing};
 use super::ptx;
+use super::tensor::DeviceReport;
 use crate::error::{Error, Result};
 
 /// The kernels of one GPU.
@@ -32,6 +33,16 @@ pub(super) struct Kernels {
     compiling: Mutex<()>,
     /// The kernels by family and number: empty until the kernel is first used.
     ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
+    /// A report for who wants none: kernels add to it, and nobody reads it.
+    unread: DeviceReport,
+}
+
+/// Waits for kernels that run, as their code and the unread report go.
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // An error is one of the GPU's, and the next use of it finds that out.
+        let _ = self.context.synchronize();
+    }
 }
 
 /// A kernel as it is launched on this GPU.
@@ -59,8 +70,14 @@ impl Kernels {
         };
         let (most_shared, multiprocessors) = (of_gpu(MOST_SHARED)?, of_gpu(MULTIPROCESSORS)?);
         let ready = Family::ALL.map(|family| family.kernels().iter().map(|_| OnceLock::new()).collect());
+        let unread = DeviceReport::zeros(&context.default_stream())?;
         let (context, compiling) = (context.clone(), Mutex::new(()));
-        Ok(Self { context, target, most_shared, multiprocessors, compiling, ready })
+        Ok(Self { context, target, most_shared, multiprocessors, compiling, ready, unread })
+    }
+
+    /// The address of a report that nobody reads.
+    pub(super) fn unread_report(&self) -> u64 {
+        self.unread.address()
     }
 
     /// A kernel, compiled if it is not yet: by the thread that comes first, while others that want it wait.

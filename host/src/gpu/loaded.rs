@@ -11,15 +11,17 @@ use microscale_formats::errors::ErrorSums;
 use super::driver::doing;
 use super::handle::Gpu;
 use super::launch;
+use super::quantize_options::DeviceQuantizeOptions;
 use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 use crate::amax::Amax;
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::nvfp4::GlobalScale;
 use crate::loss::ErrorStats;
+use crate::options::{Importance, QuantizeOptions};
 use crate::origin::Origin;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, check_importance};
 use crate::report::Report;
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::{Part, QuantizedTensor};
@@ -83,24 +85,25 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         amax.read(&self.gpu.stream)
     }
 
-    /// Quantizes, weighting errors by column in the search for scales.
-    pub(crate) fn quantize(&self, recipe: &Recipe, importance: Option<&[f32]>) -> Result<QuantizedOnGpu> {
+    /// Quantizes.
+    pub(crate) fn quantize(&self, recipe: &Recipe, options: QuantizeOptions<'_>) -> Result<QuantizedOnGpu> {
         let (gpu, shape, stream) = (self.gpu, self.shape, &self.gpu.stream);
-        crate::recipe::check_importance(importance, shape)?;
+        let importance = match options.importance {
+            Importance::Equal => None,
+            Importance::Columns(importance) => {
+                check_importance(importance, shape.cols)?;
+                Some(importance)
+            }
+            Importance::Hessians(_) => return Err(Error::HessianOnGpu),
+        };
         let mut tensor = DeviceTensor::zeros(stream, QuantizedShape::of(recipe, shape))?;
         let mut report = DeviceReport::zeros(stream)?;
         if let Some(input) = &self.input {
             let importance = importance.map(|importance| stream.clone_htod(importance)).transpose();
-            let importance = importance.map_err(doing("copying weights to it"))?;
-            gpu.quantize_weighted_on(
-                stream,
-                input,
-                shape,
-                recipe,
-                importance.as_ref(),
-                &mut tensor,
-                &mut report,
-            )?;
+            let importance = importance.map_err(doing("copying importance to it"))?;
+            let options =
+                DeviceQuantizeOptions { importance: importance.as_ref(), report: Some(&mut report) };
+            gpu.quantize_on(stream, input, shape, recipe, options, &mut tensor)?;
         }
         let report = recipe.accept(report.read(stream, shape, recipe.format())?)?;
         let global_scale = tensor.read_global(stream)?;

@@ -30,9 +30,11 @@ mod on_device;
 mod on_host;
 mod preload;
 mod ptx;
+mod quantize_options;
 mod staging;
 mod tensor;
 
+#[doc(hidden)]
 pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, devices};
@@ -40,10 +42,13 @@ pub use device::{GpuInfo, devices};
 pub use driver::doing;
 #[doc(hidden)]
 pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
+#[doc(hidden)]
 pub use gemv_kernel::GemvKernel;
+#[doc(hidden)]
 pub use gemv_weights_kernel::GemvWeightsKernel;
 pub use gpus::Gpus;
 pub use handle::Gpu;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use microscale_kernels_abi::{Family, KernelId};
+pub use quantize_options::DeviceQuantizeOptions;
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};

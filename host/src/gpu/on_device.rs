@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use super::driver::doing;
 use super::handle::Gpu;
 use super::launch;
-use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
+use super::quantize_options::DeviceQuantizeOptions;
+use super::tensor::{DeviceAmax, DeviceTensor};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::recipe::Recipe;
@@ -18,50 +19,27 @@ impl Gpu {
     /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be
     /// computed or swizzled scales have padding, and returns. Allocates nothing and does not wait.
     ///
-    /// Counts are added to `report`. Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot
-    /// refuse: blocks with non-finite values become NaN, and the caller finds them in the report when it
-    /// reads it.
+    /// Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse: blocks with non-finite
+    /// values become NaN, and the caller finds them in the report when it reads it.
     ///
     /// # Errors
-    /// Those of [`crate::quantize`] about shapes and lengths, and [`Error::Gpu`].
+    /// Those of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
+    /// numbers as columns, and [`Error::Gpu`].
     pub fn quantize_on<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         values: &impl DevicePtr<T>,
         shape: Shape,
         recipe: &Recipe,
+        options: DeviceQuantizeOptions<'_>,
         out: &mut DeviceTensor,
-        report: &mut DeviceReport,
-    ) -> Result<()> {
-        self.quantize_weighted_on(stream, values, shape, recipe, None, out, report)
-    }
-
-    /// [`Self::quantize_on`], weighting errors by column in the search for scales, as
-    /// [`crate::quantize_weighted`] does. Importance in device memory is not looked at: if a number is
-    /// negative or not finite, the choice of scales means nothing.
-    ///
-    /// # Errors
-    /// Those of [`Self::quantize_on`], and [`Error::Importance`] if there are not as many numbers as columns.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one more than `quantize_on`, whose arguments are all different"
-    )]
-    pub fn quantize_weighted_on<T: Element>(
-        &self,
-        stream: &Arc<CudaStream>,
-        values: &impl DevicePtr<T>,
-        shape: Shape,
-        recipe: &Recipe,
-        importance: Option<&CudaSlice<f32>>,
-        out: &mut DeviceTensor,
-        report: &mut DeviceReport,
     ) -> Result<()> {
         shape.check("the input", values.len())?;
         out.shape().require(QuantizedShape::of(recipe, shape))?;
         recipe.check()?;
-        if let Some(importance) = importance.filter(|importance| importance.len() != shape.cols) {
-            let (weights, columns) = (importance.len(), shape.cols);
-            return Err(Error::Importance { weights, columns, wrong: None });
+        if let Some(importance) = options.importance.filter(|importance| importance.len() != shape.cols) {
+            let (found, columns) = (importance.len(), shape.cols);
+            return Err(Error::Importance { found, columns, wrong: None });
         }
         if out.has_padded_scales() {
             let (_, scales, _) = out.parts_mut();
@@ -77,7 +55,7 @@ impl Gpu {
                 launch::plan::<T>(&self.kernels, stream, recipe, slot)?;
             }
         }
-        launch::quantize(&self.kernels, stream, values, shape, recipe, importance, out, report)
+        launch::quantize(&self.kernels, stream, values, shape, recipe, options, out)
     }
 
     /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns.

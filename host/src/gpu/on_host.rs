@@ -12,6 +12,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::error::Result;
 use crate::loss::ErrorStats;
+use crate::options::QuantizeOptions;
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 use crate::tensor::{Quantized, QuantizedTensor};
@@ -22,24 +23,23 @@ impl Gpu {
     /// # Errors
     /// Those of [`crate::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
-        self.quantize_weighted(values, shape, recipe, None)
+        self.quantize_with(values, shape, recipe, QuantizeOptions::new())
     }
 
-    /// [`Self::quantize`], weighting errors by column in the search for scales, as
-    /// [`crate::quantize_weighted`] does.
+    /// [`Self::quantize`] with options.
     ///
     /// # Errors
-    /// Those of [`crate::quantize_weighted`], and [`Error::Gpu`].
-    pub fn quantize_weighted<T: Element>(
+    /// Those of [`crate::quantize_with`], and [`Error::Gpu`].
+    pub fn quantize_with<T: Element>(
         &self,
         values: &[T],
         shape: Shape,
         recipe: &Recipe,
-        importance: Option<&[f32]>,
+        options: QuantizeOptions<'_>,
     ) -> Result<Quantized> {
         shape.check("the input", values.len())?;
         let loaded = LoadedOnGpu::new(self, values, shape, None)?;
-        let quantized = loaded.quantize(recipe, importance)?;
+        let quantized = loaded.quantize(recipe, options)?;
         Ok(Quantized { tensor: quantized.to_host()?, report: quantized.report })
     }
 

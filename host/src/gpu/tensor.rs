@@ -1,6 +1,6 @@
 //! Quantized tensors, amax and reports in device memory, and their copies from and to the host.
 
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use microscale_formats::nvfp4::{Direction, GlobalScale};
 use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
@@ -294,6 +294,11 @@ impl DeviceReport {
 
     pub(super) fn slots_mut(&mut self) -> &mut CudaSlice<u64> {
         &mut self.slots
+    }
+
+    /// The address of the slots. Uses by address are not ordered with others.
+    pub(super) fn address(&self) -> u64 {
+        self.slots.device_ptr(self.slots.stream()).0
     }
 }
 

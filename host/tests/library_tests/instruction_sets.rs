@@ -2,11 +2,11 @@
 //! vectors, to look at memory. The tests of all values are in `tests/`.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, amax, amax_with, dequantize_with, quantize_with};
+use microscale::cpu::{Isa, amax, amax_with, dequantize_with};
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::{
-    Convention, Element, Format, Global, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Scheme,
-    Search, Shape, Words,
+    Convention, Element, Format, Global, QuantizeOptions, QuantizedShape, QuantizedTensor, Recipe,
+    ScaleLayout, Scheme, Search, Shape, Words, quantize_into,
 };
 
 /// Rows apart, the last block of each not whole; zeros of both signs, a block of zeros, and what overflows.
@@ -56,7 +56,9 @@ fn check<T: Element>() {
                 .with_scale_layout(recipe.scale_layout);
             let on = |isa| {
                 let mut tensor = QuantizedTensor::zeros(quantized).expect("a tensor");
-                let report = quantize_with(isa, values, shape, &recipe, &mut tensor).expect("finite values");
+                let report =
+                    quantize_into(values, shape, &recipe, QuantizeOptions::new().isa(isa), &mut tensor)
+                        .expect("finite values");
                 let mut back = vec![T::default(); shape.rows * shape.cols];
                 dequantize_with(isa, &tensor, &mut back, shape.cols).expect("rows that fit");
                 (tensor, report, back.into_iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>())

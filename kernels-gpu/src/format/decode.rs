@@ -1,7 +1,7 @@
 //! The questions of dequantizing to a format: a block's factor, and the values of its codes.
 
 use microscale_formats::{E4m3, E8m0};
-use microscale_kernels_abi::{ApplyGlobal, QuantizeOptions};
+use microscale_kernels_abi::{ApplyGlobal, MxOptions};
 
 use super::blocks::Blocks;
 use super::element::Element;
@@ -38,7 +38,7 @@ impl<E: Element> Decode for Mx<E, EVEN> {
 impl<E> Mx<E, EVEN> {
     /// To dequantize from.
     pub(crate) fn decoder() -> Self {
-        Self::new(QuantizeOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 })
+        Self::new(MxOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 })
     }
 }
 

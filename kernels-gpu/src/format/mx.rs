@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use microscale_formats::{BlockEvents, E8m0, NegativeZero, Ties, block, mx};
-use microscale_kernels_abi::QuantizeOptions;
+use microscale_kernels_abi::MxOptions;
 
 use super::blocks::Blocks;
 use super::element::Element;
@@ -17,7 +17,7 @@ pub(crate) const OTHER: u32 = 1;
 
 /// An MX format with [ties](EVEN).
 pub(crate) struct Mx<E, const TIES: u32> {
-    pub(super) options: QuantizeOptions,
+    pub(super) options: MxOptions,
     element: PhantomData<E>,
 }
 
@@ -32,7 +32,7 @@ impl<E, const TIES: u32> Mx<E, TIES> {
         }
     }
 
-    pub(crate) fn new(options: QuantizeOptions) -> Self {
+    pub(crate) fn new(options: MxOptions) -> Self {
         Self { options, element: PhantomData }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use microscale_executor::{Argument, Launch, Memory, Module};
 use microscale_kernels_abi::{
-    BlockGrid, Family, Ptx, QuantizeOptions, REPORT_SLOTS, ReportSlot, ScaleGrid, TARGETS,
+    BlockGrid, Family, MxOptions, Ptx, REPORT_SLOTS, ReportSlot, ScaleGrid, TARGETS,
 };
 
 const ELEMENTS: usize = 1024 * 1024;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let report = memory.allocate_from("report", &report);
                 let grid = BlockGrid::new(1, ELEMENTS as u64, ELEMENTS as u64, 32).ok_or("an empty grid")?;
                 let options =
-                    QuantizeOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 };
+                    MxOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 };
                 // SAFETY: structures of numbers of one size each, which leave no padding.
                 let [grid, scale_grid, options] = unsafe {
                     [Argument::of(&grid), Argument::of(&ScaleGrid::linear(1)), Argument::of(&options)]

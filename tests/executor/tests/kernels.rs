@@ -11,8 +11,8 @@ use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, d
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
 use microscale_formats::plan::NvPlan;
 use microscale_kernels_abi::{
-    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, NvQuantizeOptions, Ptx, QuantizeOptions, REPORT_SLOTS,
-    ReportSlot, ScaleGrid, TARGETS, Target, kernels,
+    ApplyGlobal, BlockGrid, GlobalSlot, Kernel, MxOptions, NvOptions, Ptx, REPORT_SLOTS, ReportSlot,
+    ScaleGrid, TARGETS, Target, kernels,
 };
 
 /// The kernels of a target.
@@ -29,8 +29,8 @@ fn argument<T: Copy>(value: &T) -> Argument {
 }
 
 /// The options of NVFP4, which have padding where two bytes stand among words.
-fn options_argument(options: &NvQuantizeOptions) -> Argument {
-    let arithmetic = offset_of!(NvQuantizeOptions, plan) + offset_of!(NvPlan, quantizer);
+fn options_argument(options: &NvOptions) -> Argument {
+    let arithmetic = offset_of!(NvOptions, plan) + offset_of!(NvPlan, quantizer);
     let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
     assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
     // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.
@@ -115,7 +115,7 @@ fn mxfp4_of_bf16_and_back() {
                     trial.memory.allocate_from("values", &bytes(&input, |x| x.to_bits().to_le_bytes()));
                 let [codes, scales, report] = trial.outputs(32);
                 let [grid, scale_grid] = trial.grids(32);
-                let options = QuantizeOptions {
+                let options = MxOptions {
                     ties: 0,
                     mantissa_addend: arithmetic.scale_rule.mantissa_addend::<E2m1>(),
                     negative_zero: arithmetic.negative_zero as u32,
@@ -178,7 +178,7 @@ fn nvfp4_of_f32_and_back() {
                 let [codes, scales, report] = trial.outputs(16);
                 let [grid, scale_grid] = trial.grids(16);
                 let plan = NvPlan::new(arithmetic, given.value());
-                let options = NvQuantizeOptions { plan, saturate_non_finite: 0 };
+                let options = NvOptions { plan, saturate_non_finite: 0 };
                 let arguments = [values, codes, scales, slot, report].map(Argument::from);
                 let rest = [grid.clone(), scale_grid.clone(), options_argument(&options)];
                 trial.run("nvfp4_quantize_f32_given_aligned", &[&arguments[..], &rest].concat());

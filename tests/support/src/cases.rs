@@ -1,12 +1,12 @@
 //! Recipes and inputs for quantization, and its comparison with the oracle.
 
-use microscale::cpu::{Isa, quantize_with};
+use microscale::cpu::Isa;
 use microscale::formats::mx;
 use microscale::formats::nvfp4::{Arithmetic, Direction};
 use microscale::formats::{GlobalScale, NegativeZero, ScaleRule, Ties};
 use microscale::{
-    Convention, Element, Error, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Report,
-    Result, ScaleLayout, Scheme, Shape, Words,
+    Convention, Element, Error, Format, Global, NonFinite, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    Recipe, Report, Result, ScaleLayout, Scheme, Shape, Words, quantize_into,
 };
 
 use crate::oracle::nvfp4::Rule;
@@ -138,10 +138,16 @@ pub fn used_tensor(shape: QuantizedShape) -> QuantizedTensor {
     }
 }
 
+/// Options for an instruction set and importance by column, if there is any.
+pub fn options(isa: Isa, importance: Option<&[f32]>) -> QuantizeOptions<'_> {
+    let options = QuantizeOptions::new().isa(isa);
+    importance.map_or(options, |importance| options.importance(importance))
+}
+
 /// Quantizes into a [`used_tensor`].
 ///
 /// # Errors
-/// Those of [`quantize_with`].
+/// Those of [`quantize_into`].
 pub fn quantize<T: Element>(
     isa: Isa,
     values: &[T],
@@ -149,7 +155,7 @@ pub fn quantize<T: Element>(
     recipe: &Recipe,
 ) -> Result<(QuantizedTensor, Report)> {
     let mut tensor = used_tensor(quantized_shape(shape, recipe));
-    let report = quantize_with(isa, values, shape, recipe, &mut tensor)?;
+    let report = quantize_into(values, shape, recipe, QuantizeOptions::new().isa(isa), &mut tensor)?;
     Ok((tensor, report))
 }
 

@@ -3,9 +3,8 @@
 use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::{
-    Error, ErrorStats, NonFinite, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Search, Shape,
-    Strided, WorstBlocks, dequantize, dequantize_into, gemv, quantize_hessian, quantize_strided,
-    quantize_weighted,
+    Error, ErrorStats, NonFinite, QuantizeOptions, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout,
+    Search, Shape, Strided, WorstBlocks, dequantize, dequantize_into, gemv, quantize_with,
 };
 use microscale_test_support::cases::quantize;
 use microscale_test_support::oracle::Exact;
@@ -73,7 +72,7 @@ fn same_by_strides<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, tensor
         transposed[col * rows + row] = values[row * row_stride + col];
     }
     let strided = Strided::along(&[cols, rows], 0).expect("an axis");
-    let found = quantize_strided(&transposed, &strided, recipe, None).expect("the same values");
+    let found = microscale::quantize(&transposed, strided, recipe).expect("the same values");
     assert_eq!(&found.tensor, tensor);
 }
 
@@ -167,11 +166,22 @@ fn searches_hessians_and_products_are_refused() {
         let searching = Recipe { search: Search::Full, ..recipe(word) };
         let refused = quantize(Isa::best(), &values, shape, &searching);
         assert!(matches!(refused, Err(Error::NoSearch { .. })), "{refused:?}");
-        let refused = quantize_hessian(&values, shape, &searching, &vec![0.0; length * length]);
+        let refused = quantize_with(
+            &values,
+            shape,
+            &searching,
+            QuantizeOptions::new().hessian(&vec![0.0; length * length]),
+        );
         assert!(matches!(refused, Err(Error::NoSearch { .. })), "{refused:?}");
         // Weights are for searches: without one they change nothing.
         let (tensor, _) = quantize(Isa::best(), &values, shape, &recipe(word)).unwrap();
-        let weighted = quantize_weighted(&values, shape, &recipe(word), &vec![0.5; length]).unwrap();
+        let weighted = quantize_with(
+            &values,
+            shape,
+            &recipe(word),
+            QuantizeOptions::new().importance(&vec![0.5; length]),
+        )
+        .unwrap();
         assert_eq!(weighted.tensor, tensor);
         let refused = gemv(&tensor, &tensor, microscale::Batch::default(), &mut [0.0f32]);
         assert!(matches!(refused, Err(Error::Operands(_))), "{refused:?}");

@@ -7,7 +7,7 @@ use microscale_executor::{Argument, Buffer, Launch, Memory, Module, Statistics};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
 use microscale_formats::plan::NvPlan;
 use microscale_kernels_abi::{
-    ApplyGlobal, GlobalSlot, Kernel, NvQuantizeOptions, Ptx, REPORT_SLOTS, ReportSlot, Target, kernels,
+    ApplyGlobal, GlobalSlot, Kernel, NvOptions, Ptx, REPORT_SLOTS, ReportSlot, Target, kernels,
 };
 
 /// A target's PTX: the modules of all families as one.
@@ -182,7 +182,7 @@ unsafe impl Plain for microscale_kernels_abi::ScaleGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::Divider {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::QuantizeOptions {}
+unsafe impl Plain for microscale_kernels_abi::MxOptions {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::gemv::GemvGrid {}
 // SAFETY: as above.
@@ -191,9 +191,9 @@ unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
 unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
 
 /// NVFP4's options as an argument.
-pub(crate) fn nv_options(options: &NvQuantizeOptions) -> Argument {
+pub(crate) fn nv_options(options: &NvOptions) -> Argument {
     // Two bytes behind the one of the least scale and the one of the zero scale are nobody's.
-    let arithmetic = offset_of!(NvQuantizeOptions, plan) + offset_of!(NvPlan, quantizer);
+    let arithmetic = offset_of!(NvOptions, plan) + offset_of!(NvPlan, quantizer);
     let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
     assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
     // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.

@@ -1,14 +1,14 @@
 //! Quantizing, with every option: cases.
 
 use microscale::{
-    Element, Format, Global, NonFinite, QuantizedShape, Recipe, ScaleLayout, Scheme, Search, Shape, Words,
-    amax, quantize, quantize_weighted,
+    Element, Format, Global, NonFinite, QuantizeOptions, QuantizedShape, Recipe, ScaleLayout, Scheme, Search,
+    Shape, Words, amax, quantize, quantize_with,
 };
 use microscale_executor::Argument;
 use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleRule, Ties, mx};
-use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvQuantizeOptions, QuantizeOptions, ScaleGrid};
+use microscale_kernels_abi::{BlockGrid, GlobalSlot, MxOptions, NvOptions, ScaleGrid};
 
 use super::case::{Prepared, argument, nv_options};
 use super::operations::amax_kernel;
@@ -71,13 +71,13 @@ pub(crate) fn scale_grid(shape: QuantizedShape) -> ScaleGrid {
 }
 
 /// The options of an MX recipe, with the variant in the kernel's name.
-pub(crate) fn mx_options(recipe: &Recipe) -> (QuantizeOptions, &'static str) {
+pub(crate) fn mx_options(recipe: &Recipe) -> (MxOptions, &'static str) {
     let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
     let of = |arithmetic: mx::Arithmetic, mantissa_addend| {
         let negative_zero = arithmetic.negative_zero as u32;
         let ties = arithmetic.ties as u32;
         let variant = if arithmetic.ties == Ties::Even { "_even" } else { "_other_ties" };
-        (QuantizeOptions { mantissa_addend, ties, negative_zero, saturate_non_finite }, variant)
+        (MxOptions { mantissa_addend, ties, negative_zero, saturate_non_finite }, variant)
     };
     let with = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
     match recipe.scheme {
@@ -100,7 +100,7 @@ pub(crate) struct Input<'a, T> {
 pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, access: Access) -> Prepared {
     let Input { values, shape, weights } = input;
     let expected = match weights {
-        Some(weights) => quantize_weighted(values, shape, recipe, weights),
+        Some(weights) => quantize_with(values, shape, recipe, QuantizeOptions::new().importance(weights)),
         None => quantize(values, shape, recipe),
     };
     let expected = expected.expect("the CPU quantizes");
@@ -139,7 +139,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
             let mut plan = NvPlan::new(arithmetic, scale);
             plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
             let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
-            let options = nv_options(&NvQuantizeOptions { plan, saturate_non_finite });
+            let options = nv_options(&NvOptions { plan, saturate_non_finite });
             let dtype = T::DTYPE.word();
             if global == Global::FromAmax {
                 let amax_access = if access == Access::Search { Access::Unaligned } else { access };

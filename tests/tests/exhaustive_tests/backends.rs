@@ -2,9 +2,11 @@
 //! tie.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, quantize_with};
+use microscale::cpu::Isa;
 use microscale::formats::{NegativeZero, ScaleRule, Ties, e2m1, mx};
-use microscale::{Element, Global, QuantizedTensor, Recipe, Scheme, Shape, dequantize};
+use microscale::{
+    Element, Global, QuantizeOptions, QuantizedTensor, Recipe, Scheme, Shape, dequantize, quantize_into,
+};
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
 use rayon::prelude::*;
 
@@ -38,7 +40,8 @@ fn recipes() -> Vec<Recipe> {
 fn quantized<T: Element>(isa: Isa, values: &[T], recipe: &Recipe) -> (QuantizedTensor, microscale::Report) {
     let shape = Shape::new(1, values.len());
     let mut tensor = QuantizedTensor::zeros(quantized_shape(shape, recipe)).expect("a tensor");
-    let report = quantize_with(isa, values, shape, recipe, &mut tensor).expect("finite values");
+    let report = quantize_into(values, shape, recipe, QuantizeOptions::new().isa(isa), &mut tensor)
+        .expect("finite values");
     (tensor, report)
 }
 

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use microscale::gpu::Gpu;
 use microscale::{
-    Element, Format, Global, NonFinite, Recipe, ScaleLayout, Search, Shape, Words, quantize_weighted,
+    Element, Error, Format, Global, NonFinite, QuantizeOptions, Recipe, ScaleLayout, Search, Shape, Words,
+    quantize_with,
 };
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
 
@@ -55,7 +56,7 @@ pub(crate) fn equals_the_cpu(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-pub(crate) fn equals_the_cpu_with_weights(gpu: &Gpu) {
+pub(crate) fn equals_the_cpu_with_importance(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         let mut rng = fastrand::Rng::with_seed(91);
         for (rows, cols) in [(1, 1), (40, 64), (33, 100), (128, 2048)] {
@@ -65,9 +66,10 @@ pub(crate) fn equals_the_cpu_with_weights(gpu: &Gpu) {
             let mut weights: Vec<f32> = (0..cols).map(|_| rng.f32().powi(8)).collect();
             weights.iter_mut().step_by(7).for_each(|weight| *weight = 0.0);
             weights.iter_mut().take(32).for_each(|weight| *weight = 0.0);
+            let options = QuantizeOptions::new().importance(&weights);
             for recipe in searches() {
-                let found = gpu.quantize_weighted(&values, shape, &recipe, Some(&weights)).unwrap();
-                let expected = quantize_weighted(&values, shape, &recipe, &weights).unwrap();
+                let found = gpu.quantize_with(&values, shape, &recipe, options).unwrap();
+                let expected = quantize_with(&values, shape, &recipe, options).unwrap();
                 assert_eq!(found.tensor, expected.tensor, "{} {shape:?} {recipe:?}", T::DTYPE.word());
                 assert_eq!(found.report, expected.report, "{} {shape:?} {recipe:?}", T::DTYPE.word());
             }
@@ -76,4 +78,13 @@ pub(crate) fn equals_the_cpu_with_weights(gpu: &Gpu) {
     run::<f32>(gpu);
     run::<f16>(gpu);
     run::<bf16>(gpu);
+}
+
+pub(crate) fn refuses_hessians(gpu: &Gpu) {
+    let (values, hessian) = ([1.0f32; 32], [0.0f32; 32 * 32]);
+    let recipe = Recipe { search: Search::Full, ..Recipe::default() };
+    let options = QuantizeOptions::new().hessian(&hessian);
+    assert!(quantize_with(&values, Shape::new(1, 32), &recipe, options).is_ok());
+    let found = gpu.quantize_with(&values, Shape::new(1, 32), &recipe, options);
+    assert!(matches!(found, Err(Error::HessianOnGpu)), "{found:?}");
 }

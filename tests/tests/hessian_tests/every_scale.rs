@@ -1,10 +1,11 @@
 //! Every scale tried, one by one, without any bound.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, quantize_hessian_with};
+use microscale::cpu::Isa;
 use microscale::formats::{GlobalScale, ScaleLayout, Search};
 use microscale::{
-    Format, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, quantize, quantize_hessian,
+    Format, QuantizeOptions, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, quantize,
+    quantize_into, quantize_with,
 };
 use microscale_test_support::oracle::nvfp4::{self, Rule};
 use microscale_test_support::oracle::{self, Exact, mx};
@@ -117,14 +118,22 @@ pub(crate) fn error_otherwise(hessian: &[f64], rests: &[f64]) -> (f64, f64) {
 /// Compares every block with all scales tried; returns how many there were, and how many scales the search
 /// tried.
 fn check<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, entries: &[f32], what: &str) -> (usize, u64) {
-    let Quantized { tensor, report } = quantize_hessian(values, shape, recipe, entries).expect(what);
+    let Quantized { tensor, report } =
+        quantize_with(values, shape, recipe, QuantizeOptions::new().hessian(entries)).expect(what);
     for isa in Isa::available() {
         let mut other = QuantizedTensor::zeros(
             QuantizedShape::new(tensor.format(), shape.rows, shape.cols)
                 .with_scale_layout(recipe.scale_layout),
         )
         .expect(what);
-        let again = quantize_hessian_with(isa, values, shape, recipe, entries, &mut other).expect(what);
+        let again = quantize_into(
+            values,
+            shape,
+            recipe,
+            QuantizeOptions::new().isa(isa).hessian(entries),
+            &mut other,
+        )
+        .expect(what);
         assert_eq!((&other, again), (&tensor, report), "{what} by {isa:?}");
     }
     let plain = quantize(values, shape, &Recipe { search: Search::None, ..*recipe }).expect(what).tensor;

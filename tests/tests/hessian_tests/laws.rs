@@ -3,8 +3,8 @@
 use half::f16;
 use microscale::formats::Search;
 use microscale::{
-    Convention, Error, Format, Global, HessianFault, NonFinite, QuantizedTensor, Recipe, Shape, quantize,
-    quantize_hessian, quantize_weighted,
+    Convention, Error, Format, Global, HessianFault, NonFinite, QuantizeOptions, QuantizedTensor, Recipe,
+    Shape, quantize, quantize_with,
 };
 use microscale_test_support::oracle;
 
@@ -28,7 +28,8 @@ fn the_unit_matrix_gives_the_unweighted_search() {
     for recipe in recipes() {
         let recipe = Recipe { search: Search::Full, ..recipe };
         let entries = hessian(Inputs::Identity, shape.cols, recipe.format().block(), &mut Numbers::new(0));
-        let with = quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor;
+        let with =
+            quantize_with(&values, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor;
         let without = quantize(&values, shape, &recipe).unwrap().tensor;
         let [with, without] = [with, without].map(|tensor| squared_error(&values, &tensor, |_| 1.0));
         // The unweighted search compares errors in f32, and takes either code where two are equally near.
@@ -47,8 +48,11 @@ fn a_diagonal_gives_the_weighted_search() {
         let entries = hessian(Inputs::Diagonal, shape.cols, n, &mut numbers);
         let importance: Vec<f32> =
             (0..shape.cols).map(|col| entries[col / n * n * n + col % n * (n + 1)]).collect();
-        let with = quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor;
-        let weighted = quantize_weighted(&values, shape, &recipe, &importance).unwrap().tensor;
+        let with =
+            quantize_with(&values, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor;
+        let weighted = quantize_with(&values, shape, &recipe, QuantizeOptions::new().importance(&importance))
+            .unwrap()
+            .tensor;
         let error = |tensor| squared_error(&values, &tensor, |col| importance[col].into());
         let [with, weighted] = [error(with), error(weighted)];
         assert!((with / weighted - 1.0).abs() < 1e-6, "{recipe:?}: {with} and {weighted}");
@@ -67,8 +71,10 @@ fn what_weighs_nothing_may_be_clipped_however_large_it_is() {
     (0..32).for_each(|i| entries[i * 33] = importance[i]);
     let (recipe, shape) = (Recipe { search: Search::Full, ..Recipe::default() }, Shape::new(1, 32));
     for tensor in [
-        quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor,
-        quantize_weighted(&values, shape, &recipe, &importance).unwrap().tensor,
+        quantize_with(&values, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor,
+        quantize_with(&values, shape, &recipe, QuantizeOptions::new().importance(&importance))
+            .unwrap()
+            .tensor,
     ] {
         assert_eq!(tensor.scales(), [127 - 4]);
         assert_eq!(tensor.codes(), [0x77; 16]);
@@ -89,10 +95,18 @@ fn what_is_not_finite_goes_by_the_policy() {
         let recipe = Recipe { search: Search::Full, ..recipe.with_global(Global::Absent) };
         let n = recipe.format().block();
         let entries = hessian(Inputs::Correlated, 40, n, &mut Numbers::new(8));
-        let with = |non_finite| quantize_hessian(&values, shape, &Recipe { non_finite, ..recipe }, &entries);
+        let with = |non_finite| {
+            quantize_with(
+                &values,
+                shape,
+                &Recipe { non_finite, ..recipe },
+                QuantizeOptions::new().hessian(&entries),
+            )
+        };
         let Err(Error::NonFinite { first, report }) = with(NonFinite::Error) else { panic!("accepted") };
         assert_eq!((first.row, first.col, report.nan, report.infinite), (0, 5, 1, 1));
-        let right = quantize_hessian(&clean, shape, &recipe, &entries).unwrap().tensor;
+        let right =
+            quantize_with(&clean, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor;
         assert_eq!(with(NonFinite::Saturate).unwrap().tensor, right);
         let spoilt = with(NonFinite::Propagate).unwrap().tensor;
         let blocks = [0, right.blocks_per_row() + 33 / n];
@@ -108,7 +122,9 @@ fn errors_say_what_is_wrong() {
     let (values, shape) = (vec![1.0f32; 3 * 40], Shape::new(3, 40));
     let recipe = Recipe { search: Search::Full, ..Recipe::default() };
     let right = hessian(Inputs::Independent(100), 40, 32, &mut Numbers::new(9));
-    let with = |recipe: &Recipe, entries: &[f32]| quantize_hessian(&values, shape, recipe, entries);
+    let with = |recipe: &Recipe, entries: &[f32]| {
+        quantize_with(&values, shape, recipe, QuantizeOptions::new().hessian(entries))
+    };
     assert!(with(&recipe, &right).is_ok(), "what lies behind the last column is ignored");
 
     let found = with(&Recipe::default(), &right);
@@ -150,9 +166,16 @@ fn errors_say_what_is_wrong() {
 fn empty_matrices_need_a_hessian_of_their_columns() {
     let recipe = Recipe { search: Search::Full, ..Recipe::default() };
     let entries = hessian(Inputs::Identity, 40, 32, &mut Numbers::new(0));
-    assert!(quantize_hessian(&[0.0f32; 0], Shape::new(0, 40), &recipe, &entries).is_ok());
-    assert!(quantize_hessian(&[0.0f32; 0], Shape::new(0, 40), &recipe, &[]).is_err());
-    assert!(quantize_hessian(&[0.0f32; 0], Shape::new(4, 0), &recipe, &[]).is_ok());
+    assert!(
+        quantize_with(&[0.0f32; 0], Shape::new(0, 40), &recipe, QuantizeOptions::new().hessian(&entries))
+            .is_ok()
+    );
+    assert!(
+        quantize_with(&[0.0f32; 0], Shape::new(0, 40), &recipe, QuantizeOptions::new().hessian(&[])).is_err()
+    );
+    assert!(
+        quantize_with(&[0.0f32; 0], Shape::new(4, 0), &recipe, QuantizeOptions::new().hessian(&[])).is_ok()
+    );
 }
 
 /// The search costs the outputs less than one that knows nothing of them.
@@ -161,7 +184,8 @@ fn outputs_lose_less() {
     let (values, shape) = gaussian(10);
     let recipe = Recipe { search: Search::Full, ..recipes()[3] };
     let entries = hessian(Inputs::Correlated, shape.cols, 16, &mut Numbers::new(11));
-    let with = quantize_hessian(&values, shape, &recipe, &entries).unwrap().tensor;
+    let with =
+        quantize_with(&values, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor;
     let without = quantize(&values, shape, &recipe).unwrap().tensor;
     let loss = |tensor: &QuantizedTensor| -> f64 {
         let left: Vec<f64> =

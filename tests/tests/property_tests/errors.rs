@@ -1,11 +1,11 @@
 //! Shapes that do not fit are refused with the documented error, and shapes without elements are fine.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, dequantize_with, quantize_into, quantize_with};
+use microscale::cpu::{Isa, dequantize_with, quantize_into};
 use microscale::{
-    Convention, Error, ErrorStats, Format, Global, GlobalScale, NonFinite, Position, QuantizedShape,
-    QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize, dequantize_into,
-    quantize,
+    Convention, Error, ErrorStats, Format, Global, GlobalScale, NonFinite, Position, QuantizeOptions,
+    QuantizedShape, QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize,
+    dequantize_into, quantize,
 };
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
 use microscale_test_support::oracle::{self, Exact};
@@ -168,13 +168,14 @@ fn tensors_of_another_shape_are_refused() {
             let mut tensor = QuantizedTensor::zeros(other).expect("a small tensor");
             let before = tensor.clone();
             for isa in Isa::available() {
-                let refused = quantize_with(isa, &values, shape, &recipe, &mut tensor);
+                let refused =
+                    quantize_into(&values, shape, &recipe, QuantizeOptions::new().isa(isa), &mut tensor);
                 let Err(Error::QuantizedShape { expected, found }) = refused else {
                     panic!("{other:?}: {refused:?}")
                 };
                 assert_eq!((expected, found), (right, other));
             }
-            let refused = quantize_into(&values, shape, &recipe, &mut tensor);
+            let refused = quantize_into(&values, shape, &recipe, QuantizeOptions::new(), &mut tensor);
             assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{other:?}: {refused:?}");
             assert_eq!(tensor, before, "a refused call has written");
             if (other.rows, other.cols) != (2, 32) {

@@ -1,10 +1,10 @@
 //! Matrices that are cut into pieces and spread over threads give what their rows give alone.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, amax_with, dequantize_with, quantize_with};
+use microscale::cpu::{Isa, amax_with, dequantize_with};
 use microscale::{
-    Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe,
-    Report, ScaleLayout, Shape, Words, quantize,
+    Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizeOptions, QuantizedShape,
+    QuantizedTensor, Recipe, Report, ScaleLayout, Shape, Words, quantize, quantize_into,
 };
 use microscale_test_support::cases::{assert_same_blocks, quantized_shape, spread};
 use microscale_test_support::oracle::mx::BLOCK;
@@ -64,8 +64,14 @@ fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Exp
             QuantizedTensor::zeros(QuantizedShape::new(recipe.format(), 1, shape.cols)).expect("a row");
         let row_values = &values[row * shape.row_stride..][..shape.cols];
         let row_shape = Shape::new(1, shape.cols);
-        let mut report =
-            quantize_with(Isa::Reference, row_values, row_shape, &alone, &mut tensor).expect("a row");
+        let mut report = quantize_into(
+            row_values,
+            row_shape,
+            &alone,
+            QuantizeOptions::new().isa(Isa::Reference),
+            &mut tensor,
+        )
+        .expect("a row");
         report.first_non_finite = report.first_non_finite.map(|at| Position { row, ..at });
         sum.report += report;
         sum.codes.extend(tensor.codes());
@@ -112,7 +118,15 @@ fn check<T: Exact>(pools: &[ThreadPool], seed: u64) {
                         let mut found =
                             QuantizedTensor::zeros(quantized_shape(shape, &recipe)).expect("a tensor");
                         let report = pool
-                            .install(|| quantize_with(isa, &values, shape, &recipe, &mut found))
+                            .install(|| {
+                                quantize_into(
+                                    &values,
+                                    shape,
+                                    &recipe,
+                                    QuantizeOptions::new().isa(isa),
+                                    &mut found,
+                                )
+                            })
                             .unwrap_or_else(|why| panic!("{}: {why}", what()));
                         assert_same_blocks(&found, &right, what);
                         assert_eq!(report, right.report, "{}", what());

@@ -1,12 +1,13 @@
 //! Quantizing with any strides is quantizing a copy whose rows are contiguous.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, quantize_strided_with, quantize_weighted_with};
+use microscale::cpu::Isa;
 use microscale::formats::Search;
 use microscale::{
-    Error, Format, Position, Quantized, QuantizedShape, QuantizedTensor, Recipe, Report, ScaleLayout, Shape,
-    Strided, quantize, quantize_strided, quantize_weighted,
+    Error, Format, Position, QuantizeOptions, Quantized, QuantizedShape, QuantizedTensor, Recipe, Report,
+    ScaleLayout, Shape, Strided, quantize, quantize_into, quantize_with,
 };
+use microscale_test_support::cases::options;
 use microscale_test_support::oracle::Exact;
 use proptest::prelude::*;
 
@@ -68,8 +69,8 @@ fn check<T: Exact>(case: &Case<T>, strided: &Strided, recipe: &Recipe, weighted:
         let quantized = QuantizedShape::new(recipe.format(), shape.rows, shape.cols);
         let out = || QuantizedTensor::zeros(quantized.with_scale_layout(recipe.scale_layout)).expect("small");
         let (mut found, mut expected) = (out(), out());
-        let report = quantize_strided_with(isa, &values, strided, recipe, importance, &mut found);
-        let right = quantize_weighted_with(isa, &copied, shape, recipe, importance, &mut expected);
+        let report = quantize_into(&values, *strided, recipe, options(isa, importance), &mut found);
+        let right = quantize_into(&copied, shape, recipe, options(isa, importance), &mut expected);
         let [found, expected] = [report.map(|r| (found, r)), right.map(|r| (expected, r))].map(outcome);
         assert_eq!(found, expected, "{strided:?} by {isa:?}");
     }
@@ -110,6 +111,20 @@ fn every_axis_of_the_largest_tensors() {
     every_axis(&[&[700, 900], &[1, 40_000, 33]]);
 }
 
+/// A Hessian for each of so many blocks of MXFP4, all different: a diagonal, and what makes neighbours pull
+/// together.
+fn hessian(blocks: usize) -> Vec<f32> {
+    let entry = |at: usize| {
+        let (block, row, col) = (at / 1024, at / 32 % 32, at % 32);
+        match row.abs_diff(col) {
+            0 => 1.0 + ((block + row) % 7) as f32,
+            1 => 0.25,
+            _ => 0.0,
+        }
+    };
+    (0..blocks * 1024).map(entry).collect()
+}
+
 fn every_axis(tensors: &[&[usize]]) {
     for &dims in tensors {
         let values: Vec<bf16> = numbered(dims.iter().product());
@@ -127,7 +142,7 @@ fn every_axis(tensors: &[&[usize]]) {
                     let recipe = Recipe { scale_layout, ..Recipe::of(format, convention).expect("its own") };
                     let Quantized { tensor, report } = quantize(&copied, shape, &recipe).expect("finite");
                     for strided in [strided, given] {
-                        let found = quantize_strided(&values, &strided, &recipe, None).expect("finite");
+                        let found = quantize(&values, strided, &recipe).expect("finite");
                         assert!(found.tensor == tensor, "{dims:?} along {axis}: {recipe:?}");
                         assert_eq!(found.report, report, "{dims:?} along {axis}: {recipe:?}");
                     }
@@ -135,9 +150,16 @@ fn every_axis(tensors: &[&[usize]]) {
             }
             let recipe = Recipe { search: Search::Window, ..Recipe::default() };
             let weights: Vec<f32> = (0..shape.cols).map(|col| (col % 3) as f32).collect();
-            let right = quantize_weighted(&copied, shape, &recipe, &weights).expect("finite");
-            let found = quantize_strided(&values, &strided, &recipe, Some(&weights)).expect("finite");
+            let right = quantize_with(&copied, shape, &recipe, QuantizeOptions::new().importance(&weights))
+                .expect("finite");
+            let found = quantize_with(&values, strided, &recipe, QuantizeOptions::new().importance(&weights))
+                .expect("finite");
             assert!(found == right, "{dims:?} along {axis}, weighted");
+            let hessian = hessian(shape.cols.div_ceil(32));
+            let options = QuantizeOptions::new().hessian(&hessian);
+            let right = quantize_with(&copied, shape, &recipe, options).expect("finite");
+            let found = quantize_with(&values, strided, &recipe, options).expect("finite");
+            assert!(found == right, "{dims:?} along {axis}, by a Hessian");
         }
     }
 }
@@ -150,7 +172,7 @@ fn the_first_of_many_that_are_not_finite_is_named() {
     (values[3 * 600 + 400], values[499 * 600 + 399], values[497 * 600 + 399]) =
         (f32::NAN, f32::INFINITY, f32::NAN);
     let strided = Strided::along(&dims, 0).expect("an axis");
-    let found = quantize_strided(&values, &strided, &Recipe::default(), None);
+    let found = quantize(&values, strided, &Recipe::default());
     let Err(Error::NonFinite { first, report }) = found else { panic!("{found:?}") };
     assert_eq!((first, report.nan, report.infinite), (Position { row: 399, col: 497 }, 2, 1));
 }
@@ -159,17 +181,17 @@ fn the_first_of_many_that_are_not_finite_is_named() {
 fn errors_say_what_is_wrong() {
     let strided = Strided::along(&[40, 50], 0).expect("an axis");
     let recipe = Recipe::default();
-    let found = quantize_strided(&vec![1.0f32; 1999], &strided, &recipe, None);
+    let found = quantize(&vec![1.0f32; 1999], strided, &recipe);
     assert!(matches!(found, Err(Error::StridedLength { expected: 2000, found: 1999, .. })), "{found:?}");
-    let found = quantize_strided(&[1.0f32; 9], &Strided { col_stride: 0, ..strided }, &recipe, None);
+    let found = quantize(&[1.0f32; 9], Strided { col_stride: 0, ..strided }, &recipe);
     assert!(matches!(found, Err(Error::ZeroStride { what: "col_stride" })), "{found:?}");
     let huge = Strided { row_stride: usize::MAX / 3, ..strided };
-    let found = quantize_strided(&[1.0f32; 9], &huge, &recipe, None);
+    let found = quantize(&[1.0f32; 9], huge, &recipe);
     assert!(matches!(found, Err(Error::StridedTooLarge { .. })), "{found:?}");
-    let found = quantize_strided(&vec![1.0f32; 2000], &strided, &recipe, Some(&[1.0; 50]));
-    assert!(matches!(found, Err(Error::Importance { weights: 50, columns: 40, .. })), "{found:?}");
-    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, microscale::Convention::Ocp).expect("there is one");
     let found =
-        quantize_strided(&vec![1.0f32; 2000], &strided, &Recipe { search: Search::Full, ..mxfp8 }, None);
+        quantize_with(&vec![1.0f32; 2000], strided, &recipe, QuantizeOptions::new().importance(&[1.0; 50]));
+    assert!(matches!(found, Err(Error::Importance { found: 50, columns: 40, .. })), "{found:?}");
+    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, microscale::Convention::Ocp).expect("there is one");
+    let found = quantize(&vec![1.0f32; 2000], strided, &Recipe { search: Search::Full, ..mxfp8 });
     assert!(matches!(found, Err(Error::NoSearch { .. })), "{found:?}");
 }

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, quantize_weighted_with};
+use microscale::cpu::Isa;
 use microscale::{
     Convention, Element, Format, Quantized, QuantizedShape, QuantizedTensor, Recipe, Search, Shape,
+    quantize_into,
 };
+use microscale_test_support::cases::options;
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
@@ -108,6 +110,6 @@ pub(crate) fn quantize<T: Element>(
     let mut tensor = QuantizedTensor::zeros(QuantizedShape::new(recipe.format(), shape.rows, shape.cols))
         .expect("a tensor");
     let report =
-        quantize_weighted_with(isa, values, shape, recipe, importance, &mut tensor).expect("finite values");
+        quantize_into(values, shape, recipe, options(isa, importance), &mut tensor).expect("finite values");
     Quantized { tensor, report }
 }

@@ -2,34 +2,35 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
 use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, Ties, mx};
 use microscale_kernels_abi::search::Search as SearchKernel;
-use microscale_kernels_abi::{BlockGrid, KernelId, NvQuantizeOptions, Quantize, QuantizeOptions, ScaleGrid};
+use microscale_kernels_abi::{BlockGrid, KernelId, MxOptions, NvOptions, Quantize, ScaleGrid};
 
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gpu::arguments::{Argument, blocks_in_elements, by_rows, config, grid, kernel_dtype, scale_grid};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::{DeviceReport, DeviceTensor};
+use crate::gpu::quantize_options::DeviceQuantizeOptions;
+use crate::gpu::tensor::DeviceTensor;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
-unsafe impl DeviceRepr for Argument<QuantizeOptions> {}
+unsafe impl DeviceRepr for Argument<MxOptions> {}
 // SAFETY: as above; its enumerations are of 32 bits, and the kernel knows the same values.
-unsafe impl DeviceRepr for Argument<NvQuantizeOptions> {}
+unsafe impl DeviceRepr for Argument<NvOptions> {}
 
 /// The options that a scheme's kernels take.
 pub(super) enum Options {
     /// Options of the MX formats.
-    Mx(Argument<QuantizeOptions>),
+    Mx(Argument<MxOptions>),
     /// Options of NVFP4.
-    Nv(Argument<NvQuantizeOptions>),
+    Nv(Argument<NvOptions>),
 }
 
 /// The kernel that quantizes by a recipe, by whether every row starts on 16 bytes. Those that search take rows anywhere.
@@ -71,7 +72,7 @@ impl Options {
         let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
         let mx = |arithmetic: mx::Arithmetic, mantissa_addend| {
             let (ties, negative_zero) = (arithmetic.ties as u32, arithmetic.negative_zero as u32);
-            let options = QuantizeOptions { mantissa_addend, ties, negative_zero, saturate_non_finite };
+            let options = MxOptions { mantissa_addend, ties, negative_zero, saturate_non_finite };
             Self::Mx(Argument(options))
         };
         let with_rule = |scale_rule: ScaleRule| mx::Arithmetic { scale_rule, ..Default::default() };
@@ -87,7 +88,7 @@ impl Options {
                 };
                 let mut plan = NvPlan::new(arithmetic, global_scale);
                 plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
-                Self::Nv(Argument(NvQuantizeOptions { plan, saturate_non_finite }))
+                Self::Nv(Argument(NvOptions { plan, saturate_non_finite }))
             }
             Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
         })
@@ -96,16 +97,14 @@ impl Options {
 
 /// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of
 /// it, and that the amax in `out`'s slot is the input's if the recipe asks for it.
-#[expect(clippy::too_many_arguments, reason = "those of `Gpu::quantize_weighted_on`")]
 pub(in crate::gpu) fn quantize<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     values: &impl DevicePtr<T>,
     shape: Shape,
     recipe: &Recipe,
-    importance: Option<&CudaSlice<f32>>,
+    request: DeviceQuantizeOptions<'_>,
     out: &mut DeviceTensor,
-    report: &mut DeviceReport,
 ) -> Result<()> {
     if shape.is_empty() {
         return Ok(());
@@ -115,21 +114,26 @@ pub(in crate::gpu) fn quantize<T: Element>(
     let (grid, scale_grid) = if recipe.search == Search::None {
         quantize_grids::<T>(values, shape, out.shape())?
     } else {
-        // Weights go by column, which a flat grid has not.
-        let grid = if importance.is_some() { by_rows } else { grid };
+        // Importance goes by column, which a flat grid has not.
+        let grid = if request.importance.is_some() { by_rows } else { grid };
         (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
     let ready = kernels.ready(quantizer(recipe, T::DTYPE, grid.is_aligned::<T>(values))?)?;
-    let importance = importance.map(|importance| importance.device_ptr(stream));
+    let importance = request.importance.map(|importance| importance.device_ptr(stream));
     let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
     let search = recipe.search as u32;
+    let unread = kernels.unread_report();
     let (codes, scales, global) = out.parts_mut();
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(codes).arg(scales);
     if let Options::Nv(..) = options {
         launch.arg(global);
     }
-    launch.arg(report.slots_mut()).arg(&grid).arg(&scale_grid);
+    match request.report {
+        Some(report) => launch.arg(report.slots_mut()),
+        None => launch.arg(&unread),
+    };
+    launch.arg(&grid).arg(&scale_grid);
     match &options {
         Options::Mx(options) => launch.arg(options),
         Options::Nv(options) => launch.arg(options),
@@ -139,8 +143,8 @@ pub(in crate::gpu) fn quantize<T: Element>(
     }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
     // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale
-    // have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many weights as
-    // columns, or none. The borrows keep the buffers from overlapping.
+    // have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many numbers of
+    // importance as columns, or none. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;
     Ok(())

@@ -4,9 +4,9 @@
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{GlobalScale, ScaleLayout};
 use microscale::{
-    Convention, Element, ErrorStats, Format, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Search,
-    Shape, Strided, Words, WorstBlocks, amax, check_search, dequantize, dequantize_into, quantize,
-    quantize_strided, quantize_weighted,
+    Convention, Element, ErrorStats, Format, NonFinite, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    Recipe, Search, Shape, Strided, Words, WorstBlocks, amax, check_search, dequantize, dequantize_into,
+    quantize, quantize_with,
 };
 
 use super::draw::Draw;
@@ -89,7 +89,7 @@ fn writing<T: Element>(draw: &mut Draw<'_>, value: impl Fn(u32) -> T) {
     }
     let weights = length(draw, shape.cols);
     let importance: Vec<f32> = (0..weights).map(|_| f32::from_bits(u32::from(draw.byte()) << 23)).collect();
-    let _ = quantize_weighted(&values, shape, &recipe, &importance);
+    let _ = quantize_with(&values, shape, &recipe, QuantizeOptions::new().importance(&importance));
 
     let dims: Vec<usize> = (0..draw.below(5)).map(|_| size(draw)).collect();
     let strides: Vec<usize> = (0..dims.len()).map(|_| size(draw)).collect();
@@ -97,6 +97,6 @@ fn writing<T: Element>(draw: &mut Draw<'_>, value: impl Fn(u32) -> T) {
     for strided in
         [Strided::along(&dims, axis), Strided::from_strides(&dims, &strides, axis)].into_iter().flatten()
     {
-        let _ = quantize_strided(&values, &strided, &recipe, None);
+        let _ = quantize(&values, strided, &recipe);
     }
 }
