@@ -5,8 +5,8 @@ use microscale::gpu::cudarc::driver::CudaView;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Gpu};
 use microscale::{
-    Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Shape,
-    amax, quantize,
+    Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Search,
+    Shape, amax, quantize,
 };
 use microscale_test_support::cases::quantized_shape;
 
