@@ -56,10 +56,16 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
     CudaContext::new(ordinal).map_err(doing("creating a context"))
 }
 
+/// Returns whether the driver's library can be loaded. cudarc panics without it where it loads it itself.
+fn driver_is_installed() -> bool {
+    const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+    // SAFETY: the driver's library may be loaded at any time; cudarc does so next, by these names among others.
+    NAMES.iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
+}
+
 /// The number of GPUs; at least one.
 pub(super) fn count() -> Result<usize> {
-    // SAFETY: only tries to open the driver's library, by the names that cudarc knows.
-    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+    if !driver_is_installed() {
         return Err(Error::NoGpu(
             "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) is not installed".into(),
         ));

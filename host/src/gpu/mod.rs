@@ -8,7 +8,10 @@
 //! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`])
 //! only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
 //!
-//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]. By default cudarc orders uses of a
+//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]: version 0.19, and a later one with a
+//! breaking version of this crate only. A program that has cudarc for other reasons, such as candle's or
+//! cubecl's, shares it: this crate asks for no way of linking and no version of CUDA, but loads the driver and
+//! takes the newest version known where nobody asks. By default cudarc orders uses of a
 //! buffer on several streams by events, which a graph capture does not allow; a caller who captures turns
 //! that off first (`CudaContext::disable_event_tracking`) and orders streams itself.
 
