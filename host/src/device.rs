@@ -11,7 +11,7 @@ pub use loaded::{Loaded, QuantizedThere};
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
-use crate::{Amax, Element, Error, QuantizeOptions, Quantized, QuantizedTensor, Recipe, Result, Shape, cpu};
+use crate::{Amax, Element, Error, QuantizeOptions, Quantized, QuantizedView, Recipe, Result, Shape, cpu};
 use microscale_formats::Words;
 
 /// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -196,7 +196,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Gpu`].
-    pub fn dequantize<T: Element>(&self, tensor: &QuantizedTensor) -> Result<Vec<T>> {
+    pub fn dequantize<'a, T: Element>(&self, tensor: impl Into<QuantizedView<'a>>) -> Result<Vec<T>> {
         match self {
             Self::Cpu => Ok(cpu::dequantize(tensor)),
             #[cfg(feature = "cuda")]

@@ -23,6 +23,7 @@
 //! | do so on whichever device there is | [`Device`], [`DeviceChoice`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
 //! | take the result | [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of what could not be kept, where ([`Position`]) |
+//! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
 //! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] ([`Activation`]) |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
@@ -53,6 +54,7 @@ mod scheme;
 mod shape;
 mod strided;
 mod tensor;
+mod view;
 
 pub use amax::Amax;
 pub use check_search::check_search;
@@ -73,6 +75,7 @@ pub use report::{Position, Report};
 pub use scheme::{Convention, Global, NonFinite, Scheme};
 pub use shape::{MatrixShape, QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
+pub use view::QuantizedView;
 
 // The README's examples are compiled and run like the others.
 #[cfg(doctest)]

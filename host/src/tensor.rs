@@ -5,10 +5,13 @@ use std::fmt;
 
 use microscale_formats::{Format, GlobalScale, ScaleLayout};
 
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::layout;
 use crate::report::Report;
 use crate::shape::QuantizedShape;
+use crate::view::QuantizedView;
 
 /// A quantized matrix.
 ///
@@ -49,17 +52,23 @@ impl QuantizedTensor {
     /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for
     /// one.
     pub fn from_parts(shape: QuantizedShape, codes: Vec<u8>, scales: Vec<u8>) -> Result<Self> {
-        shape.check(codes.len(), scales.len())?;
-        let scale_type = shape.format.facts().scale;
-        let foreign = match scale_type.bytes() {
-            1 => scales.iter().position(|byte| !scale_type.is_scale((*byte).into())),
-            n => scales.chunks_exact(n).position(|bytes| !scale_type.is_scale(scale_type.read(bytes))),
-        };
-        if let Some(index) = foreign {
-            let scale = scale_type.read(&scales[index * scale_type.bytes()..]);
-            return Err(Error::SignedScale { format: shape.format, index, scale });
-        }
+        QuantizedView::from_parts(shape, &codes, &scales)?;
         Ok(Self { shape, codes, scales, global_scale: None })
+    }
+
+    /// The tensor of parts that a view was made of.
+    pub(crate) const fn of_parts(
+        shape: QuantizedShape,
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+        global_scale: Option<GlobalScale>,
+    ) -> Self {
+        Self { shape, codes, scales, global_scale }
+    }
+
+    /// A view of all of it.
+    pub fn view(&self) -> QuantizedView<'_> {
+        QuantizedView::of_tensor(self.shape, &self.codes, &self.scales, self.global_scale)
     }
 
     /// The same blocks under a global scale.
@@ -67,13 +76,8 @@ impl QuantizedTensor {
     /// # Errors
     /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none.
     pub fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
-        if !self.shape.format.has_global_scale() {
-            return Err(Error::NoGlobalScale { format: self.shape.format });
-        }
-        if !given.in_range() {
-            return Err(Error::GlobalScale { given });
-        }
-        Ok(Self { global_scale: Some(given), ..self })
+        let global_scale = self.view().with_global_scale(given)?.global_scale();
+        Ok(Self { global_scale, ..self })
     }
 
     /// The format.
@@ -113,10 +117,7 @@ impl QuantizedTensor {
 
     /// The block scales in linear order: copied, if they are in another.
     pub fn linear_scales(&self) -> Cow<'_, [u8]> {
-        match self.shape.scale_layout {
-            ScaleLayout::Linear => Cow::Borrowed(&self.scales),
-            ScaleLayout::Swizzled => Cow::Owned(layout::unswizzle(&self.scales, self.shape)),
-        }
+        self.view().linear_scales()
     }
 
     /// NVFP4's global scale, unless it has none. What an empty matrix is quantized to has none.
@@ -126,7 +127,7 @@ impl QuantizedTensor {
 
     /// Bytes of codes, scales and global scale together.
     pub fn bytes(&self) -> usize {
-        self.codes.len() + self.scales.len() + if self.global_scale.is_some() { 4 } else { 0 }
+        self.view().bytes()
     }
 
     /// Codes and scales, taken apart.
@@ -136,13 +137,7 @@ impl QuantizedTensor {
 
     /// The same matrix with its scales in another layout. Padding is left out or added, as zeros.
     pub fn convert_layout(&self, scale_layout: ScaleLayout) -> Self {
-        let shape = self.shape.with_scale_layout(scale_layout);
-        let scales = match (self.shape.scale_layout, scale_layout) {
-            (ScaleLayout::Linear, ScaleLayout::Swizzled) => layout::swizzle(&self.scales, shape),
-            (_, ScaleLayout::Linear) => self.linear_scales().into_owned(),
-            (ScaleLayout::Swizzled, ScaleLayout::Swizzled) => self.scales.clone(),
-        };
-        Self { shape, codes: self.codes.clone(), scales, global_scale: self.global_scale }
+        self.view().convert_layout(scale_layout)
     }
 
     pub(crate) fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
@@ -151,6 +146,30 @@ impl QuantizedTensor {
 
     pub(crate) fn set_global_scale(&mut self, global_scale: Option<GlobalScale>) {
         self.global_scale = global_scale;
+    }
+}
+
+impl<'a> From<&'a QuantizedTensor> for QuantizedView<'a> {
+    fn from(tensor: &'a QuantizedTensor) -> Self {
+        tensor.view()
+    }
+}
+
+impl QuantizedView<'_> {
+    /// A copy that owns its bytes.
+    pub fn to_tensor(&self) -> QuantizedTensor {
+        self.convert_layout(self.shape().scale_layout)
+    }
+
+    /// A copy with its scales in a layout. Padding is left out or added, as zeros.
+    pub fn convert_layout(&self, scale_layout: ScaleLayout) -> QuantizedTensor {
+        let shape = self.shape().with_scale_layout(scale_layout);
+        let scales = match (self.shape().scale_layout, scale_layout) {
+            (ScaleLayout::Linear, ScaleLayout::Swizzled) => layout::swizzle(self.scales(), shape),
+            (_, ScaleLayout::Linear) => self.linear_scales().into_owned(),
+            (ScaleLayout::Swizzled, ScaleLayout::Swizzled) => self.scales().to_vec(),
+        };
+        QuantizedTensor::of_parts(shape, self.codes().to_vec(), scales, self.global_scale())
     }
 }
 

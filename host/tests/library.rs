@@ -5,5 +5,6 @@ mod library_tests {
     mod error_stats;
     mod instruction_sets;
     mod search_global;
+    mod views;
     mod worst_blocks;
 }

@@ -1,6 +1,7 @@
 //! Reading and writing JSON files of a checkpoint: objects whose key order is kept, as Python reads and writes them.
 
 use std::fs;
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
@@ -150,8 +151,12 @@ fn text_of(object: &Map<String, Value>) -> String {
 /// Writes an object: as text that was [rewritten](Object::rewritten) from an original, if there is one.
 pub(crate) fn write_object(file: &Path, json: &Map<String, Value>, original: Option<&Object>) -> Result<()> {
     let text = original.map_or_else(|| text_of(json), |original| original.rewritten(json));
-    fs::write(file, text).map_err(Error::io("write", file))?;
-    fs::File::open(file).and_then(|file| file.sync_all()).map_err(Error::io("write", file))
+    // Flushed by the handle that wrote it: Windows flushes none that is for reading.
+    let written = fs::File::create(file).and_then(|mut to| {
+        to.write_all(text.as_bytes())?;
+        to.sync_all()
+    });
+    written.map_err(Error::io("write", file))
 }
 
 #[cfg(test)]

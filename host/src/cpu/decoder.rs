@@ -8,7 +8,7 @@ use microscale_formats::{E2m1, E4m3, E5m2, E8m0, Format, GlobalScale, ScaleType,
 
 use super::values::Values;
 use crate::element::{Dtype, Element};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// The facts by which blocks are dequantized.
 pub(crate) struct Decoder {
@@ -23,7 +23,7 @@ pub(crate) struct Decoder {
 
 impl Decoder {
     /// Makes a decoder for the blocks of a tensor, and values of a dtype.
-    pub(crate) fn of<T: Element>(tensor: &QuantizedTensor) -> Self {
+    pub(crate) fn of<T: Element>(tensor: QuantizedView<'_>) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let scale_type = format.facts().scale;
         let mut decoder = Self { format, scale_type, global_scale, values: None, streams: false };

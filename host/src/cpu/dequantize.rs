@@ -10,14 +10,15 @@ use crate::element::Element;
 use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::shape::Shape;
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to
 /// `T`.
 ///
 /// A block with a NaN scale gives canonical NaN; what is too large for `T` gives infinity, as IEEE rounding
 /// does.
-pub fn dequantize<T: Element>(tensor: &QuantizedTensor) -> Vec<T> {
+pub fn dequantize<'a, T: Element>(tensor: impl Into<QuantizedView<'a>>) -> Vec<T> {
+    let tensor = tensor.into();
     let mut values = vec![T::default(); tensor.rows() * tensor.cols()];
     write(Isa::best(), tensor, ElementsMut::of(&mut values), tensor.cols());
     values
@@ -28,7 +29,11 @@ pub fn dequantize<T: Element>(tensor: &QuantizedTensor) -> Vec<T> {
 /// # Errors
 /// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out` does not hold
 /// such rows.
-pub fn dequantize_into<T: Element>(tensor: &QuantizedTensor, out: &mut [T], row_stride: usize) -> Result<()> {
+pub fn dequantize_into<'a, T: Element>(
+    tensor: impl Into<QuantizedView<'a>>,
+    out: &mut [T],
+    row_stride: usize,
+) -> Result<()> {
     dequantize_with(Isa::best(), tensor, out, row_stride)
 }
 
@@ -36,12 +41,13 @@ pub fn dequantize_into<T: Element>(tensor: &QuantizedTensor, out: &mut [T], row_
 ///
 /// # Errors
 /// Those of [`dequantize_into`].
-pub fn dequantize_with<T: Element>(
+pub fn dequantize_with<'a, T: Element>(
     isa: Isa,
-    tensor: &QuantizedTensor,
+    tensor: impl Into<QuantizedView<'a>>,
     out: &mut [T],
     row_stride: usize,
 ) -> Result<()> {
+    let tensor = tensor.into();
     let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
     shape.check("the output", out.len())?;
     write(isa, tensor, ElementsMut::of(out), row_stride);
@@ -49,12 +55,12 @@ pub fn dequantize_with<T: Element>(
 }
 
 /// Dequantizes to an output that was checked.
-fn write(isa: Isa, tensor: &QuantizedTensor, out: ElementsMut<'_>, row_stride: usize) {
+fn write(isa: Isa, tensor: QuantizedView<'_>, out: ElementsMut<'_>, row_stride: usize) {
     by_dtype!(ElementsMut, out => write_rows(isa, tensor, out, row_stride));
 }
 
 /// The same for a dtype.
-fn write_rows<T: Element>(isa: Isa, tensor: &QuantizedTensor, out: &mut [T], row_stride: usize) {
+fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], row_stride: usize) {
     let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
     if shape.is_empty() {
         return;

@@ -9,7 +9,7 @@ use crate::element::Element;
 use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::gemv::Batch;
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m,
 /// k] · vector[l, k]`, with block and global scales. See [`Batch`] for the shapes.
@@ -21,9 +21,9 @@ use crate::tensor::QuantizedTensor;
 /// # Errors
 /// [`crate::Error::Operands`] if they do not fit each other, and [`crate::Error::Length`] if `out` has fewer
 /// elements than `[L, M]`.
-pub fn gemv<T: Element>(
-    matrix: &QuantizedTensor,
-    vectors: &QuantizedTensor,
+pub fn gemv<'a, 'b, T: Element>(
+    matrix: impl Into<QuantizedView<'a>>,
+    vectors: impl Into<QuantizedView<'b>>,
     batch: Batch,
     out: &mut [T],
 ) -> Result<()> {
@@ -34,13 +34,14 @@ pub fn gemv<T: Element>(
 ///
 /// # Errors
 /// Those of [`gemv`].
-pub fn gemv_with<T: Element>(
+pub fn gemv_with<'a, 'b, T: Element>(
     isa: Isa,
-    matrix: &QuantizedTensor,
-    vectors: &QuantizedTensor,
+    matrix: impl Into<QuantizedView<'a>>,
+    vectors: impl Into<QuantizedView<'b>>,
     batch: Batch,
     out: &mut [T],
 ) -> Result<()> {
+    let (matrix, vectors) = (matrix.into(), vectors.into());
     let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
     if rows > 0 {
         let out = ElementsMut::of(&mut out[..batch.count * rows]);
@@ -52,8 +53,8 @@ pub fn gemv_with<T: Element>(
 /// The products of operands that were found to fit.
 fn multiply(
     isa: Isa,
-    matrix: &QuantizedTensor,
-    vectors: &QuantizedTensor,
+    matrix: QuantizedView<'_>,
+    vectors: QuantizedView<'_>,
     batch: Batch,
     out: ElementsMut<'_>,
 ) {

@@ -7,7 +7,7 @@ use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ
 /// weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
@@ -22,8 +22,8 @@ use crate::tensor::QuantizedTensor;
 /// # Errors
 /// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and
 /// [`crate::Error::Length`] if `activations` or `out` have too few elements.
-pub fn gemv_weights<T: Activation>(
-    weights: &QuantizedTensor,
+pub fn gemv_weights<'a, T: Activation>(
+    weights: impl Into<QuantizedView<'a>>,
     activations: &[T],
     tokens: usize,
     out: &mut [T],
@@ -35,13 +35,14 @@ pub fn gemv_weights<T: Activation>(
 ///
 /// # Errors
 /// Those of [`gemv_weights`].
-pub fn gemv_weights_with<T: Activation>(
+pub fn gemv_weights_with<'a, T: Activation>(
     isa: Isa,
-    weights: &QuantizedTensor,
+    weights: impl Into<QuantizedView<'a>>,
     activations: &[T],
     tokens: usize,
     out: &mut [T],
 ) -> Result<()> {
+    let weights = weights.into();
     let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
     if rows > 0 {
         let (activations, out) = (Elements::of(activations), ElementsMut::of(&mut out[..tokens * rows]));
@@ -51,7 +52,7 @@ pub fn gemv_weights_with<T: Activation>(
 }
 
 /// Multiplies operands that were found to fit, for as many tokens as the output has room for.
-fn multiply<T: Element>(isa: Isa, weights: &QuantizedTensor, activations: Elements<'_>, out: &mut [T]) {
+fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let globals = [weights.global_scale()];
     let mut by_row = vec![T::default(); out.len().min(rows * TOKENS)];

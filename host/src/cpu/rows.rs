@@ -4,7 +4,7 @@ use microscale_formats::{GlobalScale, dot};
 use rayon::prelude::*;
 
 use crate::element::{Dtype, Element};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// Codes that a task goes through, at least: as much as the input of one that quantizes is.
 const TASK_BYTES: usize = 64 << 10;
@@ -12,7 +12,7 @@ const TASK_BYTES: usize = 64 << 10;
 /// Calls `few` for each few rows of a matrix, with the number of the first and their part of an output, which
 /// has so many elements a row: on this thread if there is little to do.
 pub(super) fn each_rows<T: Send>(
-    matrix: &QuantizedTensor,
+    matrix: QuantizedView<'_>,
     out: &mut [T],
     rows: usize,
     outputs: usize,
@@ -39,7 +39,7 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    pub(super) fn of(tensor: &'a QuantizedTensor, row: usize) -> Self {
+    pub(super) fn of(tensor: QuantizedView<'a>, row: usize) -> Self {
         let blocks = tensor.shape().blocks_per_row();
         let bytes = blocks * tensor.format().block_bytes();
         Self {

@@ -14,7 +14,7 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
 use crate::shape::Shape;
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 impl Gpu {
     /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the
@@ -22,13 +22,14 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_on`].
-    pub fn gemv<T: Element>(
+    pub fn gemv<'a, 'b, T: Element>(
         &self,
-        matrix: &QuantizedTensor,
-        vectors: &QuantizedTensor,
+        matrix: impl Into<QuantizedView<'a>>,
+        vectors: impl Into<QuantizedView<'b>>,
         batch: Batch,
         out: &mut [T],
     ) -> Result<()> {
+        let (matrix, vectors) = (matrix.into(), vectors.into());
         let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
         let results = Shape::new(batch.count, rows).elements();
         if results == 0 {

@@ -13,7 +13,7 @@ use super::tensor::DeviceTensor;
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::shape::{QuantizedShape, Shape};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 impl GemvWeightsKernel {
     /// Chooses the kernel for weights of a shape and so many tokens.
@@ -28,13 +28,14 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
-    pub fn gemv_weights<T: Activation>(
+    pub fn gemv_weights<'a, T: Activation>(
         &self,
-        weights: &QuantizedTensor,
+        weights: impl Into<QuantizedView<'a>>,
         activations: &[T],
         tokens: usize,
         out: &mut [T],
     ) -> Result<()> {
+        let weights = weights.into();
         let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
         let results = Shape::new(tokens, rows).elements();
         if results == 0 {

@@ -16,6 +16,7 @@ use crate::options::QuantizeOptions;
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 use crate::tensor::{Quantized, QuantizedTensor};
+use crate::view::QuantizedView;
 
 impl Gpu {
     /// Quantizes host memory: copies it over, quantizes, copies the result back, and waits for it.
@@ -47,7 +48,8 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gpu`].
-    pub fn dequantize<T: Element>(&self, tensor: &QuantizedTensor) -> Result<Vec<T>> {
+    pub fn dequantize<'a, T: Element>(&self, tensor: impl Into<QuantizedView<'a>>) -> Result<Vec<T>> {
+        let tensor = tensor.into();
         let elements = tensor.rows() * tensor.cols();
         if elements == 0 {
             return Ok(Vec::new());
@@ -72,11 +74,11 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
-    pub fn errors<T: Element>(
+    pub fn errors<'a, T: Element>(
         &self,
         values: &[T],
         shape: Shape,
-        tensor: &QuantizedTensor,
+        tensor: impl Into<QuantizedView<'a>>,
     ) -> Result<ErrorStats> {
         shape.check("the input", values.len())?;
         let loaded = LoadedOnGpu::new(self, values, shape, None)?;
@@ -87,7 +89,12 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gpu`].
-    pub fn convert_layout(&self, tensor: &QuantizedTensor, layout: ScaleLayout) -> Result<QuantizedTensor> {
+    pub fn convert_layout<'a>(
+        &self,
+        tensor: impl Into<QuantizedView<'a>>,
+        layout: ScaleLayout,
+    ) -> Result<QuantizedTensor> {
+        let tensor = tensor.into();
         let source = DeviceTensor::from_host(&self.stream, tensor)?;
         let mut target = DeviceTensor::zeros(&self.stream, tensor.shape().with_scale_layout(layout))?;
         self.convert_layout_on(&self.stream, &source, &mut target)?;

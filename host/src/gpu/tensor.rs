@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// A [`QuantizedTensor`] in device memory, laid out the same.
 pub struct DeviceTensor {
@@ -59,7 +60,8 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`].
-    pub fn from_host(stream: &Arc<CudaStream>, tensor: &QuantizedTensor) -> Result<Self> {
+    pub fn from_host<'a>(stream: &Arc<CudaStream>, tensor: impl Into<QuantizedView<'a>>) -> Result<Self> {
+        let tensor = tensor.into();
         let mut device = Self::zeros(stream, tensor.shape())?;
         if !tensor.scales().is_empty() {
             let copying = doing("copying a quantized tensor to it");

@@ -10,7 +10,7 @@ use crate::element::Element;
 use crate::elements::{Elements, ElementsMut};
 use crate::error::Result;
 use crate::shape::{QuantizedShape, Shape};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 use microscale_formats::Format;
 
 /// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level
@@ -21,7 +21,7 @@ pub(super) const PART: usize = ERROR_PART as usize;
 pub(super) struct RoundTrip<'a> {
     values: Elements<'a>,
     shape: Shape,
-    tensor: &'a QuantizedTensor,
+    tensor: QuantizedView<'a>,
     /// The scales in linear order.
     scales: Cow<'a, [u8]>,
     decoder: Decoder,
@@ -42,8 +42,9 @@ impl<'a> RoundTrip<'a> {
     pub(super) fn new<T: Element>(
         values: &'a [T],
         shape: Shape,
-        tensor: &'a QuantizedTensor,
+        tensor: impl Into<QuantizedView<'a>>,
     ) -> Result<Self> {
+        let tensor = tensor.into();
         shape.check("the input", values.len())?;
         tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
         let scales = if shape.is_empty() { Cow::default() } else { tensor.linear_scales() };

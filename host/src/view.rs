@@ -1,0 +1,154 @@
+//! Quantized matrices whose bytes are somebody else's: a mapped file's, another library's.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use microscale_formats::{Format, GlobalScale, ScaleLayout};
+
+use crate::error::{Error, Result};
+use crate::layout;
+use crate::shape::QuantizedShape;
+
+/// A quantized matrix in borrowed memory, laid out as a [`QuantizedTensor`](crate::QuantizedTensor) is. Whatever reads a
+/// `&QuantizedTensor` reads a view as well, and copies nothing.
+///
+/// ```
+/// use microscale::{Format, GlobalScale, QuantizedShape, QuantizedView, dequantize};
+///
+/// let file = [0x22u8; 16 * 8 + 16]; // codes of 16 rows of a block, and their scales, from a mapped file
+/// let (codes, scales) = file.split_at(16 * 8);
+/// let view = QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales)?
+///     .with_global_scale(GlobalScale::Multiplier(0.5))?;
+/// let values: Vec<f32> = dequantize(view);
+/// assert_eq!(values.len(), 256);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
+/// A view does not outlive its memory:
+///
+/// ```compile_fail,E0597
+/// use microscale::{Format, QuantizedShape, QuantizedView, dequantize};
+///
+/// let shape = QuantizedShape::new(Format::Mxfp4, 1, 32);
+/// let view = {
+///     let (codes, scales) = (vec![0; 16], vec![127]);
+///     QuantizedView::from_parts(shape, &codes, &scales)?
+/// };
+/// let values: Vec<f32> = dequantize(view);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq)]
+pub struct QuantizedView<'a> {
+    shape: QuantizedShape,
+    codes: &'a [u8],
+    scales: &'a [u8],
+    global_scale: Option<GlobalScale>,
+}
+
+/// Shows the shape and the global scale. Codes and scales may be gigabytes.
+impl fmt::Debug for QuantizedView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut view = f.debug_struct("QuantizedView");
+        view.field("shape", &self.shape).field("global_scale", &self.global_scale).finish_non_exhaustive()
+    }
+}
+
+impl<'a> QuantizedView<'a> {
+    /// A view of codes and block scales, with no global scale but by [`Self::with_global_scale`]. Scales are
+    /// looked at once; codes are not.
+    ///
+    /// # Errors
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
+    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for
+    /// one.
+    pub fn from_parts(shape: QuantizedShape, codes: &'a [u8], scales: &'a [u8]) -> Result<Self> {
+        shape.check(codes.len(), scales.len())?;
+        let scale_type = shape.format.facts().scale;
+        let foreign = match scale_type.bytes() {
+            1 => scales.iter().position(|byte| !scale_type.is_scale((*byte).into())),
+            n => scales.chunks_exact(n).position(|bytes| !scale_type.is_scale(scale_type.read(bytes))),
+        };
+        if let Some(index) = foreign {
+            let scale = scale_type.read(&scales[index * scale_type.bytes()..]);
+            return Err(Error::SignedScale { format: shape.format, index, scale });
+        }
+        Ok(Self { shape, codes, scales, global_scale: None })
+    }
+
+    /// The view of parts that were found to be a tensor's.
+    pub(crate) const fn of_tensor(
+        shape: QuantizedShape,
+        codes: &'a [u8],
+        scales: &'a [u8],
+        global_scale: Option<GlobalScale>,
+    ) -> Self {
+        Self { shape, codes, scales, global_scale }
+    }
+
+    /// The same blocks under a global scale.
+    ///
+    /// # Errors
+    /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none.
+    pub fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
+        if !self.shape.format.has_global_scale() {
+            return Err(Error::NoGlobalScale { format: self.shape.format });
+        }
+        if !given.in_range() {
+            return Err(Error::GlobalScale { given });
+        }
+        Ok(Self { global_scale: Some(given), ..self })
+    }
+
+    /// The format.
+    pub const fn format(&self) -> Format {
+        self.shape.format
+    }
+
+    /// Format, rows, columns and scale layout.
+    pub const fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
+
+    /// Rows.
+    pub const fn rows(&self) -> usize {
+        self.shape.rows
+    }
+
+    /// Elements in a row, padding not counted.
+    pub const fn cols(&self) -> usize {
+        self.shape.cols
+    }
+
+    /// Blocks in a row.
+    pub const fn blocks_per_row(&self) -> usize {
+        self.shape.blocks_per_row()
+    }
+
+    /// The packed codes.
+    pub const fn codes(&self) -> &'a [u8] {
+        self.codes
+    }
+
+    /// The block scales, in the order of the scale layout.
+    pub const fn scales(&self) -> &'a [u8] {
+        self.scales
+    }
+
+    /// The block scales in linear order: copied, if they are in another.
+    pub fn linear_scales(&self) -> Cow<'a, [u8]> {
+        match self.shape.scale_layout {
+            ScaleLayout::Linear => Cow::Borrowed(self.scales),
+            ScaleLayout::Swizzled => Cow::Owned(layout::unswizzle(self.scales, self.shape)),
+        }
+    }
+
+    /// NVFP4's global scale, unless it has none.
+    pub const fn global_scale(&self) -> Option<GlobalScale> {
+        self.global_scale
+    }
+
+    /// Bytes of codes, scales and global scale together.
+    pub const fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.len() + if self.global_scale.is_some() { 4 } else { 0 }
+    }
+}
