@@ -61,8 +61,9 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let mut unfinished = unfinished();
-        self.lock = None;
         // What cannot be removed now is by the next run.
+        let _ = remove_contents(self.path());
+        self.lock = None;
         let _ = fs::remove_dir_all(self.path());
         unfinished.retain(|path| path != self.directory.path());
     }
@@ -79,7 +80,8 @@ pub fn remove_unfinished() {
     let unfinished = unfinished();
     for path in unfinished.iter() {
         // A thread may create a file while the others are removed.
-        let _ = (0..10).find(|_| fs::remove_dir_all(path).is_ok() || !path.exists());
+        let removed = |path: &Path| remove_contents(path).is_ok() && fs::remove_dir_all(path).is_ok();
+        let _ = (0..10).find(|_| removed(path) || !path.exists());
     }
     std::mem::forget(unfinished);
 }
@@ -120,10 +122,25 @@ fn remove_if_left(path: &Path) -> Option<LeftBehind> {
     };
     lock.try_lock().ok()?;
     let left = LeftBehind { path: path.into(), bytes: bytes_in(path) };
+    remove_contents(path).ok()?;
     if cfg!(windows) {
         drop(lock);
     }
     fs::remove_dir_all(path).ok().map(|()| left)
+}
+
+/// Removes everything but the file to lock, which comes last: who is killed in the middle of this leaves what
+/// can still be told from the work of others.
+fn remove_contents(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else if entry.file_name() != LOCK {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn bytes_in(directory: &Path) -> u64 {
