@@ -8,8 +8,11 @@ use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::temporary::is_temporary;
 
-/// Directories that belong to the tools that fetched the checkpoint.
-const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
+/// The directory that file systems have at their top, where they are mounted.
+pub(crate) const OF_FILE_SYSTEM: &str = "lost+found";
+
+/// Directories that belong to the tools that fetched the checkpoint, and to the file system that it is on.
+const NOT_CONTENT: [&str; 3] = [".git", ".cache", OF_FILE_SYSTEM];
 
 /// An entry of a checkpoint's directory that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +45,7 @@ pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped
             let skip = if rewritten.contains(&path) {
                 continue;
             } else if kind.is_dir() && NOT_CONTENT.iter().any(|name| entry.file_name() == *name) {
-                "it belongs to the tool that fetched the checkpoint"
+                "it belongs to the tool that fetched the checkpoint, or to the file system"
             } else if kind.is_dir() && is_temporary(&entry.file_name()) {
                 "it belongs to a run of this program, which goes on or was killed"
             } else if kind.is_dir() {

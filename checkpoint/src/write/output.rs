@@ -13,6 +13,7 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, HF_QUANT_CONFIG_FILE};
+use crate::write::others::OF_FILE_SYSTEM;
 use crate::write::place::{Place, refuse_overlap};
 use crate::write::temporary::{LeftBehind, Temporary, remove_left_behind, unfinished};
 
@@ -166,7 +167,8 @@ pub fn remove_unfinished_output(out: &Path) -> Vec<LeftBehind> {
 
 fn is_empty_but(directory: &Path, known: impl Fn(&OsStr) -> bool) -> Result<bool> {
     for entry in fs::read_dir(directory).map_err(Error::io("list", directory))? {
-        if !known(&entry.map_err(Error::io("list", directory))?.file_name()) {
+        let name = entry.map_err(Error::io("list", directory))?.file_name();
+        if name != OF_FILE_SYSTEM && !known(&name) {
             return Ok(false);
         }
     }

@@ -104,6 +104,23 @@ fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
 }
 
 #[test]
+fn a_directory_that_was_to_be_filled_is_empty_again() {
+    let scratch = Scratch::new();
+    let input = zeros(&scratch, 256, 1024, 1024);
+    fs::create_dir(scratch.path("OUT")).unwrap();
+    let inside = || fs::read_dir(scratch.path("OUT")).unwrap().count();
+    fs::create_dir(scratch.path("IN")).unwrap();
+    fs::rename(&input, scratch.path("IN/model.safetensors")).unwrap();
+    let mut child = begun(&scratch, &scratch.path("IN"), &[]);
+    while inside() == 0 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    signal(&child, SIGINT);
+    assert_eq!(child.wait().unwrap().signal(), Some(SIGINT));
+    assert_eq!(inside(), 0);
+}
+
+#[test]
 fn signals_that_are_ignored_stay_so() {
     let scratch = Scratch::new();
     let input = zeros(&scratch, 8, 1024, 1024);

@@ -18,6 +18,8 @@ fn a_directory_that_is_there_stays_the_directory_it_is() {
     fs::create_dir_all(scratch.path("closed/OUT")).unwrap();
     let out = scratch.path("closed/OUT");
     fs::set_permissions(&out, fs::Permissions::from_mode(0o700)).unwrap();
+    // As at the top of a new file system.
+    fs::create_dir(out.join("lost+found")).unwrap();
     let before = fs::metadata(&out).unwrap();
     // Nothing can be created beside it, as beside a mount. (Root can, who is not refused anything.)
     fs::set_permissions(scratch.path("closed"), fs::Permissions::from_mode(0o555)).unwrap();
@@ -28,6 +30,8 @@ fn a_directory_that_is_there_stays_the_directory_it_is() {
     assert_eq!(files(&out), files(&scratch.path("ONE")));
     assert_eq!(fs::read_dir(scratch.path("closed")).unwrap().count(), 1);
     quantize(&scratch, &sample(), "closed/OUT", &[]).fails_with(&["OUT exists"]);
+    run(&[&"dequantize", &out, &"--out", &scratch.path("BACK")]).ok();
+    assert!(!scratch.path("BACK/lost+found").exists());
 }
 
 #[test]

@@ -192,6 +192,53 @@ fn merge_if_complete(scratch: &Scratch, input: &Path) -> Option<BTreeMap<PathBuf
     None
 }
 
+/// What a merge has checked is what it takes. scripts/merge_beside_parts.py does this for longer.
+#[test]
+fn merging_beside_parts_that_are_made_again_mixes_nothing() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let scratch = Scratch::new();
+    let input = input(&scratch);
+    let options = [["--format", "mxfp4"], ["--format", "nvfp4"]];
+    let wholes = options.map(|options| {
+        quantize(&scratch, &input, options[1], &options).ok();
+        files(&scratch.path(options[1]))
+    });
+    let stop = AtomicBool::new(false);
+    let again = |part_of: &str, first: usize| {
+        for turn in first.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            // Refused while there is an output.
+            Run::new(part(&scratch, &input, part_of, &options[turn % 2]));
+        }
+    };
+    let (merged, mixed, failed) = std::thread::scope(|scope| {
+        scope.spawn(|| again("1/2", 0));
+        scope.spawn(|| again("2/2", 1));
+        let start = std::time::Instant::now();
+        let (mut merged, mut mixed, mut failed) = (0, 0, 0);
+        for tried in 0.. {
+            if (tried >= 100 && merged > 0) || start.elapsed().as_secs() > 60 {
+                break;
+            }
+            if merge(&scratch, &input).code == Some(0) {
+                merged += 1;
+                mixed += usize::from(!wholes.contains(&files(&scratch.path("OUT"))));
+                fs::remove_dir_all(scratch.path("OUT")).unwrap();
+            }
+            if scratch.path("OUT").exists() {
+                failed += 1;
+                fs::remove_dir_all(scratch.path("OUT")).unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        (merged, mixed, failed)
+    });
+    assert!(merged > 0, "no merge came between");
+    assert_eq!((mixed, failed), (0, 0), "outputs of both options; failures with a complete output");
+}
+
 /// Relative for one, absolute for another: to each machine the input may be somewhere else.
 #[test]
 fn parts_may_know_the_input_by_different_paths() {
