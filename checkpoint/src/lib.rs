@@ -70,7 +70,10 @@ pub use histogram::Histogram;
 pub use inspect::{Inspected, inspect};
 pub use names::kept::{Kept, kept};
 pub use names::layers::layer_part;
-pub use parts::{Merged, Part, PartDone, merge, quantize_part};
+pub use parts::directory::{parts_directory, remove_unfinished_part};
+pub use parts::merge::{Merged, merge};
+pub use parts::part::Part;
+pub use parts::{PartDone, quantize_part};
 pub use plan::global_scales::GlobalScales;
 pub use plan::importance::Importance;
 pub use plan::recipes::Recipes;
@@ -87,8 +90,11 @@ pub use read::tensor::Tensor;
 pub use read::values::{Values, file_dtype, float_dtype};
 pub use reason::Reason;
 pub use sums::Sums;
-pub use write::others::Skipped;
+pub use write::others::{Skipped, outside_links};
+pub use write::output::remove_unfinished_output;
+pub use write::place::{Places, real_path};
 pub use write::progress::{OnProgress, Progress};
+pub use write::temporary::{LeftBehind, remove_unfinished};
 
 // The README's examples are compiled like the others.
 #[cfg(doctest)]

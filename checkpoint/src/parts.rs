@@ -5,55 +5,39 @@
 //! a note: a fingerprint of input and options, its checksum, and the outcome of its tensors. A shard gets its
 //! name when it is complete, and its note after that, so that a part that was killed is made by running it
 //! again: it keeps shards whose notes fit. Merging takes a shard only if its note fits.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `part` | the number of a part |
+//! | `note` | the note beside a shard |
+//! | `directory` | the directory `OUT.parts` |
+//! | `merge` | merging |
 
-use std::fs::{self, File};
+pub(crate) mod directory;
+pub(crate) mod merge;
+pub(crate) mod note;
+pub(crate) mod part;
+
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{Instant, UNIX_EPOCH};
 
-use memmap2::Mmap;
 use microscale::Device;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use serde_json::Value;
+use xxhash_rust::xxh3::Xxh3;
 
-use crate::error::parts::PartsError;
 use crate::error::{Error, Result};
+use crate::parts::directory::Directory;
+use crate::parts::note::{Note, checksum};
+use crate::parts::part::Part;
 use crate::plan::Plan;
 use crate::quantize::Quantizer;
 use crate::quantize::summary::Summary;
-use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::json;
 use crate::read::shard::Shard;
-use crate::write::others::Skipped;
-use crate::write::output::{Output, destination};
 use crate::write::progress::{Meter, OnProgress};
-use crate::write::rewrite::write_rest;
-use crate::write::work::{Renamed, Rewrite};
+use crate::write::work::Rewrite;
 use crate::write::workers::{ShardOutput, write_shards};
-
-/// One of several parts of a checkpoint: `2/8` is the second of eight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Counted from 1.
-    pub index: usize,
-    /// The number of parts.
-    pub of: usize,
-}
-
-impl FromStr for Part {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numbers =
-            text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
-        match numbers {
-            Some((index, of)) if (1..=of).contains(&index) => Ok(Self { index, of }),
-            _ => Err("I/N, where I goes from 1 to N".into()),
-        }
-    }
-}
 
 /// The outcome of a part.
 #[derive(Clone, Debug)]
@@ -69,37 +53,6 @@ pub struct PartDone {
     pub of: usize,
     /// The directory of the shards.
     pub directory: PathBuf,
-}
-
-/// The outcome of merging.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Merged {
-    /// Shards.
-    pub shards: usize,
-    /// Each tensor of the input with what became of it, as `quantize` would have said it in JSON.
-    pub tensors: Vec<Value>,
-    /// Bytes of all tensors of the output.
-    pub bytes: u64,
-    /// Other entries of the directory that were not copied.
-    pub skipped: Vec<Skipped>,
-    /// Time for everything.
-    pub seconds: f64,
-}
-
-/// The note that is kept beside a shard.
-#[derive(Serialize, Deserialize)]
-struct Note {
-    /// A hash of everything that decides the bytes of the output.
-    fingerprint: String,
-    bytes: u64,
-    checksum: String,
-    /// The names that took each tensor's place.
-    names: Vec<(String, Vec<String>)>,
-    tensor_bytes: u64,
-    tensors: Vec<Value>,
-    config: Option<Map<String, Value>>,
-    hf_quant_config: Option<Map<String, Value>>,
 }
 
 /// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
@@ -119,8 +72,7 @@ pub fn quantize_part(
 ) -> Result<PartDone> {
     let start = Instant::now();
     let checkpoint = plan.checkpoint();
-    let directory = directory_of(&destination(checkpoint, out)?);
-    fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+    let directory = Directory::create(checkpoint, out)?;
     let fingerprint = fingerprint(plan);
     let work = Quantizer::new(plan)?;
     let mut description = Description::of(checkpoint);
@@ -131,29 +83,27 @@ pub fn quantize_part(
     let (mut missing, mut kept) = (Vec::new(), 0);
     for shard in shards {
         meter.before(&shard.name.to_string_lossy())?;
-        let path = directory.join(&shard.name);
-        if let Some(note) = Note::read(&path)
+        let path = directory.shard(shard);
+        if let Some(note) = Note::read(&path)?
             && note.fingerprint == fingerprint
             && note.fits(&path)
         {
             meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
             kept += 1;
         } else {
-            let parent = path.parent().unwrap_or(&directory);
+            let parent = path.parent().unwrap_or(&directory.path);
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
             missing.push(shard);
         }
     }
-    // This directory is removed at the end, with unfinished files in it.
-    let making = tempfile::Builder::new().prefix(".making").tempdir_in(&directory);
-    let making = making.map_err(Error::io("create a temporary directory in", &directory))?;
+    let making = directory.temporary(part)?;
     let unfinished = (0..).map(|number: usize| making.path().join(number.to_string()));
     let outputs: Vec<_> =
         missing.into_iter().zip(unfinished).map(|(shard, path)| ShardOutput { shard, path }).collect();
     let tensors = write_shards(&outputs, &work, device, &mut meter, |output, renamed, done| {
-        let path = directory.join(&output.shard.name);
+        let path = directory.shard(output.shard);
+        let (bytes, checksum) = checksum(&output.path).map_err(Error::io("read", &output.path))?;
         fs::rename(&output.path, &path).map_err(Error::io("rename the finished shard to", &path))?;
-        let (bytes, checksum) = checksum(&path).map_err(Error::io("read", &path))?;
         let note = Note {
             fingerprint: fingerprint.clone(),
             bytes,
@@ -164,87 +114,17 @@ pub fn quantize_part(
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),
         };
-        note.write(&path)
+        note.write(&path, making.path())
     })?;
     meter.before("")?;
     let summary = work.summary(device, tensors, Vec::new(), start);
-    Ok(PartDone { summary, made: outputs.len(), kept, of: checkpoint.shards.len(), directory })
-}
-
-/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and
-/// `OUT.parts` is gone.
-///
-/// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input
-/// and the output.
-///
-/// # Errors
-/// [`PartsError::Missing`](crate::PartsError::Missing), [`PartsError::Differ`](crate::PartsError::Differ),
-/// and everything about writing.
-pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>) -> Result<Merged> {
-    let start = Instant::now();
-    let directory = directory_of(&destination(checkpoint, out)?);
-    let notes = notes(checkpoint, &directory)?;
-    let output = Output::create(checkpoint, out)?;
-    let (mut renamed, mut tensors) = (Renamed::default(), Vec::new());
-    let mut meter = Meter::new(checkpoint.tensors(), progress);
-    let mut description = Description::of(checkpoint);
-    for (shard, note) in checkpoint.shards.iter().zip(notes) {
-        meter.before(&shard.name.to_string_lossy())?;
-        let from = directory.join(&shard.name);
-        if !note.fits(&from) {
-            return Err(Error::Parts(PartsError::Missing {
-                directory,
-                shards: vec![shard.name.clone()],
-                of: checkpoint.shards.len(),
-            }));
-        }
-        let to = output.place(&shard.name)?;
-        // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a
-        // link too.
-        if from.is_symlink() || fs::hard_link(&from, &to).is_err() {
-            fs::copy(&from, &to).map_err(Error::io("write", &to))?;
-            File::open(&to).and_then(|file| file.sync_all()).map_err(Error::io("write", &to))?;
-        }
-        meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
-        renamed.extend(Renamed { names: note.names.into_iter().collect(), bytes: note.tensor_bytes });
-        tensors.extend(note.tensors);
-        (description.config, description.hf_quant_config) = (note.config, note.hf_quant_config);
-    }
-    let bytes = renamed.bytes;
-    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
-    output.commit()?;
-    fs::remove_dir_all(&directory).map_err(Error::io("remove", &directory))?;
-    let (shards, seconds) = (checkpoint.shards.len(), start.elapsed().as_secs_f64());
-    Ok(Merged { shards, tensors, bytes, skipped, seconds })
-}
-
-/// The notes of all shards, which must be of one plan.
-fn notes(checkpoint: &Checkpoint, directory: &Path) -> Result<Vec<Note>> {
-    let found: Vec<_> =
-        checkpoint.shards.iter().map(|shard| Note::read(&directory.join(&shard.name))).collect();
-    let names = checkpoint.shards.iter().map(|shard| &shard.name);
-    let missing: Vec<_> =
-        names.zip(&found).filter(|(_, note)| note.is_none()).map(|(name, _)| name.clone()).collect();
-    if !missing.is_empty() {
-        let (directory, of) = (directory.into(), checkpoint.shards.len());
-        return Err(Error::Parts(PartsError::Missing { directory, shards: missing, of }));
-    }
-    let notes: Vec<_> = found.into_iter().flatten().collect();
-    let other = notes.iter().position(|note| note.fingerprint != notes[0].fingerprint);
-    match other {
-        None => Ok(notes),
-        Some(other) => {
-            let [first, second] = [0, other].map(|shard| checkpoint.shards[shard].name.clone());
-            Err(Error::Parts(PartsError::Differ { directory: directory.into(), first, second }))
-        }
-    }
-}
-
-/// `OUT.parts`.
-fn directory_of(out: &Path) -> PathBuf {
-    let mut name = out.file_name().unwrap_or_default().to_os_string();
-    name.push(".parts");
-    out.with_file_name(name)
+    Ok(PartDone {
+        summary,
+        made: outputs.len(),
+        kept,
+        of: checkpoint.shards.len(),
+        directory: directory.path,
+    })
 }
 
 /// The shards of a part, in the checkpoint's order.
@@ -281,9 +161,10 @@ fn fingerprint(plan: &Plan<'_>) -> String {
         hash.update(text.as_bytes());
     };
     add(env!("CARGO_PKG_VERSION"));
-    add(&plan.to_json().to_string());
+    add(&without_paths(plan.to_json()).to_string());
     for shard in &plan.checkpoint().shards {
         add(&shard.name.to_string_lossy());
+        add(&shard.stored.len().to_string());
         let changed = fs::metadata(&shard.path).and_then(|file| file.modified()).ok();
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         add(&format!("{} {changed:?}", shard.bytes()));
@@ -292,47 +173,14 @@ fn fingerprint(plan: &Plan<'_>) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// A file's length and checksum.
-fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
-    let file = File::open(path)?;
-    // SAFETY: the map is private and read-only and only read as bytes. Nobody else changes a finished shard:
-    // it was renamed into its place, and whoever makes it again makes another file.
-    let map = unsafe { Mmap::map(&file) }?;
-    Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
-}
-
-impl Note {
-    fn path(shard: &Path) -> PathBuf {
-        let mut name = shard.file_name().unwrap_or_default().to_os_string();
-        name.push(".note.json");
-        shard.with_file_name(name)
-    }
-
-    /// The note beside a shard; `None` if there is none, or it is of another version.
-    fn read(shard: &Path) -> Option<Self> {
-        serde_json::from_slice(&json::read(&Self::path(shard)).ok()?).ok()
-    }
-
-    /// Returns whether a shard is the one that the note describes, and can hold as many tensors as it says.
-    fn fits(&self, shard: &Path) -> bool {
-        let length = fs::metadata(shard).ok().filter(|file| file.is_file()).map(|file| file.len());
-        length == Some(self.bytes)
-            && self.tensor_bytes <= self.bytes
-            && checksum(shard).is_ok_and(|(_, checksum)| checksum == self.checksum)
-    }
-
-    fn write(&self, shard: &Path) -> Result<()> {
-        let path = Self::path(shard);
-        let write = || {
-            let parent = path.parent().unwrap_or(Path::new("."));
-            let mut file = tempfile::NamedTempFile::new_in(parent)?;
-            serde_json::to_writer(&mut file, self)?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map_err(|error| error.error)?;
-            Ok(())
-        };
-        write().map_err(Error::io("write", &path))
-    }
+/// A plan's JSON without the files of its tensors, whose paths are as they were given: one process may know
+/// the input by another path.
+fn without_paths(mut plan: Value) -> Value {
+    let tensors = plan.get_mut("tensors").and_then(Value::as_array_mut);
+    tensors.into_iter().flatten().filter_map(Value::as_object_mut).for_each(|tensor| {
+        tensor.remove("file");
+    });
+    plan
 }
 
 #[cfg(test)]
@@ -355,14 +203,6 @@ mod tests {
             }
             let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
             assert!(most - least <= *sizes.iter().max().unwrap(), "{sizes:?}: {loads:?}");
-        }
-    }
-
-    #[test]
-    fn parts_are_counted_from_one() {
-        assert_eq!("2/8".parse(), Ok(Part { index: 2, of: 8 }));
-        for wrong in ["0/8", "9/8", "1/0", "1", "/", "a/b", "-1/2", "1/2/3"] {
-            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
         }
     }
 }

@@ -7,17 +7,22 @@
 //! | `workers`, `busy` | several workers that share the work; the time that they take |
 //! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
 //! | `outline` | the outline of a tensor of the output |
-//! | `output`, `others` | the place of the output; the files that are not weights |
+//! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
+//! | `others` | the files that are not weights |
+//! | `place`, `output` | what a path leads to, and whether it may be written; the output until it is complete |
 //! | `progress` | reports of the progress of an operation |
 
 pub(crate) mod begin;
 pub(crate) mod busy;
+pub(crate) mod file_name;
 pub(crate) mod gguf;
 pub(crate) mod others;
 pub(crate) mod outline;
 pub(crate) mod output;
+pub(crate) mod place;
 pub(crate) mod progress;
 pub(crate) mod rewrite;
+pub(crate) mod temporary;
 pub(crate) mod work;
 pub(crate) mod workers;
 pub(crate) mod writer;

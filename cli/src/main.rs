@@ -7,9 +7,12 @@
 //! | `bench` | measuring operations |
 //! | `report`, `plot`, `markup` | the HTML report, SVG plots, and the markup of both |
 //! | `text` | what people read: tables and figures, names, scales |
-//! | `pending`, `progress`, `streams`, `failures` | complete files; the bar; stdout and stderr; exit codes |
+//! | `outputs`, `pending` | what may be written; complete files |
+//! | `progress`, `signals` | the bar; being asked to end |
+//! | `streams`, `failures` | stdout and stderr; exit codes |
 //!
-//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. Results go to stdout,
+//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. A signal that asks the program
+//! to end is what it ends by. Results go to stdout,
 //! progress, warnings and errors to stderr.
 
 mod bench;
@@ -17,10 +20,12 @@ mod commands;
 mod failures;
 mod markup;
 mod options;
+mod outputs;
 mod pending;
 mod plot;
 mod progress;
 mod report;
+mod signals;
 mod streams;
 mod text;
 
@@ -69,6 +74,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    signals::watch();
+    let code = run();
+    signals::end();
+    code
+}
+
+fn run() -> ExitCode {
     let command = Cli::parse().command;
     if let Err(why) = Isa::asked() {
         warn(format_args!("error: {why}"));

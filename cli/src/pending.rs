@@ -1,39 +1,105 @@
-//! A file that appears when it is complete: it is written under a temporary name and renamed at the end.
+//! A file that appears when it is complete: it is written under a temporary name and renamed at the end. What
+//! is no file, a pipe or a device, is written to.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-/// A file to be written at the end. Created first, under a temporary name, so that hours of work do not
+/// A file to be written at the end. Whether that is possible is found out first, so that hours of work do not
 /// end in a typing error.
 pub(crate) struct Pending {
     path: PathBuf,
-    temporary: NamedTempFile,
+    to: To,
+}
+
+enum To {
+    /// A file, with links followed: a link stays, and leads to the new file.
+    File(PathBuf),
+    /// A pipe, a device, or where this program's own output goes.
+    Stream(Box<dyn Write>),
 }
 
 impl Pending {
     pub(crate) fn create(path: &Path) -> Result<Self> {
-        let context = || format!("cannot write {}", path.display());
         anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let builder = &mut tempfile::Builder::new();
-        #[cfg(unix)]
-        let builder = builder
-            .permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-        let temporary = builder.tempfile_in(parent).with_context(context)?;
-        Ok(Self { path: path.into(), temporary })
+        let to = To::of(path).with_context(|| cannot_write(path))?;
+        Ok(Self { path: path.into(), to })
     }
 
     /// Writes the text and a line feed, and gives the file its name.
-    pub(crate) fn finish(mut self, text: impl Display) -> Result<()> {
-        let context = || format!("cannot write {}", self.path.display());
-        writeln!(self.temporary, "{text}").with_context(context)?;
-        self.temporary
-            .persist(&self.path)
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
+    pub(crate) fn finish(self, text: impl Display) -> Result<()> {
+        self.to.finish(text).with_context(|| cannot_write(&self.path))
+    }
+}
+
+impl To {
+    fn of(path: &Path) -> Result<Self> {
+        if let Some(stream) = own_stream(path) {
+            return Ok(Self::Stream(stream));
+        }
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Ok(Self::Stream(Box::new(File::options().append(true).open(path)?)));
+        }
+        let path = microscale_checkpoint::real_path(path)?;
+        // Removed again at once: what lies in a directory that is read would be copied with it.
+        temporary(&path)?;
+        Ok(Self::File(path))
+    }
+
+    fn finish(self, text: impl Display) -> Result<()> {
+        match self {
+            Self::Stream(mut stream) => {
+                writeln!(stream, "{text}")?;
+                stream.flush()?;
+            }
+            Self::File(path) => {
+                let mut file = temporary(&path)?;
+                writeln!(file, "{text}")?;
+                if let Ok(replaced) = fs::metadata(&path) {
+                    file.as_file().set_permissions(replaced.permissions())?;
+                }
+                file.persist(&path)?;
+            }
+        }
         Ok(())
     }
+}
+
+/// A temporary file beside another.
+fn temporary(path: &Path) -> io::Result<NamedTempFile> {
+    let parent = path.parent().unwrap_or(Path::new("."));
+    let builder = &mut tempfile::Builder::new();
+    #[cfg(unix)]
+    let builder =
+        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+    builder.tempfile_in(parent)
+}
+
+/// Stdout or stderr, if a path leads to the same file. Opened once more, that would be overwritten by what is
+/// printed afterwards.
+#[cfg(unix)]
+fn own_stream(path: &Path) -> Option<Box<dyn Write>> {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let asked = id(path)?;
+    if id(Path::new("/dev/stdout")) == Some(asked) {
+        Some(Box::new(io::stdout()))
+    } else if id(Path::new("/dev/stderr")) == Some(asked) {
+        Some(Box::new(io::stderr()))
+    } else {
+        None
+    }
+}
+
+#[cfg(not(unix))]
+fn own_stream(_: &Path) -> Option<Box<dyn Write>> {
+    None
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
 }

@@ -1,22 +1,19 @@
-//! The progress bar, and the flag by which Ctrl-C stops an operation.
+//! The progress bar, by which a signal stops an operation, too.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use microscale_checkpoint::Progress;
 
-/// Set by Ctrl-C. Operations stop at the next tensor and remove what they have written.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+use crate::signals;
 
 /// A progress bar on stderr. Where that is not a terminal, nothing is shown.
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// Shows the bar and takes over Ctrl-C.
+    /// Shows the bar of an operation. Signals let it clean up from now on.
     pub(crate) fn new(what: &'static str) -> Self {
-        // Setting a handler fails if there is one already, which then is ours, or on systems without signals.
-        let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+        signals::set_working(true);
         let bar = ProgressBar::new(0);
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -31,12 +28,13 @@ impl Bar {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);
         self.0.set_message(progress.tensor.to_string());
-        if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if signals::caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+        signals::set_working(false);
     }
 }

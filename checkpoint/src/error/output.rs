@@ -44,6 +44,28 @@ pub enum OutputError {
         output: PathBuf,
     },
 
+    /// Two outputs are the same, or one holds the other.
+    #[error(
+        "the outputs {} and {} are the same file, or one lies in the other; give each a place of its own",
+        .first.display(), .second.display()
+    )]
+    Same {
+        /// One output, with symbolic links resolved.
+        first: PathBuf,
+        /// Another, likewise.
+        second: PathBuf,
+    },
+
+    /// A directory called `OUT.parts` is not one of finished shards.
+    #[error(
+        "{} is there and was not made by `quantize --part`; move it away, or name another output",
+        .path.display()
+    )]
+    NotParts {
+        /// The directory.
+        path: PathBuf,
+    },
+
     /// A name that the output needs is taken.
     #[error(
         "{}: tensor {tensor} becomes {name}, but there is a tensor of that name; rename it, or leave \

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
-use crate::write::output::Output;
+use crate::write::temporary::is_temporary;
 
-/// Directories that belong to the tools that fetched the checkpoint.
-const NOT_CONTENT: [&str; 2] = [".git", ".cache"];
+/// The directory that file systems have at their top, where they are mounted.
+pub(crate) const OF_FILE_SYSTEM: &str = "lost+found";
+
+/// Directories that belong to the tools that fetched the checkpoint, and to the file system that it is on.
+const NOT_CONTENT: [&str; 3] = [".git", ".cache", OF_FILE_SYSTEM];
 
 /// An entry of a checkpoint's directory that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +45,9 @@ pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped
             let skip = if rewritten.contains(&path) {
                 continue;
             } else if kind.is_dir() && NOT_CONTENT.iter().any(|name| entry.file_name() == *name) {
-                "it belongs to the tool that fetched the checkpoint"
+                "it belongs to the tool that fetched the checkpoint, or to the file system"
+            } else if kind.is_dir() && is_temporary(&entry.file_name()) {
+                "it belongs to a run of this program, which goes on or was killed"
             } else if kind.is_dir() {
                 directories.push(path);
                 continue;
@@ -62,16 +67,31 @@ pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped
     Ok((files, skipped))
 }
 
+/// The files that are no weights and that links lead to, outside of the checkpoint: each link, and the file
+/// that will be copied. Hugging Face's cache is made of such links.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn outside_links(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, PathBuf)>> {
+    if !checkpoint.directory {
+        return Ok(Vec::new());
+    }
+    let root = checkpoint.path.canonicalize().map_err(Error::io("open", &checkpoint.path))?;
+    let (files, _) = list(checkpoint)?;
+    let links = files.into_iter().map(|file| checkpoint.path.join(file)).filter(|file| file.is_symlink());
+    let targets = links.filter_map(|link| link.canonicalize().ok().map(|target| (link, target)));
+    Ok(targets.filter(|(_, target)| !target.starts_with(&root)).collect())
+}
+
 /// Copies a file byte for byte.
-pub(crate) fn copy(checkpoint: &Checkpoint, name: &Path, output: &Output) -> Result<()> {
-    let (from, to) = (checkpoint.path.join(name), output.place(name)?);
-    let mut reader = fs::File::open(&from).map_err(Error::io("open", &from))?;
-    let copied = fs::File::create_new(&to).and_then(|mut writer| {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
+    let mut reader = fs::File::open(from).map_err(Error::io("open", from))?;
+    let copied = fs::File::create_new(to).and_then(|mut writer| {
         std::io::copy(&mut reader, &mut writer)?;
         writer.set_permissions(reader.metadata()?.permissions())?;
         writer.sync_all()
     });
-    copied.map_err(Error::io("write", &to))
+    copied.map_err(Error::io("write", to))
 }
 
 fn relative(path: &Path, root: &Path) -> PathBuf {

@@ -73,7 +73,7 @@ pub(crate) fn write_rest(
     }
     let (files, skipped) = others::list(checkpoint)?;
     for file in files {
-        others::copy(checkpoint, &file, output)?;
+        others::copy(&checkpoint.path.join(&file), &output.place(&file)?)?;
         meter.before("")?;
     }
     Ok(skipped)

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 #[cfg(feature = "cuda")]
 use std::time::Duration;
 
-use anyhow::Context;
 use comfy_table::Table;
 #[cfg(feature = "cuda")]
 use microscale::gpu::KernelId;
@@ -24,6 +23,8 @@ use crate::bench::tune;
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
+use crate::outputs::Files;
+use crate::pending::Pending;
 use crate::streams::print;
 use crate::text::table::table;
 
@@ -82,20 +83,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
+    Files { written: &[args.json.as_deref(), args.tune.as_deref()], ..Files::default() }.check()?;
+    let json = args.json.as_deref().map(Pending::create).transpose()?;
     if args.op.contains(&Op::Load) {
-        return load(&args);
+        return load(&args, json);
     }
     let recipes = recipes(&args)?;
     let mut measurements = Vec::new();
     let tuned = match &args.tune {
-        Some(file) => Some((file, tuned_op(&args, &recipes)?)),
+        Some(file) => Some((Pending::create(file)?, tuned_op(&args, &recipes)?)),
         None => None,
     };
     let device = device(args.device)?;
     if let Some((file, op)) = tuned {
         print(&device)?;
         let text = table_of_choices(op, &recipes[0], &device, &mut measurements)?;
-        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        file.finish(text.trim_end())?;
     } else {
         let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
         print(&device)?;
@@ -104,17 +107,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     print(rows(&measurements).trim_fmt())?;
-    if let Some(file) = args.json {
+    if let Some(json) = json {
         let records: Vec<_> = measurements.iter().map(record).collect();
-        let text = serde_json::to_string_pretty(&records)?;
-        std::fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        json.finish(serde_json::to_string_pretty(&records)?)?;
     }
     Ok(())
 }
 
 /// Prints what the first use of each kernel costs.
 #[cfg(feature = "cuda")]
-fn load(args: &Args) -> anyhow::Result<()> {
+fn load(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
     let Args { op, format, convention, scale_layout, search, shape, dtype, tokens, ladder, tune, .. } = args;
     let about_values = !(format.is_empty() && convention.is_empty() && scale_layout.is_empty())
         || !(search.is_empty() && shape.is_empty() && dtype.is_empty() && tokens.is_empty());
@@ -135,15 +137,14 @@ fn load(args: &Args) -> anyhow::Result<()> {
     let total: Duration = each.iter().map(|(_, time)| *time).sum();
     table.add_row(["all".into(), String::new(), format!("{:.0}", milliseconds(total))]);
     print(table.trim_fmt())?;
-    let Some(file) = &args.json else { return Ok(()) };
+    let Some(file) = json else { return Ok(()) };
     let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
     let records: Vec<_> = each.iter().map(record).collect();
-    std::fs::write(file, serde_json::to_string_pretty(&records)? + "\n")
-        .with_context(|| format!("cannot write {}", file.display()))
+    file.finish(serde_json::to_string_pretty(&records)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn load(_: &Args) -> anyhow::Result<()> {
+fn load(_: &Args, _: Option<Pending>) -> anyhow::Result<()> {
     Err(microscale::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()).into())
 }
 

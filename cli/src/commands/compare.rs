@@ -9,6 +9,7 @@ use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
+use crate::outputs::Files;
 use crate::pending::Pending;
 use crate::plot::Plot;
 use crate::plot::point::Point;
@@ -46,6 +47,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let a = Checkpoint::open(&args.a)?;
     let b = args.b.as_deref().map(Checkpoint::open).transpose()?;
     let recipe = args.recipe()?;
+    let checkpoints: Vec<_> = [Some(&a), b.as_ref()].into_iter().flatten().collect();
+    Files { checkpoints: &checkpoints, written: &[args.plot.as_deref()], ..Files::default() }.check()?;
     let plot = args.plot.as_deref().map(Pending::create).transpose()?;
     let device = device(args.device_choice())?;
     let mut bar = Bar::new("comparing");

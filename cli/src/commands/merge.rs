@@ -6,6 +6,7 @@ use anyhow::Result;
 use microscale_checkpoint::{self as checkpoint, Checkpoint};
 use serde_json::json;
 
+use crate::outputs::{Files, LinkArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::streams::print;
@@ -21,10 +22,22 @@ pub(crate) struct Args {
     /// Also write what became of each tensor as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    links: LinkArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let checkpoint = Checkpoint::open(&args.input)?;
+    let parts = checkpoint::parts_directory(&args.out)?;
+    Files {
+        checkpoints: &[&checkpoint],
+        outputs: &[&args.out, &parts],
+        written: &[args.json.as_deref()],
+        ..Files::default()
+    }
+    .check()?;
+    tell_of_left(&checkpoint::remove_unfinished_output(&args.out));
+    args.links.tell(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let mut bar = Bar::new("merging");
     let merged = checkpoint::merge(&checkpoint, &args.out, &mut |progress| bar.update(progress))?;
@@ -36,5 +49,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut text =
         format!("{shards} shards, all with their checksums; {tensors} tensors, {}\n", bytes(merged.bytes));
     text += &skipped_text(&merged.skipped);
+    if let Some(left) = &merged.left {
+        text += &format!("\nleft {}: it has files that are not of this merge\n", left.display());
+    }
     print(text + &format!("\ntime    {}\noutput  {}", seconds(merged.seconds), args.out.display()))
 }

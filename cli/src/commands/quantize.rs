@@ -15,6 +15,7 @@ use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
 use crate::options::words::{pattern, words};
+use crate::outputs::{Files, LinkArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
@@ -59,6 +60,8 @@ pub(crate) struct Args {
     /// Also write a report as one HTML file: settings, loss by tensor, distributions, worst blocks
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
+    #[command(flatten)]
+    links: LinkArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -88,9 +91,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if args.report.is_some() {
         plan.collect_details(WORST_BLOCKS);
     }
-    if args.report.is_some() && args.report == args.json {
-        return Err(Usage::new("--report and --json name the same file").into());
-    }
+    args.look_around(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let report = args.report.as_deref().map(Pending::create).transpose()?;
     let facts = match &args.out {
@@ -118,6 +119,33 @@ pub(crate) fn run(args: Args) -> Result<()> {
         json.finish(format_args!("{:#}", facts.0))?;
     }
     print(facts.1)
+}
+
+impl Args {
+    /// Makes sure that nothing will be overwritten, removes what killed runs have left of this output, and tells
+    /// of links.
+    fn look_around(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let out = self.out.as_deref().filter(|_| !self.dry_run);
+        let parts = out.filter(|_| self.part.is_some()).map(checkpoint::parts_directory).transpose()?;
+        Files {
+            checkpoints: &[checkpoint],
+            read: &[self.recipe.file(), self.recipe.global_scales(), self.recipe.importance()],
+            outputs: &out.into_iter().chain(parts.as_deref()).collect::<Vec<_>>(),
+            written: &[self.json.as_deref(), self.report.as_deref()],
+        }
+        .check()?;
+        match (out, self.part) {
+            (None, _) => Ok(()),
+            (Some(out), Some(part)) => {
+                tell_of_left(&checkpoint::remove_unfinished_part(out, part));
+                Ok(())
+            }
+            (Some(out), None) => {
+                tell_of_left(&checkpoint::remove_unfinished_output(out));
+                self.links.tell(checkpoint)
+            }
+        }
+    }
 }
 
 /// Turns an error about options into one about the command line.

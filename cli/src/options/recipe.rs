@@ -118,6 +118,11 @@ impl RecipeArgs {
         }
     }
 
+    /// The recipe's file, if it is one and no preset.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.recipe.as_deref().map(Path::new).filter(|path| path.is_file())
+    }
+
     /// The file with importance by column.
     pub(crate) fn importance(&self) -> Option<&Path> {
         self.importance.as_deref()

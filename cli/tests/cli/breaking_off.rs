@@ -1,60 +1,153 @@
 //! Runs that do not come to their end: killed at any moment, or without leave to write. The output is
 //! complete or absent. (A full disk is in `malformed`.)
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use microscale_test_support::{Scratch, command, program, run, sample};
 
+use super::parts::{files, input};
 use super::quantize;
 
 const OPTIONS: [&str; 4] = ["--format", "nvfp4", "--search", "full"];
 
-/// Every file of a directory, with its bytes.
-fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    entries.map(|path| (path.file_name().unwrap().into(), fs::read(path).unwrap())).collect()
-}
-
-/// The entries of a scratch directory, except temporary directories, which only a kill leaves.
-fn visible(scratch: &Scratch) -> Vec<String> {
+/// Every entry of a scratch directory, also what only a kill leaves.
+fn entries(scratch: &Scratch) -> Vec<String> {
     let entries = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
-    names.retain(|name| !name.starts_with('.'));
     names.sort();
     names
 }
 
-#[test]
-fn killed_at_a_hundred_moments() {
-    let scratch = Scratch::new();
-    // Built before the clock starts.
-    program();
-    let start = Instant::now();
-    quantize(&scratch, &sample(), "WHOLE", &OPTIONS).ok();
-    let (whole, seconds) = (files(&scratch.path("WHOLE")), start.elapsed().as_secs_f64());
+/// Runs a command a hundred times and kills it at any moment, or a little after its end. Each time `check` looks
+/// at what is there, and says whether the output is. In the end there is an output, and nothing else that was
+/// not there before.
+fn killed_at_a_hundred_moments(
+    scratch: &Scratch,
+    begin: impl Fn() -> Command,
+    check: impl Fn() -> bool,
+    seconds: f64,
+) {
     let mut random = fastrand::Rng::with_seed(3);
     let mut finished = 0;
     for _ in 0..100 {
-        let out = scratch.path("OUT");
-        let mut child = command(&[&"quantize", &sample(), &"--out", &out]);
-        let mut child = child.args(OPTIONS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = begin().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs_f64(random.f64() * seconds * 1.2));
         child.kill().unwrap();
         child.wait().unwrap();
-        if out.exists() {
-            finished += 1;
-            assert_eq!(files(&out), whole);
-            fs::remove_dir_all(&out).unwrap();
-        }
+        finished += u32::from(check());
+        let _ = fs::remove_dir_all(scratch.path("OUT"));
     }
     assert!(finished < 100, "no kill came in time");
-    assert_eq!(visible(&scratch), ["WHOLE"]);
-    quantize(&scratch, &sample(), "OUT", &OPTIONS).ok();
-    assert_eq!(files(&scratch.path("OUT")), whole);
+}
+
+/// The seconds that a command takes.
+fn seconds_of(mut command: Command) -> f64 {
+    // Built before the clock starts.
+    program();
+    let start = Instant::now();
+    assert!(command.stdout(Stdio::null()).status().unwrap().success());
+    start.elapsed().as_secs_f64()
+}
+
+/// A command whose output must be whole or absent, and that is killed, with its output in place of `WHOLE`.
+fn whole_or_absent(scratch: &Scratch, begin: impl Fn(&Path) -> Command) {
+    let (out, whole) = (scratch.path("OUT"), scratch.path("WHOLE"));
+    let seconds = seconds_of(begin(&whole));
+    let (whole, before) = (files(&whole), entries(scratch));
+    let check = || {
+        assert!(!out.exists() || files(&out) == whole, "there is a part of the output");
+        out.exists()
+    };
+    killed_at_a_hundred_moments(scratch, || begin(&out), check, seconds);
+    assert!(begin(&out).stdout(Stdio::null()).status().unwrap().success());
+    assert!(check());
+    fs::remove_dir_all(&out).unwrap();
+    assert_eq!(entries(scratch), before, "what killed runs have left is removed by the next");
+}
+
+#[test]
+fn quantize_is_killed() {
+    let scratch = Scratch::new();
+    whole_or_absent(&scratch, |out| {
+        let mut command = command(&[&"quantize", &sample(), &"--out", &out]);
+        command.args(OPTIONS);
+        command
+    });
+}
+
+#[test]
+fn convert_is_killed() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "IN", &["--format", "nvfp4"]).ok();
+    let input = scratch.path("IN");
+    whole_or_absent(&scratch, |out| command(&[&"convert", &input, &"--to", &"modelopt", &"--out", &out]));
+}
+
+#[test]
+fn a_part_is_killed() {
+    let scratch = Scratch::new();
+    let (input, out) = (input(&scratch), scratch.path("OUT"));
+    quantize(&scratch, &input, "WHOLE", &OPTIONS).ok();
+    let (whole, before) = (files(&scratch.path("WHOLE")), entries(&scratch));
+    let begin = || {
+        let mut command = command(&[&"quantize", &input, &"--out", &out, &"--part", &"1/1"]);
+        command.args(OPTIONS);
+        command
+    };
+    let merge = || run(&[&"merge", &input, &"--out", &out]);
+    let seconds = seconds_of(begin());
+    merge().ok();
+    fs::remove_dir_all(&out).unwrap();
+    let check = || {
+        let merged = merge();
+        match merged.code {
+            Some(0) => assert_eq!(files(&out), whole),
+            _ => merged.fails_with(&["shards are not in"]),
+        }
+        out.exists()
+    };
+    killed_at_a_hundred_moments(&scratch, begin, check, seconds);
+    assert!(begin().stdout(Stdio::null()).status().unwrap().success());
+    assert!(check());
+    fs::remove_dir_all(&out).unwrap();
+    assert_eq!(entries(&scratch), before, "what killed parts have left is removed by merging");
+}
+
+#[test]
+fn merge_is_killed() {
+    let scratch = Scratch::new();
+    let (input, out, parts) = (input(&scratch), scratch.path("OUT"), scratch.path("OUT.parts"));
+    quantize(&scratch, &input, "WHOLE", &OPTIONS).ok();
+    let (whole, before) = (files(&scratch.path("WHOLE")), entries(&scratch));
+    quantize(&scratch, &input, "OUT", &[&OPTIONS[..], &["--part", "1/1"]].concat()).ok();
+    let complete = files(&parts);
+    let restore = || {
+        let _ = fs::remove_dir_all(&parts);
+        complete
+            .iter()
+            .for_each(|(name, bytes)| drop(scratch.write(Path::new("OUT.parts").join(name), bytes)));
+    };
+    let begin = || command(&[&"merge", &input, &"--out", &out]);
+    let seconds = seconds_of(begin());
+    fs::remove_dir_all(&out).unwrap();
+    restore();
+    let check = || {
+        if out.exists() {
+            assert_eq!(files(&out), whole);
+            restore();
+            return true;
+        }
+        assert_eq!(files(&parts), complete, "a merge that was killed can be repeated");
+        false
+    };
+    killed_at_a_hundred_moments(&scratch, begin, check, seconds);
+    run(&[&"merge", &input, &"--out", &out]).ok();
+    assert_eq!(files(&out), whole);
+    fs::remove_dir_all(&out).unwrap();
+    assert_eq!(entries(&scratch), before, "what killed merges have left is removed by the next");
 }
 
 #[cfg(target_os = "linux")]

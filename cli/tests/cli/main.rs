@@ -4,6 +4,9 @@ mod breaking_off;
 mod comparison;
 mod conventions;
 mod doctor;
+#[cfg(unix)]
+mod ending;
+mod filling;
 mod gguf;
 mod global_scale;
 mod manual;
@@ -11,6 +14,7 @@ mod measuring;
 mod mixed;
 mod mxfp8;
 mod nvfp4;
+mod outputs;
 mod packed;
 mod parts;
 mod recipes;

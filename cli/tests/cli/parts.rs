@@ -192,6 +192,96 @@ fn merge_if_complete(scratch: &Scratch, input: &Path) -> Option<BTreeMap<PathBuf
     None
 }
 
+/// What a merge has checked is what it takes. scripts/merge_beside_parts.py does this for longer.
+#[test]
+fn merging_beside_parts_that_are_made_again_mixes_nothing() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let scratch = Scratch::new();
+    let input = input(&scratch);
+    let options = [["--format", "mxfp4"], ["--format", "nvfp4"]];
+    let wholes = options.map(|options| {
+        quantize(&scratch, &input, options[1], &options).ok();
+        files(&scratch.path(options[1]))
+    });
+    let stop = AtomicBool::new(false);
+    let again = |part_of: &str, first: usize| {
+        for turn in first.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            // Refused while there is an output.
+            Run::new(part(&scratch, &input, part_of, &options[turn % 2]));
+        }
+    };
+    let (merged, mixed, failed) = std::thread::scope(|scope| {
+        scope.spawn(|| again("1/2", 0));
+        scope.spawn(|| again("2/2", 1));
+        let start = std::time::Instant::now();
+        let (mut merged, mut mixed, mut failed) = (0, 0, 0);
+        for tried in 0.. {
+            if (tried >= 100 && merged > 0) || start.elapsed().as_secs() > 60 {
+                break;
+            }
+            if merge(&scratch, &input).code == Some(0) {
+                merged += 1;
+                mixed += usize::from(!wholes.contains(&files(&scratch.path("OUT"))));
+                fs::remove_dir_all(scratch.path("OUT")).unwrap();
+            }
+            if scratch.path("OUT").exists() {
+                failed += 1;
+                fs::remove_dir_all(scratch.path("OUT")).unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        (merged, mixed, failed)
+    });
+    assert!(merged > 0, "no merge came between");
+    assert_eq!((mixed, failed), (0, 0), "outputs of both options; failures with a complete output");
+}
+
+/// Relative for one, absolute for another: to each machine the input may be somewhere else.
+#[test]
+fn parts_may_know_the_input_by_different_paths() {
+    let scratch = Scratch::new();
+    let input = input(&scratch);
+    quantize(&scratch, &input, "ONE", &OPTIONS).ok();
+    Run::new(part(&scratch, &input, "1/2", &OPTIONS)).ok();
+    let mut relative = part(&scratch, Path::new("IN"), "2/2", &OPTIONS);
+    relative.current_dir(scratch.path(""));
+    Run::new(relative).ok();
+    merge(&scratch, &input).ok();
+    assert_eq!(files(&scratch.path("OUT")), files(&scratch.path("ONE")));
+}
+
+/// Another user may merge: notes are as readable as the shards.
+#[cfg(unix)]
+#[test]
+fn notes_have_the_mode_of_shards() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new();
+    let input = input(&scratch);
+    Run::new(part(&scratch, &input, "1/1", &OPTIONS)).ok();
+    let mode = |name: &str| {
+        let file = scratch.path("OUT.parts").join(name);
+        fs::metadata(file).unwrap().permissions().mode()
+    };
+    let shard = "model-3-of-7.safetensors";
+    assert_eq!(mode(&format!("{shard}.note.json")), mode(shard));
+    assert_eq!(mode(shard) & 0o400, 0o400);
+}
+
+#[test]
+fn shards_may_have_names_as_long_as_the_system_allows() {
+    let scratch = Scratch::new();
+    let name = &*format!("{}.safetensors", "x".repeat(243)).leak();
+    let tensor = ("a.weight", Dtype::F32, vec![2, 32], floats(&noise(64)));
+    scratch.write_tensors(format!("IN/{name}"), &[tensor]);
+    scratch.write_index("IN", &[("a.weight", name)]);
+    Run::new(part(&scratch, &scratch.path("IN"), "1/1", &[])).ok();
+    merge(&scratch, &scratch.path("IN")).ok();
+    assert!(scratch.path("OUT").join(name).exists() && !scratch.path("OUT.parts").exists());
+}
+
 #[test]
 fn numbers_of_parts_that_make_no_sense() {
     let scratch = Scratch::new();

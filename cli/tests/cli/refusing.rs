@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::process::Stdio;
 
-use microscale_test_support::{Run, Scratch, TensorData, command, raw_file, run, sample};
+use microscale_test_support::{Run, Scratch, TensorData, command, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
@@ -192,37 +192,4 @@ fn a_reader_who_has_seen_enough_is_no_error() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert!(child.wait().unwrap().success(), "{stderr}");
     assert_eq!(stderr, "");
-}
-
-/// Ctrl-C in the middle of the work: nothing stays, not even under a temporary name.
-#[cfg(unix)]
-#[test]
-fn an_interrupted_run_leaves_nothing() {
-    let scratch = Scratch::new();
-    // A gigabyte of zeros that takes no room on the disk, in tensors small enough to stop between them.
-    let (tensors, bytes) = (256, 1 << 22);
-    let header = (0..tensors).map(|i| {
-        let (start, end) = (i * bytes, (i + 1) * bytes);
-        format!(r#""{i}.weight":{{"dtype":"F32","shape":[1024,1024],"data_offsets":[{start},{end}]}}"#)
-    });
-    let header = format!("{{{}}}", header.collect::<Vec<_>>().join(","));
-    let input = scratch.write("in.safetensors", raw_file(&header, &[]));
-    let file = fs::File::options().write(true).open(&input).unwrap();
-    file.set_len(8 + header.len() as u64 + tensors * bytes).unwrap();
-    // Not `contents`, which would read the gigabyte.
-    let entries = || fs::read_dir(scratch.path("")).unwrap().count();
-
-    let mut command = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
-    let child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let started = std::time::Instant::now();
-    while entries() < 2 {
-        assert!(started.elapsed().as_secs() < 60, "the program does not begin");
-        std::thread::yield_now();
-    }
-    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(kill.unwrap().success());
-    let output = child.wait_with_output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &*stderr), (Some(1), "error: interrupted; nothing was written\n"));
-    assert_eq!(entries(), 1, "only the input should be there");
 }

@@ -1,0 +1,135 @@
+//! Merging: the finished shards become the output.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::error::parts::PartsError;
+use crate::error::{Error, Result};
+use crate::parts::directory::Directory;
+use crate::parts::note::Note;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::write::others::Skipped;
+use crate::write::output::Output;
+use crate::write::place::Place;
+use crate::write::progress::{Meter, OnProgress};
+use crate::write::rewrite::write_rest;
+use crate::write::work::Renamed;
+
+/// The outcome of merging.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Merged {
+    /// Shards.
+    pub shards: usize,
+    /// Each tensor of the input with what became of it, as `quantize` would have said it in JSON.
+    pub tensors: Vec<Value>,
+    /// Bytes of all tensors of the output.
+    pub bytes: u64,
+    /// Other entries of the directory that were not copied.
+    pub skipped: Vec<Skipped>,
+    /// `OUT.parts`, if it is still there because something else is in it: files of others, or shards that
+    /// were made again meanwhile.
+    pub left: Option<PathBuf>,
+    /// Time for everything.
+    pub seconds: f64,
+}
+
+/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and of
+/// `OUT.parts` all that was merged is gone.
+///
+/// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input
+/// and the output. Parts may be made again at the same time: what was checked is what is in the output.
+///
+/// # Errors
+/// [`PartsError::Missing`](crate::PartsError::Missing), [`PartsError::Differ`](crate::PartsError::Differ),
+/// and everything about writing.
+pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>) -> Result<Merged> {
+    let start = Instant::now();
+    let directory = Directory::find(checkpoint, out)?;
+    let notes = notes(checkpoint, &directory)?;
+    let output = Output::create(checkpoint, out)?;
+    let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());
+    let mut meter = Meter::new(checkpoint.tensors(), progress);
+    let mut description = Description::of(checkpoint);
+    for (shard, note) in checkpoint.shards.iter().zip(notes) {
+        meter.before(&shard.name.to_string_lossy())?;
+        let to = output.place(&shard.name)?;
+        let shared = take(&directory.shard(shard), &to, &note)?;
+        if shared.is_none() {
+            return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
+        }
+        taken.push((shard, shared.flatten(), note.checksum));
+        meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
+        renamed.extend(Renamed { names: note.names.into_iter().collect(), bytes: note.tensor_bytes });
+        tensors.extend(note.tensors);
+        (description.config, description.hf_quant_config) = (note.config, note.hf_quant_config);
+    }
+    let bytes = renamed.bytes;
+    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
+    output.commit()?;
+    let merged = taken
+        .iter()
+        .filter(|(shard, place, checksum)| is_still(&directory.shard(shard), place.as_ref(), checksum));
+    let gone = directory.remove(merged.map(|(shard, ..)| directory.shard(shard)));
+    let left = (!gone).then_some(directory.path);
+    let (shards, seconds) = (checkpoint.shards.len(), start.elapsed().as_secs_f64());
+    Ok(Merged { shards, tensors, bytes, skipped, left, seconds })
+}
+
+/// Takes a finished shard into the output and then checks what was taken, as another may have its name by
+/// now. `None` if that is not the shard of the note; else its place, if it was not copied.
+fn take(from: &Path, to: &Path, note: &Note) -> Result<Option<Option<Place>>> {
+    if !note.may_fit(from) {
+        return Ok(None);
+    }
+    // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a link
+    // too.
+    let linked = !from.is_symlink() && fs::hard_link(from, to).is_ok();
+    if !linked {
+        fs::copy(from, to).map_err(Error::io("write", to))?;
+        File::open(to).and_then(|file| file.sync_all()).map_err(Error::io("write", to))?;
+    }
+    if to.is_symlink() || !note.fits(to) {
+        return Ok(None);
+    }
+    Ok(Some(if linked { Some(Place::of(to)?) } else { None }))
+}
+
+/// Returns whether a shard of `OUT.parts` is the one that was taken, and was not made again since.
+fn is_still(shard: &Path, taken: Option<&Place>, checksum: &str) -> bool {
+    match taken {
+        Some(taken) if cfg!(unix) => Place::of(shard).is_ok_and(|shard| shard.is(taken)),
+        _ => Note::read(shard).ok().flatten().is_some_and(|note| note.checksum == checksum),
+    }
+}
+
+/// The notes of all shards, which must be of one plan.
+fn notes(checkpoint: &Checkpoint, directory: &Directory) -> Result<Vec<Note>> {
+    let found = checkpoint.shards.iter().map(|shard| Note::read(&directory.shard(shard)));
+    let found = found.collect::<Result<Vec<_>>>()?;
+    let names = checkpoint.shards.iter().map(|shard| &shard.name);
+    let without: Vec<_> =
+        names.zip(&found).filter(|(_, note)| note.is_none()).map(|(name, _)| name.clone()).collect();
+    if !without.is_empty() {
+        return Err(missing(checkpoint, directory, without));
+    }
+    let notes: Vec<_> = found.into_iter().flatten().collect();
+    let other = notes.iter().position(|note| note.fingerprint != notes[0].fingerprint);
+    match other {
+        None => Ok(notes),
+        Some(other) => {
+            let shard = |number: usize| checkpoint.shards[number].name.clone();
+            let (first, second) = (shard(0), shard(other));
+            Err(Error::Parts(PartsError::Differ { directory: directory.path.clone(), first, second }))
+        }
+    }
+}
+
+fn missing(checkpoint: &Checkpoint, directory: &Directory, shards: Vec<PathBuf>) -> Error {
+    let (directory, of) = (directory.path.clone(), checkpoint.shards.len());
+    Error::Parts(PartsError::Missing { directory, shards, of })
+}

@@ -1,0 +1,75 @@
+//! What is looked at before a command writes: whether anything would be lost, what killed runs have left, and
+//! links that lead out of a checkpoint.
+
+use std::path::Path;
+
+use anyhow::Result;
+use microscale_checkpoint::{Checkpoint, Error, LeftBehind, OutputError, Places, outside_links};
+
+use crate::failures::Usage;
+use crate::streams::warn;
+use crate::text::table::{bytes, count};
+
+/// Links that are listed one by one.
+const LISTED: usize = 3;
+
+/// An option of commands that copy the files of a checkpoint.
+#[derive(clap::Args)]
+pub(crate) struct LinkArgs {
+    /// Copy files that links lead to, outside of INPUT, without a word about it
+    #[arg(long)]
+    follow_links: bool,
+}
+
+impl LinkArgs {
+    /// Says which files from outside of a checkpoint will be copied with it.
+    pub(crate) fn tell(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let links = if self.follow_links { Vec::new() } else { outside_links(checkpoint)? };
+        for (path, target) in links.iter().take(LISTED) {
+            warn(format_args!(
+                "warning: {} is a link out of the checkpoint, and {} is copied; --follow-links does so without a word",
+                path.display(),
+                target.display()
+            ));
+        }
+        if links.len() > LISTED {
+            warn(format_args!("warning: and {} more such links", count((links.len() - LISTED) as u64)));
+        }
+        Ok(())
+    }
+}
+
+/// The files of a command. Each that is written is checked against all others.
+#[derive(Default)]
+pub(crate) struct Files<'a> {
+    pub(crate) checkpoints: &'a [&'a Checkpoint],
+    /// Other files that are read.
+    pub(crate) read: &'a [Option<&'a Path>],
+    /// Checkpoints that are written, and directories of parts.
+    pub(crate) outputs: &'a [&'a Path],
+    /// Other files that are written.
+    pub(crate) written: &'a [Option<&'a Path>],
+}
+
+impl Files<'_> {
+    /// Makes sure that nothing that is read, or written otherwise, would be overwritten.
+    pub(crate) fn check(&self) -> Result<()> {
+        let mut places = Places::default();
+        self.checkpoints.iter().try_for_each(|checkpoint| places.read(checkpoint))?;
+        self.read.iter().flatten().try_for_each(|file| places.read_file(file))?;
+        self.outputs.iter().try_for_each(|out| places.write(out))?;
+        let written = self.written.iter().flatten().try_for_each(|file| places.write_file(file));
+        written.map_err(|error| match error {
+            Error::Output(OutputError::Same { .. }) => Usage::new(error).into(),
+            error => error.into(),
+        })
+    }
+}
+
+/// Says what was removed that killed runs had left.
+pub(crate) fn tell_of_left(left: &[LeftBehind]) {
+    for LeftBehind { path, bytes: left, .. } in left {
+        let (path, left) = (path.display(), bytes(*left));
+        warn(format_args!("removed {path} ({left}), which a run that was killed had left"));
+    }
+}

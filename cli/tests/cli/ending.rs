@@ -1,0 +1,163 @@
+//! Runs that are asked to end: they remove what they have begun, and end by the signal.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use microscale_test_support::{Scratch, command, raw_file};
+
+const SIGHUP: i32 = 1;
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
+
+/// A file of zeros that takes no room on the disk. Its tensors have so many rows and columns.
+fn zeros(scratch: &Scratch, tensors: u64, rows: u64, cols: u64) -> PathBuf {
+    let bytes = rows * cols * 4;
+    let header = (0..tensors).map(|i| {
+        let (start, end) = (i * bytes, (i + 1) * bytes);
+        format!(r#""{i}.weight":{{"dtype":"F32","shape":[{rows},{cols}],"data_offsets":[{start},{end}]}}"#)
+    });
+    let header = format!("{{{}}}", header.collect::<Vec<_>>().join(","));
+    let input = scratch.write("in.safetensors", raw_file(&header, &[]));
+    let file = fs::File::options().write(true).open(&input).unwrap();
+    file.set_len(8 + header.len() as u64 + tensors * bytes).unwrap();
+    input
+}
+
+/// The number of entries. Not `contents`, which would read gigabytes.
+fn entries(scratch: &Scratch) -> usize {
+    fs::read_dir(scratch.path("")).unwrap().count()
+}
+
+/// Starts a run, and waits until it writes.
+fn begun(scratch: &Scratch, input: &Path, more: &[&str]) -> Child {
+    let mut command = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
+    let child = command.args(more).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    while entries(scratch) < 2 {
+        assert!(started.elapsed().as_secs() < 60, "the program does not begin");
+        std::thread::yield_now();
+    }
+    child
+}
+
+fn signal(child: &Child, signal: i32) {
+    let kill = Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing_and_ends_by_the_signal() {
+    let scratch = Scratch::new();
+    // A gigabyte in tensors small enough to stop between them.
+    let input = zeros(&scratch, 256, 1024, 1024);
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        let child = begun(&scratch, &input, &[]);
+        signal(&child, number);
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(stderr, "error: interrupted; nothing was written\n");
+        assert_eq!(output.status.signal(), Some(number));
+        assert_eq!(entries(&scratch), 1, "only the input should be there");
+    }
+}
+
+#[test]
+fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
+    let scratch = Scratch::new();
+    // 2.4 GB, searched: minutes.
+    let input = zeros(&scratch, 1, 1 << 15, 18_432);
+    let options = ["--device", "cpu", "--format", "nvfp4", "--search", "full"];
+    let child = begun(&scratch, &input, &options);
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = Instant::now();
+    signal(&child, SIGINT);
+    let output = child.wait_with_output().unwrap();
+    let took = asked.elapsed();
+    assert_eq!(output.status.signal(), Some(SIGINT));
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+    assert_eq!(entries(&scratch), 1, "only the input should be there");
+
+    // A second one ends it at once, and what it leaves is removed by the next run.
+    let child = begun(&scratch, &input, &options);
+    signal(&child, SIGINT);
+    std::thread::sleep(Duration::from_millis(200));
+    let asked = Instant::now();
+    signal(&child, SIGINT);
+    let output = child.wait_with_output().unwrap();
+    let took = asked.elapsed();
+    assert_eq!(output.status.signal(), Some(SIGINT));
+    assert!(took < Duration::from_millis(350), "{took:?}");
+    let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().path());
+    let left = left.filter(|path| *path != input).collect::<Vec<_>>();
+    assert_eq!(left.len(), 1, "nothing was left to be removed");
+    let child = begun(&scratch, &input, &options);
+    while left[0].exists() {
+        std::thread::yield_now();
+    }
+    signal(&child, SIGTERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(SIGTERM));
+    assert_eq!(entries(&scratch), 1, "only the input should be there");
+}
+
+#[test]
+fn a_directory_that_was_to_be_filled_is_empty_again() {
+    let scratch = Scratch::new();
+    let input = zeros(&scratch, 256, 1024, 1024);
+    fs::create_dir(scratch.path("OUT")).unwrap();
+    let inside = || fs::read_dir(scratch.path("OUT")).unwrap().count();
+    fs::create_dir(scratch.path("IN")).unwrap();
+    fs::rename(&input, scratch.path("IN/model.safetensors")).unwrap();
+    let mut child = begun(&scratch, &scratch.path("IN"), &[]);
+    while inside() == 0 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    signal(&child, SIGINT);
+    assert_eq!(child.wait().unwrap().signal(), Some(SIGINT));
+    assert_eq!(inside(), 0);
+}
+
+#[test]
+fn signals_that_are_ignored_stay_so() {
+    let scratch = Scratch::new();
+    let input = zeros(&scratch, 8, 1024, 1024);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]);
+    let program = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
+    let child = shell.arg(program.get_program()).args(program.get_args()).stdout(Stdio::null()).spawn();
+    let mut child = child.unwrap();
+    let started = Instant::now();
+    while entries(&scratch) < 2 {
+        assert!(started.elapsed().as_secs() < 60, "the program does not begin");
+        std::thread::yield_now();
+    }
+    signal(&child, SIGHUP);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_loop_in_a_shell_stops() {
+    let scratch = Scratch::new();
+    let input = zeros(&scratch, 256, 1024, 1024);
+    let program = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
+    let said = scratch.path("said");
+    // The shell is sent the signal as well, as by a terminal: it stops only if its child ended by it.
+    let script = "trap 'exit 130' INT; for i in 1 2 3; do \"$@\"; echo $? >> $SAID; done";
+    let mut shell = Command::new("bash");
+    shell.args(["-c", script, "bash"]).env("SAID", &said).arg(program.get_program()).args(program.get_args());
+    use std::os::unix::process::CommandExt;
+    let mut shell = shell.process_group(0).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    while entries(&scratch) < 2 {
+        assert!(started.elapsed().as_secs() < 60, "the program does not begin");
+        std::thread::yield_now();
+    }
+    let group = format!("-{}", shell.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    assert_eq!(shell.wait().unwrap().code(), Some(130));
+    assert!(!said.exists(), "the loop went on");
+    assert_eq!(entries(&scratch), 1, "only the input should be there");
+}
