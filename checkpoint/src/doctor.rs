@@ -70,9 +70,13 @@ pub fn diagnose(
                 diagnosis.blocks += tensor.blocks();
                 blocks::look(&tensor, &mut diagnosis.findings);
                 stored::look(&tensor, &mut diagnosis.findings);
-                if let Some(original) = against.and_then(|against| against.tensor(tensor.name)) {
+                if let Some(against) = against
+                    && let Some(original) = against.tensor(tensor.name)
+                {
                     against::look(&tensor, &original, device, &mut diagnosis.findings)?;
+                    against.forget(&original);
                 }
+                checkpoint.forget(&tensor.codes);
                 packed.push(*tensor);
             }
             Err(error) => {

@@ -31,6 +31,7 @@ pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
             Logical::Packed(packed) => Some(Histogram::of(packed)),
             Logical::Plain(_) => None,
         };
+        checkpoint.forget_all(tensor.all_stored());
         inspected.push(Inspected { tensor, histogram, unreadable });
     }
     inspected

@@ -7,8 +7,10 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
 //! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `bands` | the parts of a tensor that are in memory at once |
 //! | `config`, `description`, `json` | the JSON files, and what they say about weights |
 
+pub(crate) mod bands;
 pub(crate) mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod description;

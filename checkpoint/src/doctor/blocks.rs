@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
 use crate::conventions::packed::Packed;
+use crate::conventions::packed::bands::Blocks;
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
@@ -26,14 +27,15 @@ struct Counts {
 #[derive(Clone, Copy, Default)]
 struct Count {
     blocks: u64,
-    first: Option<usize>,
+    /// The first one's number and scale byte.
+    first: Option<(usize, u8)>,
 }
 
 impl Count {
-    fn add(&mut self, counted: bool, block: usize) {
+    fn add(&mut self, counted: bool, block: usize, scale: u8) {
         if counted {
             self.blocks += 1;
-            self.first.get_or_insert(block);
+            self.first.get_or_insert((block, scale));
         }
     }
 
@@ -45,34 +47,19 @@ impl Count {
 
 /// Looks at a tensor's scales and codes.
 pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
-    /// Blocks that are counted together.
-    const PART: usize = 1 << 14;
-    let (format, bytes) = (packed.format, packed.format.block_bytes());
-    let (codes, scales) = packed.parts();
-    let parts = scales.par_chunks(PART).zip(codes.par_chunks(PART * bytes));
-    let counts: Vec<_> = parts
-        .enumerate()
-        .map(|(part, (scales, codes))| {
-            let mut counts = Counts::default();
-            for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(bytes)).enumerate() {
-                counts.add(format, *scale, codes, part * PART + i);
-            }
-            counts
-        })
-        .collect();
-    let counts = counts.into_iter().fold(Counts::default(), Counts::then);
-    let blocks = scales.len() as u64;
+    let counts = packed.each_blocks().map(|blocks| counts(packed.format, &blocks));
+    let counts = counts.fold(Counts::default(), Counts::then);
+    let blocks = packed.blocks();
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
         (Defect::ZeroBlocks, counts.zeros, ZEROS),
         (Defect::SaturatedBlocks, counts.saturated, SATURATED),
     ] {
-        if let Some(first) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
+        if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =
                 packed.storage.scales_shape(&packed.shape).last().copied().unwrap_or(1).max(1);
             let (row, block) = (first / blocks_per_row, first % blocks_per_row);
-            let byte = scales[first];
             let what = format!(
                 "{} of {blocks} blocks, the first in row {row}, block {block} (scale byte {byte:#04x})",
                 count.blocks
@@ -82,21 +69,39 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
+fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
+    /// Blocks that are counted together.
+    const PART: usize = 1 << 14;
+    let bytes = format.block_bytes();
+    let parts = blocks.scales.par_chunks(PART).zip(blocks.codes.par_chunks(PART * bytes));
+    let counts: Vec<_> = parts
+        .enumerate()
+        .map(|(part, (scales, codes))| {
+            let mut counts = Counts::default();
+            for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(bytes)).enumerate() {
+                counts.add(format, *scale, codes, blocks.first + part * PART + i);
+            }
+            counts
+        })
+        .collect();
+    counts.into_iter().fold(Counts::default(), Counts::then)
+}
+
 impl Counts {
     fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
         // Whatever its sign.
         let nan = format.is_nan_scale(scale);
-        self.nan.add(nan, block);
-        self.signed.add(!format.is_scale(scale) && !nan, block);
+        self.nan.add(nan, block, scale);
+        self.signed.add(!format.is_scale(scale) && !nan, block, scale);
         if format.bits() == 4 {
-            self.zeros.add(codes.iter().all(|byte| byte & 0x77 == 0), block);
+            self.zeros.add(codes.iter().all(|byte| byte & 0x77 == 0), block, scale);
             let largest = u16::from(scale) == format.facts().scale.largest();
             let cut = codes
                 .iter()
                 .map(|byte| u32::from(byte & 7 == 7) + u32::from(byte & 0x70 == 0x70))
                 .sum::<u32>();
             let all = 2 * codes.len() as u32;
-            self.saturated.add(cut == all || largest && 4 * cut >= all, block);
+            self.saturated.add(cut == all || largest && 4 * cut >= all, block, scale);
         }
     }
 
