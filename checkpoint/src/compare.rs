@@ -106,7 +106,7 @@ fn difference(a: &Logical<'_>, b: &Logical<'_>, device: &Device) -> Result<Diffe
         return Ok(Difference::Bytes { same });
     }
     let mut errors = ErrorStats::default();
-    for band in a.bands_beside(b) {
+    for band in a.bands_beside(b)? {
         errors = a.values_in(band.clone(), device)?.errors_of(&b.values_in(band, device)?, errors);
     }
     Ok(Difference::Values(errors))

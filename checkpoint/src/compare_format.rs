@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::plan::selection::{Selection, Wish};
 use crate::read::bands::row_bands;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
 use crate::read::values::{Values, float_dtype, with_values};
 use crate::write::progress::{OnProgress, Progress};
@@ -56,6 +57,8 @@ pub fn compare_format(
 fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<ErrorStats> {
     let (rows, cols) = tensor.matrix();
     let bands: Vec<_> = row_bands(rows, cols).collect();
+    let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
+    afford(tensor, tensor.name, largest.unwrap_or(0))?;
     let failed = |mut source, band: &Range<usize>| {
         if let microscale::Error::NonFinite { first, .. } = &mut source {
             first.row += band.start;

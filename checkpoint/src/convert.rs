@@ -16,7 +16,6 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
-use crate::read::bands::bands;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
@@ -189,7 +188,7 @@ impl<'a> Converter<'a> {
         let outlines = storage.outlines(packed.name, &packed.shape);
         let before = packed.global_scale.map(|(_, scale)| scale);
         let mut rounding = rounding(packed, storage);
-        for band in bands(elements(&packed.shape) as usize) {
+        for band in packed.bands()? {
             let cols = band.len();
             let tensor = packed.tensor(packed.blocks_in(band), 1, cols)?;
             if let Some(rounding) = &mut rounding {

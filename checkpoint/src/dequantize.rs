@@ -146,7 +146,7 @@ struct Done {
 fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
     let mut done = Done::default();
     let mut written = 0;
-    for band in packed.bands() {
+    for band in packed.bands()? {
         let from = Instant::now();
         let values: Vec<T> = packed.values_in(band, device)?;
         done.busy.push(Busy { from, until: Instant::now() });

@@ -85,6 +85,21 @@ pub enum Error {
         source: Box<microscale::Error>,
     },
 
+    /// A tensor that takes more memory than there is.
+    #[error(
+        "{}: tensor {tensor} needs {} MiB of memory at once, and the system does not give them; free memory, \
+         raise the limit of the process (ulimit -v), or use a machine with more",
+        .file.display(), .bytes.div_ceil(1 << 20)
+    )]
+    Memory {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The bytes that were asked for.
+        bytes: usize,
+    },
+
     /// Two checkpoints whose tensors of one name have different shapes.
     #[error(
         "tensor {tensor} has shape {first_shape:?} in {} and {second_shape:?} in {}; compare checkpoints of \

@@ -110,7 +110,7 @@ impl<'a> Packed<'a> {
     /// Those of [`Self::read`], and [`Error::Tensor`] if the device fails.
     pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
         let mut values = Vec::with_capacity(elements(&self.shape) as usize);
-        for band in self.bands() {
+        for band in self.bands()? {
             values.extend(self.values_in::<T>(band, device)?);
         }
         Ok(values)

@@ -69,7 +69,7 @@ fn sqnr(packed: &Packed<'_>, original: &Tensor<'_>, nibbles: Nibbles, device: &D
     // A byte's values are neighbours where blocks run: along the rows that are stored.
     let apart = if packed.storage.transposed { packed.shape.last().copied().unwrap_or(1) } else { 1 };
     let mut errors = ErrorStats::default();
-    for band in packed.bands() {
+    for band in packed.bands()? {
         let mut values: Vec<f32> = packed.values_in(band.clone(), device)?;
         if nibbles == Nibbles::Swapped {
             for pair in values.chunks_exact_mut(2 * apart.max(1)) {

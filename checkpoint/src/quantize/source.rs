@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::bands::row_bands;
+use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 use crate::write::busy::Busy;
@@ -70,14 +71,20 @@ impl<'s> Source<'s> {
         storage: &Storage,
         device: &Device,
     ) -> Result<Option<Matrix<'a>>> {
-        let (rows, _) = matrix::size(tensor, storage);
-        device.has_memory().then(|| Matrix::of(tensor, storage, 0..rows)).transpose()
+        if !device.has_memory() {
+            return Ok(None);
+        }
+        let (rows, cols) = matrix::size(tensor, storage);
+        if storage.transposed {
+            afford(tensor, tensor.name, rows.saturating_mul(cols))?;
+        }
+        Matrix::of(tensor, storage, 0..rows).map(Some)
     }
 
     /// Brings a tensor's [`Self::matrix`] to the device, if there is one; `origin` is the tensor's.
     ///
     /// # Errors
-    /// Those of [`Device::load`].
+    /// Those of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
     pub(crate) fn new(
         tensor: Tensor<'s>,
         storage: &'static Storage,
@@ -88,7 +95,14 @@ impl<'s> Source<'s> {
         let (rows, cols) = matrix::size(&tensor, storage);
         let there = matrix.map(|matrix| matrix.load(device, origin)).transpose();
         let there = there.map_err(|error| matrix::error(&tensor, storage, error))?;
-        let bands = if there.is_some() { [0..rows].into() } else { row_bands(rows, cols).collect() };
+        let bands: Vec<_> = match there {
+            Some(_) => [0..rows].into(),
+            None => row_bands(rows, cols).collect(),
+        };
+        if there.is_none() {
+            let largest = bands.iter().map(Range::len).max();
+            afford(&tensor, tensor.name, largest.unwrap_or(0).saturating_mul(cols))?;
+        }
         Ok(Self { tensor, storage, device, bands, there })
     }
 

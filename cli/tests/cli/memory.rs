@@ -3,12 +3,12 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use half::bf16;
-use microscale_test_support::{Arg, Scratch, command, header};
+use microscale_test_support::{Arg, Run, Scratch, command, header, program, raw_file};
 
 use super::noise;
 
@@ -90,4 +90,22 @@ fn transposes_take_little_more_too() {
     within(&[&input], &[&"quantize", &input, &"--out", &output, &gpt_oss[0], &gpt_oss[1]]);
     within(&[&input, &output], &[&"compare", &input, &output]);
     within(&[&input, &output], &[&"doctor", &output, &"--against", &input]);
+}
+
+#[test]
+fn memory_that_cannot_be_had_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    // Rows are not divided, and one has 64 million elements. The file has nothing in it, and takes no disk.
+    let text = header(&[("a.weight", "BF16", "[2,67108864]", "0", "268435456")]);
+    let input = scratch.write("in.safetensors", raw_file(text, &[]));
+    let written = fs::metadata(&input).unwrap().len();
+    File::options().write(true).open(&input).unwrap().set_len(written + 268_435_456).unwrap();
+    let before = scratch.contents().into_keys().collect::<Vec<_>>();
+    let out = scratch.path("out.safetensors");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 1250000; exec \"$0\" \"$@\""]).arg(program());
+    limited.args(["quantize", "--device", "cpu"]).arg(&input).arg("--out").arg(&out);
+    limited.env("RAYON_NUM_THREADS", "2");
+    Run::new(limited).fails_with(&["in.safetensors: tensor a.weight needs 1280 MiB of memory", "ulimit -v"]);
+    assert_eq!(scratch.contents().into_keys().collect::<Vec<_>>(), before, "nothing is left");
 }

@@ -8,6 +8,7 @@ use microscale::{Device, Element, QuantizedShape, QuantizedTensor};
 use super::{Logical, Packed};
 use crate::error::Result;
 use crate::read::bands::{bands, transposed_bands};
+use crate::read::memory::afford;
 use crate::read::tensor::elements;
 use crate::read::transposed::{columns, transposed};
 use crate::read::values::{Values, float_dtype};
@@ -30,7 +31,10 @@ impl<'a> Logical<'a> {
     }
 
     /// Bands that are whole blocks of this tensor and of another one of its shape.
-    pub(crate) fn bands_beside(&self, other: &Self) -> Vec<Range<usize>> {
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory).
+    pub(crate) fn bands_beside(&self, other: &Self) -> Result<Vec<Range<usize>>> {
         let packed = [self, other].into_iter().filter_map(|tensor| match tensor {
             Self::Plain(_) => None,
             Self::Packed(packed) => Some(packed),
@@ -38,7 +42,7 @@ impl<'a> Logical<'a> {
         // Those of a transpose are whole rows, and so whole blocks of one that is not.
         match packed.max_by_key(|packed| packed.storage.transposed) {
             Some(packed) => packed.bands(),
-            None => bands(elements(self.shape()) as usize).collect(),
+            None => Ok(bands(elements(self.shape()) as usize).collect()),
         }
     }
 
@@ -81,12 +85,18 @@ impl<'a> Packed<'a> {
     }
 
     /// The bands of the model's parameter: ranges of its elements, row by row, each of whole blocks.
-    pub(crate) fn bands(&self) -> Vec<Range<usize>> {
-        if self.storage.transposed {
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory).
+    pub(crate) fn bands(&self) -> Result<Vec<Range<usize>>> {
+        let bands = if self.storage.transposed {
             transposed_bands(&self.shape, self.format.block())
         } else {
             bands(elements(&self.shape) as usize).collect()
-        }
+        };
+        let largest = bands.iter().map(Range::len).max();
+        afford(&self.codes, self.name, largest.unwrap_or(0))?;
+        Ok(bands)
     }
 
     /// The values of a band of the model's parameter.
