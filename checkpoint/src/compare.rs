@@ -53,7 +53,7 @@ pub enum Difference {
 /// to F32.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
+/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
 /// [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,
@@ -87,6 +87,15 @@ pub fn compare(
     }
     comparison.only_second =
         b.iter().map(Logical::name).filter(|name| others.contains_key(name)).map(Into::into).collect();
+    if comparison.tensors.is_empty() {
+        let first_of = |names: &[String]| names.first().cloned().unwrap_or_default();
+        return Err(Error::NothingInCommon {
+            first: first.path.clone(),
+            first_name: first_of(&comparison.only_first),
+            second: second.path.clone(),
+            second_name: first_of(&comparison.only_second),
+        });
+    }
     Ok(comparison)
 }
 

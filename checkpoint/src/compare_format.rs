@@ -8,6 +8,7 @@ use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Re
 
 use crate::compare::{Compared, Comparison, Difference};
 use crate::conventions::packed::{Logical, logical};
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::plan::selection::{Selection, Wish};
 use crate::read::bands::row_bands;
@@ -22,7 +23,8 @@ use crate::write::progress::{OnProgress, Progress};
 /// has any. Tensors that are not selected, or quantized already, are left out.
 ///
 /// # Errors
-/// [`Error::Tensor`], [`Error::Interrupted`].
+/// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`],
+/// [`Error::Interrupted`].
 pub fn compare_format(
     checkpoint: &Checkpoint,
     selection: &Selection,
@@ -36,6 +38,9 @@ pub fn compare_format(
     });
     let selected = |tensor: &Tensor<'_>| selection.reason_to_copy(tensor, Wish::Nothing, None).is_none();
     let tensors: Vec<_> = tensors.filter(selected).collect();
+    if tensors.is_empty() {
+        return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone() }));
+    }
     let total = tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
     let mut done = 0;
     let mut comparison = Comparison::default();

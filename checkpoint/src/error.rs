@@ -119,6 +119,23 @@ pub enum Error {
         second_shape: Vec<usize>,
     },
 
+    /// Two checkpoints that have no tensor of the same name.
+    #[error(
+        "no tensor of {} is in {}, where the first one is called {second_name:?} and not {first_name:?}; compare \
+         checkpoints of the same model, with the same names",
+        .first.display(), .second.display()
+    )]
+    NothingInCommon {
+        /// One checkpoint.
+        first: PathBuf,
+        /// A name of a tensor there.
+        first_name: String,
+        /// The other checkpoint.
+        second: PathBuf,
+        /// A name of a tensor there.
+        second_name: String,
+    },
+
     /// A GPU that works no more.
     #[error("the device cannot be made ready; choose another with --device")]
     Device(#[source] microscale::Error),

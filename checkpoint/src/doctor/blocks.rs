@@ -1,11 +1,17 @@
 //! The check of scale bytes and codes, block by block: NaN and signed scales, zero blocks, saturated blocks.
 
-use microscale::Format;
+use microscale::{Element, Format};
 use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
 use crate::conventions::packed::Packed;
 use crate::conventions::packed::bands::Blocks;
+use crate::error::Result;
+use crate::quantize::matrix;
+use crate::quantize::matrix::Matrix;
+use crate::read::bands::row_bands;
+use crate::read::tensor::Tensor;
+use crate::read::values::{float_dtype, with_values};
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
@@ -45,11 +51,25 @@ impl Count {
     }
 }
 
-/// Looks at a tensor's scales and codes.
-pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
+/// Looks at a tensor's scales and codes. Blocks that are zeros in the original, too, are as they should be.
+///
+/// # Errors
+/// Those of reading the original.
+pub(super) fn look(
+    packed: &Packed<'_>,
+    original: Option<&Tensor<'_>>,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
     let counts = packed.each_blocks().map(|blocks| counts(packed.format, &blocks));
-    let counts = counts.fold(Counts::default(), Counts::then);
+    let mut counts = counts.fold(Counts::default(), Counts::then);
     let blocks = packed.blocks();
+    let comparable =
+        |original: &&Tensor<'_>| float_dtype(original.dtype).is_some() && original.shape == packed.shape;
+    if counts.zeros.blocks > 0
+        && let Some(original) = original.filter(comparable)
+    {
+        counts.zeros = lost_blocks(packed, original)?;
+    }
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
@@ -67,6 +87,31 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
             findings.push(Finding::in_packed(defect, packed, what));
         }
     }
+    Ok(())
+}
+
+/// The blocks of zeros that are no zeros in the original.
+fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
+    let (format, mut count) = (packed.format, Count::default());
+    let (rows, cols) = matrix::size(original, packed.storage);
+    let bytes = format.block_bytes();
+    for rows in row_bands(rows, cols) {
+        let blocks = packed.blocks_in(rows.start * cols..rows.end * cols);
+        let Matrix { values, .. } = Matrix::of(original, packed.storage, rows)?;
+        with_values!(&values, slice => {
+            let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(bytes));
+            for (i, ((scale, codes), values)) in coded.zip(slice.chunks(format.block())).enumerate() {
+                let lost = is_zeros(codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
+                count.add(lost, blocks.first + i, *scale);
+            }
+        });
+    }
+    Ok(count)
+}
+
+/// Returns whether 4-bit codes are all zeros, of whatever sign.
+fn is_zeros(codes: &[u8]) -> bool {
+    codes.iter().all(|byte| byte & 0x77 == 0)
 }
 
 fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
@@ -94,7 +139,7 @@ impl Counts {
         self.nan.add(nan, block, scale);
         self.signed.add(!format.is_scale(scale) && !nan, block, scale);
         if format.bits() == 4 {
-            self.zeros.add(codes.iter().all(|byte| byte & 0x77 == 0), block, scale);
+            self.zeros.add(is_zeros(codes), block, scale);
             let largest = u16::from(scale) == format.facts().scale.largest();
             let cut = codes
                 .iter()

@@ -141,9 +141,15 @@ impl ErrorStats {
         self.sums.non_finite
     }
 
-    /// Σ(a − b)² / Σa², 0 if both are 0.
+    /// Returns a figure, or NaN if nothing was compared that it could be about.
+    fn of_data(&self, figure: f64) -> f64 {
+        if self.elements() == 0 { f64::NAN } else { figure }
+    }
+
+    /// Σ(a − b)² / Σa², 0 if both are 0. This and the other figures are NaN if every pair was left out.
     pub fn relative_squared_error(&self) -> f64 {
-        if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal }
+        let relative = if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal };
+        self.of_data(relative)
     }
 
     /// Signal to quantization noise, 10 log₁₀ (Σa² / Σ(a − b)²), in dB; infinite without noise.
@@ -153,17 +159,17 @@ impl ErrorStats {
 
     /// The largest |a − b|.
     pub fn max_abs_error(&self) -> f64 {
-        self.sums.max_abs
+        self.of_data(self.sums.max_abs)
     }
 
     /// The cosine of the angle between the two; 1 if both are zero, 0 if one is.
     pub fn cosine(&self) -> f64 {
         let ErrorSums { signal, approximation, product, .. } = self.sums;
-        match (signal == 0.0, approximation == 0.0) {
+        self.of_data(match (signal == 0.0, approximation == 0.0) {
             (true, true) => 1.0,
             (false, false) => product / (signal.sqrt() * approximation.sqrt()),
             _ => 0.0,
-        }
+        })
     }
 }
 
