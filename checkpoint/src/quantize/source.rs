@@ -96,7 +96,7 @@ impl<'s> Source<'s> {
         let there = matrix.map(|matrix| matrix.load(device, origin)).transpose();
         let there = there.map_err(|error| matrix::error(&tensor, storage, error))?;
         let bands: Vec<_> = match there {
-            Some(_) => [0..rows].into(),
+            Some(_) => std::iter::once(0..rows).collect(),
             None => row_bands(rows, cols).collect(),
         };
         if there.is_none() {

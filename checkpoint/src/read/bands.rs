@@ -56,7 +56,7 @@ mod tests {
             }
             assert_eq!(end, count);
         }
-        assert_eq!(row_bands(usize::MAX, 0).collect::<Vec<_>>(), [0..0], "nothing of however many rows");
+        assert!(row_bands(usize::MAX, 0).eq(std::iter::once(0..0)), "nothing of however many rows");
         assert_eq!(row_bands(2, 2 * BAND).collect::<Vec<_>>(), [0..1, 1..2]);
     }
 
@@ -66,6 +66,6 @@ mod tests {
         let found = transposed_bands(&[2, rows, cols], 32);
         let at = |row: usize| row * cols;
         assert_eq!(found, [at(0)..at(64), at(64)..at(96), at(96)..at(160), at(160)..at(192)]);
-        assert_eq!(transposed_bands(&[usize::MAX, 0, usize::MAX], 32), [0..0]);
+        assert_eq!(transposed_bands(&[usize::MAX, 0, usize::MAX], 32), Vec::from_iter(bands(0)));
     }
 }
