@@ -1,7 +1,6 @@
 //! Comparing two checkpoints, tensor by tensor. Floats, quantized or not, are compared as values; all other
 //! tensors by their bytes.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
@@ -10,7 +9,6 @@ use microscale::{Device, ErrorStats};
 use crate::conventions::packed::{Logical, logical};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
-use crate::read::values::Values;
 use crate::write::progress::{OnProgress, Progress};
 
 /// Differences between two checkpoints.
@@ -55,7 +53,7 @@ pub enum Difference {
 /// to F32.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
+/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
 /// [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,
@@ -81,12 +79,23 @@ pub fn compare(
                     comparison.total += *errors;
                 }
                 comparison.tensors.push(Compared { name: name.into(), shape, difference });
+                first.forget_all(tensor.all_stored());
+                second.forget_all(other.all_stored());
             }
         }
         done += tensor.stored().data.len() as u64;
     }
     comparison.only_second =
         b.iter().map(Logical::name).filter(|name| others.contains_key(name)).map(Into::into).collect();
+    if comparison.tensors.is_empty() {
+        let first_of = |names: &[String]| names.first().cloned().unwrap_or_default();
+        return Err(Error::NothingInCommon {
+            first: first.path.clone(),
+            first_name: first_of(&comparison.only_first),
+            second: second.path.clone(),
+            second_name: first_of(&comparison.only_second),
+        });
+    }
     Ok(comparison)
 }
 
@@ -101,18 +110,13 @@ fn difference(a: &Logical<'_>, b: &Logical<'_>, device: &Device) -> Result<Diffe
         });
     }
     let (stored_a, stored_b) = (a.stored(), b.stored());
-    Ok(match (values(a, device)?, values(b, device)?) {
-        (Some(a), Some(b)) => Difference::Values(a.errors_of(&b)),
-        _ => Difference::Bytes { same: stored_a.dtype == stored_b.dtype && stored_a.data == stored_b.data },
-    })
-}
-
-fn values<'a>(tensor: &Logical<'a>, device: &Device) -> Result<Option<Values<'a>>> {
-    Ok(match tensor {
-        Logical::Plain(tensor) => tensor.values(),
-        Logical::Packed(packed) => {
-            let values = packed.values(device)?;
-            Some(Values::F32(Cow::Owned(values)))
-        }
-    })
+    if !a.has_values() || !b.has_values() {
+        let same = stored_a.dtype == stored_b.dtype && stored_a.data == stored_b.data;
+        return Ok(Difference::Bytes { same });
+    }
+    let mut errors = ErrorStats::default();
+    for band in a.bands_beside(b)? {
+        errors = a.values_in(band.clone(), device)?.errors_of(&b.values_in(band, device)?, errors);
+    }
+    Ok(Difference::Values(errors))
 }

@@ -1,17 +1,21 @@
 //! The loss that a checkpoint would have in a format, without writing a file. Formats for comparison have no
 //! files.
 
-use std::ops::ControlFlow;
+use std::borrow::Cow;
+use std::ops::{ControlFlow, Range};
 
-use microscale::{Device, ErrorStats, Recipe, Shape};
+use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
 use crate::compare::{Compared, Comparison, Difference};
 use crate::conventions::packed::{Logical, logical};
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::plan::selection::{Selection, Wish};
+use crate::read::bands::row_bands;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
-use crate::read::values::with_values;
+use crate::read::values::{Values, float_dtype, with_values};
 use crate::write::progress::{OnProgress, Progress};
 
 /// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension,
@@ -19,7 +23,8 @@ use crate::write::progress::{OnProgress, Progress};
 /// has any. Tensors that are not selected, or quantized already, are left out.
 ///
 /// # Errors
-/// [`Error::Tensor`], [`Error::Interrupted`].
+/// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`],
+/// [`Error::Interrupted`].
 pub fn compare_format(
     checkpoint: &Checkpoint,
     selection: &Selection,
@@ -33,6 +38,9 @@ pub fn compare_format(
     });
     let selected = |tensor: &Tensor<'_>| selection.reason_to_copy(tensor, Wish::Nothing, None).is_none();
     let tensors: Vec<_> = tensors.filter(selected).collect();
+    if tensors.is_empty() {
+        return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone() }));
+    }
     let total = tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
     let mut done = 0;
     let mut comparison = Comparison::default();
@@ -44,21 +52,58 @@ pub fn compare_format(
         comparison.total += errors;
         let (name, shape) = (tensor.name.into(), tensor.shape.to_vec());
         comparison.tensors.push(Compared { name, shape, difference: Difference::Values(errors) });
+        checkpoint.forget(tensor);
         done += tensor.data.len() as u64;
     }
     Ok(comparison)
 }
 
-/// The loss of a tensor.
+/// The loss of a tensor, band by band.
 fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<ErrorStats> {
     let (rows, cols) = tensor.matrix();
-    let shape = Shape::new(rows, cols);
+    let bands: Vec<_> = row_bands(rows, cols).collect();
+    let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
+    afford(tensor, tensor.name, largest.unwrap_or(0))?;
+    let failed = |mut source, band: &Range<usize>| {
+        if let microscale::Error::NonFinite { first, .. } = &mut source {
+            first.row += band.start;
+        }
+        Error::tensor(tensor.file, tensor.name, source)
+    };
     // Selected tensors are of floats.
-    let Some(values) = tensor.values() else { return Ok(ErrorStats::default()) };
-    let errors = with_values!(&values, slice => {
-        device
-            .quantize(slice, shape, recipe)
-            .and_then(|quantized| ErrorStats::of_quantized(slice, shape, &quantized.tensor))
-    });
-    errors.map_err(|source| Error::tensor(tensor.file, tensor.name, source))
+    let band = |rows: &Range<usize>| {
+        tensor.values_in(rows.start * cols..rows.end * cols).unwrap_or(Values::F32(Cow::default()))
+    };
+    let mut recipe = *recipe;
+    if bands.len() > 1
+        && let Some(arithmetic) = recipe.scheme.global_from_amax()
+    {
+        let (mut most, dtype) = (0.0f32, float_dtype(tensor.dtype).unwrap_or(Dtype::F32));
+        for rows in &bands {
+            let shape = Shape::new(rows.len(), cols);
+            let policy = recipe.non_finite;
+            let amax = with_values!(&band(rows), slice => {
+                device.amax(slice, shape).map(|amax| under(slice, amax, policy))
+            });
+            most = most.max(amax.map_err(|source| failed(source, rows))?);
+        }
+        let scale = arithmetic.global_scale(most, |x| dtype.narrow(x));
+        recipe = recipe.with_global(Global::Given(scale));
+    }
+    let mut errors = ErrorStats::default();
+    for rows in &bands {
+        let shape = Shape::new(rows.len(), cols);
+        let measured = with_values!(&band(rows), slice => {
+            device
+                .quantize(slice, shape, &recipe)
+                .and_then(|quantized| errors.and_quantized(slice, shape, &quantized.tensor))
+        });
+        errors = measured.map_err(|source| failed(source, rows))?;
+    }
+    Ok(errors)
+}
+
+/// The amax that counts for values of a dtype.
+fn under<T: Element>(_: &[T], amax: Amax, policy: NonFinite) -> f32 {
+    amax.under::<T>(policy)
 }

@@ -178,22 +178,32 @@ impl<'a> Converter<'a> {
         Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
     }
 
-    /// Compares a quantized tensor's values before and after, and writes it.
+    /// Compares a quantized tensor's values before and after, and writes it, both band by band.
     fn convert(
         packed: &Packed<'_>,
         storage: &'static Storage,
         device: &Device,
         sink: &Sink<'_>,
     ) -> Result<Done> {
-        let tensor = packed.read()?;
-        let mut done = Done { rounded: compare(packed, storage, &tensor, device)?, ..Done::default() };
-        let mut bytes_after = 0;
-        for (outline, data) in
-            storage.outlines(packed.name, &packed.shape).iter().zip(storage.parts(tensor, &packed.shape))
-        {
-            bytes_after += data.len() as u64;
-            sink.write(&outline.name, &data)?;
+        let outlines = storage.outlines(packed.name, &packed.shape);
+        let before = packed.global_scale.map(|(_, scale)| scale);
+        let mut rounding = rounding(packed, storage);
+        for band in packed.bands()? {
+            let cols = band.len();
+            let tensor = packed.tensor(packed.blocks_in(band), 1, cols)?;
+            if let Some(rounding) = &mut rounding {
+                rounding.add(packed, &tensor, device)?;
+            }
+            for (outline, data) in outlines.iter().zip(storage.block_parts(tensor)) {
+                sink.append(&outline.name, &data)?;
+            }
         }
+        if let Some((outline, global)) = outlines.last().zip(storage.global_part(before, &packed.shape)) {
+            sink.write(&outline.name, &global)?;
+        }
+        let mut bytes_after = outlines.iter().map(Outline::bytes).sum();
+        let rounded = rounding.filter(|rounding| rounding.differing != 0);
+        let mut done = Done { rounded, ..Done::default() };
         if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
             bytes_after += outline.bytes();
             sink.write(&outline.name, &input.bytes(after, &packed.shape))?;
@@ -206,30 +216,27 @@ impl<'a> Converter<'a> {
     }
 }
 
-/// Compares a tensor's values under both directions of the global scale; `None` if they are the same.
-fn compare(
-    packed: &Packed<'_>,
-    storage: &Storage,
-    tensor: &QuantizedTensor,
-    device: &Device,
-) -> Result<Option<Rounding>> {
-    let (before, after) = (tensor.global_scale(), storage.stored_global_scale(tensor.global_scale()));
-    let (Some(before), Some(after)) = (before, after) else { return Ok(None) };
-    if before == after {
-        return Ok(None);
+/// The comparison of a tensor's values under both directions of the global scale, without any value yet;
+/// `None` if the scale is the same.
+fn rounding(packed: &Packed<'_>, storage: &Storage) -> Option<Rounding> {
+    let before = packed.global_scale.map(|(_, scale)| scale)?;
+    let after = storage.stored_global_scale(Some(before)).filter(|after| *after != before)?;
+    let (tensor, values) = (packed.name.into(), elements(&packed.shape));
+    Some(Rounding { tensor, before, after, differing: 0, values, errors: ErrorStats::default() })
+}
+
+impl Rounding {
+    /// Compares a band of the tensor, which is under the scale before.
+    fn add(&mut self, packed: &Packed<'_>, band: &QuantizedTensor, device: &Device) -> Result<()> {
+        let error = |source| packed.error(source);
+        let values: Vec<f32> = device.dequantize(band).map_err(error)?;
+        let converted = band.clone().with_global_scale(self.after).map_err(error)?;
+        let others: Vec<f32> = device.dequantize(&converted).map_err(error)?;
+        let pairs = values.par_iter().zip(&others);
+        self.differing += pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+        self.errors = self.errors.and_between(&values, &others);
+        Ok(())
     }
-    let error = |source| packed.error(source);
-    let values: Vec<f32> = device.dequantize(tensor).map_err(error)?;
-    let converted = tensor.clone().with_global_scale(after).map_err(error)?;
-    let others: Vec<f32> = device.dequantize(&converted).map_err(error)?;
-    let pairs = values.par_iter().zip(&others);
-    let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
-    let rounding = || {
-        let errors = ErrorStats::between(&values, &others);
-        let (tensor, values) = (packed.name.into(), elements(&packed.shape));
-        Rounding { tensor, before, after, differing, values, errors }
-    };
-    Ok((differing != 0).then(rounding))
 }
 
 /// The quantization of the cache of keys and values that is declared in a config and that the other

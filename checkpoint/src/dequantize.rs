@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::tensor::Tensor;
+use crate::read::tensor::{Tensor, elements};
 use crate::read::values::file_dtype;
 use crate::sums::Sums;
 use crate::write::busy::Busy;
@@ -102,7 +102,7 @@ pub fn dequantize(
         copied: Sums::default(),
         nan_scales: 0,
         skipped,
-        compute_seconds: Busy::seconds(tensors.iter().filter_map(|done| done.busy)),
+        compute_seconds: Busy::seconds(tensors.iter().flat_map(|done| done.busy.iter().copied())),
         seconds: start.elapsed().as_secs_f64(),
     };
     for done in tensors {
@@ -139,19 +139,26 @@ struct Done {
     dequantized: Sums,
     copied: Sums,
     nan_scales: u64,
-    busy: Option<Busy>,
+    busy: Vec<Busy>,
 }
 
-/// Dequantizes a tensor and writes its values.
+/// Dequantizes a tensor and writes its values, band by band.
 fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
-    let from = Instant::now();
-    let values: Vec<T> = packed.values(device)?;
-    let mut done = Done { busy: Some(Busy { from, until: Instant::now() }), ..Done::default() };
-    let (_, scales) = packed.parts();
-    let nan_scales = scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
-    done.nan_scales = nan_scales.count() as u64;
-    done.dequantized.add(values.len() as u64, packed.bytes() as u64, size_of_val(&values[..]) as u64);
-    sink.write(packed.name, bytemuck::cast_slice(&values))?;
+    let mut done = Done::default();
+    let mut written = 0;
+    for band in packed.bands()? {
+        let from = Instant::now();
+        let values: Vec<T> = packed.values_in(band, device)?;
+        done.busy.push(Busy { from, until: Instant::now() });
+        let values: &[u8] = bytemuck::cast_slice(&values);
+        written += values.len() as u64;
+        sink.append(packed.name, values)?;
+    }
+    for blocks in packed.each_blocks() {
+        let nan_scales = blocks.scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
+        done.nan_scales += nan_scales.count() as u64;
+    }
+    done.dequantized.add(elements(&packed.shape), packed.bytes() as u64, written);
     Ok(done)
 }
 

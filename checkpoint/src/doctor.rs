@@ -68,11 +68,14 @@ pub fn diagnose(
             Ok(Some(Logical::Plain(tensor))) => plain.push(tensor),
             Ok(Some(Logical::Packed(tensor))) => {
                 diagnosis.blocks += tensor.blocks();
-                blocks::look(&tensor, &mut diagnosis.findings);
+                let original = against.and_then(|against| against.tensor(tensor.name));
+                blocks::look(&tensor, original.as_ref(), &mut diagnosis.findings)?;
                 stored::look(&tensor, &mut diagnosis.findings);
-                if let Some(original) = against.and_then(|against| against.tensor(tensor.name)) {
+                if let Some((against, original)) = against.zip(original) {
                     against::look(&tensor, &original, device, &mut diagnosis.findings)?;
+                    against.forget(&original);
                 }
+                checkpoint.forget(&tensor.codes);
                 packed.push(*tensor);
             }
             Err(error) => {

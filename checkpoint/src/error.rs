@@ -85,6 +85,21 @@ pub enum Error {
         source: Box<microscale::Error>,
     },
 
+    /// A tensor that takes more memory than there is.
+    #[error(
+        "{}: tensor {tensor} needs {} MiB of memory at once, and the system does not give them; free memory, \
+         raise the limit of the process (ulimit -v), or use a machine with more",
+        .file.display(), .bytes.div_ceil(1 << 20)
+    )]
+    Memory {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The bytes that were asked for.
+        bytes: usize,
+    },
+
     /// Two checkpoints whose tensors of one name have different shapes.
     #[error(
         "tensor {tensor} has shape {first_shape:?} in {} and {second_shape:?} in {}; compare checkpoints of \
@@ -102,6 +117,23 @@ pub enum Error {
         second: PathBuf,
         /// Its shape there.
         second_shape: Vec<usize>,
+    },
+
+    /// Two checkpoints that have no tensor of the same name.
+    #[error(
+        "no tensor of {} is in {}, where the first one is called {second_name:?} and not {first_name:?}; compare \
+         checkpoints of the same model, with the same names",
+        .first.display(), .second.display()
+    )]
+    NothingInCommon {
+        /// One checkpoint.
+        first: PathBuf,
+        /// A name of a tensor there.
+        first_name: String,
+        /// The other checkpoint.
+        second: PathBuf,
+        /// A name of a tensor there.
+        second_name: String,
     },
 
     /// A GPU that works no more.

@@ -24,8 +24,11 @@ impl Histogram {
 
     /// Counts the scales and codes of one stored tensor.
     pub fn of(packed: &Packed<'_>) -> Self {
-        let (codes, scales) = packed.parts();
-        Self::of_bytes(packed.format, &scales, &codes)
+        let mut sum = Self::new(packed.format);
+        for blocks in packed.each_blocks() {
+            sum.add(&Self::of_bytes(packed.format, &blocks.scales, &blocks.codes));
+        }
+        sum
     }
 
     /// Counts the scales and codes of a tensor in memory, its padding to whole blocks included.

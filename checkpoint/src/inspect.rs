@@ -12,7 +12,7 @@ pub struct Inspected<'a> {
     /// The tensor.
     pub tensor: Logical<'a>,
     /// The distribution of scales and codes, if the tensor is quantized.
-    pub histogram: Option<Histogram>,
+    pub histogram: Option<Box<Histogram>>,
     /// The reason why a tensor that seems to be packed is listed as it is stored.
     pub unreadable: Option<Error>,
 }
@@ -28,9 +28,10 @@ pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
             Err(error) => (Logical::Plain(stored), Some(error)),
         };
         let histogram = match &tensor {
-            Logical::Packed(packed) => Some(Histogram::of(packed)),
+            Logical::Packed(packed) => Some(Histogram::of(packed).into()),
             Logical::Plain(_) => None,
         };
+        checkpoint.forget_all(tensor.all_stored());
         inspected.push(Inspected { tensor, histogram, unreadable });
     }
     inspected

@@ -12,6 +12,7 @@
 //! | `names` | what the names of tensors tell |
 //! | `dtype`, `file_convention`, `reason`, `sums` | dtypes, conventions, reasons for copying, sums |
 //! | `error` | what can go wrong |
+//! | `limits` | limits on what is read |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `read` | input: which files, which tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
@@ -38,6 +39,7 @@ mod file_convention;
 mod gguf;
 mod histogram;
 mod inspect;
+mod limits;
 mod names;
 mod parts;
 mod plan;

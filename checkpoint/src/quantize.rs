@@ -13,12 +13,12 @@ pub(crate) mod matrix;
 pub(crate) mod source;
 pub(crate) mod summary;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::time::Instant;
 
 use microscale::device::{Device, Part, QuantizedThere};
-use microscale::{QuantizedTensor, Recipe, Search, check_search};
+use microscale::{GlobalScale, QuantizedTensor, Recipe, Search, check_search};
 
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ use crate::plan::Plan;
 use crate::quantize::chooser::{Chooser, Sources};
 use crate::quantize::details::Details;
 use crate::quantize::matrix::Matrix;
-use crate::quantize::source::Stored;
+use crate::quantize::source::{Source, Stored};
 use crate::quantize::summary::{Outcome, Plain, Summary, TensorSummary};
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
@@ -74,8 +74,8 @@ pub(crate) struct Done {
     pub(crate) summary: TensorSummary,
     /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
-    /// The time in which it was quantized, if it was.
-    busy: Option<Busy>,
+    /// The times in which it was quantized, if it was.
+    busy: Vec<Busy>,
 }
 
 impl<'a> Quantizer<'a> {
@@ -97,7 +97,7 @@ impl<'a> Quantizer<'a> {
         start: Instant,
     ) -> Summary {
         let checked_blocks = done.iter().map(|done| done.checked_blocks).sum();
-        let quantize_seconds = Busy::seconds(done.iter().filter_map(|done| done.busy));
+        let quantize_seconds = Busy::seconds(done.iter().flat_map(|done| done.busy.iter().copied()));
         Summary {
             recipes: self.plan.recipes(),
             device: device.to_string(),
@@ -113,7 +113,7 @@ impl<'a> Quantizer<'a> {
         sink.write(tensor.name, tensor.data)?;
         let outcome = Outcome::Copied(reason.clone());
         let summary = TensorSummary::new(tensor, tensor.data.len() as u64, outcome);
-        Ok(Done { summary, checked_blocks: 0, busy: None })
+        Ok(Done { summary, checked_blocks: 0, busy: Vec::new() })
     }
 
     /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were
@@ -125,65 +125,80 @@ impl<'a> Quantizer<'a> {
         device: &Device,
         sink: &Sink<'_>,
     ) -> Result<Done> {
-        let plan = self.plan;
-        let treatment = plan.of(tensor.name);
-        let storage = treatment.storage;
-        let importance = plan.importance_of(tensor.name);
+        let treatment = self.plan.of(tensor.name);
+        let Some(source) = sources.get(tensor.name) else {
+            unreachable!("every tensor to quantize is on the device")
+        };
         let from = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
-        let store = |recipe: &Recipe, importance: Option<&[f32]>| match sources.get(tensor.name) {
-            Some(source) => source
-                .store(storage, recipe, importance)
-                .map_err(|error| matrix::error(tensor, storage, error)),
-            None => unreachable!("every tensor to quantize is on the device"),
-        };
-        let stored = store(&chosen.recipe, importance)?;
-        let Stored { result, report, errors, global_scale, quantized: until } = stored;
-        let check_search = plan.check_search && treatment.recipe.search == Search::Full;
-        let (mut checked_blocks, mut details) = (0, None);
-        let bytes_after = if check_search || plan.worst_blocks.is_some() || storage.blocks.is_some() {
-            let quantized = result.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
-            if check_search {
-                checked_blocks = self.check(tensor, &chosen.recipe, &quantized)?;
-            }
-            if let Some(most) = plan.worst_blocks {
-                details = Some(Box::new(Details::of(tensor, storage, &quantized, most)?));
-            }
-            self.write_host(tensor, quantized, sink)?
-        } else {
-            self.write_pieces(tensor, &result, sink)?
-        };
+        let mut busy = vec![Busy { from, until: Instant::now() }];
+        let mut written = Written::default();
+        let stored =
+            source.store(&chosen.recipe, self.plan.importance_of(tensor.name), |rows, quantized| {
+                self.write_band(tensor, &chosen.recipe, rows, quantized, sink, &mut written)
+            })?;
+        busy.extend(stored.busy);
+        let bytes_after = written.bytes + self.write_global(tensor, stored.global_scale, sink)?;
         let plain = match treatment.recipe.search {
             Search::None => None,
-            _ => Some(store(&chosen.plain, None)?),
+            _ => Some(source.store(&chosen.plain, None, |_, _| Ok(()))?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
-        let seconds = until.duration_since(from).as_secs_f64();
-        let format = treatment.format();
-        let outcome = Outcome::Quantized { format, report, errors, global_scale, seconds, plain, details };
-        let recipe = plan.number_of(tensor.name);
+        let outcome = Outcome::Quantized {
+            format: treatment.format(),
+            report: stored.report,
+            errors: stored.errors,
+            global_scale: stored.global_scale,
+            seconds: Busy::seconds(busy.iter().copied()),
+            plain,
+            details: written.details,
+        };
+        let recipe = self.plan.number_of(tensor.name);
         let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes_after, outcome) };
-        Ok(Done { summary, checked_blocks, busy: Some(Busy { from, until }) })
+        Ok(Done { summary, checked_blocks: written.checked_blocks, busy })
     }
 
-    /// Writes a quantized tensor, and returns its bytes.
-    fn write_host(&self, tensor: &Tensor<'_>, quantized: QuantizedTensor, sink: &Sink<'_>) -> Result<u64> {
-        let storage = self.plan.of(tensor.name).storage;
-        storage.check_scales(tensor, quantized.scales())?;
-        let bytes = quantized.bytes() as u64;
-        for (outline, data) in self.outlines(tensor).iter().zip(storage.parts(quantized, tensor.shape)) {
-            sink.write(&outline.name, &data)?;
+    /// Writes codes and scales of some rows, and looks at them as closely as is wanted.
+    fn write_band(
+        &self,
+        tensor: &Tensor<'_>,
+        recipe: &Recipe,
+        rows: Range<usize>,
+        quantized: QuantizedThere,
+        sink: &Sink<'_>,
+        written: &mut Written,
+    ) -> Result<()> {
+        let (plan, storage) = (self.plan, self.plan.of(tensor.name).storage);
+        let check_search = plan.check_search && recipe.search == Search::Full;
+        if !check_search && plan.worst_blocks.is_none() && storage.blocks.is_none() {
+            written.bytes += self.write_pieces(tensor, &quantized, sink)?;
+            return Ok(());
         }
-        Ok(bytes)
+        let quantized = quantized.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
+        if check_search {
+            written.checked_blocks += self.check(tensor, recipe, rows.clone(), &quantized)?;
+        }
+        if let Some(most) = plan.worst_blocks {
+            let details = Details::of(tensor, storage, rows.clone(), &quantized, most)?;
+            match &mut written.details {
+                None => written.details = Some(Box::new(details)),
+                Some(earlier) => earlier.add(details, most),
+            }
+        }
+        storage.check_scales(tensor, quantized.scales(), rows.start * quantized.blocks_per_row())?;
+        for (outline, data) in self.outlines(tensor).iter().zip(storage.block_parts(quantized)) {
+            written.bytes += data.len() as u64;
+            sink.append(&outline.name, &data)?;
+        }
+        Ok(())
     }
 
-    /// The same of what is where the device works, without another copy of it: codes and scales are tensors
-    /// of their own.
+    /// Writes codes and scales from where the device works, without another copy of them: they are tensors of
+    /// their own.
     fn write_pieces(&self, tensor: &Tensor<'_>, quantized: &QuantizedThere, sink: &Sink<'_>) -> Result<u64> {
         let storage = self.plan.of(tensor.name).storage;
-        let outlines = self.outlines(tensor);
         let mut bytes = 0;
-        for (outline, part) in outlines.iter().zip([Part::Codes, Part::Scales]) {
+        for (outline, part) in self.outlines(tensor).iter().zip([Part::Codes, Part::Scales]) {
             let mut written = Ok(());
             let copied = quantized.each_piece(part, &mut |piece| {
                 bytes += piece.len() as u64;
@@ -193,24 +208,41 @@ impl<'a> Quantizer<'a> {
             copied.map_err(|error| matrix::error(tensor, storage, error))?;
             written?;
         }
-        let global = storage.global_part(quantized.global_scale(), tensor.shape);
-        if let (Some(global), Some(outline)) = (global, outlines.get(2)) {
-            bytes += global.len() as u64;
-            sink.write(&outline.name, &global)?;
-        }
         Ok(bytes)
     }
 
-    /// Compares the scales that were chosen with all others.
-    fn check(&self, tensor: &Tensor<'_>, recipe: &Recipe, quantized: &QuantizedTensor) -> Result<u64> {
+    /// Writes the global scale, if the convention stores one, and returns its bytes.
+    fn write_global(&self, tensor: &Tensor<'_>, scale: Option<GlobalScale>, sink: &Sink<'_>) -> Result<u64> {
+        let global = self.plan.of(tensor.name).storage.global_part(scale, tensor.shape);
+        let Some((global, outline)) = global.zip(self.outlines(tensor).pop()) else { return Ok(0) };
+        sink.write(&outline.name, &global)?;
+        Ok(global.len() as u64)
+    }
+
+    /// Compares the scales that were chosen for some rows with all others.
+    fn check(
+        &self,
+        tensor: &Tensor<'_>,
+        recipe: &Recipe,
+        rows: Range<usize>,
+        quantized: &QuantizedTensor,
+    ) -> Result<u64> {
         let importance = self.plan.importance_of(tensor.name);
         let storage = self.plan.of(tensor.name).storage;
-        let Matrix { values, shape } = Matrix::of(tensor, storage)?;
+        let Matrix { values, shape } = Matrix::of(tensor, storage, rows)?;
         let checked = with_values!(&values, slice => {
             check_search(slice, shape, recipe, importance, quantized)
         });
         checked.map_err(|source| matrix::error(tensor, storage, source))
     }
+}
+
+/// The sums over the bands of a tensor that are written.
+#[derive(Default)]
+struct Written {
+    bytes: u64,
+    checked_blocks: u64,
+    details: Option<Box<Details>>,
 }
 
 impl Rewrite for Quantizer<'_> {
@@ -230,12 +262,12 @@ impl Rewrite for Quantizer<'_> {
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let storage_of = |tensor: &Tensor<'_>| self.plan.of(tensor.name).storage;
         let quantized = tensors.iter().filter(|tensor| self.plan.reason(tensor.name).is_none());
-        let matrices = quantized.map(|tensor| Ok((tensor, Matrix::of(tensor, storage_of(tensor))?)));
+        let matrices =
+            quantized.map(|tensor| Ok((tensor, Source::matrix(tensor, storage_of(tensor), device)?)));
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
         let sources = matrices.iter().map(|(tensor, matrix)| {
-            let failed = |error| matrix::error(tensor, storage_of(tensor), error);
-            let source = matrix.load(device, self.plan.checkpoint().origin(tensor)).map_err(failed)?;
-            Ok((tensor.name, source))
+            let (storage, origin) = (storage_of(tensor), self.plan.checkpoint().origin(tensor));
+            Ok((tensor.name, Source::new(**tensor, storage, device, matrix.as_ref(), origin)?))
         });
         let sources = sources.collect::<Result<Sources<'_>>>()?;
         let done = tensors.iter().map(|tensor| match self.plan.reason(tensor.name) {

@@ -7,14 +7,17 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
 //! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
 //! | `config`, `description`, `json` | the JSON files, and what they say about weights |
 
+pub(crate) mod bands;
 pub(crate) mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod description;
 pub(crate) mod header;
 pub(crate) mod index;
 pub(crate) mod json;
+pub(crate) mod memory;
 pub(crate) mod shard;
 pub(crate) mod tensor;
 pub(crate) mod transposed;

@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use microscale_checkpoint::Progress;
 
 use crate::signals;
+use crate::text::names::shown;
 
 /// A progress bar on stderr. Where that is not a terminal, nothing is shown.
 pub(crate) struct Bar(ProgressBar);
@@ -14,7 +15,8 @@ impl Bar {
     /// Shows the bar of an operation. Signals let it clean up from now on.
     pub(crate) fn new(what: &'static str) -> Self {
         signals::set_working(true);
-        let bar = ProgressBar::new(0);
+        // A bar of no length at all begins full.
+        let bar = ProgressBar::no_length();
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
@@ -27,7 +29,7 @@ impl Bar {
     pub(crate) fn update(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);
-        self.0.set_message(progress.tensor.to_string());
+        self.0.set_message(shown(progress.tensor));
         if signals::caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
@@ -36,5 +38,19 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
         signals::set_working(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_begins_empty() {
+        let mut bar = Bar::new("quantizing");
+        // Nothing of nothing would be all of it.
+        assert_eq!((bar.0.length(), bar.0.position()), (None, 0));
+        assert!(bar.update(Progress { tensor: "a", done: 512, total: 1024 }).is_continue());
+        assert_eq!((bar.0.length(), bar.0.position()), (Some(1024), 512));
     }
 }

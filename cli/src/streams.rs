@@ -3,8 +3,13 @@
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-/// Writes a result to stdout. Unlike `println!` it does not panic when nobody reads any more.
+use crate::text::names::harmless;
+
+/// Writes a result to stdout. Unlike `println!` it does not panic when nobody reads any more, and names of
+/// tensors and files do nothing to a terminal.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
+    let text = text.to_string();
+    let text = harmless(&text, |c| matches!(c, '\n' | '\t'));
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(Stdout)?;
     Ok(())
@@ -12,7 +17,7 @@ pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
 
 /// Writes a line to stderr, if anybody is there to read it.
 pub(crate) fn warn(text: impl Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", harmless(&text.to_string(), |c| matches!(c, '\n' | '\t')));
 }
 
 /// Stdout could not be written: kept apart from other failures to write, because a reader who has seen enough

@@ -3,10 +3,10 @@
 //! Names, dtypes and shapes tell, by the tables of the [conventions](FileConvention), and not the
 //! config.json, which a single file lacks.
 
-use std::borrow::Cow;
+pub(crate) mod bands;
 
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Element, Format, GlobalScale, QuantizedShape, QuantizedTensor, Words};
+use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, Words};
 
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::conventions::table::{CONVENTIONS, stored};
@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::{Tensor, elements};
-use crate::read::transposed::transposed;
 
 /// A tensor by the name that the model knows it by.
 #[derive(Clone, Debug)]
@@ -65,6 +64,15 @@ impl<'a> Logical<'a> {
         }
     }
 
+    /// All stored tensors that it consists of.
+    pub(crate) fn all_stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
+        let scales = match self {
+            Self::Plain(_) => None,
+            Self::Packed(packed) => Some(packed.scale_tensors()),
+        };
+        std::iter::once(self.stored()).chain(scales.into_iter().flatten())
+    }
+
     /// The tensor whose file and place stand for it: itself, or the codes.
     pub fn stored(&self) -> &Tensor<'a> {
         match self {
@@ -88,26 +96,7 @@ impl<'a> Packed<'a> {
     pub fn read(&self) -> Result<QuantizedTensor> {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
-        let (codes, scales) = self.parts();
-        let (codes, scales) = (codes.into_owned(), scales.into_owned());
-        let tensor = QuantizedTensor::from_parts(QuantizedShape::new(self.format, rows, cols), codes, scales);
-        let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
-            None => Ok(tensor),
-            Some((_, global_scale)) => tensor.with_global_scale(global_scale),
-        });
-        with_global_scale.map_err(|source| self.error(source))
-    }
-
-    /// The codes, two a byte, and the block scales in linear order, whatever the container.
-    pub fn parts(&self) -> (Cow<'a, [u8]>, Cow<'a, [u8]>) {
-        match (self.scales, self.storage.blocks) {
-            (Some(scales), _) => (self.codes.data.into(), scales.data.into()),
-            (None, Some(blocks)) => {
-                let (codes, scales) = blocks.unpack(self.codes.data);
-                (codes.into(), scales.into())
-            }
-            (None, None) => (self.codes.data.into(), Cow::default()),
-        }
+        self.tensor(self.blocks_in(0..elements(&stored) as usize), rows, cols)
     }
 
     /// Blocks.
@@ -120,12 +109,11 @@ impl<'a> Packed<'a> {
     /// # Errors
     /// Those of [`Self::read`], and [`Error::Tensor`] if the device fails.
     pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
-        let values = device.dequantize(&self.read()?).map_err(|source| self.error(source))?;
-        Ok(if self.storage.transposed {
-            transposed(&values, &self.storage.stored_shape(&self.shape))
-        } else {
-            values
-        })
+        let mut values = Vec::with_capacity(elements(&self.shape) as usize);
+        for band in self.bands()? {
+            values.extend(self.values_in::<T>(band, device)?);
+        }
+        Ok(values)
     }
 
     /// Gives an error this tensor's name.

@@ -191,36 +191,35 @@ impl Storage {
         outlines
     }
 
-    /// Makes sure that files can hold a tensor's block scales.
+    /// Makes sure that files can hold block scales of a tensor, of which the first is the one of the number
+    /// `before`.
     ///
     /// # Errors
     /// [`ConventionError::Unheld`](crate::ConventionError::Unheld).
-    pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8]) -> Result<()> {
+    pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8], before: usize) -> Result<()> {
         let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
         let Some(block) = unheld else { return Ok(()) };
         let (file, byte, convention) = (tensor.file.into(), scales[block], self.convention);
         Err(Error::Convention(ConventionError::Unheld {
             file,
             tensor: tensor.name.into(),
-            block,
+            block: before + block,
             byte,
             convention,
         }))
     }
 
-    /// The bytes of the tensors that [`Self::outlines`] announces, in its order.
-    pub(crate) fn parts(&self, tensor: QuantizedTensor, shape: &[usize]) -> Vec<Vec<u8>> {
-        let global = self.global_part(tensor.global_scale(), shape);
+    /// The bytes of some blocks in the tensors that [`Self::outlines`] announces, in its order, without the
+    /// global scale.
+    pub(crate) fn block_parts(&self, tensor: QuantizedTensor) -> Vec<Vec<u8>> {
         let (codes, scales) = tensor.into_parts();
-        let mut parts = match self.blocks {
+        match self.blocks {
             None => vec![codes, scales],
             Some(blocks) => vec![blocks.pack(&codes, &scales)],
-        };
-        parts.extend(global);
-        parts
+        }
     }
 
-    /// The last of them, the global scale, if there is one.
+    /// The bytes of the last of them, the global scale, if there is one.
     pub(crate) fn global_part(&self, global: Option<GlobalScale>, shape: &[usize]) -> Option<Vec<u8>> {
         let stored = self.global_scale.as_ref().zip(self.stored_global_scale(global));
         stored.map(|(stored, global)| stored.bytes(global, shape))

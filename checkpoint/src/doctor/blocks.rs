@@ -1,10 +1,17 @@
 //! The check of scale bytes and codes, block by block: NaN and signed scales, zero blocks, saturated blocks.
 
-use microscale::Format;
+use microscale::{Element, Format};
 use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
 use crate::conventions::packed::Packed;
+use crate::conventions::packed::bands::Blocks;
+use crate::error::Result;
+use crate::quantize::matrix;
+use crate::quantize::matrix::Matrix;
+use crate::read::bands::row_bands;
+use crate::read::tensor::Tensor;
+use crate::read::values::{float_dtype, with_values};
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
@@ -26,14 +33,15 @@ struct Counts {
 #[derive(Clone, Copy, Default)]
 struct Count {
     blocks: u64,
-    first: Option<usize>,
+    /// The first one's number and scale byte.
+    first: Option<(usize, u8)>,
 }
 
 impl Count {
-    fn add(&mut self, counted: bool, block: usize) {
+    fn add(&mut self, counted: bool, block: usize, scale: u8) {
         if counted {
             self.blocks += 1;
-            self.first.get_or_insert(block);
+            self.first.get_or_insert((block, scale));
         }
     }
 
@@ -43,36 +51,35 @@ impl Count {
     }
 }
 
-/// Looks at a tensor's scales and codes.
-pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
-    /// Blocks that are counted together.
-    const PART: usize = 1 << 14;
-    let (format, bytes) = (packed.format, packed.format.block_bytes());
-    let (codes, scales) = packed.parts();
-    let parts = scales.par_chunks(PART).zip(codes.par_chunks(PART * bytes));
-    let counts: Vec<_> = parts
-        .enumerate()
-        .map(|(part, (scales, codes))| {
-            let mut counts = Counts::default();
-            for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(bytes)).enumerate() {
-                counts.add(format, *scale, codes, part * PART + i);
-            }
-            counts
-        })
-        .collect();
-    let counts = counts.into_iter().fold(Counts::default(), Counts::then);
-    let blocks = scales.len() as u64;
+/// Looks at a tensor's scales and codes. Blocks that are zeros in the original, too, are as they should be.
+///
+/// # Errors
+/// Those of reading the original.
+pub(super) fn look(
+    packed: &Packed<'_>,
+    original: Option<&Tensor<'_>>,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let counts = packed.each_blocks().map(|blocks| counts(packed.format, &blocks));
+    let mut counts = counts.fold(Counts::default(), Counts::then);
+    let blocks = packed.blocks();
+    let comparable =
+        |original: &&Tensor<'_>| float_dtype(original.dtype).is_some() && original.shape == packed.shape;
+    if counts.zeros.blocks > 0
+        && let Some(original) = original.filter(comparable)
+    {
+        counts.zeros = lost_blocks(packed, original)?;
+    }
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
         (Defect::ZeroBlocks, counts.zeros, ZEROS),
         (Defect::SaturatedBlocks, counts.saturated, SATURATED),
     ] {
-        if let Some(first) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
+        if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =
                 packed.storage.scales_shape(&packed.shape).last().copied().unwrap_or(1).max(1);
             let (row, block) = (first / blocks_per_row, first % blocks_per_row);
-            let byte = scales[first];
             let what = format!(
                 "{} of {blocks} blocks, the first in row {row}, block {block} (scale byte {byte:#04x})",
                 count.blocks
@@ -80,23 +87,66 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
             findings.push(Finding::in_packed(defect, packed, what));
         }
     }
+    Ok(())
+}
+
+/// The blocks of zeros that are no zeros in the original.
+fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
+    let (format, mut count) = (packed.format, Count::default());
+    let (rows, cols) = matrix::size(original, packed.storage);
+    let bytes = format.block_bytes();
+    for rows in row_bands(rows, cols) {
+        let blocks = packed.blocks_in(rows.start * cols..rows.end * cols);
+        let Matrix { values, .. } = Matrix::of(original, packed.storage, rows)?;
+        with_values!(&values, slice => {
+            let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(bytes));
+            for (i, ((scale, codes), values)) in coded.zip(slice.chunks(format.block())).enumerate() {
+                let lost = is_zeros(codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
+                count.add(lost, blocks.first + i, *scale);
+            }
+        });
+    }
+    Ok(count)
+}
+
+/// Returns whether 4-bit codes are all zeros, of whatever sign.
+fn is_zeros(codes: &[u8]) -> bool {
+    codes.iter().all(|byte| byte & 0x77 == 0)
+}
+
+fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
+    /// Blocks that are counted together.
+    const PART: usize = 1 << 14;
+    let bytes = format.block_bytes();
+    let parts = blocks.scales.par_chunks(PART).zip(blocks.codes.par_chunks(PART * bytes));
+    let counts: Vec<_> = parts
+        .enumerate()
+        .map(|(part, (scales, codes))| {
+            let mut counts = Counts::default();
+            for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(bytes)).enumerate() {
+                counts.add(format, *scale, codes, blocks.first + part * PART + i);
+            }
+            counts
+        })
+        .collect();
+    counts.into_iter().fold(Counts::default(), Counts::then)
 }
 
 impl Counts {
     fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
         // Whatever its sign.
         let nan = format.is_nan_scale(scale);
-        self.nan.add(nan, block);
-        self.signed.add(!format.is_scale(scale) && !nan, block);
+        self.nan.add(nan, block, scale);
+        self.signed.add(!format.is_scale(scale) && !nan, block, scale);
         if format.bits() == 4 {
-            self.zeros.add(codes.iter().all(|byte| byte & 0x77 == 0), block);
+            self.zeros.add(is_zeros(codes), block, scale);
             let largest = u16::from(scale) == format.facts().scale.largest();
             let cut = codes
                 .iter()
                 .map(|byte| u32::from(byte & 7 == 7) + u32::from(byte & 0x70 == 0x70))
                 .sum::<u32>();
             let all = 2 * codes.len() as u32;
-            self.saturated.add(cut == all || largest && 4 * cut >= all, block);
+            self.saturated.add(cut == all || largest && 4 * cut >= all, block, scale);
         }
     }
 

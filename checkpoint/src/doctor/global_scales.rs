@@ -34,9 +34,10 @@ pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
 /// model has weights above 2688.
 fn inverted(packed: &Packed<'_>) -> Option<String> {
     let (_, scale) = packed.global_scale?;
-    let (_, scales) = packed.parts();
-    let finite = scales.iter().map(|byte| E4m3::from_bits(byte & 0x7F).to_f32());
-    let largest = finite.filter(|scale| scale.is_finite()).fold(0.0, f32::max);
+    let largest = packed.each_blocks().fold(0.0, |largest, blocks| {
+        let scales = blocks.scales.iter().map(|byte| E4m3::from_bits(byte & 0x7F).to_f32());
+        scales.filter(|scale| scale.is_finite()).fold(largest, f32::max)
+    });
     let implied = |factor: f32| f64::from(largest) * f64::from(e2m1::MAX) * f64::from(factor);
     let as_stored = scale.factor(E4m3::from_f32(1.0));
     let (stored, other) = (implied(as_stored), implied(1.0 / as_stored));

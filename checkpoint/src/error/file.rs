@@ -79,6 +79,20 @@ pub enum FileError {
         dtype: FileDtype,
     },
 
+    /// A file that is longer than any of its kind.
+    #[error(
+        "{} has more than the {most} bytes allowed of {what}; name the file that was meant, or shorten it",
+        .file.display()
+    )]
+    TooLong {
+        /// The file.
+        file: PathBuf,
+        /// What it should be.
+        what: &'static str,
+        /// The bytes that are allowed.
+        most: u64,
+    },
+
     /// A JSON file that is not JSON.
     #[error("{} is not valid JSON", .file.display())]
     Json {
@@ -86,6 +100,15 @@ pub enum FileError {
         file: PathBuf,
         /// The place and the reason.
         source: serde_json::Error,
+    },
+
+    /// An index beyond what any has.
+    #[error("{} is not a valid index: {why}; download or write it again", .file.display())]
+    Index {
+        /// The file.
+        file: PathBuf,
+        /// The limit that it passes.
+        why: String,
     },
 
     /// A JSON file that holds something else than it should.

@@ -76,6 +76,12 @@ impl Blocks {
         }
     }
 
+    /// The bytes of so many elements, which are whole blocks.
+    pub(crate) fn bytes_of(self, elements: usize) -> usize {
+        let (codes, scales) = self.bytes();
+        elements / self.elements() * (codes + scales)
+    }
+
     /// The index of the first scale that ggml would read as another number.
     pub(crate) fn first_unheld(self, scales: &[u8]) -> Option<usize> {
         scales.iter().position(|scale| match self {

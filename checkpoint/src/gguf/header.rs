@@ -10,6 +10,7 @@ use super::value::{Entry, Value, ValueType};
 use crate::dtype::ggml::{GgmlType, MAX_DIMS};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
+use crate::limits::{METADATA_ENTRIES, check_tensors};
 
 /// The largest alignment that is read. ggml has no limit, and files have 32, or a page.
 const MAX_ALIGNMENT: u64 = 1 << 20;
@@ -120,6 +121,13 @@ fn counts(cursor: &mut Cursor<'_>) -> Parsed<Counts> {
         let left = cursor.left();
         return Err(format!(
             "it claims {tensors} tensors and {entries} entries of metadata, for which the {left} bytes that follow are too few"
+        ));
+    }
+    check_tensors(usize::try_from(counts.tensors).unwrap_or(usize::MAX))?;
+    if counts.entries > METADATA_ENTRIES {
+        let entries = counts.entries;
+        return Err(format!(
+            "it has {entries} entries of metadata, more than the {METADATA_ENTRIES} allowed"
         ));
     }
     Ok(counts)

@@ -11,8 +11,6 @@ use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
 use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
-use crate::quantize::matrix;
-use crate::quantize::matrix::Matrix;
 use crate::quantize::source::Source;
 use crate::read::tensor::Tensor;
 use crate::read::values::float_dtype;
@@ -34,7 +32,7 @@ struct Layer<'a> {
 }
 
 /// The tensors that a worker has on its device, by name.
-pub(crate) type Sources<'s> = HashMap<&'s str, Box<dyn Source + 's>>;
+pub(crate) type Sources<'s> = HashMap<&'s str, Source<'s>>;
 
 /// A global scale that follows from an amax.
 #[derive(Clone, Copy)]
@@ -97,7 +95,9 @@ impl<'a> Chooser<'a> {
             return Ok(given(Global::Given(scale), Global::Given(scale)));
         }
         let found = match self.layer(tensor).and_then(|layer| self.layers.get(&layer)) {
-            None if !search_global => return Ok(given(Global::FromAmax, Global::FromAmax)),
+            None if !search_global && !sources.get(tensor.name).is_some_and(Source::in_bands) => {
+                return Ok(given(Global::FromAmax, Global::FromAmax));
+            }
             None => self.find(slice::from_ref(tensor), &arithmetic, search_global, sources, device)?,
             Some(layer) => {
                 let mut found = layer.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,11 +137,11 @@ impl<'a> Chooser<'a> {
         let best = search_global::choose(&scales, |scale| {
             let mut errors = ErrorStats::default();
             for part in parts {
-                let Treatment { recipe, storage, .. } = self.plan.of(part.name);
+                let Treatment { recipe, .. } = self.plan.of(part.name);
                 let recipe = recipe.with_global(Global::Given(scale));
                 let importance = self.plan.importance_of(part.name);
                 errors += self.with(part, sources, device, |source| {
-                    Ok(source.store(storage, &recipe, importance)?.errors)
+                    Ok(source.store(&recipe, importance, |_, _| Ok(()))?.errors)
                 })?;
             }
             Ok::<_, Error>(errors.relative_squared_error())
@@ -155,19 +155,16 @@ impl<'a> Chooser<'a> {
         part: &Tensor<'_>,
         sources: &Sources<'_>,
         device: &Device,
-        what: impl FnOnce(&dyn Source) -> microscale::Result<R>,
+        what: impl FnOnce(&Source<'_>) -> Result<R>,
     ) -> Result<R> {
-        let storage = self.plan.of(part.name).storage;
-        let done = match sources.get(part.name) {
-            Some(source) => what(&**source),
-            None => {
-                let checkpoint = self.plan.checkpoint();
-                let matrix = Matrix::of(part, storage)?;
-                let done = matrix.load(device, checkpoint.origin(part)).and_then(|source| what(&*source));
-                checkpoint.forget(part);
-                done
-            }
-        };
-        done.map_err(|error| matrix::error(part, storage, error))
+        if let Some(source) = sources.get(part.name) {
+            return what(source);
+        }
+        let (checkpoint, storage) = (self.plan.checkpoint(), self.plan.of(part.name).storage);
+        let matrix = Source::matrix(part, storage, device)?;
+        let source = Source::new(*part, storage, device, matrix.as_ref(), checkpoint.origin(part))?;
+        let done = what(&source);
+        checkpoint.forget(part);
+        done
     }
 }

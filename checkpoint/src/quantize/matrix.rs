@@ -1,5 +1,7 @@
 //! A tensor as the matrix that is quantized: blocks run along its rows.
 
+use std::ops::Range;
+
 use microscale::{Position, Shape};
 
 use crate::conventions::storage::Storage;
@@ -8,28 +10,37 @@ use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 
-/// The matrix that a convention stores of a tensor.
+/// Rows of the matrix that a convention stores of a tensor.
 pub(crate) struct Matrix<'a> {
     pub(crate) values: Values<'a>,
     pub(crate) shape: Shape,
 }
 
 impl<'a> Matrix<'a> {
-    /// Makes the matrix of a tensor that was selected to be quantized; only tensors of these dtypes are. It
-    /// is a view of the mapped file unless the file stores the parameter's transpose.
-    pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage) -> Result<Self> {
-        let values = tensor.values().ok_or_else(|| {
+    /// Makes rows of the matrix of a tensor that was selected to be quantized; only tensors of these dtypes
+    /// are. They are a view of the mapped file unless the file stores the parameter's transpose.
+    pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage, rows: Range<usize>) -> Result<Self> {
+        let (_, cols) = size(tensor, storage);
+        let shape = Shape::new(rows.len(), cols);
+        let values = if storage.transposed {
+            tensor.transposed_rows(rows)
+        } else {
+            tensor.values_in(rows.start * cols..rows.end * cols)
+        };
+        let values = values.ok_or_else(|| {
             Error::Convention(ConventionError::Packed {
                 file: tensor.file.into(),
                 tensor: tensor.name.into(),
                 why: format!("{} cannot be quantized", tensor.dtype),
             })
         })?;
-        let stored = storage.stored_shape(tensor.shape);
-        let (rows, cols) = Tensor { shape: &stored, ..*tensor }.matrix();
-        let values = if storage.transposed { values.transposed(tensor.shape) } else { values };
-        Ok(Self { values, shape: Shape::new(rows, cols) })
+        Ok(Self { values, shape })
     }
+}
+
+/// Rows and columns of the matrix that a convention stores of a tensor.
+pub(crate) fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
+    Tensor { shape: &storage.stored_shape(tensor.shape), ..*tensor }.matrix()
 }
 
 /// Gives an error of a matrix its tensor's name, and the tensor's rows and columns.

@@ -180,7 +180,8 @@ impl Summary {
         by_format(&self.recipes)
     }
 
-    /// All of it as JSON. Figures that are not finite (the SQNR of a perfect copy, say) are null.
+    /// All of it as JSON. Figures that are not finite are null: the SQNR of a perfect copy, or any of a tensor of
+    /// which every value was left out.
     pub fn to_json(&self) -> Value {
         let totals = self.totals();
         let mut json = recipes_to_json(&self.recipes);
@@ -293,6 +294,7 @@ fn loss_to_json(report: &Report, errors: &ErrorStats, plain: Option<&ErrorStats>
         "sqnr_db": errors.sqnr_db(),
         "max_abs_error": errors.max_abs_error(),
         "cosine": errors.cosine(),
+        "left_out": errors.non_finite(),
         "nan": report.nan,
         "infinite": report.infinite,
         "clipped_blocks": report.clipped_blocks,

@@ -82,6 +82,11 @@ impl Checkpoint {
         }
     }
 
+    /// Lets go of several tensors.
+    pub(crate) fn forget_all<'t>(&self, tensors: impl Iterator<Item = &'t Tensor<'t>>) {
+        tensors.for_each(|tensor| self.forget(tensor));
+    }
+
     /// The path it was opened from.
     pub fn path(&self) -> &Path {
         &self.path

@@ -10,12 +10,10 @@ use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
+use crate::limits::{HEADER_BYTES, check_dimensions, check_name, check_tensors};
 
 /// Bytes before the header: its length.
 const LENGTH: usize = 8;
-
-/// The most bytes of a header, which is the safetensors library's limit.
-const MOST: u64 = 100_000_000;
 
 /// The header key that is not a tensor.
 pub(crate) const METADATA: &str = "__metadata__";
@@ -68,7 +66,7 @@ fn json(bytes: &[u8]) -> Result<&str, String> {
         return Err(format!("it has {} bytes, less than the length of a header", bytes.len()));
     };
     let claimed = u64::from_le_bytes(*length);
-    if claimed > MOST {
+    if claimed > HEADER_BYTES {
         return Err(format!("its header claims {claimed} bytes, more than the 100 MB allowed"));
     }
     let json = rest.get(..claimed as usize).ok_or_else(|| {
@@ -111,6 +109,9 @@ impl<'de> Visitor<'de> for &mut Described {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut seen = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
+            check_name(&name)
+                .and_then(|()| check_tensors(self.tensors.len() + 1))
+                .map_err(de::Error::custom)?;
             if !seen.insert(name.clone()) {
                 return Err(de::Error::custom(format!("its header describes tensor {name} twice")));
             }
@@ -119,7 +120,8 @@ impl<'de> Visitor<'de> for &mut Described {
                 continue;
             }
             self.at = Some(name.clone());
-            let info = map.next_value()?;
+            let info: TensorInfo = map.next_value()?;
+            check_dimensions(info.shape.len()).map_err(de::Error::custom)?;
             self.at = None;
             self.tensors.push((name, info));
         }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::error::directory::DirectoryError;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
+use crate::limits::{check_name, check_tensors};
 
 /// The name of the index in Hugging Face's libraries.
 const NAME: &str = "model.safetensors.index.json";
@@ -49,7 +50,10 @@ impl Index {
             let why = "\"weight_map\" must be an object that names a file for each tensor; correct the index";
             return Err(Error::File(FileError::JsonContent { file: file.into(), why }));
         }
+        let too_many = |why| Error::File(FileError::Index { file: file.into(), why });
+        check_tensors(index.entries().count()).map_err(too_many)?;
         for (tensor, shard) in index.entries() {
+            check_name(tensor).and_then(|()| check_name(shard)).map_err(too_many)?;
             let inside = |part| matches!(part, Component::Normal(_));
             if shard.is_empty() || shard.contains('\0') || !Path::new(shard).components().all(inside) {
                 let (index, tensor, shard) = (file.into(), tensor.into(), shard.into());

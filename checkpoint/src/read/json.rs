@@ -9,10 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
-
-/// The most bytes of a file that is read: as many as a safetensors header may have. The largest indexes have
-/// some tens of megabytes.
-const MOST: u64 = 100_000_000;
+use crate::limits::HEADER_BYTES;
 
 /// The words for numbers that JSON does not have, and that Python reads and writes.
 const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
@@ -137,7 +134,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
     if !metadata.is_file() {
         return refused("it is not a regular file; put the file itself there");
     }
-    if metadata.len() > MOST {
+    if metadata.len() > HEADER_BYTES {
         return refused("it has more than the 100 MB allowed; download or write it again");
     }
     fs::read(file).map_err(Error::io("read", file))

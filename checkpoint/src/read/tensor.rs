@@ -1,10 +1,11 @@
 //! A tensor as it is stored: name, dtype, sizes, and the mapped bytes.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use crate::dtype::FileDtype;
-use crate::read::values::Values;
+use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
 #[derive(Clone, Copy)]
@@ -53,5 +54,11 @@ impl<'a> Tensor<'a> {
     /// The values, if the dtype is one that can be quantized.
     pub fn values(&self) -> Option<Values<'a>> {
         Values::new(self.dtype, self.data)
+    }
+
+    /// The values of some elements, if the dtype is one that can be quantized.
+    pub(crate) fn values_in(&self, elements: Range<usize>) -> Option<Values<'a>> {
+        let size = float_dtype(self.dtype)?.bytes();
+        Values::new(self.dtype, self.data.get(elements.start * size..elements.end * size)?)
     }
 }

@@ -1,19 +1,53 @@
 //! Matrices in a tensor's last two dimensions, transposed.
 
-use microscale::Element;
+use std::ops::Range;
+
+use bytemuck::Pod;
+use microscale::{Dtype, Element};
 use rayon::prelude::*;
 
-use crate::read::values::Values;
+use crate::read::tensor::Tensor;
+use crate::read::values::{Values, float_dtype, typed};
 
-impl Values<'_> {
-    /// The matrices in the last two dimensions, transposed.
-    pub(crate) fn transposed(&self, shape: &[usize]) -> Self {
-        match self {
-            Self::F32(values) => Self::F32(transposed(values, shape).into()),
-            Self::F16(values) => Self::F16(transposed(values, shape).into()),
-            Self::Bf16(values) => Self::Bf16(transposed(values, shape).into()),
+impl Tensor<'_> {
+    /// Rows of the transposes of the matrices in the last two dimensions, counted through all of them; `None`
+    /// for a dtype that cannot be quantized.
+    pub(crate) fn transposed_rows(&self, rows: Range<usize>) -> Option<Values<'static>> {
+        Some(match float_dtype(self.dtype)? {
+            Dtype::F32 => Values::F32(transposed_rows(self, rows).into()),
+            Dtype::F16 => Values::F16(transposed_rows(self, rows).into()),
+            Dtype::Bf16 => Values::Bf16(transposed_rows(self, rows).into()),
+        })
+    }
+}
+
+fn transposed_rows<T: Element + Pod>(tensor: &Tensor<'_>, rows: Range<usize>) -> Vec<T> {
+    let [.., height, width] = *tensor.shape else { return typed(tensor.data).into_owned() };
+    let mut transposed_rows = Vec::with_capacity(rows.len() * height);
+    let matrix = height * width * size_of::<T>();
+    if tensor.data.is_empty() {
+        return transposed_rows;
+    }
+    for (place, data) in tensor.data.chunks_exact(matrix).enumerate() {
+        let before = place * width;
+        let (start, end) = (rows.start.max(before), rows.end.min(before + width));
+        if start < end {
+            let row = width * size_of::<T>();
+            let range = (start - before) * size_of::<T>()..(end - before) * size_of::<T>();
+            let tile = columns(data, row, range);
+            transposed_rows.extend(transposed(&typed::<T>(&tile), &[height, end - start]));
         }
     }
+    transposed_rows
+}
+
+/// Columns of a matrix of bytes.
+pub(crate) fn columns(matrix: &[u8], row: usize, columns: Range<usize>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(columns.len() * (matrix.len() / row.max(1)));
+    for row in matrix.chunks_exact(row.max(1)) {
+        bytes.extend_from_slice(row.get(columns.clone()).unwrap_or_default());
+    }
+    bytes
 }
 
 /// A tensor's matrices in its last two dimensions, transposed.
@@ -44,6 +78,7 @@ pub(crate) fn transposed<T: Element>(values: &[T], shape: &[usize]) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::read::values::file_dtype;
 
     #[test]
     fn every_matrix_is_transposed() {
@@ -53,6 +88,13 @@ mod tests {
         for (i, value) in transposed.iter().enumerate() {
             let (matrix, col, row) = (i / (70 * 131), i / 70 % 131, i % 70);
             assert_eq!(*value, (matrix * 70 * 131 + row * 131 + col) as f32);
+        }
+        let data: &[u8] = bytemuck::cast_slice(&values);
+        let file = std::path::Path::new("x");
+        let tensor = Tensor { name: "a", dtype: file_dtype(Dtype::F32), shape: &shape, data, file };
+        for rows in [0..393, 0..1, 100..131, 100..300, 392..393, 131..131] {
+            let Some(Values::F32(found)) = tensor.transposed_rows(rows.clone()) else { panic!("floats") };
+            assert_eq!(found[..], transposed[rows.start * 70..rows.end * 70]);
         }
         assert!(super::transposed::<f32>(&[], &[0, 5, 7]).is_empty());
         assert!(super::transposed::<f32>(&[], &[5, 0, 7]).is_empty());

@@ -60,14 +60,15 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// The errors of `other` against these values. Both must be of one length.
-    pub fn errors_of(&self, other: &Values<'_>) -> ErrorStats {
-        with_values!(self, a => with_values!(other, b => ErrorStats::between(a, b)))
+    /// The errors of `other` against these values, taken in by those of the values before them. Both must be
+    /// of one length.
+    pub fn errors_of(&self, other: &Values<'_>, before: ErrorStats) -> ErrorStats {
+        with_values!(self, a => with_values!(other, b => before.and_between(a, b)))
     }
 }
 
 /// Files promise no alignment: a header of odd length moves everything after it.
-fn typed<T: Element + Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
+pub(crate) fn typed<T: Element + Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(values) => Cow::Borrowed(values),
         Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),

@@ -19,7 +19,32 @@ pub(crate) struct Size {
     pub tokens: Option<NonZeroUsize>,
 }
 
+/// The most rows of activations: more than any batch or prompt that is multiplied at once.
+const TOKENS: usize = 1 << 16;
+
 impl Size {
+    /// Makes sure that it can be measured, or says why not: there are limits on tokens and memory.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let tokens = self.tokens.map_or(0, NonZeroUsize::get);
+        if tokens > TOKENS {
+            return Err(format!("--tokens {tokens} is more than the {TOKENS} allowed"));
+        }
+        // More than can be counted is refused where it is measured.
+        let Some(bytes) = self.bytes(tokens) else { return Ok(()) };
+        // Whether it can be had is all that is asked: nothing is written to it.
+        Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
+            let needed = bytes.div_ceil(1 << 30);
+            format!("{self} takes {needed} GiB of memory, which there are not; choose a smaller --shape or fewer --tokens")
+        })
+    }
+
+    /// The bytes of operands and results as f32, each with another copy to check the results by.
+    fn bytes(&self, tokens: usize) -> Option<usize> {
+        let matrices = self.rows.checked_mul(self.cols)?.checked_mul(self.batches)?;
+        let others = tokens.checked_mul(self.rows.checked_add(self.cols)?)?;
+        matrices.checked_add(others)?.checked_mul(2 * size_of::<f32>())
+    }
+
     /// Rows of all matrices, and columns.
     pub(super) fn all_rows(&self) -> Shape {
         // If the product saturates, the shape is too large for whatever is done with it next.

@@ -203,7 +203,10 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
             }
         }
     }
-    cases.iter().try_for_each(|case| case.op.check(case.dtype, case.size)).map_err(Usage::new)?;
+    for case in &cases {
+        case.op.check(case.dtype, case.size).map_err(Usage::new)?;
+        case.size.check().map_err(Usage::new)?;
+    }
     Ok(cases)
 }
 

@@ -15,8 +15,8 @@ use crate::plot::Plot;
 use crate::plot::point::Point;
 use crate::progress::Bar;
 use crate::streams::print;
-use crate::text::names::shortened;
-use crate::text::table::{count, decibels, figure, natural_order, table};
+use crate::text::names::{shortened, shown};
+use crate::text::table::{cosine, count, decibels, figure, left_out, natural_order, table};
 
 /// Characters of a path in a plot; of longer ones the middle is left out.
 const LONGEST: usize = 110;
@@ -65,21 +65,23 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let mut rows = table(&["tensor", ">rel. sq. error", ">SQNR", ">max abs error", ">cosine"]);
     for tensor in &comparison.tensors {
+        let name = shown(&tensor.name);
         match &tensor.difference {
-            Difference::Values(errors) => rows.add_row(row(&tensor.name, errors)),
-            Difference::Bytes { same: true } => rows.add_row([&tensor.name, "same bytes"]),
-            Difference::Bytes { same: false } => rows.add_row([&tensor.name, "other bytes"]),
+            Difference::Values(errors) => rows.add_row(row(&name, errors)),
+            Difference::Bytes { same: true } => rows.add_row([&name, "same bytes"]),
+            Difference::Bytes { same: false } => rows.add_row([&name, "other bytes"]),
         };
     }
     rows.add_row(row("total", &comparison.total));
     let mut text = rows.trim_fmt();
-    if comparison.total.non_finite() > 0 {
-        text += &format!("\n\nleft out: {} values that are not finite", count(comparison.total.non_finite()));
+    if let Some(left_out) = left_out(&comparison.total) {
+        text += &format!("\n\nleft out: {left_out}");
     }
     for (what, names) in
         [(args.a.display().to_string(), &comparison.only_first), (args.other(), &comparison.only_second)]
     {
         if !names.is_empty() {
+            let names: Vec<_> = names.iter().map(|name| shown(name)).collect();
             text += &format!("\n\nonly in {what}:\n  {}", names.join("\n  "));
         }
     }
@@ -111,13 +113,14 @@ impl Args {
 
 /// The comparison as SVG: what has an SQNR, and a word about what has none.
 fn drawn(comparison: &Comparison, args: &Args) -> String {
-    let (mut points, mut equal, mut lost, mut bytes) = (Vec::new(), 0, 0, 0);
+    let (mut points, mut equal, mut lost, mut bytes, mut left_out) = (Vec::new(), 0, 0, 0, 0);
     for Compared { name, difference, .. } in &comparison.tensors {
         match difference {
             Difference::Bytes { .. } => bytes += 1,
             Difference::Values(errors) => match Point::new(name, errors.sqnr_db()) {
                 Some(point) => points.push(point),
                 None if errors.sqnr_db() == f64::INFINITY => equal += 1,
+                None if errors.elements() == 0 => left_out += 1,
                 None => lost += 1,
             },
         }
@@ -126,6 +129,7 @@ fn drawn(comparison: &Comparison, args: &Args) -> String {
     let notes = [
         (equal, "without any error (SQNR ∞)"),
         (lost, "with errors where the original is zero (SQNR −∞)"),
+        (left_out, "without a value that is finite in both"),
         (bytes, "whose values are not floats in both"),
         (alone as u64, "that only one of the two has"),
     ];
@@ -149,6 +153,6 @@ fn row(name: &str, errors: &ErrorStats) -> [String; 5] {
         figure(errors.relative_squared_error()),
         decibels(errors.sqnr_db()),
         figure(errors.max_abs_error()),
-        format!("{:.6}", errors.cosine()),
+        cosine(errors.cosine()),
     ]
 }

@@ -13,6 +13,7 @@ use crate::options::words::words;
 use crate::outputs::{Files, LinkArgs, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::print;
+use crate::text::names::shown;
 use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
 
 #[derive(clap::Args)]
@@ -88,7 +89,7 @@ fn roundings(rounded: &[Rounding]) -> String {
         let differ = format!("{} of {}", count(rounding.differing), count(rounding.values));
         let error = figure(rounding.errors.relative_squared_error().sqrt());
         let (before, after) = (scale(rounding.before), scale(rounding.after));
-        rows.add_row([&rounding.tensor, &before, &after, &differ, &error]);
+        rows.add_row([&shown(&rounding.tensor), &before, &after, &differ, &error]);
     }
     format!("\n{}\n", rows.trim_fmt())
 }

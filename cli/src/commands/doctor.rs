@@ -11,6 +11,7 @@ use crate::failures::Found;
 use crate::options::device::device;
 use crate::progress::Bar;
 use crate::streams::print;
+use crate::text::names::shown;
 use crate::text::table::{count, natural_order};
 
 /// Findings of one kind that are listed one by one.
@@ -56,7 +57,7 @@ fn text(diagnosis: &Diagnosis, compared: bool) -> String {
     let mut text = String::new();
     for (word, mut findings) in kinds {
         let name = |finding: &Finding| match &finding.tensor {
-            Some(tensor) => tensor.clone(),
+            Some(tensor) => shown(tensor),
             None => finding.file.display().to_string(),
         };
         findings.sort_by(|a, b| natural_order(&name(a), &name(b)));

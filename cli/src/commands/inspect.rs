@@ -8,6 +8,7 @@ use microscale::GlobalScale;
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Histogram, Inspected, Logical};
 
 use crate::streams::print;
+use crate::text::names::shown;
 use crate::text::scale::scale_text;
 use crate::text::table::{bytes, count, natural_order, shape, table};
 
@@ -35,7 +36,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         if let Some(histogram) = &entry.histogram {
             match sums.iter_mut().find(|sum| sum.format == histogram.format) {
                 Some(sum) => sum.add(histogram),
-                None => sums.push(histogram.clone()),
+                None => sums.push((**histogram).clone()),
             }
         }
         complaints += &complaint(entry);
@@ -78,7 +79,7 @@ fn row(entry: &Inspected<'_>) -> ([String; 6], u64) {
     });
     let stored = format!("{format} {}", shape(entry.tensor.shape()));
     let bytes = bytes(size as u64);
-    ([entry.tensor.name().into(), stored, bytes, scales, nan, global_scale], size as u64)
+    ([shown(entry.tensor.name()), stored, bytes, scales, nan, global_scale], size as u64)
 }
 
 /// The reason why a tensor cannot be dequantized, in a line.
@@ -93,7 +94,7 @@ fn complaint(entry: &Inspected<'_>) -> String {
     let foreign = entry.histogram.as_ref().filter(|histogram| histogram.foreign_scales() > 0);
     foreign.map_or(String::new(), |histogram| {
         let (bytes, blocks) = (count(histogram.foreign_scales()), count(histogram.blocks()));
-        let (name, format) = (entry.tensor.name(), histogram.format);
+        let (name, format) = (shown(entry.tensor.name()), histogram.format);
         format!(
             "cannot be read: tensor {name}: {bytes} of {blocks} scale bytes have the sign bit set, which {format} does \
              not know\n"

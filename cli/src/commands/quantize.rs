@@ -20,8 +20,10 @@ use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
 use crate::streams::{print, warn};
+use crate::text::names::shown;
 use crate::text::table::{
-    bytes, count, decibels, figure, natural_order, rate, seconds, shape, skipped_text, table,
+    bytes, cosine, count, decibels, figure, left_out, natural_order, rate, seconds, shape, skipped_text,
+    table,
 };
 
 #[derive(clap::Args)]
@@ -199,10 +201,11 @@ fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
 
 /// The first few names of many.
 fn some_of(names: &[String]) -> String {
-    let (shown, more) = names.split_at(names.len().min(5));
+    let (first, more) = names.split_at(names.len().min(5));
+    let first: Vec<_> = first.iter().map(|name| shown(name)).collect();
     let more =
         if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
-    format!("{}{more}", shown.join(", "))
+    format!("{}{more}", first.join(", "))
 }
 
 /// The outcome of a part, and the next step, as text.
@@ -222,13 +225,15 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     let (report, errors) = (totals.report, totals.errors);
     let blocks = totals.blocks;
     let of_blocks = |n: u64| format!("{} of {} blocks", count(n), count(blocks));
+    let values_left_out = left_out(&errors).unwrap_or_default();
+    let left_out = if values_left_out.is_empty() { "" } else { "left out" };
     let mut facts = table(&["loss", "", "counts", ""]);
     for row in [
         ["relative squared error", &figure(errors.relative_squared_error()), "NaN", &count(report.nan)],
         ["SQNR", &decibels(errors.sqnr_db()), "infinities", &count(report.infinite)],
         ["largest error", &figure(errors.max_abs_error()), "clipped", &of_blocks(report.clipped_blocks)],
-        ["cosine", &format!("{:.6}", errors.cosine()), "flushed to zero", &of_blocks(report.flushed_blocks)],
-        ["", "", "saturated scales", &of_blocks(report.saturated_scales)],
+        ["cosine", &cosine(errors.cosine()), "flushed to zero", &of_blocks(report.flushed_blocks)],
+        [left_out, &values_left_out, "saturated scales", &of_blocks(report.saturated_scales)],
     ] {
         facts.add_row(row);
     }
@@ -295,7 +300,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
             }
         };
         let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
-        rows.add_row([tensor.name, &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
+        rows.add_row([&shown(tensor.name), &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
     }
     let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
     format!("{rows}\n\n{sums}\n\n{}\nnothing was written", recipes_text(&recipes))
@@ -328,7 +333,7 @@ fn reasons_table(copied: &[(String, &str)]) -> String {
     reasons.sort_by_key(|(reason, names)| (std::cmp::Reverse(names.len()), *reason));
     let mut rows = table(&["copied because", ">tensors", "for example"]);
     for (reason, names) in reasons {
-        rows.add_row([reason, &count(names.len() as u64), names[0]]);
+        rows.add_row([reason, &count(names.len() as u64), &shown(names[0])]);
     }
     format!("\n{}\n", rows.trim_fmt())
 }

@@ -7,7 +7,7 @@ use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 
-use crate::options::words::words;
+use crate::options::words::{stored_formats, words};
 use crate::text::table::count;
 
 #[derive(clap::Args)]
@@ -17,7 +17,7 @@ pub(crate) struct RecipeArgs {
     #[arg(long, value_name = "FILE|NAME")]
     recipe: Option<String>,
     /// The format [default: mxfp4]
-    #[arg(long, value_parser = words::<Format>())]
+    #[arg(long, value_parser = stored_formats())]
     format: Option<Format>,
     /// The library whose arithmetic is followed [default: ocp, and for nvfp4 compressed-tensors]
     #[arg(long, value_parser = words::<Convention>())]

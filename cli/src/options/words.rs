@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use microscale::{UnknownWord, Words};
-use microscale_checkpoint::Selection;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use microscale::{Format, UnknownWord, Words};
+use microscale_checkpoint::{FileConvention, Selection};
 
 /// Accepts the words of a type. They appear in `--help` and in the message about a wrong one.
 pub(crate) fn words<T>() -> impl TypedValueParser<Value = T>
@@ -13,6 +13,16 @@ where
 {
     let words = PossibleValuesParser::new(T::WORDS.iter().map(|(word, _)| *word));
     words.try_map(|word| word.parse())
+}
+
+/// Accepts the words of formats, and offers those that some convention of files holds: what refuses the others
+/// later knows what can be done with them.
+pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
+    let conventions = FileConvention::WORDS.iter().map(|(_, convention)| convention);
+    let stored: Vec<Format> = conventions.flat_map(|convention| convention.formats()).collect();
+    let words =
+        Format::WORDS.iter().map(|(word, format)| PossibleValue::new(*word).hide(!stored.contains(format)));
+    PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
 /// Accepts a pattern of tensor names.

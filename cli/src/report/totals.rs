@@ -7,7 +7,7 @@ use super::figures::{date, share};
 use super::rows::table;
 use super::run::Run;
 use crate::markup::Markup;
-use crate::text::table::{bytes, count, decibels, figure, rate, seconds};
+use crate::text::table::{bytes, cosine, count, decibels, figure, left_out, rate, seconds};
 
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let totals = summary.totals();
@@ -48,7 +48,10 @@ fn loss(m: &mut Markup, errors: &ErrorStats) {
             rows.plain("SQNR", &[&decibels(errors.sqnr_db())]);
             rows.plain("relative squared error", &[&figure(errors.relative_squared_error())]);
             rows.plain("largest error", &[&figure(errors.max_abs_error())]);
-            rows.plain("cosine", &[&format!("{:.6}", errors.cosine())]);
+            rows.plain("cosine", &[&cosine(errors.cosine())]);
+            if let Some(left_out) = left_out(errors) {
+                rows.plain("left out", &[&left_out]);
+            }
         });
     });
 }

@@ -1,5 +1,6 @@
 //! The names of a model's tensors, taken apart: which layer, and what kind of tensor.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use microscale_checkpoint::layer_part;
@@ -49,6 +50,31 @@ fn ends(kind: &str) -> impl Iterator<Item = &str> {
     dots.chain([kind])
 }
 
+/// Characters of a name that is shown whole.
+const LONGEST: usize = 256;
+
+/// A tensor's name as people are to see it: on one line, of some length, and with nothing in it that a
+/// terminal would take for a command.
+pub(crate) fn shown(name: &str) -> String {
+    shortened(&harmless(name, |_| false), LONGEST)
+}
+
+/// Replaces what a terminal takes for a command, or what turns the order of characters around, by its number;
+/// some characters may be let through.
+pub(crate) fn harmless(text: &str, let_through: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let harms = |c: char| (c.is_control() || is_bidirectional(c)) && !let_through(c);
+    if !text.contains(harms) {
+        return text.into();
+    }
+    let escaped = text.chars().map(|c| if harms(c) { c.escape_unicode().to_string() } else { c.into() });
+    escaped.collect()
+}
+
+/// Returns whether a character changes the direction of those that follow it.
+fn is_bidirectional(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Shortens a name to at most `most` characters, the middle left out if need be.
 pub(crate) fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
@@ -83,6 +109,15 @@ mod tests {
             ["layer.output.dense", "layer.attention.output.dense", "layer.attention.self.query", "head"];
         assert_eq!(short_kinds(&kinds), ["layer.output.dense", "attention.output.dense", "query", "head"]);
         assert_eq!(short_kinds(&["a", "a"]), ["a", "a"]);
+    }
+
+    #[test]
+    fn names_do_nothing_to_a_terminal() {
+        assert_eq!(shown("a.\u{1b}]0;owned\u{7}\nb\u{9b}2J"), "a.\\u{1b}]0;owned\\u{7}\\u{a}b\\u{9b}2J");
+        assert_eq!(shown("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(shown("modèle.層"), "modèle.層");
+        assert_eq!(shown(&"a".repeat(5000)).chars().count(), LONGEST);
+        assert_eq!(harmless("a\nb\r", |c| c == '\n'), "a\nb\\u{d}");
     }
 
     #[test]

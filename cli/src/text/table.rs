@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use indicatif::HumanCount;
+use microscale::ErrorStats;
 use microscale_checkpoint::Skipped;
 
 /// A line under the header and nothing else, so that output can be cut, pasted and searched.
@@ -27,12 +28,15 @@ pub(crate) fn table(header: &[&str]) -> Table {
 
 /// Orders names with numbers in them by the numbers: layer 2 before layer 10.
 pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
-    let parts = |name: &str| -> Vec<(u64, String)> {
-        let chunks = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
-        let text = chunks.map(|chunk| String::from_utf8_lossy(chunk).into_owned());
-        text.map(|text| (text.parse().unwrap_or(u64::MAX), text)).collect()
-    };
-    parts(a).cmp(&parts(b))
+    parts(a).cmp(parts(b))
+}
+
+/// The parts of a name that are digits or none, each with its number.
+fn parts(name: &str) -> impl Iterator<Item = (u64, &str)> {
+    let chunks = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+    // Digits are bytes of their own, beside which other characters stay whole.
+    let text = chunks.map(|chunk| str::from_utf8(chunk).unwrap_or_default());
+    text.map(|text| (text.parse().unwrap_or(u64::MAX), text))
 }
 
 /// `1,234,567`.
@@ -77,9 +81,14 @@ pub(crate) fn skipped_text(skipped: &[Skipped]) -> String {
     }
 }
 
+/// Stands for a figure where there is nothing that it could be about.
+const NONE: &str = "–";
+
 /// Four significant digits, small figures with an exponent.
 pub(crate) fn figure(x: f64) -> String {
-    if x == 0.0 {
+    if x.is_nan() {
+        NONE.into()
+    } else if x == 0.0 {
         "0".into()
     } else if x.abs() < 1e-3 || x.abs() >= 1e5 {
         format!("{x:.3e}")
@@ -91,7 +100,22 @@ pub(crate) fn figure(x: f64) -> String {
 
 /// `18.77 dB`; `∞` where there is no error.
 pub(crate) fn decibels(x: f64) -> String {
-    if x == f64::INFINITY { "∞".into() } else { format!("{x:.2} dB") }
+    match x {
+        _ if x.is_nan() => NONE.into(),
+        f64::INFINITY => "∞".into(),
+        _ => format!("{x:.2} dB"),
+    }
+}
+
+/// Six digits after the point.
+pub(crate) fn cosine(x: f64) -> String {
+    if x.is_nan() { NONE.into() } else { format!("{x:.6}") }
+}
+
+/// The values that figures of loss leave out: `64 of 2,048 values, not finite`; nothing if there are none.
+pub(crate) fn left_out(errors: &ErrorStats) -> Option<String> {
+    let (left_out, all) = (errors.non_finite(), errors.non_finite() + errors.elements());
+    (left_out > 0).then(|| format!("{} of {} values, not finite", count(left_out), count(all)))
 }
 
 /// `1.234 s`, `12.3 ms`.
@@ -126,6 +150,7 @@ mod tests {
             ["0", "0.01329", "1.500", "123.5", "1.000e-7"]
         );
         assert_eq!((decibels(18.774), decibels(f64::INFINITY)), ("18.77 dB".into(), "∞".into()));
+        assert_eq!([figure(f64::NAN), decibels(f64::NAN), cosine(f64::NAN)], ["–"; 3]);
         assert_eq!((shape(&[]), shape(&[4, 32])), ("scalar".into(), "4×32".into()));
     }
 }

@@ -7,7 +7,7 @@ use microscale_test_support::{Run, Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
-use super::{Tensors, quantize, read_json, tensors};
+use super::{Tensors, noise, quantize, read_json, tensors};
 
 const LAYER: &str = "model.layers.0.mlp.down_proj.weight";
 
@@ -236,4 +236,31 @@ fn an_original_of_another_shape_is_said_to_be_one() {
     let other = scratch.write_tensors("o.safetensors", &[(LAYER, Dtype::BF16, vec![2, 32], data)]);
     let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json"]));
     assert!(all.len() == 1 && all[0].0 == "other-values" && all[0].2.contains("[2, 32]"), "{all:?}");
+}
+
+#[test]
+fn zeros_of_the_original_are_no_defect() {
+    let scratch = Scratch::new();
+    let mut values = noise(64 * 64);
+    // Half of the rows are pruned.
+    values[..32 * 64].fill(0.0);
+    let file = |name: &str, values: &[f32]| {
+        scratch.write_tensors(name, &[("a.weight", Dtype::F32, vec![64, 64], super::floats(values))])
+    };
+    let input = file("in.safetensors", &values);
+    quantize(&scratch, &input, "out.safetensors", &["--format", "nvfp4"]).ok();
+    let out = scratch.path("out.safetensors");
+    let alone = findings(&run(&[&"doctor", &out, &"--json"]));
+    assert_eq!((alone.len(), alone[0].0.as_str()), (1, "zero-blocks"));
+    run(&[&"doctor", &out, &"--against", &input]).ok();
+    // In a quarter of the rows the original has weights after all.
+    values[16 * 64..32 * 64].fill(1e-3);
+    let other = file("other.safetensors", &values);
+    let lost = findings(&run(&[&"doctor", &out, &"--against", &other, &"--json"]));
+    let zeros: Vec<_> = lost.iter().filter(|(defect, ..)| defect == "zero-blocks").collect();
+    let [(_, tensor, what)] = zeros[..] else { panic!("{lost:?}") };
+    assert!(
+        tensor == "a.weight" && what.starts_with("64 of 256 blocks, the first in row 16, block 0"),
+        "{what}"
+    );
 }

@@ -11,6 +11,8 @@ mod gguf;
 mod global_scale;
 mod manual;
 mod measuring;
+#[cfg(target_os = "linux")]
+mod memory;
 mod mixed;
 mod mxfp8;
 mod nvfp4;

@@ -182,3 +182,17 @@ fn tables_are_measured_on_gpus_for_one_operation() {
         assert!(run.stderr.contains(why) && !table.exists(), "{run:#?}");
     }
 }
+
+#[test]
+fn sizes_beyond_memory_are_refused() {
+    for (more, parts) in [
+        (["--tokens", "99999999"], ["--tokens 99999999", "more than the 65536 allowed"]),
+        (["--shape", "4194304x4194304"], ["4194304x4194304", "choose a smaller --shape"]),
+    ] {
+        let op: [Arg<'_>; 7] =
+            [&"bench", &"--op", &"gemv-weights", &"--device", &"cpu", &"--format", &"nvfp4"];
+        let refused = run(&[&op[..], &[&more[0], &more[1]]].concat());
+        assert_eq!(refused.code, Some(2), "{refused:#?}");
+        assert!(parts.iter().all(|part| refused.stderr.contains(part)), "{refused:#?}");
+    }
+}

@@ -79,7 +79,7 @@ fn non_finite_values_are_refused_or_counted() {
             .eq([0, 0, 32, 0, 0, 0, 0, 32])
     );
     let comparison = run(&[&"compare", &input, &back]).ok();
-    assert!(comparison.contains("left out: 64 values that are not finite"), "{comparison}");
+    assert!(comparison.contains("left out: 64 of 512 values, not finite"), "{comparison}");
 }
 
 #[test]
@@ -114,6 +114,13 @@ fn wrong_command_lines_are_usage_errors() {
     let help = run(&[&"quantize", &"--help"]).ok();
     for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
         assert!(help.contains(word), "{help}");
+    }
+    // What no convention of files holds is not offered, where it would have to be written.
+    let wrong = run(&[&"quantize", &"x", &"--out", &"y", &"--format", &"fp3"]).stderr;
+    assert!(wrong.contains("mxfp8-e4m3"), "{wrong}");
+    for word in ["mxfp8-e5m2", "nf4", "mxfp4-e3m0"] {
+        assert!(!help.contains(word) && !wrong.contains(word), "{help}{wrong}");
+        assert!(run(&[&"compare", &"--help"]).ok().contains(word));
     }
 }
 
@@ -192,4 +199,31 @@ fn a_reader_who_has_seen_enough_is_no_error() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert!(child.wait().unwrap().success(), "{stderr}");
     assert_eq!(stderr, "");
+}
+
+/// A terminal takes control characters for commands, such as to rename its window or to type for the user.
+#[test]
+fn names_do_nothing_to_a_terminal() {
+    let scratch = Scratch::new();
+    let name = "a\u{1b}]0;owned\u{7}\u{202e}.weight";
+    let tensors = [(name, Dtype::F32, vec![2, 32], floats(&noise(64)))];
+    let input = scratch.write_tensors("in\u{1b}[2J.safetensors", &tensors);
+    let out = scratch.path("out\u{1b}[2J.safetensors");
+    let runs = [
+        run(&[&"quantize", &input, &"--dry-run"]),
+        run(&[&"quantize", &input, &"--out", &out]),
+        run(&[&"inspect", &out]),
+        run(&[&"compare", &input, &out]),
+        run(&[&"doctor", &out]),
+        run(&[&"inspect", &scratch.path("missing\u{1b}[2J")]),
+        run(&[&"quantize", &input, &"--out", &out]),
+    ];
+    let mut shown = 0;
+    for run in runs {
+        for text in [&run.stdout, &run.stderr] {
+            assert!(!text.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{run:#?}");
+            shown += usize::from(text.contains("\\u{1b}"));
+        }
+    }
+    assert_eq!(shown, 6, "the names are there, and say what they are; doctor has nothing to name");
 }

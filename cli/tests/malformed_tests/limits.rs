@@ -164,8 +164,75 @@ fn headers_of_files_that_are_all_holes() {
     let gguf = scratch
         .write("x.gguf", [&b"GGUF\x03\0\0\0"[..], &[0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0].repeat(2)].concat());
     File::options().write(true).open(&gguf).unwrap().set_len(1 << 40).unwrap();
-    run(&[&"inspect", &gguf]).fails_with(&["x.gguf", "metadata entry 0"]);
+    run(&[&"inspect", &gguf]).fails_with(&["x.gguf", "more than the 1048576 tensors allowed"]);
     let small = sharded(&[]);
     small.write("in/model.safetensors.index.json", "{}");
     refused(&small, &small.path("in"), &["weight_map"]);
+}
+
+/// The limits that docs/limits.md lists, each with a file that passes it and one that does not.
+#[test]
+fn names_dimensions_and_tensors_have_limits() {
+    let inspect = |header: &str| {
+        let scratch = Scratch::new();
+        run(&[&"inspect", &scratch.write("x.safetensors", raw_file(header, &[]))])
+    };
+    let empty = |name: &str, shape: &str| {
+        format!(r#"{{"{name}":{{"dtype":"U8","shape":{shape},"data_offsets":[0,0]}}}}"#)
+    };
+    let printed = inspect(&empty(&"n".repeat(1024), "[0]")).ok();
+    assert!(printed.len() < 2000, "a long name is not printed whole: {printed}");
+    for length in [1025, 20 << 20] {
+        let refused = inspect(&empty(&"n".repeat(length), "[0]"));
+        let bytes = format!("has {length} bytes, more than the 1024 allowed");
+        refused.fails_with(&["x.safetensors", &bytes]);
+        assert!(refused.stderr.len() < 1000);
+    }
+    let zeros = |count: usize| format!("[{}0]", "0,".repeat(count - 1));
+    inspect(&empty("a", &zeros(64))).ok();
+    for count in [65, 10 << 20] {
+        let dimensions = format!("it has {count} dimensions, more than the 64 allowed");
+        inspect(&empty("a", &zeros(count))).fails_with(&["x.safetensors", "tensor a", &dimensions]);
+    }
+    let tensors = |count: usize| {
+        let entries: Vec<_> = (0..count).map(|i| empty(&i.to_string(), "[0]")).collect();
+        let entries: Vec<_> = entries.iter().map(|entry| &entry[1..entry.len() - 1]).collect();
+        inspect(&format!("{{{}}}", entries.join(",")))
+    };
+    tensors((1 << 20) + 1).fails_with(&["x.safetensors", "more than the 1048576 tensors allowed"]);
+}
+
+#[test]
+fn indexes_have_the_limits_of_headers() {
+    let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
+    let index = |name: String| {
+        let index = json!({ "weight_map": { name: "one.safetensors" } });
+        scratch.write("in/model.safetensors.index.json", index.to_string());
+        run(&[&"inspect", &scratch.path("in")])
+    };
+    index("n".repeat(1025)).fails_with(&["model.safetensors.index.json", "1025 bytes, more than the 1024"]);
+}
+
+#[test]
+fn gguf_has_limits_on_what_it_counts() {
+    let scratch = Scratch::new();
+    for (tensors, entries, what) in [
+        ((1u64 << 20) + 1, 0u64, "more than the 1048576 tensors"),
+        (0, (1 << 20) + 1, "more than the 1048576 allowed"),
+    ] {
+        let counts = [tensors.to_le_bytes(), entries.to_le_bytes()].concat();
+        let path = scratch.write("x.gguf", [&b"GGUF\x03\0\0\0"[..], &counts].concat());
+        // Long enough for all of them, and all holes.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
+        run(&[&"inspect", &path]).fails_with(&["x.gguf", what]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn recipes_without_an_end_are_not_read() {
+    let scratch = sharded(&[]);
+    let out = scratch.path("OUT");
+    let refused = run(&[&"quantize", &scratch.path("in"), &"--out", &out, &"--recipe", &"/dev/zero"]);
+    refused.fails_with(&["/dev/zero", "more than the 1048576 bytes allowed of a recipe"]);
 }

@@ -93,17 +93,21 @@ impl<T: Element> Loaded<'_, T> {
         }))
     }
 
-    /// The loss of the result of [`Self::quantize`].
+    /// The loss of the result of [`Self::quantize`], taken in by that of the rows before it.
     ///
     /// # Errors
     /// Those of [`ErrorStats::of_quantized`], and [`crate::Error::Gpu`].
-    pub fn errors(&self, quantized: &QuantizedThere) -> Result<ErrorStats> {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "GPUs add to it"))]
+    pub fn errors(&self, quantized: &QuantizedThere, mut before: ErrorStats) -> Result<ErrorStats> {
         match (&self.0, &quantized.0) {
             (LoadedOn::Cpu(values, shape), QuantizedOn::Cpu(quantized)) => {
-                ErrorStats::of_quantized(values, *shape, &quantized.tensor)
+                before.and_quantized(values, *shape, &quantized.tensor)
             }
             #[cfg(feature = "cuda")]
-            (LoadedOn::Gpu(loaded), QuantizedOn::Gpu(quantized)) => loaded.errors(&quantized.tensor),
+            (LoadedOn::Gpu(loaded), QuantizedOn::Gpu(quantized)) => {
+                before += loaded.errors(&quantized.tensor)?;
+                Ok(before)
+            }
             #[cfg(feature = "cuda")]
             _ => unreachable!("what a matrix is quantized to is where the matrix is"),
         }

@@ -36,12 +36,21 @@ impl ErrorStats {
     /// # Panics
     /// If the lengths differ.
     pub fn between<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Self {
+        Self::default().and_between(original, approximation)
+    }
+
+    /// [`Self::between`] of what follows the pairs that were compared already: in bands of a multiple of
+    /// 16384 pairs, the sums are those of all pairs at once, to the bit.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn and_between<A: Element, B: Element>(self, original: &[A], approximation: &[B]) -> Self {
         assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
-        Self::of_elements(Elements::of(original), Elements::of(approximation))
+        self.and_elements(Elements::of(original), Elements::of(approximation))
     }
 
     /// The same, compiled once.
-    fn of_elements(original: Elements<'_>, approximation: Elements<'_>) -> Self {
+    fn and_elements(self, original: Elements<'_>, approximation: Elements<'_>) -> Self {
         let (isa, len) = (Isa::best(), original.len());
         let parts = (0..len.div_ceil(PART)).into_par_iter().map(|i| {
             let (mut sum, part) = (Self::default(), i * PART);
@@ -56,7 +65,7 @@ impl ErrorStats {
             }
             sum
         });
-        Self::of_all(&parts.collect::<Vec<_>>())
+        self.and_all(&parts.collect::<Vec<_>>())
     }
 
     /// Compares a matrix with what it was quantized to.
@@ -64,11 +73,25 @@ impl ErrorStats {
     /// # Errors
     /// Those of [`crate::quantize`] about shapes.
     pub fn of_quantized<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor) -> Result<Self> {
-        Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor)?))
+        Self::default().and_quantized(values, shape, tensor)
+    }
+
+    /// [`Self::of_quantized`] of the rows that follow those that were compared already: the sums are those of
+    /// all rows at once, to the bit.
+    ///
+    /// # Errors
+    /// Those of [`crate::quantize`] about shapes.
+    pub fn and_quantized<T: Element>(
+        self,
+        values: &[T],
+        shape: Shape,
+        tensor: &QuantizedTensor,
+    ) -> Result<Self> {
+        Ok(self.and_pairs(&RoundTrip::new(values, shape, tensor)?))
     }
 
     /// The same, compiled once.
-    fn of_pairs(pairs: &RoundTrip<'_>) -> Self {
+    fn and_pairs(self, pairs: &RoundTrip<'_>) -> Self {
         let isa = Isa::best();
         let rows = pairs.rows().map(|row| {
             let mut sum = Self::default();
@@ -77,12 +100,12 @@ impl ErrorStats {
             });
             sum
         });
-        Self::of_all(&rows.collect::<Vec<_>>())
+        self.and_all(&rows.collect::<Vec<_>>())
     }
 
-    /// Statistics over parts, in their order.
-    fn of_all(parts: &[Self]) -> Self {
-        parts.iter().fold(Self::default(), |mut sum, part| {
+    /// Takes in parts, in their order.
+    fn and_all(self, parts: &[Self]) -> Self {
+        parts.iter().fold(self, |mut sum, part| {
             sum += *part;
             sum
         })
@@ -118,9 +141,15 @@ impl ErrorStats {
         self.sums.non_finite
     }
 
-    /// Σ(a − b)² / Σa², 0 if both are 0.
+    /// Returns a figure, or NaN if nothing was compared that it could be about.
+    fn of_data(&self, figure: f64) -> f64 {
+        if self.elements() == 0 { f64::NAN } else { figure }
+    }
+
+    /// Σ(a − b)² / Σa², 0 if both are 0. This and the other figures are NaN if every pair was left out.
     pub fn relative_squared_error(&self) -> f64 {
-        if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal }
+        let relative = if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal };
+        self.of_data(relative)
     }
 
     /// Signal to quantization noise, 10 log₁₀ (Σa² / Σ(a − b)²), in dB; infinite without noise.
@@ -130,17 +159,17 @@ impl ErrorStats {
 
     /// The largest |a − b|.
     pub fn max_abs_error(&self) -> f64 {
-        self.sums.max_abs
+        self.of_data(self.sums.max_abs)
     }
 
     /// The cosine of the angle between the two; 1 if both are zero, 0 if one is.
     pub fn cosine(&self) -> f64 {
         let ErrorSums { signal, approximation, product, .. } = self.sums;
-        match (signal == 0.0, approximation == 0.0) {
+        self.of_data(match (signal == 0.0, approximation == 0.0) {
             (true, true) => 1.0,
             (false, false) => product / (signal.sqrt() * approximation.sqrt()),
             _ => 0.0,
-        }
+        })
     }
 }
 

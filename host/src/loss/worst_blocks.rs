@@ -56,6 +56,19 @@ impl WorstBlocks {
         Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor)?, most))
     }
 
+    /// Takes in those of a later band of rows, which begins with the row `first`: the worst of both, at most
+    /// `most` of each kind.
+    pub fn add(&mut self, later: Self, first: usize, most: usize) {
+        let moved = |block: BlockError| BlockError { row: block.row + first, ..block };
+        let with = |blocks: &mut Vec<BlockError>, later: Vec<BlockError>, by| {
+            let mut worst = Worst { most, by, blocks: std::mem::take(blocks) };
+            later.into_iter().for_each(|block| worst.offer(moved(block)));
+            *blocks = worst.blocks;
+        };
+        with(&mut self.relative, later.relative, BlockError::relative);
+        with(&mut self.absolute, later.absolute, |block| block.squared_error);
+    }
+
     fn of_pairs(pairs: &RoundTrip<'_>, most: usize) -> Self {
         let none = || {
             [BlockError::relative, |block: &BlockError| block.squared_error].map(|by| Worst::new(most, by))

@@ -2,8 +2,8 @@
 
 use approx::assert_relative_eq;
 use microscale::{
-    BlockError, Convention, Format, NonFinite, QuantizedTensor, Recipe, ScaleLayout, Shape, WorstBlocks,
-    dequantize, quantize,
+    BlockError, Convention, ErrorStats, Format, NonFinite, QuantizedTensor, Recipe, ScaleLayout, Shape,
+    WorstBlocks, dequantize, quantize,
 };
 
 /// Every block, without this file's means.
@@ -84,4 +84,29 @@ fn amax_and_scales_are_those_of_the_block() {
     assert_relative_eq!(block.energy, 55.0);
     assert_relative_eq!(block.relative(), 1.0);
     assert_eq!(worst.relative, worst.absolute);
+}
+
+#[test]
+fn bands_of_rows_lose_what_all_rows_lose() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let shape = Shape::new(60, 1500);
+    let values: Vec<f32> = (0..shape.elements()).map(|_| random.f32() - 0.5).collect();
+    let recipe = Recipe::default();
+    let whole = quantize(&values, shape, &recipe).unwrap().tensor;
+    let expected = WorstBlocks::of(&values, shape, &whole, 7).unwrap();
+    let mut worst = WorstBlocks { relative: Vec::new(), absolute: Vec::new() };
+    let mut errors = ErrorStats::default();
+    for first in (0..60).step_by(11) {
+        let rows = 11.min(60 - first);
+        let (values, shape) = (&values[first * 1500..][..rows * 1500], Shape::new(rows, 1500));
+        let band = quantize(values, shape, &recipe).unwrap().tensor;
+        worst.add(WorstBlocks::of(values, shape, &band, 7).unwrap(), first, 7);
+        errors = errors.and_quantized(values, shape, &band).unwrap();
+    }
+    assert_eq!(worst, expected);
+    assert_eq!(errors, ErrorStats::of_quantized(&values, shape, &whole).unwrap(), "to the bit");
+    let back: Vec<f32> = dequantize(&whole);
+    let (first, second) = (&values[..16384], &values[16384..]);
+    let in_two = ErrorStats::between(first, &back[..16384]).and_between(second, &back[16384..]);
+    assert_eq!(in_two, ErrorStats::between(&values, &back), "to the bit");
 }

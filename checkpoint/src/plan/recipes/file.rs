@@ -13,6 +13,7 @@ use super::rule::{Lines, Rule};
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::limits::read_recipe;
 use crate::names::glob;
 use crate::plan::recipes::presets::Preset;
 use crate::plan::selection::Selection;
@@ -31,9 +32,10 @@ impl Recipes {
     /// Reads a recipe file.
     ///
     /// # Errors
-    /// [`Error::Io`], [`RecipeError::File`](crate::RecipeError::File).
+    /// [`Error::Io`], [`FileError::TooLong`](crate::FileError::TooLong),
+    /// [`RecipeError::File`](crate::RecipeError::File).
     pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text = read_recipe(path)?;
         Self::parse(&text, &path.display().to_string())
     }
 

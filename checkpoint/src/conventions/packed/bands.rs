@@ -1,0 +1,159 @@
+//! A quantized tensor band by band, so that one of any size takes little memory beside its file.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use microscale::{Device, Element, QuantizedShape, QuantizedTensor};
+
+use super::{Logical, Packed};
+use crate::error::Result;
+use crate::read::bands::{bands, transposed_bands};
+use crate::read::memory::afford;
+use crate::read::tensor::elements;
+use crate::read::transposed::{columns, transposed};
+use crate::read::values::{Values, float_dtype};
+
+/// Codes, two a byte where they have four bits, and linear block scales of consecutive blocks.
+pub(crate) struct Blocks<'a> {
+    /// The number of the first one in the tensor.
+    pub(crate) first: usize,
+    pub(crate) codes: Cow<'a, [u8]>,
+    pub(crate) scales: Cow<'a, [u8]>,
+}
+
+impl<'a> Logical<'a> {
+    /// Returns whether it has values: it is of floats, quantized or not.
+    pub(crate) fn has_values(&self) -> bool {
+        match self {
+            Self::Plain(tensor) => float_dtype(tensor.dtype).is_some(),
+            Self::Packed(_) => true,
+        }
+    }
+
+    /// Bands that are whole blocks of this tensor and of another one of its shape.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory).
+    pub(crate) fn bands_beside(&self, other: &Self) -> Result<Vec<Range<usize>>> {
+        let packed = [self, other].into_iter().filter_map(|tensor| match tensor {
+            Self::Plain(_) => None,
+            Self::Packed(packed) => Some(packed),
+        });
+        // Those of a transpose are whole rows, and so whole blocks of one that is not.
+        match packed.max_by_key(|packed| packed.storage.transposed) {
+            Some(packed) => packed.bands(),
+            None => Ok(bands(elements(self.shape()) as usize).collect()),
+        }
+    }
+
+    /// The values of a band.
+    ///
+    /// # Errors
+    /// Those of [`Packed::values`].
+    pub(crate) fn values_in(&self, band: Range<usize>, device: &Device) -> Result<Values<'a>> {
+        match self {
+            // Others than floats have none.
+            Self::Plain(tensor) => Ok(tensor.values_in(band).unwrap_or(Values::F32(Cow::default()))),
+            Self::Packed(packed) => Ok(Values::F32(packed.values_in(band, device)?.into())),
+        }
+    }
+}
+
+impl<'a> Packed<'a> {
+    /// All blocks in the order in which they are stored, band by band.
+    pub(crate) fn each_blocks(&self) -> impl Iterator<Item = Blocks<'a>> {
+        bands(elements(&self.shape) as usize).map(|band| self.blocks_in(band))
+    }
+
+    /// The blocks of elements in the order in which they are stored: whole blocks, of the container too.
+    pub(crate) fn blocks_in(&self, elements: Range<usize>) -> Blocks<'a> {
+        let block = self.format.block();
+        let (first, last) = (elements.start / block, elements.end / block);
+        let of = |bytes: &'a [u8], each| bytes.get(first * each..last * each).unwrap_or_default();
+        let (codes, scales) = match (self.scales, self.storage.blocks) {
+            (None, Some(blocks)) => {
+                let range = blocks.bytes_of(elements.start)..blocks.bytes_of(elements.end);
+                let (codes, scales) = blocks.unpack(self.codes.data.get(range).unwrap_or_default());
+                (codes.into(), scales.into())
+            }
+            (scales, _) => {
+                let scales = scales.map_or(&[][..], |scales| of(scales.data, self.format.scale_bytes()));
+                (of(self.codes.data, self.format.block_bytes()).into(), scales.into())
+            }
+        };
+        Blocks { first, codes, scales }
+    }
+
+    /// The bands of the model's parameter: ranges of its elements, row by row, each of whole blocks.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory).
+    pub(crate) fn bands(&self) -> Result<Vec<Range<usize>>> {
+        let bands = if self.storage.transposed {
+            transposed_bands(&self.shape, self.format.block())
+        } else {
+            bands(elements(&self.shape) as usize).collect()
+        };
+        let largest = bands.iter().map(Range::len).max();
+        afford(&self.codes, self.name, largest.unwrap_or(0))?;
+        Ok(bands)
+    }
+
+    /// The values of a band of the model's parameter.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device fails.
+    pub(crate) fn values_in<T: Element>(&self, band: Range<usize>, device: &Device) -> Result<Vec<T>> {
+        if band.is_empty() {
+            return Ok(Vec::new());
+        }
+        let dequantized =
+            |tensor: &QuantizedTensor| device.dequantize(tensor).map_err(|source| self.error(source));
+        match self.shape[..] {
+            [.., rows, cols] if self.storage.transposed => {
+                let first = band.start % (rows * cols) / cols;
+                let inputs = first..first + band.len() / cols;
+                let matrix = self.blocks_in(band.start - first * cols..band.start + (rows - first) * cols);
+                let height = inputs.len();
+                let values =
+                    dequantized(&self.tensor(self.inputs_of(&matrix, rows, inputs), cols, height)?)?;
+                Ok(transposed(&values, &[cols, height]))
+            }
+            _ => {
+                let cols = band.len();
+                dequantized(&self.tensor(self.blocks_in(band), 1, cols)?)
+            }
+        }
+    }
+
+    /// The blocks of some inputs of a layer, which are the columns of the matrix that is stored.
+    fn inputs_of(&self, matrix: &Blocks<'_>, inputs: usize, wanted: Range<usize>) -> Blocks<'a> {
+        let blocks = |each: usize| {
+            let bytes = |inputs: usize| inputs / self.format.block() * each;
+            (bytes(inputs), bytes(wanted.start)..bytes(wanted.end))
+        };
+        let of = |data: &[u8], (row, range)| Cow::Owned(columns(data, row, range));
+        Blocks {
+            first: matrix.first + wanted.start / self.format.block(),
+            codes: of(&matrix.codes, blocks(self.format.block_bytes())),
+            scales: of(&matrix.scales, blocks(self.format.scale_bytes())),
+        }
+    }
+
+    /// Blocks as a matrix under the tensor's global scale.
+    pub(crate) fn tensor(&self, blocks: Blocks<'_>, rows: usize, cols: usize) -> Result<QuantizedTensor> {
+        let Blocks { first, codes, scales } = blocks;
+        let shape = QuantizedShape::new(self.format, rows, cols);
+        let tensor = QuantizedTensor::from_parts(shape, codes.into_owned(), scales.into_owned());
+        let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
+            None => Ok(tensor),
+            Some((_, global_scale)) => tensor.with_global_scale(global_scale),
+        });
+        with_global_scale.map_err(|source| match source {
+            microscale::Error::SignedScale { format, index, scale } => {
+                self.error(microscale::Error::SignedScale { format, index: first + index, scale })
+            }
+            source => self.error(source),
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! Limits on what is read: far above what any model has, and low enough that a file that lies costs little
+//! memory and time. Those of GGUF itself are in `gguf`; docs/limits.md lists these.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::file::FileError;
+use crate::error::{Error, Result};
+
+/// The most bytes of a header of safetensors, which is its library's limit, and of a JSON file. The largest
+/// indexes have some tens of megabytes.
+pub(crate) const HEADER_BYTES: u64 = 100_000_000;
+
+/// The most tensors of a file or an index. Models have a few hundred thousand in all their files.
+pub(crate) const TENSORS: usize = 1 << 20;
+
+/// The most entries of a GGUF file's metadata. Files have a few dozen.
+pub(crate) const METADATA_ENTRIES: u64 = 1 << 20;
+
+/// The most bytes of a tensor's name, which errors and tables repeat. Names have some fifty.
+pub(crate) const NAME_BYTES: usize = 1024;
+
+/// The most dimensions of a tensor, as many as PyTorch has. Weights have up to five.
+pub(crate) const DIMENSIONS: usize = 64;
+
+/// The most bytes of a recipe. Recipes have a few dozen lines.
+pub(crate) const RECIPE_BYTES: u64 = 1 << 20;
+
+/// Makes sure that a name has no more bytes than are allowed, or says so.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    if name.len() <= NAME_BYTES {
+        return Ok(());
+    }
+    let (start, bytes) = (name.chars().take(20).collect::<String>(), name.len());
+    Err(format!("the name {start:?}… has {bytes} bytes, more than the {NAME_BYTES} allowed"))
+}
+
+/// Makes sure that there are no more tensors than are allowed, or says so.
+pub(crate) fn check_tensors(tensors: usize) -> Result<(), String> {
+    let more = || format!("it has more than the {TENSORS} tensors allowed");
+    if tensors <= TENSORS { Ok(()) } else { Err(more()) }
+}
+
+/// Makes sure that a tensor has no more dimensions than are allowed, or says so.
+pub(crate) fn check_dimensions(dimensions: usize) -> Result<(), String> {
+    let more = || format!("it has {dimensions} dimensions, more than the {DIMENSIONS} allowed");
+    if dimensions <= DIMENSIONS { Ok(()) } else { Err(more()) }
+}
+
+/// The text of a recipe, which may come from a pipe.
+///
+/// # Errors
+/// [`FileError::TooLong`](crate::FileError::TooLong), [`Error::Io`].
+pub(crate) fn read_recipe(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let file = File::open(path).map_err(Error::io("read", path))?;
+    let read = file.take(RECIPE_BYTES + 1).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    if read as u64 > RECIPE_BYTES {
+        let (file, most) = (path.into(), RECIPE_BYTES);
+        return Err(Error::File(FileError::TooLong { file, what: "a recipe", most }));
+    }
+    Ok(text)
+}

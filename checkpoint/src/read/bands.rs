@@ -1,0 +1,71 @@
+//! Bands: the consecutive elements or rows of a tensor that are in memory at once, however large it is.
+
+use std::ops::Range;
+
+use crate::read::tensor::elements;
+
+/// Elements of a band, unless a single row has more; as f32 they take 64 MiB. A multiple of what
+/// [`ErrorStats`](microscale::ErrorStats) sums at a time.
+pub(crate) const BAND: usize = 1 << 24;
+
+/// The bands of so many elements: at least one, which may be empty.
+pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {
+    ranges(elements, BAND)
+}
+
+/// The bands of a matrix, by its rows: at least one, which may be empty.
+pub(crate) fn row_bands(rows: usize, cols: usize) -> impl Iterator<Item = Range<usize>> {
+    ranges(if cols == 0 { 0 } else { rows }, BAND / cols.max(1))
+}
+
+/// Bands of matrices that are stored as their transposes, in the order of the matrices' elements: each holds
+/// rows of one matrix, a multiple of a block's elements, along which the columns that are stored have their
+/// blocks.
+pub(crate) fn transposed_bands(shape: &[usize], block: usize) -> Vec<Range<usize>> {
+    let all = elements(shape) as usize;
+    // Beside a size of 0, the others may be any.
+    let [.., rows, cols] = *shape else { return bands(all).collect() };
+    if all == 0 {
+        return bands(0).collect();
+    }
+    let (matrix, unit) = (rows * cols, block * cols);
+    let of_matrix = |start| {
+        let within = ranges(matrix, (BAND / unit).max(1) * unit);
+        within.map(move |band| start + band.start..start + band.end)
+    };
+    (0..all).step_by(matrix).flat_map(of_matrix).collect()
+}
+
+fn ranges(count: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = each.max(1);
+    (0..count.max(1)).step_by(each).map(move |start| start..count.min(start.saturating_add(each)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_cover_everything_once() {
+        for (count, each) in [(0, 1), (1, 1), (7, 3), (9, 3), (5, 0), (4, usize::MAX)] {
+            let mut end = 0;
+            for range in ranges(count, each) {
+                assert_eq!(range.start, end);
+                assert!(range.len() <= each.max(1));
+                end = range.end;
+            }
+            assert_eq!(end, count);
+        }
+        assert!(row_bands(usize::MAX, 0).eq(std::iter::once(0..0)), "nothing of however many rows");
+        assert_eq!(row_bands(2, 2 * BAND).collect::<Vec<_>>(), [0..1, 1..2]);
+    }
+
+    #[test]
+    fn bands_of_transposes_are_whole_blocks_of_one_matrix() {
+        let (rows, cols) = (96, BAND / 64);
+        let found = transposed_bands(&[2, rows, cols], 32);
+        let at = |row: usize| row * cols;
+        assert_eq!(found, [at(0)..at(64), at(64)..at(96), at(96)..at(160), at(160)..at(192)]);
+        assert_eq!(transposed_bands(&[usize::MAX, 0, usize::MAX], 32), Vec::from_iter(bands(0)));
+    }
+}

@@ -1,0 +1,111 @@
+//! Memory: a tensor takes its stored bytes and 512 MB more at most, whatever is done with it.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use half::bf16;
+use microscale_test_support::{Arg, Run, Scratch, command, header, program, raw_file};
+
+use super::noise;
+
+/// The memory beside what is stored.
+const BESIDE: u64 = 512 << 20;
+
+/// Elements after which the values of a large tensor repeat.
+const PERIOD: usize = 1 << 20;
+
+/// Writes a file with one tensor of bf16, 400 MB.
+fn large(path: &Path, name: &str, shape: [usize; 3]) {
+    let values = noise(PERIOD);
+    let bytes: Vec<u8> = values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+    let periods = shape.iter().product::<usize>() / PERIOD;
+    let end = (periods * bytes.len()).to_string();
+    let text = header(&[(name, "BF16", &format!("{shape:?}"), "0", &end)]);
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(text.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    (0..periods).for_each(|_| file.write_all(&bytes).unwrap());
+}
+
+/// Runs the program, and makes sure that it never had more in memory than the files' bytes and 512 MB.
+fn within(files: &[&Path], args: &[Arg<'_>]) {
+    let stored: u64 = files.iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+    let mut command = command(args);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    let ended = loop {
+        // The kernel keeps the peak, and forgets it with the process.
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        peak = peak.max(kilobytes.map_or(0, |number| number.parse::<u64>().unwrap() << 10));
+        if let Some(ended) = child.try_wait().unwrap() {
+            break ended;
+        }
+        sleep(Duration::from_millis(2));
+    };
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert!(ended.success(), "{command:?}: {errors}");
+    assert!(peak > 1 << 20, "{command:?}: no peak was seen");
+    assert!(peak <= stored + BESIDE, "{command:?}: {peak} bytes in memory, of files with {stored}");
+}
+
+#[test]
+#[ignore = "works on 400 MB: .ci/run does it, or cargo test-all"]
+fn one_tensor_takes_its_bytes_and_little_more() {
+    let scratch = Scratch::new();
+    let [input, output, other, floats, report] =
+        ["in", "out", "other", "floats", "report"].map(|name| scratch.path(format!("{name}.safetensors")));
+    large(&input, "a.weight", [1, 12288, 16384]);
+    within(&[&input], &[&"quantize", &input, &"--out", &output, &"--format", &"nvfp4", &"--report", &report]);
+    within(&[&output], &[&"inspect", &output]);
+    within(&[&output], &[&"doctor", &output]);
+    within(&[&input, &output], &[&"doctor", &output, &"--against", &input]);
+    within(&[&input, &output], &[&"compare", &input, &output]);
+    within(&[&input], &[&"compare", &input, &"--format", &"nvfp4"]);
+    within(&[&output], &[&"convert", &output, &"--to", &"modelopt", &"--out", &other]);
+    within(&[&output], &[&"dequantize", &output, &"--dtype", &"f32", &"--out", &floats]);
+
+    // What was done in bands is the same in all of them.
+    let codes = fs::read(&output).unwrap();
+    let codes = &codes[codes.len() - 12288 * 16384 / 2..];
+    let first = &codes[..PERIOD / 2];
+    assert!(codes.chunks(PERIOD / 2).all(|period| period == first), "the codes of some period differ");
+    assert!(first.iter().any(|byte| *byte != first[0]));
+}
+
+#[test]
+#[ignore = "works on 400 MB: .ci/run does it, or cargo test-all"]
+fn transposes_take_little_more_too() {
+    let scratch = Scratch::new();
+    let [input, output] = ["in", "out"].map(|name| scratch.path(format!("{name}.safetensors")));
+    large(&input, "model.layers.0.mlp.experts.down_proj", [2, 8192, 12288]);
+    let gpt_oss = ["--out-convention", "gpt-oss"];
+    within(&[&input], &[&"quantize", &input, &"--out", &output, &gpt_oss[0], &gpt_oss[1]]);
+    within(&[&input, &output], &[&"compare", &input, &output]);
+    within(&[&input, &output], &[&"doctor", &output, &"--against", &input]);
+}
+
+#[test]
+fn memory_that_cannot_be_had_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    // Rows are not divided, and one has 64 million elements. The file has nothing in it, and takes no disk.
+    let text = header(&[("a.weight", "BF16", "[2,67108864]", "0", "268435456")]);
+    let input = scratch.write("in.safetensors", raw_file(text, &[]));
+    let written = fs::metadata(&input).unwrap().len();
+    File::options().write(true).open(&input).unwrap().set_len(written + 268_435_456).unwrap();
+    let before = scratch.contents().into_keys().collect::<Vec<_>>();
+    let out = scratch.path("out.safetensors");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 1250000; exec \"$0\" \"$@\""]).arg(program());
+    limited.args(["quantize", "--device", "cpu"]).arg(&input).arg("--out").arg(&out);
+    limited.env("RAYON_NUM_THREADS", "2");
+    Run::new(limited).fails_with(&["in.safetensors: tensor a.weight needs 1280 MiB of memory", "ulimit -v"]);
+    assert_eq!(scratch.contents().into_keys().collect::<Vec<_>>(), before, "nothing is left");
+}
