@@ -189,8 +189,8 @@ impl<'a> Converter<'a> {
         let before = packed.global_scale.map(|(_, scale)| scale);
         let mut rounding = rounding(packed, storage);
         for band in packed.bands()? {
-            let cols = band.len();
-            let tensor = packed.tensor(packed.blocks_in(band), 1, cols)?;
+            let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
+            let tensor = packed.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?.to_tensor();
             if let Some(rounding) = &mut rounding {
                 rounding.add(packed, &tensor, device)?;
             }

@@ -10,7 +10,7 @@ use crate::formats::{E8m0, block, mx, nvfp4};
 use crate::recipe::{Recipe, check_importance};
 use crate::scheme::NonFinite;
 use crate::shape::{QuantizedShape, Shape};
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 use microscale_formats::Format;
 
 /// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its
@@ -28,13 +28,14 @@ const ROUNDING: f64 = 24.0 / (1 << 24) as f64;
 /// [`Error::SkippedScale`] for a block that another scale fits better; [`Error::Length`],
 /// [`Error::RowStride`], [`Error::TooLarge`], [`Error::QuantizedShape`] and [`Error::Importance`] if the
 /// arguments do not fit together; [`Error::NoSearch`] for a format whose scales are not searched.
-pub fn check_search<T: Element>(
+pub fn check_search<'a, T: Element>(
     values: &[T],
     shape: Shape,
     recipe: &Recipe,
     importance: Option<&[f32]>,
-    tensor: &QuantizedTensor,
+    tensor: impl Into<QuantizedView<'a>>,
 ) -> Result<u64> {
+    let tensor = tensor.into();
     shape.check("the input", values.len())?;
     tensor.shape().require(QuantizedShape::of(recipe, shape))?;
     if let Some(importance) = importance {

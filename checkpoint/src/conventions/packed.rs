@@ -5,8 +5,10 @@
 
 pub(crate) mod bands;
 
+use std::borrow::Cow;
+
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, Words};
+use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
 
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::conventions::table::{CONVENTIONS, stored};
@@ -94,9 +96,30 @@ impl<'a> Packed<'a> {
     /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign
     /// bit set.
     pub fn read(&self) -> Result<QuantizedTensor> {
+        let blocks = self.blocks_in(0..elements(&self.shape) as usize);
+        Ok(self.matrix([&blocks.codes, &blocks.scales], 0, self.stored_size())?.to_tensor())
+    }
+
+    /// [`Self::read`] without a copy: the bytes in the mapped file, for as long as the checkpoint is open. `None`
+    /// where blocks hold codes and scales together, as in GGUF.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub fn view(&self) -> Result<Option<QuantizedView<'a>>> {
+        let blocks = self.blocks_in(0..elements(&self.shape) as usize);
+        match (blocks.codes, blocks.scales) {
+            (Cow::Borrowed(codes), Cow::Borrowed(scales)) => {
+                self.matrix([codes, scales], 0, self.stored_size()).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Rows and columns of the matrix that is stored.
+    fn stored_size(&self) -> [usize; 2] {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
-        self.tensor(self.blocks_in(0..elements(&stored) as usize), rows, cols)
+        [rows, cols]
     }
 
     /// Blocks.

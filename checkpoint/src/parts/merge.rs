@@ -91,7 +91,9 @@ fn take(from: &Path, to: &Path, note: &Note) -> Result<Option<Option<Place>>> {
     let linked = !from.is_symlink() && fs::hard_link(from, to).is_ok();
     if !linked {
         fs::copy(from, to).map_err(Error::io("write", to))?;
-        File::open(to).and_then(|file| file.sync_all()).map_err(Error::io("write", to))?;
+        // Windows flushes no file that is open for reading alone.
+        let copied = File::options().write(true).open(to);
+        copied.and_then(|file| file.sync_all()).map_err(Error::io("write", to))?;
     }
     if to.is_symlink() || !note.fits(to) {
         return Ok(None);

@@ -49,6 +49,8 @@ impl Description {
     pub(crate) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
         if let Some(config) = &checkpoint.config
             && let Some(quantization) = config.object.json.get(QUANTIZATION)
+            // Some libraries write so that there is none.
+            && !quantization.is_null()
         {
             let method = quantization.get("quant_method").and_then(Value::as_str);
             return Some((method.unwrap_or("of an unknown method").into(), config.file.clone()));

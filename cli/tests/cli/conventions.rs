@@ -6,7 +6,7 @@ use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
-use super::{Tensors, bf16s, noise, quantizable, quantize, read_json, tensors};
+use super::{Tensors, bf16s, floats, noise, quantizable, quantize, read_json, tensors};
 
 const NVFP4: [&str; 2] = ["--format", "nvfp4"];
 const MODELOPT: [&str; 2] = ["--out-convention", "modelopt"];
@@ -301,4 +301,18 @@ fn two_formats_are_converted_where_the_convention_has_both() {
     let plain = scratch.write_tensors("y.safetensors", &[("a", Dtype::F32, vec![1], vec![0; 4])]);
     let refused = run(&[&"convert", &plain, &"--to", &"modelopt", &"--out", &scratch.path("OUT")]);
     refused.fails_with(&["y.safetensors", "nothing to convert"]);
+}
+
+/// Some libraries write `null` for a checkpoint that is not quantized.
+#[test]
+fn a_quantization_config_of_null_is_none() {
+    let scratch = Scratch::new();
+    let tensor = ("a.q_proj.weight", Dtype::F32, vec![4, 64], floats(&noise(256)));
+    scratch.write_tensors("in/model.safetensors", &[tensor]);
+    scratch.write("in/config.json", r#"{"a": 1, "quantization_config": null}"#);
+    quantize(&scratch, &scratch.path("in"), "out", &["--format", "nvfp4"]).ok();
+    let config = read_json(scratch.path("out/config.json"));
+    assert_eq!(config["quantization_config"]["quant_method"], "compressed-tensors");
+    run(&[&"dequantize", &scratch.path("out"), &"--out", &scratch.path("back")]).ok();
+    assert!(read_json(scratch.path("back/config.json")).get("quantization_config").is_none());
 }

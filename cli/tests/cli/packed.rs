@@ -1,7 +1,10 @@
 //! Quantized tensors in files whose parts are no scales, or do not fit: errors that name file and tensor,
 //! never a panic.
 
-use microscale_test_support::{Scratch, TensorData, run};
+use half::bf16;
+use microscale::{Device, dequantize, gemv_weights};
+use microscale_checkpoint::{Checkpoint, Logical, logical};
+use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 
 /// 4 × 32 zeros in NVFP4, under these scales and this global scale.
@@ -80,4 +83,28 @@ fn mxfp8_whose_scales_do_not_fit() {
         run(&[&"compare", &input, &input]).fails_with(&parts);
         assert!(run(&[&"inspect", &input]).ok().contains("are not mxfp8-e4m3 blocks of 32"));
     }
+}
+
+/// A product reads a mapped checkpoint where it is: nothing is copied first.
+#[test]
+fn views_are_the_bytes_of_the_file() {
+    let scratch = Scratch::new();
+    let out = scratch.path("OUT");
+    run(&[&"quantize", &sample(), &"--format", &"nvfp4", &"--out", &out]).ok();
+    let checkpoint = Checkpoint::open(&out).unwrap();
+    let mut views = 0;
+    for tensor in logical(&checkpoint).unwrap() {
+        let Logical::Packed(packed) = tensor else { continue };
+        let view = packed.view().unwrap().expect("codes and scales apart");
+        assert_eq!(view.codes().as_ptr_range(), packed.codes.data.as_ptr_range(), "{}", packed.name);
+        let read = packed.read().unwrap();
+        assert!(view == (&read).into() && view.global_scale().is_some(), "{}", packed.name);
+        let values: Vec<f32> = packed.values(&Device::Cpu).unwrap();
+        assert_eq!(dequantize::<f32>(view), values, "{}", packed.name);
+        let (activations, mut products) = (vec![bf16::ONE; view.cols()], vec![bf16::ZERO; view.rows()]);
+        gemv_weights(view, &activations, 1, &mut products).unwrap();
+        assert!(products.iter().any(|product| *product != bf16::ZERO), "{}", packed.name);
+        views += 1;
+    }
+    assert!(views > 0);
 }

@@ -260,8 +260,11 @@ impl Isa {
         output: Output<'_>,
     ) -> Tally {
         let Output { codes, scales } = output;
+        // Most of the time goes to the search, which is compiled once for all: an instance for AVX-512 would add
+        // 100 kB to every program.
+        let isa = if self == Self::Avx512 { Self::Avx2 } else { self };
         by_dtype!(Elements, values => {
-            by_instance!(self, quantize_hessian(values, hessians, rule, codes, scales))
+            by_instance!(isa, quantize_hessian(values, hessians, rule, codes, scales))
         })
     }
 

@@ -11,7 +11,7 @@ use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::shape::Shape;
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// Sums over pairs of elements, original and approximation, from which the usual figures follow.
 ///
@@ -72,7 +72,11 @@ impl ErrorStats {
     ///
     /// # Errors
     /// Those of [`crate::quantize`] about shapes.
-    pub fn of_quantized<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor) -> Result<Self> {
+    pub fn of_quantized<'a, T: Element>(
+        values: &[T],
+        shape: Shape,
+        tensor: impl Into<QuantizedView<'a>>,
+    ) -> Result<Self> {
         Self::default().and_quantized(values, shape, tensor)
     }
 
@@ -81,13 +85,13 @@ impl ErrorStats {
     ///
     /// # Errors
     /// Those of [`crate::quantize`] about shapes.
-    pub fn and_quantized<T: Element>(
+    pub fn and_quantized<'a, T: Element>(
         self,
         values: &[T],
         shape: Shape,
-        tensor: &QuantizedTensor,
+        tensor: impl Into<QuantizedView<'a>>,
     ) -> Result<Self> {
-        Ok(self.and_pairs(&RoundTrip::new(values, shape, tensor)?))
+        Ok(self.and_pairs(&RoundTrip::new(values, shape, tensor.into())?))
     }
 
     /// The same, compiled once.

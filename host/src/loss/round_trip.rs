@@ -39,12 +39,7 @@ pub(super) struct Row<'a> {
 impl<'a> RoundTrip<'a> {
     /// # Errors
     /// Those of [`crate::quantize`] about shapes.
-    pub(super) fn new<T: Element>(
-        values: &'a [T],
-        shape: Shape,
-        tensor: impl Into<QuantizedView<'a>>,
-    ) -> Result<Self> {
-        let tensor = tensor.into();
+    pub(super) fn new<T: Element>(values: &'a [T], shape: Shape, tensor: QuantizedView<'a>) -> Result<Self> {
         shape.check("the input", values.len())?;
         tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
         let scales = if shape.is_empty() { Cow::default() } else { tensor.linear_scales() };

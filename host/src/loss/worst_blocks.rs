@@ -7,7 +7,7 @@ use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::shape::Shape;
-use crate::tensor::QuantizedTensor;
+use crate::view::QuantizedView;
 
 /// The loss of one block. Elements that are not finite, or did not come back so, are left out, as
 /// [`ErrorStats`](crate::ErrorStats) does.
@@ -52,8 +52,13 @@ impl WorstBlocks {
     ///
     /// # Errors
     /// Those of [`quantize`](crate::quantize) about shapes.
-    pub fn of<T: Element>(values: &[T], shape: Shape, tensor: &QuantizedTensor, most: usize) -> Result<Self> {
-        Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor)?, most))
+    pub fn of<'a, T: Element>(
+        values: &[T],
+        shape: Shape,
+        tensor: impl Into<QuantizedView<'a>>,
+        most: usize,
+    ) -> Result<Self> {
+        Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor.into())?, most))
     }
 
     /// Takes in those of a later band of rows, which begins with the row `first`: the worst of both, at most

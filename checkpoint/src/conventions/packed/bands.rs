@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use microscale::{Device, Element, QuantizedShape, QuantizedTensor};
+use microscale::{Device, Element, QuantizedShape, QuantizedView};
 
 use super::{Logical, Packed};
 use crate::error::Result;
@@ -107,21 +107,18 @@ impl<'a> Packed<'a> {
         if band.is_empty() {
             return Ok(Vec::new());
         }
-        let dequantized =
-            |tensor: &QuantizedTensor| device.dequantize(tensor).map_err(|source| self.error(source));
         match self.shape[..] {
             [.., rows, cols] if self.storage.transposed => {
                 let first = band.start % (rows * cols) / cols;
                 let inputs = first..first + band.len() / cols;
                 let matrix = self.blocks_in(band.start - first * cols..band.start + (rows - first) * cols);
                 let height = inputs.len();
-                let values =
-                    dequantized(&self.tensor(self.inputs_of(&matrix, rows, inputs), cols, height)?)?;
-                Ok(transposed(&values, &[cols, height]))
+                let blocks = self.inputs_of(&matrix, rows, inputs);
+                Ok(transposed(&self.dequantized(&blocks, [cols, height], device)?, &[cols, height]))
             }
             _ => {
-                let cols = band.len();
-                dequantized(&self.tensor(self.blocks_in(band), 1, cols)?)
+                let size = [1, band.len()];
+                self.dequantized(&self.blocks_in(band), size, device)
             }
         }
     }
@@ -140,14 +137,21 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// Blocks as a matrix under the tensor's global scale.
-    pub(crate) fn tensor(&self, blocks: Blocks<'_>, rows: usize, cols: usize) -> Result<QuantizedTensor> {
-        let Blocks { first, codes, scales } = blocks;
-        let shape = QuantizedShape::new(self.format, rows, cols);
-        let tensor = QuantizedTensor::from_parts(shape, codes.into_owned(), scales.into_owned());
-        let with_global_scale = tensor.and_then(|tensor| match self.global_scale {
-            None => Ok(tensor),
-            Some((_, global_scale)) => tensor.with_global_scale(global_scale),
+    /// Codes and linear scales as a matrix under the tensor's global scale. The first block's number in the tensor
+    /// is given for errors.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub(crate) fn matrix<'b>(
+        &self,
+        [codes, scales]: [&'b [u8]; 2],
+        first: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<QuantizedView<'b>> {
+        let view = QuantizedView::from_parts(QuantizedShape::new(self.format, rows, cols), codes, scales);
+        let with_global_scale = view.and_then(|view| match self.global_scale {
+            None => Ok(view),
+            Some((_, global_scale)) => view.with_global_scale(global_scale),
         });
         with_global_scale.map_err(|source| match source {
             microscale::Error::SignedScale { format, index, scale } => {
@@ -155,5 +159,16 @@ impl<'a> Packed<'a> {
             }
             source => self.error(source),
         })
+    }
+
+    /// The values of blocks that are a matrix of so many rows and columns.
+    fn dequantized<T: Element>(
+        &self,
+        blocks: &Blocks<'_>,
+        size: [usize; 2],
+        device: &Device,
+    ) -> Result<Vec<T>> {
+        let matrix = self.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?;
+        device.dequantize(matrix).map_err(|source| self.error(source))
     }
 }
