@@ -11,7 +11,7 @@ use core::hint::cold_path;
 
 use microscale_formats::{BlockEvents, E2m1, E4m3, E5m2, NegativeZero};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvOptions, MxOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    BlockGrid, GlobalSlot, MxOptions, NvOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
 use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, Target, WarpPlace};

@@ -17,7 +17,7 @@ use core::marker::PhantomData;
 use microscale_formats::E2m1;
 use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::{
-    BlockGrid, GlobalSlot, NvOptions, MxOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
+    BlockGrid, GlobalSlot, MxOptions, NvOptions, REPORT_SLOTS, ReportSlot, ScaleGrid,
 };
 
 use self::lane::{chunks, lanes};

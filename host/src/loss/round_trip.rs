@@ -49,9 +49,11 @@ impl<'a> RoundTrip<'a> {
 
     /// All rows, in order. There are none if there is no element.
     pub(super) fn rows(&self) -> impl IndexedParallelIterator<Item = Row<'_>> {
-        let (format, row_blocks) = (self.tensor.format(), self.tensor.blocks_per_row());
+        let format = self.tensor.format();
+        // Without a row, there may be more columns than can be addressed.
+        let (rows, row_blocks) =
+            if self.shape.is_empty() { (0, 0) } else { (self.shape.rows, self.tensor.blocks_per_row()) };
         let (row_bytes, row_scales) = (row_blocks * format.block_bytes(), row_blocks * format.scale_bytes());
-        let rows = if self.shape.is_empty() { 0 } else { self.shape.rows };
         (0..rows).into_par_iter().map(move |row| Row {
             values: self.values.part(row * self.shape.row_stride, self.shape.cols),
             codes: &self.tensor.codes()[row * row_bytes..][..row_bytes],

@@ -1,7 +1,9 @@
 //! The sums of `ErrorStats`.
 
 use approx::assert_relative_eq;
-use microscale::{ErrorStats, Recipe, Shape, dequantize, quantize};
+use microscale::{
+    ErrorStats, Format, QuantizedShape, QuantizedTensor, Recipe, Shape, WorstBlocks, dequantize, quantize,
+};
 
 #[test]
 fn figures_of_a_known_pair() {
@@ -24,4 +26,16 @@ fn of_quantized_is_between_original_and_dequantized() {
     let parts = ErrorStats::of_quantized(&values, shape, &tensor).unwrap();
     assert_relative_eq!(parts.relative_squared_error(), whole.relative_squared_error(), max_relative = 1e-12);
     assert_eq!(parts.max_abs_error(), whole.max_abs_error());
+}
+
+#[test]
+fn nothing_is_compared_without_a_row_however_many_columns_there_are() {
+    let columns = usize::MAX / 2;
+    for format in Format::ALL {
+        let tensor = QuantizedTensor::zeros(QuantizedShape::new(format, 0, columns)).unwrap();
+        let stats = ErrorStats::of_quantized(&[0.0f32; 0], Shape::new(0, columns), &tensor).unwrap();
+        assert_eq!((stats.elements(), stats.non_finite()), (0, 0));
+        let worst = WorstBlocks::of(&[0.0f32; 0], Shape::new(0, columns), &tensor, 3).unwrap();
+        assert!(worst.relative.is_empty() && worst.absolute.is_empty());
+    }
 }
