@@ -30,6 +30,10 @@ impl Place {
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let failed = || Error::io("open", path);
         let mut path = std::path::absolute(path).map_err(failed())?;
+        // The links of `/dev/fd` lead to pipes that have no path.
+        if let Some(found) = fs::metadata(&path).ok().filter(is_stream) {
+            return Ok(Self { path, ids: vec![id(&found)] });
+        }
         for _ in 0..MOST_LINKS {
             // What a link names relates to the directory that the link is in.
             let Ok(target) = fs::read_link(&path) else { break };
@@ -66,10 +70,15 @@ impl Place {
         self.path.starts_with(&other.path) || (other.ids[0].is_some() && self.ids.contains(&other.ids[0]))
     }
 
-    /// Returns whether nothing is lost if two outputs are written here: it is a pipe or a device.
+    /// Returns whether nothing is lost if two outputs are written here.
     fn is_stream(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+        fs::metadata(&self.path).is_ok_and(|found| is_stream(&found))
     }
+}
+
+/// Returns whether something is a pipe or a device.
+fn is_stream(found: &Metadata) -> bool {
+    !found.is_file() && !found.is_dir()
 }
 
 #[cfg(unix)]

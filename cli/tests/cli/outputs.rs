@@ -195,6 +195,19 @@ fn pipes_and_devices_are_written_to() {
     assert!(serde_json::from_slice::<serde_json::Value>(&read).unwrap()["tensors"].is_array());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
 
+    // A pipe without a path, as shells make it of `>(cat)`.
+    let mut shell = Command::new("bash");
+    let program = microscale_test_support::command(&[]).get_program().to_os_string();
+    let script = r#"exec "$0" quantize "$1" --dry-run --json >(cat > "$2")"#;
+    shell.args(["-c", script]).arg(program).arg(scratch.path("IN")).arg(scratch.path("got"));
+    assert!(shell.stdout(std::process::Stdio::null()).status().unwrap().success());
+    let complete = || serde_json::from_slice::<serde_json::Value>(&fs::read(scratch.path("got")).ok()?).ok();
+    let since = std::time::Instant::now();
+    while complete().is_none() {
+        assert!(since.elapsed().as_secs() < 20, "the pipe was not written to");
+        std::thread::yield_now();
+    }
+
     // A device that anybody may replace, as /dev/null is for root: the folder that it is in is ours.
     let null = scratch.path("null");
     let made = Command::new("mknod").args([null.to_str().unwrap(), "c", "1", "3"]).output().unwrap();
