@@ -33,8 +33,10 @@ pub(super) struct Kernels {
     compiling: Mutex<()>,
     /// The kernels by family and number: empty until the kernel is first used.
     ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
-    /// A report for who wants none: kernels add to it, and nobody reads it.
-    unread: DeviceReport,
+    /// A report for who wants none: kernels add to it, and nobody reads it. Its address is asked for once, for
+    /// that is an operation on a stream, which a launch must not have.
+    _unread: DeviceReport,
+    unread_address: u64,
 }
 
 /// Waits for kernels that run, as their code and the unread report go.
@@ -71,13 +73,23 @@ impl Kernels {
         let (most_shared, multiprocessors) = (of_gpu(MOST_SHARED)?, of_gpu(MULTIPROCESSORS)?);
         let ready = Family::ALL.map(|family| family.kernels().iter().map(|_| OnceLock::new()).collect());
         let unread = DeviceReport::zeros(&context.default_stream())?;
+        let unread_address = unread.address();
         let (context, compiling) = (context.clone(), Mutex::new(()));
-        Ok(Self { context, target, most_shared, multiprocessors, compiling, ready, unread })
+        Ok(Self {
+            context,
+            target,
+            most_shared,
+            multiprocessors,
+            compiling,
+            ready,
+            _unread: unread,
+            unread_address,
+        })
     }
 
     /// The address of a report that nobody reads.
     pub(super) fn unread_report(&self) -> u64 {
-        self.unread.address()
+        self.unread_address
     }
 
     /// A kernel, compiled if it is not yet: by the thread that comes first, while others that want it wait.
