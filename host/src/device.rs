@@ -171,7 +171,7 @@ impl Device {
     /// [`Self::quantize`] with options. See [`cpu::quantize_with`].
     ///
     /// # Errors
-    /// Those of [`cpu::quantize_with`], and [`Error::Gpu`].
+    /// The errors of [`cpu::quantize_with`], and [`Error::Gpu`].
     pub fn quantize_with<T: Element>(
         &self,
         values: &[T],

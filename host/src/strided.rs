@@ -142,7 +142,7 @@ impl MatrixShape {
     /// Checks that a slice of `found` elements holds the matrix.
     ///
     /// # Errors
-    /// Those of [`Shape::check`] and [`Strided::check`].
+    /// The errors of [`Shape::check`] and [`Strided::check`].
     pub(crate) fn check(&self, found: usize) -> Result<()> {
         match self {
             Self::Rows(shape) => shape.check("the input", found),

@@ -104,7 +104,7 @@ impl<'a> Packed<'a> {
     /// where blocks hold codes and scales together, as in GGUF.
     ///
     /// # Errors
-    /// Those of [`Self::read`].
+    /// The errors of [`Self::read`].
     pub fn view(&self) -> Result<Option<QuantizedView<'a>>> {
         let blocks = self.blocks_in(0..elements(&self.shape) as usize);
         match (blocks.codes, blocks.scales) {

@@ -54,7 +54,7 @@ impl Count {
 /// Looks at a tensor's scales and codes. Blocks that are zeros in the original, too, are as they should be.
 ///
 /// # Errors
-/// Those of reading the original.
+/// The errors of reading the original.
 pub(super) fn look(
     packed: &Packed<'_>,
     original: Option<&Tensor<'_>>,

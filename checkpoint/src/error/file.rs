@@ -87,7 +87,7 @@ pub enum FileError {
     TooLong {
         /// The file.
         file: PathBuf,
-        /// What it should be.
+        /// The kind of file that was expected.
         what: &'static str,
         /// The bytes that are allowed.
         most: u64,

@@ -39,7 +39,7 @@ impl Directory {
     /// The directory of an output, which is created if it is not there.
     ///
     /// # Errors
-    /// Those of [`find`](Self::find), and [`OutputError::NotParts`] for one that is not empty and not marked.
+    /// The errors of [`find`](Self::find), and [`OutputError::NotParts`] for one that is not empty and not marked.
     pub(crate) fn create(checkpoint: &Checkpoint, out: &Path) -> Result<Self> {
         let found = Self::find(checkpoint, out)?;
         let (path, mark) = (&found.path, found.path.join(MARK));
@@ -98,8 +98,8 @@ pub fn parts_directory(out: &Path) -> Result<PathBuf> {
 
 /// Removes what runs of a part that were killed have left in `OUT.parts`, and returns what that was.
 ///
-/// Of other parts nothing is removed: they may be made on other machines, and not every file system tells
-/// machines of each other's locks.
+/// Directories of other parts stay: those parts may be made on other machines, and not every file system
+/// tells machines of each other's locks.
 pub fn remove_unfinished_part(out: &Path, part: Part) -> Vec<LeftBehind> {
     let directory = parts_directory(out);
     directory.map_or(Vec::new(), |directory| remove_left_behind(&directory, Some(&purpose(part))))

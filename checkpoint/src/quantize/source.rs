@@ -45,7 +45,7 @@ trait Band {
     /// The amax, as far as the policy about NaN and infinities lets it count.
     ///
     /// # Errors
-    /// Those of quantizing, if the policy refuses what there is.
+    /// The errors of quantizing, if the policy refuses what there is.
     fn amax(&self, recipe: &Recipe) -> microscale::Result<f32>;
 
     /// Quantizes to what a file holds, and adds report and loss to those of the rows before.
@@ -65,7 +65,7 @@ impl<'s> Source<'s> {
     /// The matrix that a device copies to its own memory; `None` if it works in the host's.
     ///
     /// # Errors
-    /// Those of [`Matrix::of`].
+    /// The errors of [`Matrix::of`].
     pub(crate) fn matrix<'a>(
         tensor: &Tensor<'a>,
         storage: &Storage,
@@ -84,7 +84,7 @@ impl<'s> Source<'s> {
     /// Brings a tensor's [`Self::matrix`] to the device, if there is one; `origin` is the tensor's.
     ///
     /// # Errors
-    /// Those of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
+    /// The errors of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
     pub(crate) fn new(
         tensor: Tensor<'s>,
         storage: &'static Storage,
@@ -115,7 +115,7 @@ impl<'s> Source<'s> {
     /// The amax, as far as the policy about NaN and infinities lets it count.
     ///
     /// # Errors
-    /// Those of quantizing, if the policy refuses what there is.
+    /// The errors of quantizing, if the policy refuses what there is.
     pub(crate) fn amax(&self, recipe: &Recipe) -> Result<f32> {
         let mut most = 0.0f32;
         self.each_band(|_, band| {
@@ -128,7 +128,7 @@ impl<'s> Source<'s> {
     /// Quantizes to what a file holds, measures the loss of that, and hands each band on with its rows.
     ///
     /// # Errors
-    /// Those of quantizing, and of `hand_on`.
+    /// The errors of quantizing, and of `hand_on`.
     pub(crate) fn store(
         &self,
         recipe: &Recipe,

@@ -54,11 +54,11 @@ impl Shard {
             }));
         }
         let file = File::open(&path).map_err(Error::io("open", &path))?;
-        // SAFETY: the map is private and read-only, and the bytes are only ever read as integers and floats,
-        // for which every bit pattern is valid. What remains is that nobody changes the file while it is
-        // mapped. We never do: output goes to new files, never over the input. That other programs leave the
-        // file alone is asked of the user, as by every reader that maps; one that truncates it ends the
-        // process with SIGBUS.
+        // Nobody may change the file while it is mapped. We never do: output goes to new files, never over the
+        // input. That other programs leave it alone is asked of the user, as by every reader that maps; one
+        // that truncates it ends the process with SIGBUS.
+        // SAFETY: the map is private and read-only, nobody changes the file (as above), and the bytes are only
+        // ever read as integers and floats, for which every bit pattern is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
         // No safetensors file starts so: its header would have a gigabyte.

@@ -13,7 +13,6 @@ use crate::elements::Elements;
 use crate::layout::scatter_row;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Shape};
-use crate::tensor::QuantizedTensor;
 
 /// A matrix to quantize, and how.
 pub(super) struct ContiguousRequest<'a> {
@@ -26,10 +25,8 @@ pub(super) struct ContiguousRequest<'a> {
 }
 
 impl ContiguousRequest<'_> {
-    /// Quantizes to a tensor of this matrix's shape, which is not empty.
-    pub(super) fn quantize(&self, out: &mut QuantizedTensor) -> Report {
-        let quantized = out.shape();
-        let (codes, scales) = out.parts_mut();
+    /// Quantizes to the parts of a tensor of this matrix's shape, which is not empty.
+    pub(super) fn quantize(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         match quantized.scale_layout {
             ScaleLayout::Linear => self.linear(quantized, codes, scales),
             ScaleLayout::Swizzled => self.swizzled(quantized, codes, scales),

@@ -46,7 +46,7 @@ pub fn quantize<T: Element>(
 /// [`quantize`] with options.
 ///
 /// # Errors
-/// Those of [`quantize`] and of the options, see [`QuantizeOptions`].
+/// The errors of [`quantize`] and of the options, see [`QuantizeOptions`].
 pub fn quantize_with<T: Element>(
     values: &[T],
     shape: impl Into<MatrixShape>,
@@ -63,7 +63,7 @@ pub fn quantize_with<T: Element>(
 /// [`quantize_with`] into a tensor that exists already.
 ///
 /// # Errors
-/// Those of [`quantize_with`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or
+/// The errors of [`quantize_with`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or
 /// scale layout.
 pub fn quantize_into<T: Element>(
     values: &[T],
@@ -116,13 +116,15 @@ impl<'a> Request<'a> {
         let (rule, global_scale) = self.rule();
         let empty = self.shape.dense().is_empty();
         out.set_global_scale(global_scale.filter(|_| !empty));
+        let quantized = out.shape();
+        let (codes, scales) = out.parts_mut();
         let report = match self.shape {
             _ if empty => Report::default(),
             MatrixShape::Rows(shape) => {
-                ContiguousRequest { isa, values, shape, rule, importance }.quantize(out)
+                ContiguousRequest { isa, values, shape, rule, importance }.quantize(quantized, codes, scales)
             }
             MatrixShape::Strided(strided) => by_dtype!(Elements, values => {
-                StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() }.quantize(out)
+                StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() }.quantize(quantized, codes, scales)
             }),
         };
         recipe.accept(report)

@@ -17,7 +17,6 @@ use crate::elements::Elements;
 use crate::layout::scatter_row;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Strided};
-use crate::tensor::QuantizedTensor;
 
 /// Elements of a row that are gathered together: whole blocks.
 const COLS: usize = 512;
@@ -39,10 +38,8 @@ pub(super) struct StridedRequest<'a, T> {
 }
 
 impl<T: Element> StridedRequest<'_, T> {
-    /// Quantizes to a tensor of this matrix's shape, which is not empty.
-    pub(super) fn quantize(&self, out: &mut QuantizedTensor) -> Report {
-        let quantized = out.shape();
-        let (codes, scales) = out.parts_mut();
+    /// Quantizes to the parts of a tensor of this matrix's shape, which is not empty.
+    pub(super) fn quantize(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         match quantized.scale_layout {
             ScaleLayout::Linear => self.linear(quantized, codes, scales),
             ScaleLayout::Swizzled => self.swizzled(quantized, codes, scales),

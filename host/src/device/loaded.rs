@@ -82,7 +82,7 @@ impl<T: Element> Loaded<'_, T> {
     /// Quantizes.
     ///
     /// # Errors
-    /// Those of [`cpu::quantize_with`], and [`crate::Error::Gpu`].
+    /// The errors of [`cpu::quantize_with`], and [`crate::Error::Gpu`].
     pub fn quantize(&self, recipe: &Recipe, options: QuantizeOptions<'_>) -> Result<QuantizedThere> {
         Ok(QuantizedThere(match &self.0 {
             LoadedOn::Cpu(values, shape) => {

@@ -23,7 +23,7 @@ impl Gpu {
     /// values become NaN, and the caller finds them in the report when it reads it.
     ///
     /// # Errors
-    /// Those of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
+    /// The errors of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
     /// numbers as columns, and [`Error::Gpu`].
     pub fn quantize_on<T: Element>(
         &self,

@@ -30,7 +30,7 @@ impl Gpu {
     /// [`Self::quantize`] with options.
     ///
     /// # Errors
-    /// Those of [`crate::quantize_with`], and [`Error::Gpu`].
+    /// The errors of [`crate::quantize_with`], and [`Error::Gpu`].
     pub fn quantize_with<T: Element>(
         &self,
         values: &[T],

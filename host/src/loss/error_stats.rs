@@ -71,7 +71,7 @@ impl ErrorStats {
     /// Compares a matrix with what it was quantized to.
     ///
     /// # Errors
-    /// Those of [`crate::quantize`] about shapes.
+    /// The errors of [`crate::quantize`] about shapes.
     pub fn of_quantized<'a, T: Element>(
         values: &[T],
         shape: Shape,
@@ -84,7 +84,7 @@ impl ErrorStats {
     /// all rows at once, to the bit.
     ///
     /// # Errors
-    /// Those of [`crate::quantize`] about shapes.
+    /// The errors of [`crate::quantize`] about shapes.
     pub fn and_quantized<'a, T: Element>(
         self,
         values: &[T],

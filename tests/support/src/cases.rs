@@ -147,7 +147,7 @@ pub fn options(isa: Isa, importance: Option<&[f32]>) -> QuantizeOptions<'_> {
 /// Quantizes into a [`used_tensor`].
 ///
 /// # Errors
-/// Those of [`quantize_into`].
+/// The errors of [`quantize_into`].
 pub fn quantize<T: Element>(
     isa: Isa,
     values: &[T],

@@ -1,8 +1,10 @@
 //! Operations on buffers that are on the GPU already.
 
+use std::sync::Arc;
+
 use half::bf16;
-use microscale::gpu::cudarc::driver::CudaView;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::cudarc::driver::{CudaStream, CudaView, DevicePtr};
 use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Gpu};
 use microscale::{
     Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Search,
@@ -22,18 +24,22 @@ fn tensor(gpu: &Gpu, shape: Shape, recipe: &Recipe) -> DeviceTensor {
     DeviceTensor::zeros(gpu.stream(), quantized_shape(shape, recipe)).unwrap()
 }
 
+/// Enqueues quantization to a tensor, and adds to a report.
+fn quantize_reporting<T: Element>(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    values: &impl DevicePtr<T>,
+    shape: Shape,
+    recipe: &Recipe,
+    (out, report): (&mut DeviceTensor, &mut DeviceReport),
+) -> microscale::Result<()> {
+    gpu.quantize_on(stream, values, shape, recipe, DeviceQuantizeOptions::new().report(report), out)
+}
+
 /// Quantizes on the GPU's stream and brings back what came of it.
 fn quantize_view<T: Element>(gpu: &Gpu, view: &CudaView<'_, T>, shape: Shape, recipe: &Recipe) -> Quantized {
     let (mut out, mut report) = (tensor(gpu, shape, recipe), DeviceReport::zeros(gpu.stream()).unwrap());
-    gpu.quantize_on(
-        gpu.stream(),
-        view,
-        shape,
-        recipe,
-        DeviceQuantizeOptions::new().report(&mut report),
-        &mut out,
-    )
-    .unwrap();
+    quantize_reporting(gpu, gpu.stream(), view, shape, recipe, (&mut out, &mut report)).unwrap();
     let tensor = out.to_host(gpu.stream()).unwrap();
     Quantized { tensor, report: report.read(gpu.stream(), shape, recipe.format()).unwrap() }
 }
@@ -94,15 +100,7 @@ pub(crate) fn used_tensors_keep_nothing(gpu: &Gpu) {
                 let values = patterns::<f32>(shape.elements(), false, seed);
                 let input = stream.clone_htod(&values).unwrap();
                 let mut report = DeviceReport::zeros(stream).unwrap();
-                gpu.quantize_on(
-                    stream,
-                    &input,
-                    shape,
-                    &recipe,
-                    DeviceQuantizeOptions::new().report(&mut report),
-                    &mut out,
-                )
-                .unwrap();
+                quantize_reporting(gpu, stream, &input, shape, &recipe, (&mut out, &mut report)).unwrap();
                 let tensor = out.to_host(stream).unwrap();
                 let report = report.read(stream, shape, recipe.format()).unwrap();
                 assert_is_cpus(&Quantized { tensor, report }, &values, shape, &recipe);
@@ -118,14 +116,7 @@ pub(crate) fn that_are_too_short_are_refused(gpu: &Gpu) {
     let mut report = DeviceReport::zeros(gpu.stream()).unwrap();
     for recipe in default_recipes(ScaleLayout::Linear) {
         let mut out = tensor(gpu, shape, &recipe);
-        let refused = gpu.quantize_on(
-            gpu.stream(),
-            &short,
-            shape,
-            &recipe,
-            DeviceQuantizeOptions::new().report(&mut report),
-            &mut out,
-        );
+        let refused = quantize_reporting(gpu, gpu.stream(), &short, shape, &recipe, (&mut out, &mut report));
         assert!(matches!(refused, Err(Error::Length { expected: 512, found: 511, .. })), "{refused:?}");
         let right = quantized_shape(shape, &recipe);
         let other_format = if recipe.format() == Format::Mxfp4 { Format::Mxfp8E4m3 } else { Format::Mxfp4 };
@@ -136,14 +127,8 @@ pub(crate) fn that_are_too_short_are_refused(gpu: &Gpu) {
             right.with_scale_layout(ScaleLayout::Swizzled),
         ] {
             let mut wrong = DeviceTensor::zeros(gpu.stream(), other).unwrap();
-            let refused = gpu.quantize_on(
-                gpu.stream(),
-                &enough,
-                shape,
-                &recipe,
-                DeviceQuantizeOptions::new().report(&mut report),
-                &mut wrong,
-            );
+            let refused =
+                quantize_reporting(gpu, gpu.stream(), &enough, shape, &recipe, (&mut wrong, &mut report));
             let Err(Error::QuantizedShape { expected, found }) = refused else {
                 panic!("{other:?} was accepted for {right:?}")
             };
@@ -171,15 +156,7 @@ pub(crate) fn reports_add_up_and_clear(gpu: &Gpu) {
         let mut out = tensor(gpu, shape, &recipe);
         let mut report = DeviceReport::zeros(gpu.stream()).unwrap();
         for _ in 0..3 {
-            gpu.quantize_on(
-                gpu.stream(),
-                &input,
-                shape,
-                &recipe,
-                DeviceQuantizeOptions::new().report(&mut report),
-                &mut out,
-            )
-            .unwrap();
+            quantize_reporting(gpu, gpu.stream(), &input, shape, &recipe, (&mut out, &mut report)).unwrap();
         }
         let thrice = report.read(gpu.stream(), shape, recipe.format()).unwrap();
         assert_eq!((thrice.nan, thrice.infinite), (3 * once.nan, 3 * once.infinite), "{recipe:?}");
@@ -205,15 +182,7 @@ pub(crate) fn streams_overlap(gpu: &Gpu) {
             let input = stream.clone_htod(values).unwrap();
             let mut out = DeviceTensor::zeros(stream, quantized_shape(shape, &recipe)).unwrap();
             let mut report = DeviceReport::zeros(stream).unwrap();
-            gpu.quantize_on(
-                stream,
-                &input,
-                shape,
-                &recipe,
-                DeviceQuantizeOptions::new().report(&mut report),
-                &mut out,
-            )
-            .unwrap();
+            quantize_reporting(gpu, stream, &input, shape, &recipe, (&mut out, &mut report)).unwrap();
             results.push((out, report));
         }
         for ((out, report), values) in results.iter().zip(&values) {
@@ -252,15 +221,7 @@ fn replay(gpu: &Gpu, recipe: &Recipe) {
     report.clear(&stream).unwrap();
     sum.clear(&stream).unwrap();
     gpu.amax_on(&stream, &input, shape, &mut sum).unwrap();
-    gpu.quantize_on(
-        &stream,
-        &input,
-        shape,
-        recipe,
-        DeviceQuantizeOptions::new().report(&mut report),
-        &mut out,
-    )
-    .unwrap();
+    quantize_reporting(gpu, &stream, &input, shape, recipe, (&mut out, &mut report)).unwrap();
     gpu.convert_layout_on(&stream, &out, &mut other).unwrap();
     gpu.dequantize_on(&stream, &other, &mut back, shape.cols).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
@@ -300,15 +261,7 @@ pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
         }
         let shape = Shape::new(PARTS, PART);
         let (mut out, mut report) = (tensor(gpu, shape, &recipe), DeviceReport::zeros(gpu.stream()).unwrap());
-        gpu.quantize_on(
-            gpu.stream(),
-            &input,
-            shape,
-            &recipe,
-            DeviceQuantizeOptions::new().report(&mut report),
-            &mut out,
-        )
-        .unwrap();
+        quantize_reporting(gpu, gpu.stream(), &input, shape, &recipe, (&mut out, &mut report)).unwrap();
         let expected = quantize(&values, Shape::new(1, PART), &recipe).unwrap();
         let found = out.to_host(gpu.stream()).unwrap();
         assert_eq!(found.global_scale(), expected.tensor.global_scale(), "{recipe:?}");

@@ -39,7 +39,7 @@ impl<'a> Logical<'a> {
             Self::Plain(_) => None,
             Self::Packed(packed) => Some(packed),
         });
-        // Those of a transpose are whole rows, and so whole blocks of one that is not.
+        // Bands of a transpose are whole rows, and so whole blocks of a tensor that is none.
         match packed.max_by_key(|packed| packed.storage.transposed) {
             Some(packed) => packed.bands(),
             None => Ok(bands(elements(self.shape()) as usize).collect()),
@@ -49,7 +49,7 @@ impl<'a> Logical<'a> {
     /// The values of a band.
     ///
     /// # Errors
-    /// Those of [`Packed::values`].
+    /// The errors of [`Packed::values`].
     pub(crate) fn values_in(&self, band: Range<usize>, device: &Device) -> Result<Values<'a>> {
         match self {
             // Others than floats have none.
@@ -102,7 +102,7 @@ impl<'a> Packed<'a> {
     /// The values of a band of the model's parameter.
     ///
     /// # Errors
-    /// Those of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device fails.
+    /// The errors of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device fails.
     pub(crate) fn values_in<T: Element>(&self, band: Range<usize>, device: &Device) -> Result<Vec<T>> {
         if band.is_empty() {
             return Ok(Vec::new());
@@ -141,7 +141,7 @@ impl<'a> Packed<'a> {
     /// is given for errors.
     ///
     /// # Errors
-    /// Those of [`Self::read`].
+    /// The errors of [`Self::read`].
     pub(crate) fn matrix<'b>(
         &self,
         [codes, scales]: [&'b [u8]; 2],
