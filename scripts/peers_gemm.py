@@ -1,0 +1,506 @@
+#!/usr/bin/env python3
+"""Weights times activations in bf16 by others on the same GPU: PyTorch with bf16 weights, Humming with 4-bit ones.
+
+    python scripts/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4] [--peers pytorch humming]
+        [--ours "microscale bench --op gemm-weights ..."] [--json FILE]
+
+Products of T tokens with W of MxK. Weights and activations are random normal. Weights are rotated past the second-level
+cache, activations and results are not. A CUDA graph of several products is replayed: the time is the median replay over its
+products. Afterwards the results of the last product are made NaN, the graph is replayed once more, and its results are compared
+with those in float64 from the same weights, decoded here.
+
+Grouped products, as of a mixture of experts, multiply each token with the weights of `--top-k` of `--experts` experts, which
+are drawn at random. Their rows lie together, sorted by expert, for all peers, and drawing and sorting are not in the time.
+The default shapes are those of gpt-oss-20b.
+
+Peers:
+
+    pytorch           bf16 weights: cuBLAS, and torch.nn.functional.grouped_mm for grouped products
+    humming           4-bit weights by Humming with the kernels that it would choose itself, which are compiled first;
+                      grouped products by its grouped and its indexed kernels
+    humming-mma       the same with the warps' own `mma` instead of `wgmma`, as Humming chooses for the A100
+
+Needs torch with CUDA; Humming needs humming-kernels and NVRTC with CUDA's headers, or nvcc and HUMMING_COMPILER=nvcc.
+Written for torch 2.11, humming-kernels 0.1.19 and CUDA 13.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from peers_report import MX_BLOCK, NV_BLOCK, Shape
+
+DENSE = ("8192x28672", "28672x8192", "4096x4096")
+GROUPED = ("5760x2880", "2880x2880")
+DENSE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+GROUPED_TOKENS = (1, 16, 128, 1024)
+FORMATS = ("nvfp4", "mxfp4")
+PEERS = ("pytorch", "humming", "humming-mma")
+
+ROTATION_BYTES = 1 << 30
+REPLAYS, WARM_UP = 25, 3
+# Rounding results to bf16 is an error of 0.0017 by itself; kernels that add parts of sums rounded to bf16 have up to 0.004.
+BOUND = 0.006
+
+
+@dataclass(frozen=True)
+class Case:
+    """Weights of one shape: a matrix, or one for each expert, of which a token uses `top_k`."""
+
+    shape: Shape
+    experts: int = 0
+    top_k: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.top_k} of {self.experts} experts" if self.experts else str(self.shape)
+
+    def bf16_weights(self) -> torch.Tensor:
+        leading = (self.experts,) if self.experts else ()
+        return torch.randn(*leading, self.shape.rows, self.shape.cols, device="cuda", dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Activations: a row for each matrix that a token is multiplied with, by expert, and where each expert's rows end."""
+
+    tokens: int
+    rows: torch.Tensor
+    ends: torch.Tensor | None
+
+    @classmethod
+    def of(cls, case: Case, tokens: int) -> Batch:
+        rows = torch.randn(tokens * case.top_k, case.shape.cols, device="cuda", dtype=torch.bfloat16)
+        if not case.experts:
+            return cls(tokens, rows, None)
+        chosen = torch.rand(tokens, case.experts, device="cuda").topk(case.top_k).indices.flatten()
+        return cls(tokens, rows, chosen.bincount(minlength=case.experts).cumsum(0).int())
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices are read."""
+        return 1 if self.ends is None else len(self.ends.unique()) - int(self.ends[0] == 0)
+
+    def reference(self, decoded: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        """The product with the matrices of `decoded`, in float64."""
+        rows = self.rows.double()
+        if self.ends is None:
+            return rows @ decoded(0).T
+        parts = rows.tensor_split(self.ends[:-1].long().cpu())
+        return torch.cat([part @ decoded(expert).T for expert, part in enumerate(parts)])
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement. `bytes` are those of the codes and scales that are read, `error` is that of all results together."""
+
+    library: str
+    version: str
+    variant: str
+    kernel: str
+    format: str
+    dtype: str
+    rows: int
+    cols: int
+    experts: int
+    top_k: int
+    tokens: int
+    device: str
+    samples: int
+    median_seconds: float
+    minimum_seconds: float
+    bytes: int | None
+    bytes_per_second: float | None
+    operations_per_second: float
+    error: float | None
+    verified: bool | None
+
+    @classmethod
+    def of(cls, *, case: Case, tokens: int, bytes: int | None, seconds: list[float], **fields: object) -> Record:
+        median = statistics.median(seconds)
+        return cls(
+            dtype="bf16",
+            rows=case.shape.rows,
+            cols=case.shape.cols,
+            experts=case.experts,
+            top_k=case.top_k,
+            tokens=tokens,
+            device=torch.cuda.get_device_name(),
+            samples=len(seconds),
+            median_seconds=median,
+            minimum_seconds=min(seconds),
+            bytes=bytes,
+            bytes_per_second=bytes / median if bytes else None,
+            operations_per_second=2 * tokens * case.top_k * case.shape.elements / median,
+            **fields,
+        )
+
+    @property
+    def case(self) -> Case:
+        return Case(Shape(self.rows, self.cols), self.experts, self.top_k)
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in (self.library, self.variant, self.format) if part)
+
+
+def copies(tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The tensors, and as many copies of them as it takes to be past the cache."""
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    more = max(2, -(-ROTATION_BYTES // size)) - 1
+    return [tensors] + [{name: tensor.clone() for name, tensor in tensors.items()} for _ in range(more)]
+
+
+def replayed(products: list[Callable[[], torch.Tensor]], tokens: int) -> tuple[list[float], torch.Tensor]:
+    """Seconds of a call of one of `products`, for each replay of a graph of all of them, and what the last one gives."""
+    # Each of them as often as the others, so that the rotation goes on over replays.
+    wanted = max(1, min(20, 8192 // tokens))
+    products = products * -(-wanted // len(products))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for product in products[:2]:
+            product()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for product in products:
+            results = product()
+    seconds = []
+    for replay in range(WARM_UP + REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= WARM_UP:
+            seconds.append(start.elapsed_time(end) * 1e-3 / len(products))
+    results.fill_(float("nan"))
+    graph.replay()
+    results = results.clone()
+    torch.cuda.synchronize()
+    return seconds, results
+
+
+class PyTorch:
+    """Products of bf16 weights: cuBLAS, or grouped_mm."""
+
+    library, version, format = "PyTorch", torch.__version__, "bf16"
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.variant = "grouped_mm" if case.experts else "cuBLAS"
+        self.sets = copies({"weight": case.bf16_weights()})
+
+    def matrix_bytes(self) -> int:
+        return 2 * self.case.shape.elements
+
+    def decoded(self, expert: int) -> torch.Tensor:
+        weight = self.sets[0]["weight"]
+        return (weight[expert] if self.case.experts else weight).double()
+
+    def kernel(self, batch: Batch) -> str:
+        return ""
+
+    def products(self, batch: Batch) -> list[Callable[[], torch.Tensor]]:
+        weights = [tensors["weight"].transpose(-1, -2) for tensors in self.sets]
+        if batch.ends is not None:
+            grouped_mm = torch.nn.functional.grouped_mm
+            return [lambda w=w: grouped_mm(batch.rows, w, offs=batch.ends) for w in weights]
+        out = torch.empty(len(batch.rows), self.case.shape.rows, device="cuda", dtype=torch.bfloat16)
+        return [lambda w=w: torch.mm(batch.rows, w, out=out) for w in weights]
+
+
+class HummingKernels:
+    """What Humming compiles for one case: the layer's configuration, and one kernel for each number of rows."""
+
+    SCHEMAS = {
+        "nvfp4": {"scale_dtype": "float8e4m3", "group_size": NV_BLOCK, "scale_2_type": "tensor"},
+        "mxfp4": {"scale_dtype": "float8e8m0", "group_size": MX_BLOCK},
+    }
+
+    def __init__(self, case: Case, format: str, gemm: str, mma: bool, tokens: list[int]):
+        # Imported here so that the others run where Humming is not installed.
+        from humming.schema import HummingWeightSchema
+        from humming.transform import prepare_layer_config
+
+        self.case, self.format, self.gemm, self.mma = case, format, gemm, mma
+        self.schema = HummingWeightSchema.from_config({"dtype": "float4e2m1", **self.SCHEMAS[format]})
+        self.config = prepare_layer_config(
+            case.shape.rows,
+            case.shape.cols,
+            self.schema,
+            num_experts=case.experts,
+            pad_n_to_multiple=128,  # For 2880 rows; results have no padding.
+            torch_dtype=torch.bfloat16,
+        )
+        self.compute = None if gemm == "dense" else json.dumps({"gemm_type": gemm})
+        self.tunings = {count * case.top_k: self.tuning(count * case.top_k) for count in tokens}
+
+    def tuning(self, rows: int) -> dict[str, object]:
+        """The kernel for so many rows: Humming's choice, or its choice for a GPU that has only `mma`."""
+        from humming.config import GemmType
+        from humming.tune import get_heuristics_config
+        from humming.tune.sm8x import Sm80Heuristics
+
+        if self.mma:
+            return Sm80Heuristics.get_config(self.config, rows, gemm_type=GemmType(self.gemm)) | {"mma_type": "mma"}
+        return get_heuristics_config(self.config, rows, gemm_type=self.gemm)
+
+    def jobs(self) -> Iterator[Callable[[], object]]:
+        from humming.kernel.humming import HummingKernel
+
+        for tuning in {json.dumps(values) for values in self.tunings.values()}:
+            yield lambda tuning=tuning: HummingKernel.prepare_kernels(self.config.to_str(), self.compute, tuning)
+
+
+class Humming:
+    """Products of 4-bit weights by Humming, which quantizes them and lays them out."""
+
+    library = "Humming"
+
+    def __init__(self, kernels: HummingKernels):
+        from humming.transform import transform_humming_tensors
+
+        self.kernels, self.case, self.format = kernels, kernels.case, kernels.format
+        self.version = version("humming-kernels")
+        dense = "" if kernels.gemm == "dense" else kernels.gemm.removesuffix("_contiguous")
+        self.variant = " ".join(part for part in (dense, "mma" if kernels.mma else "") if part)
+        self.plain = kernels.schema.quant_tensor(self.case.bf16_weights(), kernels.schema, torch.bfloat16)
+        self.sets = copies(transform_humming_tensors(kernels.config, self.plain))
+        self.locks = torch.zeros(2048, dtype=torch.int32, device="cuda")
+
+    def matrix_bytes(self) -> int:
+        return self.case.shape.elements // 2 + self.case.shape.elements // self.kernels.schema.weight_scale_group_size
+
+    def decoded(self, expert: int) -> torch.Tensor:
+        """A matrix as Humming quantized it, from its codes, lowest bits first, and scales before they are laid out."""
+        index = expert if self.case.experts else ...
+        codes, scales = (self.plain[name][index].contiguous() for name in ("weight", "weight_scale"))
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device="cuda")
+        pairs = codes.view(torch.uint8)
+        decoded = torch.cat([values, -values])[torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).int()]
+        blocks = decoded.unflatten(-1, (scales.shape[-1], -1))
+        blocks *= scales.float().double().unsqueeze(-1)
+        if "weight_scale_2" in self.plain:
+            blocks *= self.plain["weight_scale_2"].double()[expert]
+        return blocks.flatten(-2)
+
+    def kernel(self, batch: Batch) -> str:
+        values = self.kernels.tunings[len(batch.rows)]
+        return f"{values['mma_type']} {'x'.join(map(str, values['block_shape']))}"
+
+    def routing(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """How the kernels are told which rows are whose."""
+        if batch.ends is None:
+            return {}
+        if self.kernels.gemm == "grouped_contiguous":
+            return {"expert_layout": torch.nn.functional.pad(batch.ends, (1, 0)).long()}
+        from humming.testing.data import generate_moe_tensors
+
+        counts = batch.ends.diff(prepend=batch.ends.new_zeros(1))
+        experts = torch.arange(self.case.experts, device="cuda").repeat_interleave(counts)
+        block = self.kernels.tunings[len(batch.rows)]["block_shape"][0]
+        tensors = generate_moe_tensors(experts.int().unsqueeze(1), self.case.experts, self.kernels.gemm, block)
+        return dict(zip(("sorted_ids", "expert_ids", "num_tokens_padded"), tensors[2:], strict=True))
+
+    def products(self, batch: Batch) -> list[Callable[[], torch.Tensor]]:
+        from humming.forward import humming_forward
+
+        out = torch.empty(len(batch.rows), self.case.shape.rows, device="cuda", dtype=torch.bfloat16)
+        tuning = json.dumps(self.kernels.tunings[len(batch.rows)])
+        fixed = {"outputs": out, "locks": self.locks, "compute_config": self.kernels.compute, "tuning_config": tuning}
+        fixed |= self.routing(batch)
+
+        def product(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+            return humming_forward(self.kernels.config, batch.rows, **tensors, **fixed)
+
+        return [lambda tensors=tensors: product(tensors) for tensors in self.sets]
+
+
+def compiled(kernels: list[HummingKernels]) -> None:
+    """Has all kernels compiled, several at a time. What does not compile is said when it is used."""
+
+    def attempt(job: Callable[[], object]) -> None:
+        try:
+            job()
+        except Exception:
+            pass
+
+    started = time.monotonic()
+    jobs = [job for each in kernels for job in each.jobs()]
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
+        list(executor.map(attempt, jobs))
+    print(f"{len(jobs)} kernels of Humming ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def measure(peer: PyTorch | Humming, tokens: int) -> Record:
+    batch = Batch.of(peer.case, tokens)
+    seconds, results = replayed(peer.products(batch), tokens)
+    expected = batch.reference(peer.decoded)
+    # Not a number, if anything is that.
+    error = float((results.double() - expected).norm() / expected.norm())
+    return Record.of(
+        case=peer.case,
+        tokens=tokens,
+        bytes=batch.matrices * peer.matrix_bytes(),
+        seconds=seconds,
+        library=peer.library,
+        version=peer.version,
+        variant=peer.variant,
+        kernel=peer.kernel(batch),
+        format=peer.format,
+        error=error,
+        verified=error <= BOUND,
+    )
+
+
+def ours(command: str) -> list[Record]:
+    """Runs our program, which prints a line of JSON for each measurement among others, and takes these over.
+
+    A line has "rows", "cols", "tokens", "format" and "microseconds", and may have "experts", "top_k" and "verified". What it
+    does not say stays open: the program verifies by itself.
+    """
+    output = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, text=True, check=True).stdout
+    records = []
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        entry = json.loads(line)
+        shape = Shape(entry["rows"], entry["cols"])
+        block = NV_BLOCK if entry["format"] == "nvfp4" else MX_BLOCK
+        experts = entry.get("experts", 0)
+        record = Record.of(
+            case=Case(shape, experts, entry.get("top_k", 1)),
+            tokens=entry["tokens"],
+            bytes=None if experts else shape.elements // 2 + shape.elements // block,
+            seconds=[entry["microseconds"] * 1e-6],
+            library="microscale",
+            version=entry.get("version", ""),
+            variant="",
+            kernel=entry.get("kernel", ""),
+            format=entry["format"],
+            error=None,
+            verified=entry.get("verified"),
+        )
+        records.append(record)
+    return records
+
+
+def line_of(record: Record) -> str:
+    error = "" if record.error is None else f"  error {record.error:.1e}"
+    wrong = "  WRONG" if record.verified is False else ""
+    return (
+        f"{record.tokens:6} tokens  {record.label:28} {record.median_seconds * 1e6:9.1f} us  "
+        f"{record.operations_per_second * 1e-12:6.1f} Tflop/s  {record.kernel:20}{error}{wrong}"
+    )
+
+
+def print_tables(records: list[Record]) -> None:
+    """A table for each case: a line for each number of tokens, microseconds, and how many times as fast as PyTorch."""
+    for case in dict.fromkeys(record.case for record in records):
+        of_case = [record for record in records if record.case == case]
+        labels = list(dict.fromkeys(record.label for record in of_case))
+        print(f"\n| {case}: tokens | {' | '.join(labels)} |")
+        print("|---" * (len(labels) + 1) + "|")
+        for tokens in sorted({record.tokens for record in of_case}):
+            by_label = {record.label: record for record in of_case if record.tokens == tokens}
+            base = next((record for record in by_label.values() if record.library == PyTorch.library), None)
+            cells = []
+            for label in labels:
+                record = by_label.get(label)
+                cell = "–" if record is None else f"{record.median_seconds * 1e6:.1f}"
+                if record is not None and base is not None and record is not base:
+                    cell += f", {base.median_seconds / record.median_seconds:.2f}"
+                if record is not None and record.verified is False:
+                    cell += " (wrong)"
+                cells.append(cell)
+            print(f"| {tokens} | {' | '.join(cells)} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="*", default=DENSE, metavar="MxK", help="of single matrices")
+    parser.add_argument("--tokens", nargs="*", type=int, default=DENSE_TOKENS)
+    parser.add_argument("--grouped-shapes", nargs="*", default=GROUPED, metavar="MxK", help="of each expert's matrix")
+    parser.add_argument("--grouped-tokens", nargs="*", type=int, default=GROUPED_TOKENS)
+    parser.add_argument("--experts", type=int, default=32)
+    parser.add_argument("--top-k", type=int, default=4)
+    parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS[:2])
+    parser.add_argument("--ours", metavar="COMMAND", help="prints JSON lines of ours, which are merged")
+    parser.add_argument("--json", type=Path, default=Path("peers_gemm.json"), help="where to write the records")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("peers_gemm.py: torch sees no CUDA device", file=sys.stderr)
+        return 2
+
+    torch.manual_seed(0)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}, medians of {REPLAYS}")
+    cases = [Case(Shape.parse(shape)) for shape in arguments.shapes]
+    cases += [Case(Shape.parse(shape), arguments.experts, arguments.top_k) for shape in arguments.grouped_shapes]
+    failures = 0
+
+    # What makes each peer of each case, so that only one peer's weights are there at a time.
+    peers: dict[Case, list[Callable[[], PyTorch | Humming]]] = {case: [] for case in cases}
+    kernels = []
+    for case in cases:
+        if "pytorch" in arguments.peers:
+            peers[case].append(lambda case=case: PyTorch(case))
+        tokens = arguments.grouped_tokens if case.experts else arguments.tokens
+        gemms = ("grouped_contiguous", "indexed") if case.experts else ("dense",)
+        chosen = [name == "humming-mma" for name in ("humming", "humming-mma") if name in arguments.peers]
+        for format, gemm, mma in itertools.product(arguments.formats, gemms, chosen):
+            try:
+                kernels.append(HummingKernels(case, format, gemm, mma, tokens))
+            except Exception as error:  # A peer that is missing, or cannot do it, says why.
+                what = f"Humming {gemm}{' mma' if mma else ''} {format}"
+                print(f"{case}  {what}: {type(error).__name__}: {error}", flush=True)
+                failures += 1
+            else:
+                peers[case].append(lambda of=kernels[-1]: Humming(of))
+    if kernels:
+        compiled(kernels)
+
+    records = []
+    for case in cases:
+        print(case, flush=True)
+        for make in peers[case]:
+            peer, step = None, "weights"
+            try:
+                peer = make()
+                for tokens in arguments.grouped_tokens if case.experts else arguments.tokens:
+                    step = f"{tokens} tokens"
+                    records.append(measure(peer, tokens))
+                    print(line_of(records[-1]), flush=True)
+                    failures += not records[-1].verified
+            except Exception as error:
+                name = f"{peer.library} {peer.variant} {peer.format}" if peer else "Humming"
+                print(f"  {name}, {step}: {type(error).__name__}: {error}", flush=True)
+                failures += 1
+            del peer
+            torch.cuda.empty_cache()
+            arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=2) + "\n")
+    if arguments.ours:
+        records += ours(arguments.ours)
+        arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=2) + "\n")
+    print_tables(records)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
