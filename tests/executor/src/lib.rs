@@ -39,6 +39,7 @@
 //! ```
 
 mod approximation;
+mod clock;
 mod declared;
 mod error;
 mod fault;

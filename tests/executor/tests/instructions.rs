@@ -7,8 +7,11 @@ mod instructions {
     mod copies;
     mod double;
     mod float;
+    mod groups;
     mod integer;
+    mod kernel;
     mod matrix;
+    mod mbarriers;
     mod packed;
     mod probe;
     mod together;
