@@ -3,6 +3,7 @@
 //! All inputs where there are few, edge cases and very many random ones where there are not.
 
 mod instructions {
+    mod blocks;
     mod convert;
     mod copies;
     mod double;

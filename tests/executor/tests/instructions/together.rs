@@ -286,6 +286,21 @@ const ELSEWHERE: &[&str] = &[
     "cp.async.mbarrier.arrive.noinc.shared.b64",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
     "fence.mbarrier_init.release.cluster",
+    // In `blocks`.
+    "bar.cta.sync",
+    "barrier.cta.sync",
+    "atom.global.add.u32",
+    "atom.relaxed.gpu.global.add.u32",
+    "atom.acq_rel.gpu.global.add.u32",
+    "ld.acquire.gpu.global.u32",
+    "st.release.gpu.global.u32",
+    "fence.acq_rel.gpu",
+    "membar.gl",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+    "setmaxnreg.inc.sync.aligned.u32",
+    "setmaxnreg.dec.sync.aligned.u32",
+    "griddepcontrol.wait",
+    "griddepcontrol.launch_dependents",
 ];
 
 #[test]
