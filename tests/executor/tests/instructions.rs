@@ -14,6 +14,7 @@ mod instructions {
     mod matrix;
     mod mbarriers;
     mod packed;
+    mod pipelines;
     mod probe;
     mod together;
 }

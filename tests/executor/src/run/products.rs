@@ -102,8 +102,11 @@ impl Warp {
         if descriptors != [descriptor; LANES] {
             return trap(0, FaultKind::NotUniform("the descriptor of a matrix"));
         }
+        // What a product before it will write counts as written.
         for &slot in of.a.iter().chain(if adds { &of.d[..] } else { &[] }) {
-            self.registers.word(program, slot, u32::MAX)?;
+            if !self.products.pending.contains_key(&slot) {
+                self.registers.word(program, slot, u32::MAX)?;
+            }
         }
         for &slot in of.d.iter().chain(&of.a) {
             if !self.products.fenced || self.products.accessed.contains(&slot) {
