@@ -58,6 +58,33 @@ pub enum FaultKind {
         /// The earlier one's instruction.
         instruction: String,
     },
+    /// An asynchronous product or a bulk copy touched what another instruction wrote, and the thread that
+    /// wrote it did not execute `fence.proxy.async` before what orders the two.
+    Unfenced {
+        /// The access, by the thread of the fault.
+        access: Access,
+        /// The write's thread in its block.
+        thread: u32,
+        /// The write's line.
+        line: u32,
+        /// The write's instruction.
+        instruction: String,
+    },
+    /// An mbarrier was used in a way that it does not allow, or its bytes by an instruction that is not for
+    /// mbarriers.
+    Mbarrier(Access, &'static str),
+    /// A bulk copy is of a number of bytes that is no multiple of 16.
+    BulkSize(usize),
+    /// A matrix descriptor does not describe a matrix as this instruction takes it.
+    Descriptor(u64, &'static str),
+    /// A register of an asynchronous product was touched before a thread waited for the product.
+    PendingRegister(String),
+    /// A register was accessed since the last `wgmma.fence`, and is one of an asynchronous product now.
+    UnfencedRegister(String),
+    /// Threads that must do the same do not.
+    NotUniform(&'static str),
+    /// A thread exited without having waited for a product, whose instruction is that of the fault.
+    ProductNeverAwaited,
     /// A register was read before it was written.
     UnwrittenRegister(String),
     /// No thread of the block can go on.
@@ -148,6 +175,23 @@ impl fmt::Display for FaultKind {
                 f,
                 "race with thread {thread} of block {block} at line {line}, `{instruction}`: {access}"
             ),
+            Self::Unfenced { access, thread, line, instruction } => write!(
+                f,
+                "no fence.proxy.async behind thread {thread}'s line {line}, `{instruction}`: {access}"
+            ),
+            Self::Mbarrier(access, problem) => write!(f, "{problem}: {access}"),
+            Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is no multiple of 16"),
+            Self::Descriptor(descriptor, problem) => {
+                write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
+            }
+            Self::PendingRegister(name) => {
+                write!(f, "register {name} is of an asynchronous product that nobody waited for")
+            }
+            Self::UnfencedRegister(name) => {
+                write!(f, "no wgmma.fence between an access to register {name} and the product")
+            }
+            Self::NotUniform(what) => write!(f, "threads that must agree do not: {what}"),
+            Self::ProductNeverAwaited => f.write_str("a product that its threads never waited for"),
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
             Self::Deadlock(message) => write!(f, "deadlock: {message}"),
             Self::InactiveSource { lane } => write!(f, "the source, lane {lane}, takes no part"),

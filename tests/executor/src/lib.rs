@@ -8,7 +8,7 @@
 //!
 //! - `lex`, `parse`, `module`: text to statements. `lower`: statements to `program`, once a kernel.
 //!   `semantics`: the results of instructions, lane by lane. `run`: grids, warps, and instructions for
-//!   several lanes. `memory`, `race`: bytes, and who accessed them.
+//!   several lanes. `memory`, `race`, `clock`: bytes, who accessed them, and who knows that it is over.
 //! - The parser is our own: `ptx-syntax` 0.5 rejects all four of the modules that this crate is for, and
 //!   gives an instruction's every form a type of its own, which lowering would have to take apart again.
 //! - Threads of a warp that go different ways are scheduled independently (as from Volta on). A [`Schedule`]
@@ -39,6 +39,7 @@
 //! ```
 
 mod approximation;
+mod clock;
 mod declared;
 mod error;
 mod fault;

@@ -27,6 +27,8 @@ const WRITTEN_NOW: u8 = 2;
 const READ_AS_CONSTANT: u8 = 4;
 /// A copy to it is under way; then it counts as not written.
 const IN_FLIGHT: u8 = 8;
+/// The byte is one of an mbarrier; then it counts as not written.
+const MBARRIER: u8 = 16;
 
 /// Global memory: buffers at made-up addresses, far from each other.
 #[derive(Debug, Default)]
@@ -237,7 +239,7 @@ impl Shared {
         let store = |variable: &SharedPlace| Store {
             name: variable.name.clone(),
             address: variable.address.into(),
-            bytes: Bytes::new(variable.size.unwrap_or(dynamic) as usize),
+            bytes: Bytes { shared: true, ..Bytes::new(variable.size.unwrap_or(dynamic) as usize) },
         };
         Self { variables: variables.iter().map(store).collect() }
     }
@@ -252,12 +254,22 @@ impl Shared {
         address: u64,
         bytes: usize,
     ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
+        self.locate_aligned(address, bytes, bytes)
+    }
+
+    /// The same of an access whose alignment is not its size.
+    pub(crate) fn locate_aligned(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        align: usize,
+    ) -> Result<(&mut Bytes, usize), Box<FaultKind>> {
         let index = self.index(address);
         if !self.variables.get(index).is_some_and(|variable| variable.holds(address, bytes)) {
             return Err(Box::new(FaultKind::OutOfBounds(self.access(address, bytes, 0))));
         }
-        if !address.is_multiple_of(bytes as u64) {
-            return Err(Box::new(FaultKind::Misaligned(self.access(address, bytes, 0))));
+        if !address.is_multiple_of(align as u64) {
+            return Err(Box::new(FaultKind::Misaligned(self.access(address, align, 0))));
         }
         let variable = &mut self.variables[index];
         Ok((&mut variable.bytes, (address - variable.address) as usize))
@@ -289,6 +301,8 @@ pub(crate) struct Bytes {
     data: Vec<u8>,
     state: Vec<u8>,
     cells: Cells,
+    /// They are in shared memory.
+    shared: bool,
 }
 
 /// The defect of an access, and at which of its bytes.
@@ -296,12 +310,25 @@ pub(crate) enum Wrong {
     Uninitialised(usize),
     NotConstant(usize),
     InFlight(usize),
+    Mbarrier(usize),
     Race(usize, Id),
+    Unfenced(usize, Id),
 }
 
 impl Bytes {
     fn new(len: usize) -> Self {
-        Self { data: vec![0; len], state: vec![0; len], cells: Cells::default() }
+        Self { data: vec![0; len], state: vec![0; len], cells: Cells::default(), shared: false }
+    }
+
+    /// An access of the asynchronous proxy meets only what was fenced for it.
+    fn check_fences(&self, range: Range<usize>, races: &Races, id: Id) -> Result<(), Wrong> {
+        if !races.record(id).0.asynchronous {
+            return Ok(());
+        }
+        match self.cells.unfenced(range, races, id, !self.shared) {
+            Some((at, write)) => Err(Wrong::Unfenced(at, write)),
+            None => Ok(()),
+        }
     }
 
     /// The bytes of a load that was located.
@@ -324,7 +351,10 @@ impl Bytes {
         }
         if let Some((races, id)) = races {
             self.cells.fit(self.data.len());
-            self.cells.read(range.clone(), races, id).map_err(|(at, other)| Wrong::Race(at, other))?;
+            let all = self.shared && races.partial;
+            let read = self.cells.read(range.clone(), races, id, all);
+            read.map_err(|(at, other)| Wrong::Race(at, other))?;
+            self.check_fences(range.clone(), races, id)?;
         }
         Ok(&self.data[range])
     }
@@ -336,16 +366,26 @@ impl Bytes {
         range: Range<usize>,
         races: Option<(&Races, Id)>,
     ) -> Result<&mut [u8], Wrong> {
-        let state = &mut self.state[range.clone()];
-        if let Some(at) = state.iter().position(|state| state & (READ_AS_CONSTANT | IN_FLIGHT) != 0) {
+        let state = &self.state[range.clone()];
+        let taken = READ_AS_CONSTANT | IN_FLIGHT | MBARRIER;
+        if let Some(at) = state.iter().position(|state| state & taken != 0) {
             return Err(refused(state, at));
         }
         if let Some((races, id)) = races {
             self.cells.fit(self.data.len());
+            let unfenced = self.check_fences(range.clone(), races, id);
             self.cells.write(range.clone(), races, id).map_err(|(at, other)| Wrong::Race(at, other))?;
+            unfenced?;
         }
-        state.fill(WRITTEN | WRITTEN_NOW);
+        self.state[range.clone()].fill(WRITTEN | WRITTEN_NOW);
         Ok(&mut self.data[range])
+    }
+
+    /// An mbarrier begins to live in bytes that were located.
+    pub(crate) fn reserve(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
+        self.store(range.clone(), races)?;
+        self.state[range].fill(MBARRIER);
+        Ok(())
     }
 
     /// A copy to bytes that were located begins: a write of which nobody sees the result before it lands.
@@ -373,6 +413,7 @@ impl Bytes {
 fn refused(state: &[u8], at: usize) -> Wrong {
     match state[at] {
         state if state & IN_FLIGHT != 0 => Wrong::InFlight(at),
+        state if state & MBARRIER != 0 => Wrong::Mbarrier(at),
         state if state & WRITTEN == 0 => Wrong::Uninitialised(at),
         _ => Wrong::NotConstant(at),
     }

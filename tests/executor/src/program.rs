@@ -25,6 +25,8 @@ pub(crate) struct Program {
     pub(crate) shared: Vec<SharedPlace>,
     /// The module's variables in global memory.
     pub(crate) global: Vec<GlobalPlace>,
+    /// Threads of a block wait for some of the others, by mbarriers or barriers with a number of threads.
+    pub(crate) partial: bool,
 }
 
 /// Registers of one kind.
@@ -66,6 +68,8 @@ pub(crate) enum Manner {
     Weak,
     /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
     Atomic,
+    /// `.acquire` or `.release` for other blocks: a relaxed one that orders others.
+    Ordering,
     /// `ld.global.nc`
     Constant,
 }
@@ -104,6 +108,8 @@ pub(crate) enum Special {
 pub(crate) struct Instruction {
     pub(crate) guard: Option<Guard>,
     pub(crate) op: Op,
+    /// The words that it reads or writes and that are ones of asynchronous products as well.
+    pub(crate) shares: Box<[Slot]>,
 }
 
 /// A predicate, and whether it must be false.
@@ -219,6 +225,8 @@ pub(crate) enum Op {
     Atomic {
         update: Update,
         bits: u32,
+        /// It acquires and releases.
+        orders: bool,
         to: Option<Register>,
         at: Address,
         from: [Register; 2],
@@ -235,6 +243,36 @@ pub(crate) enum Op {
     /// Waits for all groups but the last so many, or for all copies.
     AwaitCopies {
         but: Option<u32>,
+    },
+    /// Has an mbarrier await all copies of a lane so far.
+    ArriveAfterCopies {
+        at: Address,
+    },
+    /// Copies as many bytes as a register says, on its own, from global to shared memory, and counts them at
+    /// an mbarrier.
+    BulkCopy {
+        to: Address,
+        from: Address,
+        bytes: Slot,
+        at: Address,
+    },
+    Mbarrier {
+        action: MbarrierAction,
+        at: Address,
+    },
+    Fence(Fence),
+    /// Loads four matrices of 8 by 8 numbers of 16 bits.
+    LoadMatrices {
+        to: [Slot; 4],
+        from: Address,
+        /// All lanes.
+        members: Slot,
+    },
+    /// An instruction of a warp group for its asynchronous products.
+    WarpGroup {
+        action: WarpGroupAction,
+        /// All lanes of a warp.
+        members: Slot,
     },
     Approximate {
         flush: bool,
@@ -278,9 +316,13 @@ pub(crate) enum Op {
         members: Slot,
     },
     Barrier {
-        number: u32,
+        number: Slot,
+        /// The number of threads, if it is not for all of the block.
+        count: Slot,
         aligned: bool,
     },
+    /// Changes nothing that can be seen here.
+    Nothing,
     Exit,
     Trap,
 }
@@ -299,6 +341,54 @@ pub(crate) struct Matrices {
     pub(crate) a: [Slot; 4],
     pub(crate) b: [Slot; 2],
     pub(crate) c: [Slot; 4],
+}
+
+/// What is done to an mbarrier, each with a register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MbarrierAction {
+    /// With so many arrivals a phase.
+    Initialise(Slot),
+    Arrive,
+    /// Arrives, and so many bytes are to come.
+    Expect(Slot),
+    /// Sets a predicate to whether the phase of a parity is complete.
+    Try {
+        parity: Slot,
+        to: Slot,
+    },
+}
+
+/// Fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// Between what a thread wrote and asynchronous accesses.
+    Proxy,
+    /// The same for the beginnings of mbarriers.
+    MbarrierInit,
+    /// Between the blocks of a GPU.
+    Device,
+}
+
+/// Instructions of `wgmma`.
+#[derive(Debug)]
+pub(crate) enum WarpGroupAction {
+    Fence,
+    Commit,
+    /// Waits for all groups but the last so many.
+    Await(u32),
+    Multiply(Box<GroupMatrices>),
+}
+
+/// The operands of `wgmma.mma_async`, of 64 rows, 16 products, and four columns for every two registers of D.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupMatrices {
+    pub(crate) element: Multiplicand,
+    pub(crate) d: Box<[Slot]>,
+    pub(crate) a: [Slot; 4],
+    /// B's descriptor.
+    pub(crate) b: Slot,
+    /// Whether D is added to.
+    pub(crate) adds: Guard,
 }
 
 /// Functions of two predicates.

@@ -1,17 +1,22 @@
 //! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing
 //! orders.
-//! Orders are `bar.sync` among the threads of a block, and `bar.warp.sync` among the lanes of a warp if it
-//! joins all lanes that the warp was launched with. One that joins only some orders nothing here, and
-//! shuffles never do: where this errs, it reports too much. A thread that exits lets others pass a barrier,
-//! but takes no part in it: accesses of its warp since the last one are not ordered before later ones. The
-//! memory model (ISA chapter 8) orders more, by fences and by acquiring and releasing, which are not
-//! supported.
+//! What orders accesses is kept in [`Clocks`]: barriers among their threads, `bar.warp.sync` among the lanes
+//! of a warp if it joins all lanes that the warp was launched with, mbarriers from those that arrive to those
+//! that wait, and between blocks fences with atomic operations, and acquiring and releasing ones. A
+//! `bar.warp.sync` of some lanes orders nothing here, and shuffles never do: where this errs, it reports too
+//! much. A thread that exits lets others pass a barrier, but takes no part in it: its accesses are not ordered
+//! before later ones.
+//!
+//! Products of matrices and bulk copies access memory in a way of their own, the asynchronous proxy: what
+//! other instructions wrote is theirs to touch only behind a `fence.proxy.async` of the thread that wrote.
 //!
 //! Every byte remembers its last write and its last reads, as FastTrack does (Flanagan and Freund, 2009). An
 //! access is a number: which execution of an instruction by a warp, and which lane.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ops::Range;
+
+use crate::clock::{Clocks, Member};
 
 /// An access: 32 · index into [`Races`] + lane + 1; 0 is none.
 pub(crate) type Id = u32;
@@ -22,23 +27,31 @@ pub(crate) struct Record {
     pub(crate) block: u32,
     /// The warp in its block.
     pub(crate) warp: u32,
-    /// The number of barriers that the block had passed.
-    pub(crate) block_time: u32,
-    /// The number of barriers of its own that the warp had passed.
-    pub(crate) warp_time: u32,
+    /// The member's time.
+    pub(crate) time: u32,
     pub(crate) pc: u32,
     pub(crate) atomic: bool,
+    /// Who accesses memory for the lanes, if they do not themselves.
+    pub(crate) agent: Option<u32>,
+    /// The access is one of the asynchronous proxy.
+    pub(crate) asynchronous: bool,
 }
 
 /// All accesses of a launch.
 #[derive(Debug, Default)]
 pub(crate) struct Races {
     records: Vec<Record>,
-    /// Block, warp and `block_time` where lanes exited instead of coming to a barrier that others passed.
-    left: HashSet<(u32, u32, u32)>,
+    pub(crate) clocks: Clocks,
+    /// Some threads of a block may go on while others are behind: all readers of shared memory count.
+    pub(crate) partial: bool,
 }
 
 impl Races {
+    /// No accesses yet; `partial` says whether threads may wait for some of a block.
+    pub(crate) fn new(partial: bool) -> Self {
+        Self { partial, ..Self::default() }
+    }
+
     /// The access of lane 0 of a warp; lanes are added to it. `None` when there are too many.
     pub(crate) fn begin(&mut self, record: Record) -> Option<Id> {
         let id = u32::try_from(self.records.len()).ok()?.checked_mul(32)?.checked_add(1)?;
@@ -47,27 +60,41 @@ impl Races {
         Some(id)
     }
 
-    /// Lanes of a warp exited instead of coming to the block's barrier of this number, which the others pass.
-    pub(crate) fn leave(&mut self, block: u32, warp: u32, block_time: u32) {
-        self.left.insert((block, warp, block_time));
-    }
-
     /// The instruction of an access, and its lane.
     pub(crate) fn record(&self, id: Id) -> (&Record, u32) {
         (&self.records[(id as usize - 1) / 32], (id - 1) % 32)
     }
 
-    /// Returns whether an access is before a later one, by the program or by a barrier.
-    fn ordered(&self, earlier: Id, later: Id) -> bool {
-        let ((a, lane_a), (b, lane_b)) = (self.record(earlier), self.record(later));
-        let same_warp = a.warp == b.warp && (lane_a == lane_b || a.warp_time < b.warp_time);
-        let barrier = || a.block_time < b.block_time && !self.left.contains(&(a.block, a.warp, a.block_time));
-        a.block == b.block && (same_warp || barrier())
+    fn member(record: &Record, lane: u32) -> Member {
+        record.agent.unwrap_or(record.warp * 32 + lane) as Member
     }
 
-    fn race(&self, earlier: Id, later: Id) -> bool {
+    /// Returns whether an access is before one that is made now, by the program or by what orders threads.
+    fn ordered(&self, earlier: Id, later: Id) -> bool {
+        let ((a, lane_a), (b, lane_b)) = (self.record(earlier), self.record(later));
+        let (before, after) = (Self::member(a, lane_a), Self::member(b, lane_b));
+        if a.block != b.block {
+            return self.clocks.known(after).time_elsewhere(a.block, before) > a.time;
+        }
+        let same = before == after && before < self.clocks.threads;
+        same || earlier == later || self.clocks.known(after).time(before) > a.time
+    }
+
+    /// Returns whether nothing orders an access before one that is made now.
+    pub(crate) fn race(&self, earlier: Id, later: Id) -> bool {
         let atomic = |id: Id| self.record(id).0.atomic;
         earlier != 0 && !self.ordered(earlier, later) && !(atomic(earlier) && atomic(later))
+    }
+
+    /// Returns whether an asynchronous access touches what another way wrote without a fence in between. None
+    /// is known for `elsewhere`, global memory. The beginnings of mbarriers have a fence of their own.
+    pub(crate) fn unfenced(&self, write: Id, later: Id, elsewhere: bool, barrier: bool) -> bool {
+        let ((a, lane_a), (b, lane_b)) = (self.record(write), self.record(later));
+        if a.asynchronous {
+            return false;
+        }
+        let member = Self::member(b, lane_b);
+        a.agent.is_some() || elsewhere || !self.clocks.fenced((a.warp, lane_a), a.time, member, barrier)
     }
 }
 
@@ -76,14 +103,17 @@ impl Races {
 /// Two reads by different threads are enough: a write is in no race with either only if both are before it or
 /// its own, and reads are dropped only when a later one is after them, or when the two that stay are of
 /// different warps, one of which is in a race with every write that the dropped one would be. (Of three lanes
-/// of one warp the third may be dropped, because a barrier orders all lanes of a warp or none.) Two writes
-/// are needed where atomic ones meet, which do not race with each other.
+/// of one warp the third may be dropped, because a barrier orders all lanes of a warp or none.) That holds for
+/// barriers of whole blocks; with others, all reads of shared memory are kept. Two writes are needed where
+/// atomic ones meet, which do not race with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,
     other_write: Vec<Id>,
     read: Vec<Id>,
     other_read: Vec<Id>,
+    /// Further reads of a byte, where all are kept.
+    more_reads: HashMap<usize, Vec<Id>>,
 }
 
 /// The byte in the access, and the earlier access.
@@ -100,13 +130,42 @@ impl Cells {
                 other_write: vec![0; len],
                 read: vec![0; len],
                 other_read: vec![0; len],
+                more_reads: HashMap::new(),
             };
         }
     }
 
-    /// Notes a read.
+    /// The first byte that another way wrote and did not fence for an asynchronous access, and its write.
+    pub(crate) fn unfenced(
+        &self,
+        range: Range<usize>,
+        races: &Races,
+        id: Id,
+        elsewhere: bool,
+    ) -> Option<Conflict> {
+        let mut fine = 0;
+        for byte in range.clone() {
+            for write in [self.write[byte], self.other_write[byte]] {
+                if write != 0 && write != fine {
+                    if races.unfenced(write, id, elsewhere, false) {
+                        return Some((byte - range.start, write));
+                    }
+                    fine = write;
+                }
+            }
+        }
+        None
+    }
+
+    /// Notes a read. All reads are kept, or as many as barriers of whole blocks need.
     #[inline]
-    pub(crate) fn read(&mut self, range: Range<usize>, races: &Races, id: Id) -> Result<(), Conflict> {
+    pub(crate) fn read(
+        &mut self,
+        range: Range<usize>,
+        races: &Races,
+        id: Id,
+        all: bool,
+    ) -> Result<(), Conflict> {
         let fresh = |ids: &[Id]| ids.iter().fold(0, |all, id| all | id) == 0;
         if !fresh(&self.write[range.clone()]) {
             for byte in range.clone() {
@@ -122,9 +181,26 @@ impl Cells {
             return Ok(());
         }
         for byte in range {
-            self.note_read(byte, races, id);
+            if all && self.other_read[byte] != 0 {
+                self.add_read(byte, races, id);
+            } else {
+                self.note_read(byte, races, id);
+            }
         }
         Ok(())
+    }
+
+    /// Notes a read of a byte with two others, and keeps all that are not before it.
+    #[cold]
+    fn add_read(&mut self, byte: usize, races: &Races, id: Id) {
+        let member = |id: Id| Races::member(races.record(id).0, races.record(id).1);
+        let before = |earlier: Id| races.ordered(earlier, id) || member(earlier) == member(id);
+        let more = self.more_reads.entry(byte).or_default();
+        more.extend([self.read[byte], self.other_read[byte]].into_iter().filter(|&read| read != 0));
+        more.retain(|&earlier| !before(earlier));
+        more.push(id);
+        self.read[byte] = more.pop().unwrap_or(0);
+        self.other_read[byte] = more.pop().unwrap_or(0);
     }
 
     fn note_read(&mut self, byte: usize, races: &Races, id: Id) {
@@ -161,6 +237,12 @@ impl Cells {
                     return Err((byte - range.start, earlier));
                 }
             }
+            if let Some(more) = self.more_reads.get_mut(&byte) {
+                if let Some(&earlier) = more.iter().find(|&&earlier| races.race(earlier, id)) {
+                    return Err((byte - range.start, earlier));
+                }
+                more.retain(|&earlier| !races.ordered(earlier, id));
+            }
             let [last, _, first, second] = earlier;
             let unordered =
                 |earlier: Id| if earlier != 0 && !races.ordered(earlier, id) { earlier } else { 0 };
@@ -187,21 +269,24 @@ mod tests {
     }
 
     impl Trial {
+        /// A block of two warps.
         fn new() -> Self {
+            let mut races = Races::default();
+            races.clocks.start_block(0, 64);
             let mut cells = Cells::default();
             cells.fit(1);
-            Self { races: Races::default(), cells }
+            Self { races, cells }
         }
 
-        /// (block, warp, lane), (barriers of the block, of the warp).
-        fn access(&mut self, who: (u32, u32, u32), when: (u32, u32), write: bool, atomic: bool) -> bool {
-            let record =
-                Record { block: who.0, warp: who.1, block_time: when.0, warp_time: when.1, pc: 0, atomic };
-            let id = self.races.begin(record).unwrap() + who.2;
+        /// An access of a block, warp and lane.
+        fn access(&mut self, (block, warp, lane): (u32, u32, u32), write: bool, atomic: bool) -> bool {
+            let time = self.races.clocks.time(warp);
+            let record = Record { block, warp, time, pc: 0, atomic, agent: None, asynchronous: false };
+            let id = self.races.begin(record).unwrap() + lane;
             let result = if write {
                 self.cells.write(0..1, &self.races, id)
             } else {
-                self.cells.read(0..1, &self.races, id)
+                self.cells.read(0..1, &self.races, id, self.races.partial)
             };
             result.is_ok()
         }
@@ -210,18 +295,23 @@ mod tests {
     #[test]
     fn every_pair_of_threads_is_judged() {
         let threads = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)];
+        let barriers: [&[(u32, u32)]; 3] = [&[], &[(0, u32::MAX)], &[(0, u32::MAX), (1, u32::MAX)]];
         for first in threads {
             for second in threads {
                 for (first_writes, second_writes) in
                     [(true, false), (false, true), (true, true), (false, false)]
                 {
-                    for (block_time, warp_time) in [(0, 0), (0, 1), (1, 1)] {
+                    for barrier in barriers {
                         let mut trial = Trial::new();
-                        assert!(trial.access(first, (0, 0), first_writes, false));
-                        let ok = trial.access(second, (block_time, warp_time), second_writes, false);
-                        let same_block = first.0 == second.0;
-                        let ordered = first == second
-                            || same_block && (block_time > 0 || first.1 == second.1 && warp_time > 0);
+                        trial.races.clocks.block = first.0;
+                        assert!(trial.access(first, first_writes, false));
+                        if first.0 == 0 {
+                            trial.races.clocks.join(barrier);
+                        }
+                        let ok = trial.access(second, second_writes, false);
+                        let within = |warp: u32| barrier.iter().any(|&(joined, _)| joined == warp);
+                        let joined = first.0 == 0 && within(first.1) && within(second.1);
+                        let ordered = first.0 == second.0 && (first == second || joined);
                         assert_eq!(ok, ordered || !(first_writes || second_writes));
                     }
                 }
@@ -232,21 +322,40 @@ mod tests {
     #[test]
     fn an_earlier_reader_is_not_forgotten() {
         let mut trial = Trial::new();
-        assert!(trial.access((0, 0, 0), (0, 0), false, false));
-        assert!(trial.access((0, 0, 1), (0, 0), false, false));
-        assert!(trial.access((1, 0, 0), (0, 0), false, false));
+        assert!(trial.access((0, 0, 0), false, false));
+        assert!(trial.access((0, 0, 1), false, false));
+        assert!(trial.access((1, 0, 0), false, false));
         // Ordered after block 0's reads, not after block 1's.
-        assert!(!trial.access((0, 0, 0), (1, 1), true, false));
+        trial.races.clocks.join(&[(0, u32::MAX), (1, u32::MAX)]);
+        assert!(!trial.access((0, 0, 0), true, false));
+    }
+
+    #[test]
+    fn where_some_threads_wait_all_readers_count() {
+        for late in 0..5 {
+            let mut trial = Trial::new();
+            trial.races.partial = true;
+            for lane in 0..5 {
+                assert!(trial.access((0, 0, lane), false, false));
+            }
+            let mut said = crate::clock::Known::default();
+            trial.races.clocks.release(0, 31 & !(1 << late), &mut said);
+            trial.races.clocks.acquire(1, 1, &said);
+            assert!(!trial.access((0, 1, 0), true, false));
+            trial.races.clocks.release(0, 1 << late, &mut said);
+            trial.races.clocks.acquire(1, 1, &said);
+            assert!(trial.access((0, 1, 0), true, false));
+        }
     }
 
     #[test]
     fn atomics_race_with_others_only() {
         let mut trial = Trial::new();
-        assert!(trial.access((0, 0, 0), (0, 0), true, true));
-        assert!(trial.access((0, 0, 1), (0, 0), true, true));
-        assert!(trial.access((1, 0, 1), (0, 0), false, true));
-        assert!(trial.access((0, 0, 1), (0, 0), true, true));
+        assert!(trial.access((0, 0, 0), true, true));
+        assert!(trial.access((0, 0, 1), true, true));
+        assert!(trial.access((1, 0, 1), false, true));
+        assert!(trial.access((0, 0, 1), true, true));
         // The thread's own atomic came last, but another's is there too.
-        assert!(!trial.access((0, 0, 1), (0, 0), false, false));
+        assert!(!trial.access((0, 0, 1), false, false));
     }
 }

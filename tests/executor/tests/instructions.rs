@@ -3,13 +3,18 @@
 //! All inputs where there are few, edge cases and very many random ones where there are not.
 
 mod instructions {
+    mod blocks;
     mod convert;
     mod copies;
     mod double;
     mod float;
+    mod groups;
     mod integer;
+    mod kernel;
     mod matrix;
+    mod mbarriers;
     mod packed;
+    mod pipelines;
     mod probe;
     mod together;
 }

@@ -67,14 +67,26 @@ impl<'a> Lowering<'a> {
         label.ok_or_else(|| self.invalid(format!("there is no label {name}")))
     }
 
-    /// Barriers of all the block's threads. Those of some, which name a number of threads, order only these;
-    /// the race detector does not know that.
+    /// `bar.sync a{, b}`: barrier a of all the block's threads, or of b of them.
     fn barrier(&mut self, operands: &'a [Operand<'a>], aligned: bool) -> Result<Op> {
-        match operands {
-            [Operand::Integer(number @ 0..16)] => Ok(Op::Barrier { number: *number as u32, aligned }),
-            [_] => Err(self.unsupported("a barrier that is not a number from 0 to 15")),
-            _ => Err(self.unsupported("a barrier of some of the threads")),
+        let (number, count) = match operands {
+            [number] => (number, None),
+            [number, count] => (number, Some(count)),
+            _ => return Err(self.invalid("it takes a barrier and a number of threads")),
+        };
+        let fits = |operand: &Operand, fits: fn(i128) -> bool| match operand {
+            Operand::Integer(number) => fits(*number),
+            _ => true,
+        };
+        if !fits(number, |number| (0..16).contains(&number)) {
+            return Err(self.unsupported("a barrier that is not a number from 0 to 15"));
         }
+        if count.is_some_and(|count| !fits(count, |count| count > 0 && count % 32 == 0)) {
+            return Err(self.invalid("a number of threads that is no multiple of 32"));
+        }
+        self.program.partial |= count.is_some();
+        let count = count.map_or(Ok(NONE), |count| self.read(count, Type::B32, false))?;
+        Ok(Op::Barrier { number: self.read(number, Type::B32, false)?, count, aligned })
     }
 
     /// `shfl.sync.mode.b32 d{|p}, a, b, c, membermask`.
@@ -127,26 +139,39 @@ impl<'a> Lowering<'a> {
             c: self.fragment(c, Type::F32, false)?,
             d: self.fragment(d, Type::F32, true)?,
         };
-        let members = self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)?;
-        Ok(Op::Multiply { matrices: Box::new(matrices), members })
+        Ok(Op::Multiply { matrices: Box::new(matrices), members: self.all_lanes()? })
+    }
+
+    /// The member mask of instructions that all lanes of a warp execute.
+    pub(super) fn all_lanes(&mut self) -> Result<Slot> {
+        self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)
     }
 
     /// A lane's registers of a matrix.
-    fn fragment<const N: usize>(
+    pub(super) fn fragment<const N: usize>(
         &mut self,
         operand: &Operand<'a>,
         ty: Type,
         writes: bool,
     ) -> Result<[Slot; N]> {
+        let slots = self.registers_of(operand, N, ty, writes)?;
+        Ok(std::array::from_fn(|i| slots[i]))
+    }
+
+    /// So many registers in a vector.
+    pub(super) fn registers_of(
+        &mut self,
+        operand: &Operand<'a>,
+        count: usize,
+        ty: Type,
+        writes: bool,
+    ) -> Result<Vec<Slot>> {
         let Operand::Vector(parts) = operand else { return Err(self.invalid("expected a vector")) };
-        if parts.len() != N || !parts.iter().all(|part| matches!(part, Operand::Name(_))) {
-            return Err(self.invalid(format!("expected {N} registers")));
+        if parts.len() != count || !parts.iter().all(|part| matches!(part, Operand::Name(_))) {
+            return Err(self.invalid(format!("expected {count} registers")));
         }
-        let mut slots = [NONE; N];
-        for (slot, part) in slots.iter_mut().zip(parts) {
-            *slot = if writes { self.write(part, ty)? } else { self.read(part, ty, false)? };
-        }
-        Ok(slots)
+        let slot = |part| if writes { self.write(part, ty) } else { self.read(part, ty, false) };
+        parts.iter().map(slot).collect()
     }
 
     /// `redux.sync.op.type d, a, membermask`.

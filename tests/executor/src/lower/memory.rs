@@ -21,22 +21,22 @@ impl<'a> Lowering<'a> {
     pub(super) fn memory(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         match opcode {
             ["ld", rest @ .., ty] => {
-                let modifiers = self.modifiers(rest, ty)?;
+                let modifiers = self.modifiers(rest, ty, true)?;
                 self.load(modifiers, operands).map(Some)
             }
             ["st", rest @ .., ty] => {
-                let modifiers = self.modifiers(rest, ty)?;
+                let modifiers = self.modifiers(rest, ty, false)?;
                 self.store(modifiers, operands).map(Some)
             }
             ["red", rest @ .., ty] => self.atomic(rest, ty, operands, false).map(Some),
             ["atom", rest @ .., ty] => self.atomic(rest, ty, operands, true).map(Some),
-            ["cp", "async", rest @ ..] => self.asynchronous(rest, operands).map(Some),
+            ["cp", "async", rest @ ..] => self.copies(rest, operands).map(Some),
             _ => Ok(None),
         }
     }
 
     /// `cp.async` and what waits for it, by groups.
-    fn asynchronous(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
+    fn copies(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
         match *words {
             ["commit_group"] => {
                 let [] = self.exactly(operands)?;
@@ -80,7 +80,7 @@ impl<'a> Lowering<'a> {
         Ok(Op::Copy { to, from, bytes: size, read: self.read(read, Type::B32, false)? })
     }
 
-    fn modifiers<'s>(&self, words: &[&'s str], ty: &'s str) -> Result<Modifiers<'s>> {
+    fn modifiers<'s>(&self, words: &[&'s str], ty: &'s str, loads: bool) -> Result<Modifiers<'s>> {
         let mut found = Modifiers { space: None, manner: Manner::Weak, scope: false, vector: 1, ty };
         let mut volatile = false;
         for &word in words {
@@ -92,6 +92,9 @@ impl<'a> Lowering<'a> {
                     (found.manner, found.scope, volatile) = (Manner::Atomic, true, true);
                 }
                 "relaxed" if found.manner == Manner::Weak => found.manner = Manner::Atomic,
+                "acquire" if found.manner == Manner::Weak && loads => found.manner = Manner::Ordering,
+                "release" if found.manner == Manner::Weak && !loads => found.manner = Manner::Ordering,
+                "gpu" if found.manner == Manner::Ordering && !found.scope => found.scope = true,
                 "gpu" | "sys" | "cta" if found.manner == Manner::Atomic && !found.scope => found.scope = true,
                 "v2" => found.vector = 2,
                 "v4" => found.vector = 4,
@@ -116,8 +119,11 @@ impl<'a> Lowering<'a> {
         if volatile && found.space != Some("shared") {
             return Err(self.unsupported(".volatile outside of shared memory"));
         }
-        if found.manner == Manner::Atomic && !found.scope {
-            return Err(self.invalid(".relaxed needs a scope"));
+        if matches!(found.manner, Manner::Atomic | Manner::Ordering) && !found.scope {
+            return Err(self.invalid(".relaxed, .acquire and .release need a scope"));
+        }
+        if found.manner == Manner::Ordering && found.space != Some("global") {
+            return Err(self.unsupported(".acquire and .release outside of global memory"));
         }
         Ok(found)
     }
@@ -200,7 +206,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn address(&mut self, space: Option<&str>, operand: &Operand<'a>) -> Result<Address> {
+    pub(super) fn address(&mut self, space: Option<&str>, operand: &Operand<'a>) -> Result<Address> {
         let space = match space {
             Some("global") => Space::Global,
             Some("shared") => Space::Shared,
@@ -228,6 +234,10 @@ impl<'a> Lowering<'a> {
     /// other, which is at least what any scope promises.
     fn atomic(&mut self, words: &[&str], ty: &str, operands: &'a [Operand<'a>], returns: bool) -> Result<Op> {
         let mut words = words;
+        let orders = matches!(words, ["acq_rel", "gpu", "global", ..]);
+        if orders {
+            words = &words[1..];
+        }
         if let ["relaxed", rest @ ..] = words {
             words = rest;
         }
@@ -270,6 +280,6 @@ impl<'a> Lowering<'a> {
                 return Err(self.invalid(format!("a register has {} bits, not {bits}", register.bits())));
             }
         }
-        Ok(Op::Atomic { update, bits, to, at, from: [first, second] })
+        Ok(Op::Atomic { update, bits, orders, to, at, from: [first, second] })
     }
 }

@@ -4,20 +4,21 @@
 //! (`.uni`, `.nc`, cache operators and hints); any other word that is not part of a known opcode makes the
 //! instruction unsupported.
 
+mod asynchronous;
 mod control;
 mod memory;
 mod operands;
 mod registers;
 mod values;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use self::registers::Registers;
 use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::memory::address_of_variable;
 use crate::parse::{Instruction, Kind, Operand, Statement};
-use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace};
+use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace, Slot, WarpGroupAction};
 
 /// Bytes in front of a variable in shared memory that are no variable's.
 const SHARED_GAP: u32 = 256;
@@ -40,6 +41,7 @@ pub(crate) fn lower(
         tables: HashMap::new(),
         line: body.first().map_or(1, |statement| statement.line),
         statement: "",
+        words: Vec::new(),
     };
     lowering.program.parameters =
         parameters.last().map_or(0, |last| last.offset + last.size.next_multiple_of(8));
@@ -51,6 +53,7 @@ pub(crate) fn lower(
         lowering.statement(statement, &body[index + 1..])?;
     }
     lowering.end();
+    lowering.find_shared_words();
     lowering.registers.finish(&mut lowering.program);
     Ok(lowering.program)
 }
@@ -70,6 +73,8 @@ struct Lowering<'a> {
     /// The line of the statement at hand.
     line: u32,
     statement: &'a str,
+    /// The words that the instruction at hand reads or writes.
+    words: Vec<Slot>,
 }
 
 impl<'a> Lowering<'a> {
@@ -82,7 +87,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn push(&mut self, guard: Option<Guard>, op: Op, place: Place) {
-        self.program.code.push(crate::program::Instruction { guard, op });
+        let shares = std::mem::take(&mut self.words).into();
+        self.program.code.push(crate::program::Instruction { guard, op, shares });
         self.program.places.push(place);
     }
 
@@ -151,6 +157,21 @@ impl<'a> Lowering<'a> {
         Ok(start)
     }
 
+    /// Leaves to each instruction the words that are ones of asynchronous products too.
+    fn find_shared_words(&mut self) {
+        let mut of_products: HashSet<Slot> = HashSet::new();
+        for instruction in &self.program.code {
+            if let Op::WarpGroup { action: WarpGroupAction::Multiply(of), .. } = &instruction.op {
+                of_products.extend(of.d.iter().chain(&of.a).copied());
+            }
+        }
+        for instruction in &mut self.program.code {
+            let product = matches!(instruction.op, Op::WarpGroup { .. });
+            let shared = instruction.shares.iter().filter(|slot| !product && of_products.contains(slot));
+            instruction.shares = shared.copied().collect();
+        }
+    }
+
     fn find_labels(&mut self, body: &'a [Statement<'a>]) -> Result<()> {
         let mut next = 0;
         for statement in body {
@@ -208,6 +229,9 @@ impl<'a> Lowering<'a> {
     /// The operation of an opcode with these operands: by families, of which each knows its opcodes.
     fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
         if let Some(op) = self.control(opcode, operands)? {
+            return Ok(op);
+        }
+        if let Some(op) = self.asynchronous(opcode, operands)? {
             return Ok(op);
         }
         if let Some(op) = self.memory(opcode, operands)? {

@@ -24,7 +24,11 @@ impl<'a> Lowering<'a> {
         writes: bool,
     ) -> Result<Option<super::registers::Declared>> {
         let Operand::Name(name) = operand else { return Ok(None) };
-        self.registers.find(name, writes).map_err(|message| self.invalid(message))
+        let found = self.registers.find(name, writes).map_err(|message| self.invalid(message))?;
+        if let Some(found) = found.filter(|found| found.file == Which::Word) {
+            self.words.push(found.slot);
+        }
+        Ok(found)
     }
 
     fn constant(

@@ -1,12 +1,13 @@
 //! Lanes that start copies from global to shared memory and wait for them (ISA 9.7.9, `cp.async`).
 
-use super::flights::{Copies, Flight};
+use super::flights::{Arrival, Copies, Flight};
 use super::grid::Grid;
 use super::memory::lanes;
 use super::warp::Warp;
+use crate::clock::Known;
 use crate::fault::{FaultKind, Step, trap};
-use crate::launch::Schedule;
 use crate::program::{Address, Manner, Slot};
+use crate::race::Record;
 
 impl Warp {
     /// `cp.async` of lanes that read so many bytes as a register says.
@@ -27,6 +28,7 @@ impl Warp {
             let access = access.map(|id| id + lane);
             let mut flight = Flight {
                 lane,
+                number: self.copies.began,
                 group: self.copies.closed[lane as usize],
                 pc: grid.pc,
                 to: self.address(to, lane),
@@ -39,13 +41,9 @@ impl Warp {
                 return trap(lane, FaultKind::CopySize { read: flight.read, bytes });
             }
             let found = flight.load(grid, access)?;
-            let late = match grid.launch.schedule {
-                Schedule::LowestFirst => false,
-                Schedule::HighestFirst => true,
-                Schedule::Random(_) => grid.random.below(2) == 1,
-            };
-            flight.found = (!late).then_some(found);
+            flight.found = grid.early().then_some(found);
             flight.store(grid, access, None)?;
+            self.copies.began += 1;
             self.copies.flying.push(flight);
         }
         Ok(())
@@ -54,7 +52,7 @@ impl Warp {
     /// `cp.async.wait_group`, and `cp.async.wait_all` without a number. The copies' bytes are as if the lanes
     /// stored them now.
     pub(super) fn await_copies(&mut self, grid: &mut Grid, active: u32, but: Option<u32>) -> Step {
-        let Copies { flying, closed } = &mut self.copies;
+        let Copies { flying, closed, .. } = &mut self.copies;
         let ends = |flight: &Flight| {
             let closed_since = closed[flight.lane as usize] - flight.group;
             active >> flight.lane & 1 == 1 && but.is_none_or(|but| closed_since > but)
@@ -73,9 +71,66 @@ impl Warp {
         Ok(())
     }
 
-    /// Before these lanes exit. The ISA allows copies that nobody waits for; but nobody can use one.
+    /// `cp.async.mbarrier.arrive.noinc` of each lane.
+    pub(super) fn arrive_after_copies(&mut self, grid: &mut Grid, active: u32, at: Address) -> Step {
+        self.check_address(grid, active, at)?;
+        let own = self.begin_access(grid, active, Manner::Atomic)?;
+        let turn = self.turn(grid);
+        for lane in lanes(grid.launch.schedule, active, turn) {
+            let at = self.address(at, lane);
+            let own = own.map(|id| id + lane);
+            let (member, phase) = grid.begin_copy((self.index, lane), at, own, false)?;
+            let mut known = Known::default();
+            if let Some(races) = &mut grid.races {
+                races.clocks.release(self.index, 1 << lane, &mut known);
+            }
+            let record = Record {
+                block: grid.block,
+                warp: self.index,
+                time: phase,
+                pc: grid.pc,
+                atomic: false,
+                agent: Some(member as u32),
+                asynchronous: false,
+            };
+            let access = grid.begin_record(lane, record)?;
+            let (before, pc) = (self.copies.began, grid.pc);
+            self.copies.arrivals.push(Arrival { lane, pc, at, before, access, known });
+            if grid.early() {
+                self.land_arrival(grid, self.copies.arrivals.len() - 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The copies that an mbarrier awaits end, and it counts an arrival. Their bytes are as if its member
+    /// stored them.
+    pub(super) fn land_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
+        let Arrival { lane, pc, at, before, access, known } = self.copies.arrivals.remove(index);
+        grid.pc = pc;
+        if let (Some(races), Some(access)) = (&mut grid.races, access) {
+            let member = races.record(access).0.agent.expect("an mbarrier's member stores");
+            races.clocks.instruct(member as usize, known);
+        }
+        let flying = std::mem::take(&mut self.copies.flying);
+        let ends = |flight: &Flight| flight.lane == lane && flight.number < before;
+        let (landing, rest): (Vec<_>, _) = flying.into_iter().partition(ends);
+        self.copies.flying = rest;
+        for flight in landing {
+            let found = flight.load(grid, access)?;
+            flight.store(grid, access, Some(flight.found.unwrap_or(found)))?;
+        }
+        grid.end_copy(lane, at, None)
+    }
+
+    /// Before these lanes exit. The ISA allows copies that nobody waits for; but nobody can use one. Those that
+    /// an mbarrier awaits go on.
     pub(super) fn leave_copies(&self, grid: &mut Grid, active: u32) -> Step {
-        match self.copies.flying.iter().find(|flight| active >> flight.lane & 1 == 1) {
+        let Copies { flying, arrivals, .. } = &self.copies;
+        let awaited = |flight: &Flight| {
+            arrivals.iter().any(|arrival| arrival.lane == flight.lane && flight.number < arrival.before)
+        };
+        match flying.iter().find(|flight| active >> flight.lane & 1 == 1 && !awaited(flight)) {
             None => Ok(()),
             Some(flight) => {
                 grid.pc = flight.pc;

@@ -6,6 +6,7 @@
 //! [`Schedule::Random`]. To the race detector a copy reads and writes at both.
 
 use super::grid::{Grid, wrongly};
+use crate::clock::Known;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
 use crate::program::{Manner, Space};
@@ -19,13 +20,32 @@ const MOST: usize = 16;
 pub(super) struct Copies {
     /// The copies in the order in which they began.
     pub(super) flying: Vec<Flight>,
+    /// The number of copies that began.
+    pub(super) began: u64,
     /// The number of groups that each lane has closed.
     pub(super) closed: [u32; LANES],
+    /// Mbarriers that await copies.
+    pub(super) arrivals: Vec<Arrival>,
+}
+
+/// An mbarrier's wait for all copies that a lane began before.
+pub(super) struct Arrival {
+    pub(super) lane: u32,
+    pub(super) pc: u32,
+    /// The address of the mbarrier.
+    pub(super) at: u64,
+    /// The lane's copies before this number of the warp's are awaited.
+    pub(super) before: u64,
+    /// The access of the mbarrier's member, and what it knows: what the lane knew.
+    pub(super) access: Option<Id>,
+    pub(super) known: Known,
 }
 
 /// A lane's copy.
 pub(super) struct Flight {
     pub(super) lane: u32,
+    /// The number of copies that the warp had begun before it.
+    pub(super) number: u64,
     /// The number of groups that the lane had closed before it.
     pub(super) group: u32,
     pub(super) pc: u32,

@@ -1,7 +1,12 @@
 //! A launch under way: its place in the grid, and its findings so far.
 
+use std::collections::BTreeMap;
+
+use super::bulk::Bulk;
+use super::mbarriers::Mbarrier;
+use super::products::Products;
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
-use crate::launch::{EXECUTED, Launch, SKIPPED};
+use crate::launch::{EXECUTED, Launch, SKIPPED, Schedule};
 use crate::memory::{Memory, Shared, Wrong};
 use crate::module::Kernel;
 use crate::program::Space;
@@ -23,14 +28,37 @@ pub(super) struct Grid<'a> {
     pub(super) warp_instructions: u64,
     /// The block at hand.
     pub(super) block: u32,
-    /// The number of barriers that the block has passed.
-    pub(super) block_time: u32,
     pub(super) shared: Shared,
+    /// The mbarriers of the block, by their addresses.
+    pub(super) mbarriers: BTreeMap<u64, Mbarrier>,
+    /// Bulk copies under way.
+    pub(super) bulk: Vec<Bulk>,
+    /// The asynchronous products of each warp group that some warp has not waited for.
+    pub(super) products: Vec<Products>,
+    /// The number of events that a thread that waits may have waited for.
+    pub(super) events: u64,
+    /// How often all threads that wait found nothing new, since the last event.
+    pub(super) idle: u32,
     /// The instruction at hand, for faults.
     pub(super) pc: u32,
 }
 
 impl Grid<'_> {
+    /// Something happened that a thread may wait for.
+    pub(super) fn note_event(&mut self) {
+        self.events += 1;
+        self.idle = 0;
+    }
+
+    /// Whether what may happen early or late does so early.
+    pub(super) fn early(&mut self) -> bool {
+        match self.launch.schedule {
+            Schedule::LowestFirst => true,
+            Schedule::HighestFirst => false,
+            Schedule::Random(_) => self.random.below(2) == 0,
+        }
+    }
+
     /// The fault of a lane, with its place.
     pub(super) fn fault(&self, warp: u32, trap: Trap) -> Fault {
         let (line, instruction) = self.kernel.instruction(self.pc as usize);
@@ -77,6 +105,14 @@ pub(super) fn wrongly<T>(
         Wrong::Uninitialised(at) => FaultKind::Uninitialised(access(at)),
         Wrong::NotConstant(at) => FaultKind::NotConstant(access(at)),
         Wrong::InFlight(at) => FaultKind::InFlight(access(at)),
+        Wrong::Mbarrier(at) => FaultKind::Mbarrier(access(at), "these are bytes of an mbarrier"),
+        Wrong::Unfenced(at, write) => {
+            let races = grid.races.as_ref().expect("a write was noted");
+            let (record, lane) = races.record(write);
+            let (line, instruction) = grid.kernel.instruction(record.pc as usize);
+            let (thread, instruction) = (record.warp * WARP + lane, instruction.into());
+            FaultKind::Unfenced { access: access(at), thread, line, instruction }
+        }
         Wrong::Race(at, earlier) => {
             let races = grid.races.as_ref().expect("a race was found");
             let (record, lane) = races.record(earlier);

@@ -57,10 +57,11 @@ impl Warp {
         let record = Record {
             block: grid.block,
             warp: self.index,
-            block_time: grid.block_time,
-            warp_time: self.time,
+            time: races.clocks.time(self.index),
             pc: grid.pc,
-            atomic: manner == Manner::Atomic,
+            atomic: matches!(manner, Manner::Atomic | Manner::Ordering),
+            agent: None,
+            asynchronous: false,
         };
         match races.begin(record) {
             Some(id) => Ok(Some(id)),
@@ -110,6 +111,7 @@ impl Warp {
                 }
                 Err(wrong) => return wrongly(grid, lane, from.space, address, all, wrong),
             }
+            self.order(grid, lane, from.space, address, (manner, true, false));
         }
         to.iter().for_each(|&register| self.registers.note(register, active));
         Ok(())
@@ -147,8 +149,32 @@ impl Warp {
                 }
                 Err(wrong) => return wrongly(grid, lane, to.space, address, all, wrong),
             }
+            self.order(grid, lane, to.space, address, (manner, false, true));
         }
         Ok(())
+    }
+
+    /// What an access of a lane to global memory that reads, writes or both orders between blocks.
+    #[inline(always)]
+    fn order(
+        &self,
+        grid: &mut Grid,
+        lane: u32,
+        space: Space,
+        address: u64,
+        (manner, reads, writes): (Manner, bool, bool),
+    ) {
+        let Some(races) = &mut grid.races else { return };
+        if space != Space::Global || !matches!(manner, Manner::Atomic | Manner::Ordering) {
+            return;
+        }
+        let orders = manner == Manner::Ordering;
+        if reads {
+            races.clocks.atomic_load((self.index, lane), address, orders);
+        }
+        if writes {
+            races.clocks.atomic_store((self.index, lane), address, orders, reads);
+        }
     }
 
     /// A load and a store in one, for one lane after the other.
@@ -156,7 +182,7 @@ impl Warp {
         &mut self,
         grid: &mut Grid,
         active: u32,
-        (update, bits): (Update, u32),
+        (update, bits, orders): (Update, u32, bool),
         to: Option<Register>,
         at: Address,
         from: [Register; 2],
@@ -188,6 +214,8 @@ impl Warp {
                 Ok(place) => place.copy_from_slice(&new.to_le_bytes()[..bytes]),
                 Err(wrong) => return wrongly(grid, lane, at.space, address, bytes, wrong),
             }
+            let manner = if orders { Manner::Ordering } else { Manner::Atomic };
+            self.order(grid, lane, at.space, address, (manner, true, true));
             if let Some(to) = to {
                 self.registers.set_lane(to, lane, old);
             }

@@ -1,10 +1,14 @@
-//! Running a grid: blocks one after the other, the warps of a block in turns between barriers.
+//! Running a grid: blocks one after the other, the warps of a block in turns.
 
+mod barriers;
+mod bulk;
 mod compute;
 mod copies;
 mod flights;
 mod grid;
+mod mbarriers;
 mod memory;
+mod products;
 mod registers;
 mod step;
 mod together;
@@ -13,9 +17,12 @@ mod warp;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use self::grid::{Grid, Random, WARP};
-use self::warp::{Stop, Warp};
-use crate::fault::{Fault, FaultKind, Trap};
+use self::products::Products;
+use self::warp::Warp;
+use crate::fault::{Fault, FaultKind};
 use crate::launch::{Argument, Coverage, Launch, Schedule, Statistics};
 use crate::memory::{Memory, Shared};
 use crate::module::Kernel;
@@ -55,14 +62,18 @@ impl Kernel {
             launch,
             memory,
             parameters,
-            races: launch.races.then(Races::default),
+            races: launch.races.then(|| Races::new(self.program.partial)),
             random: Random(seed),
             seen: vec![0; self.program.code.len()],
             lane_instructions: 0,
             warp_instructions: 0,
             block: 0,
-            block_time: 0,
             shared: Shared::default(),
+            mbarriers: BTreeMap::new(),
+            bulk: Vec::new(),
+            products: Vec::new(),
+            events: 0,
+            idle: 0,
             pc: 0,
         };
         grid.run()?;
@@ -113,8 +124,12 @@ impl Grid<'_> {
         }
         for block in order {
             self.block = block;
-            self.block_time = 0;
             self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared);
+            self.mbarriers.clear();
+            self.products = warps.chunks(4).map(|_| Products::default()).collect();
+            if let Some(races) = &mut self.races {
+                races.clocks.start_block(block, self.launch.threads);
+            }
             for warp in &mut warps {
                 warp.reset(&self.kernel.program, block);
             }
@@ -123,54 +138,31 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// All warps until each waits at a barrier or is done, again and again.
+    /// All warps in turns, until all are done.
     fn run_block(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
+        let mut ready: Vec<usize> = Vec::new();
         loop {
-            let mut ready: Vec<usize> = (0..warps.len()).filter(|&index| !warps[index].done()).collect();
+            ready.clear();
+            ready.extend((0..warps.len()).filter(|&index| warps[index].can_go_on(self.events)));
             if ready.is_empty() {
-                return Ok(());
-            }
-            while !ready.is_empty() {
-                let turn = match self.launch.schedule {
-                    Schedule::LowestFirst => 0,
-                    Schedule::HighestFirst => ready.len() - 1,
-                    Schedule::Random(_) => self.random.below(ready.len() as u32) as usize,
-                };
-                let warp = &mut warps[ready[turn]];
-                match warp.run(self).map_err(|trap| self.fault(warp.index, trap))? {
-                    Stop::Preempted => {}
-                    Stop::Done | Stop::Barrier => {
-                        ready.remove(turn);
-                    }
+                if warps.iter().all(Warp::done) {
+                    return self.land_all(warps);
                 }
+                self.unblock(warps)?;
+                continue;
             }
-            self.release(warps)?;
+            let turn = match self.launch.schedule {
+                Schedule::LowestFirst => 0,
+                Schedule::HighestFirst => ready.len() - 1,
+                Schedule::Random(_) => {
+                    if self.random.below(4) == 0 {
+                        self.land_one(warps)?;
+                    }
+                    self.random.below(ready.len() as u32) as usize
+                }
+            };
+            let warp = &mut warps[ready[turn]];
+            warp.run(self).map_err(|trap| self.fault(warp.index, trap))?;
         }
-    }
-
-    /// Every warp is done or at a barrier, which is for all threads of the block that have not exited (ISA
-    /// 9.7.13, `barrier`, and 9.7.12, `exit`: threads that exit and hold up a barrier release it).
-    fn release(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
-        let program = &*self.kernel.program;
-        let waiting = warps.iter().find_map(|warp| Some((warp.index, warp.at_barrier(program)?)));
-        let Some((index, (pc, lanes, number))) = waiting else { return Ok(()) };
-        self.pc = pc;
-        let lane = lanes.trailing_zeros();
-        let deadlock = |message: String| Trap { lane, kind: FaultKind::Deadlock(message).into() };
-        for warp in &*warps {
-            if let Some(other) = warp.other_barrier(program, number) {
-                let (line, text) = self.kernel.instruction(other as usize);
-                let message = format!("warp {} waits at line {line}, `{text}`", warp.index);
-                return Err(self.fault(index, deadlock(message)));
-            }
-        }
-        for warp in warps {
-            let left = warp.pass_barrier();
-            if let (true, Some(races)) = (left, &mut self.races) {
-                races.leave(self.block, warp.index, self.block_time);
-            }
-        }
-        self.block_time += 1;
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use super::together::Shuffled;
 use super::warp::{Group, Next, State, Warp};
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::SKIPPED;
-use crate::program::{Instruction, Op, Program, Slot};
+use crate::program::{Fence, Instruction, NONE, Op, Program, Slot};
 
 impl Warp {
     /// Executes an instruction for a group, which is not in `groups`.
@@ -15,21 +15,26 @@ impl Warp {
         let program = &*kernel.program;
         let Group { pc, lanes, .. } = group;
         grid.pc = pc;
-        let Instruction { guard, op } = &program.code[pc as usize];
+        let Instruction { guard, op, shares } = &program.code[pc as usize];
         let active = match *guard {
             None => lanes,
             Some(guard) => lanes & self.registers.predicate(program, guard, lanes)?,
         };
+        if !shares.is_empty() && active != 0 {
+            self.share_words(program, active, shares)?;
+        }
         if let Op::Shuffle { members, .. }
         | Op::Vote { members, .. }
         | Op::Reduce { members, .. }
         | Op::Multiply { members, .. }
+        | Op::LoadMatrices { members, .. }
+        | Op::WarpGroup { members, .. }
         | Op::WarpBarrier { members } = *op
         {
             return self.synchronize(grid, group, active, members);
         }
-        if let Op::Barrier { aligned, .. } = *op {
-            return self.arrive(grid, group, active, aligned);
+        if let Op::Barrier { number, count, aligned } = *op {
+            return self.arrive(grid, group, active, (number, count, aligned));
         }
         grid.count(pc, lanes, active)?;
         if active == 0 {
@@ -57,12 +62,20 @@ impl Warp {
             Op::Store { to, ref from, bytes, manner } => {
                 self.store(grid, active, to, from, (bytes, manner))?
             }
-            Op::Atomic { update, bits, to, at, from } => {
-                self.atomic(grid, active, (update, bits), to, at, from)?;
+            Op::Atomic { update, bits, orders, to, at, from } => {
+                self.atomic(grid, active, (update, bits, orders), to, at, from)?;
             }
             Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
             Op::CloseGroup => self.copies.close_group(active),
             Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
+            Op::ArriveAfterCopies { at } => self.arrive_after_copies(grid, active, at)?,
+            Op::BulkCopy { to, from, bytes, at } => self.bulk_copy(grid, active, to, from, (bytes, at))?,
+            Op::Mbarrier { action, at } => {
+                if self.mbarrier(grid, active, action, at)? {
+                    return Ok(Next::Spin);
+                }
+            }
+            Op::Fence(fence) => self.fence(grid, active, fence),
             Op::Approximate { flush, to, from } => {
                 self.approximate(program, active, &grid.launch.approximation, flush, [to, from])?;
             }
@@ -70,13 +83,17 @@ impl Warp {
             Op::Table { index, ref targets } => return self.table(program, group, active, index, targets),
             Op::Exit => {
                 self.leave_copies(grid, active)?;
+                self.leave_products(grid, active)?;
                 return Ok(self.exit(group, active));
             }
             Op::Trap => return trap(active.trailing_zeros(), FaultKind::Trap),
+            Op::Nothing => {}
             Op::Shuffle { .. }
             | Op::Vote { .. }
             | Op::Reduce { .. }
             | Op::Multiply { .. }
+            | Op::LoadMatrices { .. }
+            | Op::WarpGroup { .. }
             | Op::WarpBarrier { .. }
             | Op::Barrier { .. } => {
                 unreachable!("handled above")
@@ -142,7 +159,7 @@ impl Warp {
         let Group { pc, lanes, .. } = group;
         let masks = *self.registers.word(program, members, active)?;
         let mut left = active;
-        let mut waiting = 0;
+        let (mut waiting, mut elsewhere) = (0, 0);
         while left != 0 {
             let lane = left.trailing_zeros();
             let mask = masks[lane as usize];
@@ -157,21 +174,30 @@ impl Warp {
                 continue;
             }
             grid.count(pc, same, same)?;
-            self.together(program, same, &program.code[pc as usize].op)?;
+            if !self.together(grid, same, &program.code[pc as usize].op)? {
+                let state = State::Spinning(grid.events);
+                self.groups.push(Group { pc, lanes: same, state });
+                elsewhere |= same;
+            }
         }
         if active != lanes {
             grid.seen[pc as usize] |= SKIPPED;
         }
-        if waiting == 0 {
+        if waiting | elsewhere == 0 {
             return Ok(Next::Fall);
         }
-        self.groups.push(Group { pc, lanes: waiting, state: State::Waiting });
-        self.ready(pc + 1, lanes & !waiting);
+        if waiting != 0 {
+            self.groups.push(Group { pc, lanes: waiting, state: State::Waiting });
+        }
+        self.ready(pc + 1, lanes & !waiting & !elsewhere);
         Ok(Next::Dissolved)
     }
 
-    /// An instruction with `.sync`, for lanes that are complete.
-    fn together(&mut self, program: &Program, active: u32, op: &Op) -> Step {
+    /// An instruction with `.sync`, for lanes that are complete. Returns false if they have to wait for other
+    /// warps.
+    fn together(&mut self, grid: &mut Grid, active: u32, op: &Op) -> Step<bool> {
+        let kernel = grid.kernel;
+        let program = &*kernel.program;
         match *op {
             Op::Shuffle { mode, to, valid, value, by, clamp, .. } => {
                 self.shuffle(program, active, mode, &Shuffled { to, valid, value, by, clamp })
@@ -179,24 +205,58 @@ impl Warp {
             Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
             Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
             Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
+            Op::LoadMatrices { to, from, .. } => self.load_matrices(grid, active, to, from),
+            Op::WarpGroup { ref action, .. } => return self.warp_group(grid, active, action),
             _ => {
                 // `bar.warp.sync`: the race detector knows only barriers of all lanes.
-                self.time += u32::from(active == self.launched);
+                if let (Some(races), true) = (&mut grid.races, active == self.launched) {
+                    races.clocks.join(&[(self.index, active)]);
+                }
                 Ok(())
             }
+        }?;
+        Ok(true)
+    }
+
+    fn fence(&self, grid: &mut Grid, active: u32, fence: Fence) {
+        let Some(races) = &mut grid.races else { return };
+        match fence {
+            Fence::Proxy | Fence::MbarrierInit => {
+                races.clocks.proxy_fence(self.index, active, fence == Fence::MbarrierInit);
+            }
+            Fence::Device => races.clocks.fence(self.index, active),
         }
     }
 
     /// `bar.sync` and `barrier.sync` (ISA 9.7.13). The aligned ones are for all lanes of the warp at once.
-    fn arrive(&mut self, grid: &mut Grid, group: Group, active: u32, aligned: bool) -> Step<Next> {
+    fn arrive(
+        &mut self,
+        grid: &mut Grid,
+        group: Group,
+        active: u32,
+        (number, count, aligned): (Slot, Slot, bool),
+    ) -> Step<Next> {
         let Group { pc, lanes, .. } = group;
+        let program = &grid.kernel.program;
+        let numbers = *self.registers.word(program, number, active)?;
+        let counts = if count == NONE { [0; 32] } else { *self.registers.word(program, count, active)? };
         let complete = !aligned || active == self.alive;
-        let state = if complete { State::Arrived } else { State::Waiting };
         if complete || active == 0 {
             grid.count(pc, lanes, active)?;
         }
-        if active != 0 {
-            self.groups.push(Group { pc, lanes: active, state });
+        let mut left = active;
+        while left != 0 {
+            let lane = left.trailing_zeros() as usize;
+            let (number, count) = (numbers[lane], counts[lane]);
+            let same = |&other: &usize| (numbers[other], counts[other]) == (number, count);
+            let same = (0..32).filter(|other| left >> other & 1 == 1).filter(same);
+            let same = same.fold(0, |all, lane| all | 1u32 << lane);
+            if complete && (aligned && same != active || number > 15 || !count.is_multiple_of(32)) {
+                return trap(lane as u32, FaultKind::NotUniform("which barrier, and of how many threads"));
+            }
+            let state = if complete { State::Arrived(number, count) } else { State::Waiting };
+            self.groups.push(Group { pc, lanes: same, state });
+            left &= !same;
         }
         self.ready(pc + 1, lanes & !active);
         Ok(Next::Dissolved)

@@ -1,10 +1,11 @@
 //! Instructions for the lanes of a warp together: shuffles, votes, reductions, products of matrices.
 
+use super::grid::{Grid, wrongly};
 use super::memory::updated;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
-use crate::program::{Guard, Matrices, NONE, Program, Shuffle, Slot, Update, Vote};
+use crate::program::{Address, Guard, Manner, Matrices, NONE, Program, Shuffle, Slot, Space, Update, Vote};
 use crate::semantics::{DEPTH, dot};
 
 /// The operands of a shuffle.
@@ -101,6 +102,40 @@ impl Warp {
         }
         for (sums, &slot) in sums.iter().zip(&of.d) {
             registers.set_word(slot, active, sums);
+        }
+        Ok(())
+    }
+
+    /// `ldmatrix` of four matrices (ISA 9.7.14): of matrix i, lane 8·i + r has the address of row r, and lane l
+    /// gets the numbers 2·(l mod 4) and the next of row l / 4.
+    pub(super) fn load_matrices(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        to: [Slot; 4],
+        from: Address,
+    ) -> Step {
+        if active != u32::MAX {
+            return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
+        }
+        self.check_address(grid, active, from)?;
+        let access = self.begin_access(grid, active, Manner::Weak)?;
+        let addresses: [u64; LANES] = std::array::from_fn(|lane| self.address(from, lane as u32));
+        for (i, slot) in to.into_iter().enumerate() {
+            let mut words = [0; LANES];
+            for (lane, word) in words.iter_mut().enumerate() {
+                let (address, at) = (addresses[i * 8 + lane / 4], lane % 4 * 4);
+                let races = grid.races.as_ref().zip(access.map(|id| id + lane as u32));
+                let located = grid.shared.locate(address, 16);
+                let (memory, row) = located.or_else(|kind| trap((i * 8 + lane / 4) as u32, kind))?;
+                match memory.load(row + at..row + at + 4, Manner::Weak, races) {
+                    Ok(bytes) => *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+                    Err(wrong) => {
+                        return wrongly(grid, lane as u32, Space::Shared, address + at as u64, 4, wrong);
+                    }
+                }
+            }
+            self.registers.set_word(slot, active, &words);
         }
         Ok(())
     }

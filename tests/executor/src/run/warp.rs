@@ -7,10 +7,11 @@
 
 use super::flights::Copies;
 use super::grid::Grid;
+use super::products::Share;
 use super::registers::Registers;
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::{Launch, Schedule};
-use crate::program::{Op, Program};
+use crate::program::Program;
 
 /// A warp of a block.
 pub(super) struct Warp {
@@ -23,10 +24,7 @@ pub(super) struct Warp {
     pub(super) launched: u32,
     /// Lanes that have not exited.
     pub(super) alive: u32,
-    /// Lanes that had not exited at the last barrier of the block.
-    came: u32,
-    /// The number of barriers of the warp that all its lanes have passed.
-    pub(super) time: u32,
+    pub(super) products: Share,
     schedule: Schedule,
     pub(super) launch: Launch,
 }
@@ -44,18 +42,10 @@ pub(super) enum State {
     Ready,
     /// The lanes wait for other lanes of the warp, at an instruction with `.sync`.
     Waiting,
-    /// The lanes wait at a barrier of the block.
-    Arrived,
-}
-
-/// The reason why a warp stopped.
-pub(super) enum Stop {
-    /// All lanes have exited.
-    Done,
-    /// All lanes that have not exited wait at a barrier.
-    Barrier,
-    /// Another warp's turn.
-    Preempted,
+    /// The lanes wait at a barrier, of this number and for so many threads, 0 for all of the block.
+    Arrived(u32, u32),
+    /// The lanes looked for what others do, after so many events, and did not find it.
+    Spinning(u64),
 }
 
 /// The effect of an instruction on its group.
@@ -64,6 +54,8 @@ pub(super) enum Next {
     Fall,
     /// The group goes elsewhere.
     Jump(u32),
+    /// The group goes to the next instruction when there is an event.
+    Spin,
     /// Its lanes are in other groups now, or wait, or exited.
     Dissolved,
 }
@@ -78,8 +70,7 @@ impl Warp {
             groups: Vec::new(),
             launched: u32::MAX >> (32 - lanes),
             alive: 0,
-            came: 0,
-            time: 0,
+            products: Share::default(),
             schedule: launch.schedule,
             launch: launch.clone(),
         }
@@ -88,9 +79,9 @@ impl Warp {
     /// Resets the warp to the start of a block.
     pub(super) fn reset(&mut self, program: &Program, block: u32) {
         self.registers.reset(program, &self.launch, block, self.index);
-        (self.alive, self.came) = (self.launched, self.launched);
+        self.alive = self.launched;
         self.copies = Copies::default();
-        self.time = 0;
+        self.products = Share::default();
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.launched, state: State::Ready });
     }
@@ -99,36 +90,25 @@ impl Warp {
         self.alive == 0
     }
 
-    /// The instruction of a barrier at which some lanes wait, those lanes, and the barrier's number.
-    pub(super) fn at_barrier(&self, program: &Program) -> Option<(u32, u32, u32)> {
-        let barrier = |group: &Group| match program.code[group.pc as usize].op {
-            Op::Barrier { number, .. } => Some((group.pc, group.lanes, number)),
-            _ => None,
-        };
-        self.groups.iter().find_map(barrier)
+    /// Returns whether some lanes are neither at a barrier nor wait for an event after so many.
+    pub(super) fn can_go_on(&self, events: u64) -> bool {
+        self.groups.iter().any(|group| group.ready(events))
     }
 
-    /// The instruction at which lanes wait at a barrier of another number.
-    pub(super) fn other_barrier(&self, program: &Program, number: u32) -> Option<u32> {
-        let other = |group: &&Group| match program.code[group.pc as usize].op {
-            Op::Barrier { number: here, .. } => here != number,
-            _ => true,
-        };
-        self.groups.iter().find(other).map(|group| group.pc)
-    }
-
-    /// All lanes go on behind their barriers, but for those that exited instead; gives whether there are
-    /// such.
-    pub(super) fn pass_barrier(&mut self) -> bool {
+    /// All lanes that wait at a barrier go on behind it.
+    pub(super) fn pass_barrier(&mut self, number: u32) {
         for group in &mut self.groups {
-            group.pc += 1;
-            group.state = State::Ready;
+            if let State::Arrived(at, _) = group.state
+                && at == number
+            {
+                group.pc += 1;
+                group.state = State::Ready;
+            }
         }
-        std::mem::replace(&mut self.came, self.alive) != self.alive
     }
 
     /// Runs until it is done, waits, or another warp should have its turn.
-    pub(super) fn run(&mut self, grid: &mut Grid) -> Step<Stop> {
+    pub(super) fn run(&mut self, grid: &mut Grid) -> Step {
         let mut turns = match self.schedule {
             Schedule::Random(_) => 1 + grid.random.below(8),
             _ => u32::MAX,
@@ -137,7 +117,7 @@ impl Warp {
             let Some(mut group) = self.next_group(grid) else { return self.stop(grid) };
             if turns == 0 {
                 self.groups.push(group);
-                return Ok(Stop::Preempted);
+                return Ok(());
             }
             if let Schedule::Random(_) = self.schedule {
                 turns -= 1;
@@ -150,6 +130,11 @@ impl Warp {
                 match self.step(grid, group)? {
                     Next::Fall => group.pc += 1,
                     Next::Jump(target) => group.pc = target,
+                    Next::Spin => {
+                        let state = State::Spinning(grid.events);
+                        self.groups.push(Group { pc: group.pc + 1, state, ..group });
+                        break;
+                    }
                     Next::Dissolved => break,
                 }
                 if let Schedule::Random(_) = self.schedule {
@@ -165,7 +150,8 @@ impl Warp {
 
     /// Takes out the group whose turn it is, with all others at the same instruction.
     fn next_group(&mut self, grid: &mut Grid) -> Option<Group> {
-        let ready = self.groups.iter().filter(|group| group.state == State::Ready);
+        let events = grid.events;
+        let ready = self.groups.iter().filter(|group| group.ready(events));
         let pc = match self.schedule {
             Schedule::LowestFirst => ready.map(|group| group.pc).min()?,
             Schedule::HighestFirst => ready.map(|group| group.pc).max()?,
@@ -180,7 +166,7 @@ impl Warp {
         };
         let mut lanes = 0;
         self.groups.retain(|group| {
-            let here = group.pc == pc && group.state != State::Arrived;
+            let here = group.pc == pc && !matches!(group.state, State::Arrived(..));
             if here {
                 lanes |= group.lanes;
             }
@@ -192,18 +178,18 @@ impl Warp {
     /// Returns whether the running group, now at this instruction, must let others go first or join them.
     fn yields(&self, pc: u32) -> bool {
         self.groups.iter().any(|group| match (group.state, self.schedule) {
-            (State::Arrived, _) => false,
+            (State::Arrived(..), _) => false,
             (State::Ready, Schedule::LowestFirst) => pc >= group.pc,
             (State::Ready, Schedule::HighestFirst) => pc <= group.pc,
             _ => pc == group.pc,
         })
     }
 
-    /// No group is ready.
-    fn stop(&self, grid: &mut Grid) -> Step<Stop> {
-        let Some(waiting) = self.groups.iter().find(|group| group.state == State::Waiting) else {
-            return Ok(if self.alive == 0 { Stop::Done } else { Stop::Barrier });
-        };
+    /// No group is ready. Lanes that wait for others of the warp may be left by themselves.
+    fn stop(&self, grid: &mut Grid) -> Step {
+        let spins = |group: &Group| matches!(group.state, State::Spinning(_));
+        let waiting = self.groups.iter().find(|group| group.state == State::Waiting);
+        let Some(waiting) = waiting.filter(|_| !self.groups.iter().any(spins)) else { return Ok(()) };
         grid.pc = waiting.pc;
         let describe = |group: &Group| {
             let (line, text) = grid.kernel.instruction(group.pc as usize);
@@ -213,5 +199,16 @@ impl Warp {
         let exited = self.launched & !self.alive;
         let message = format!("{}; lanes {exited:#010x} have exited", all.join(", "));
         trap(waiting.lanes.trailing_zeros(), FaultKind::Deadlock(message))
+    }
+}
+
+impl Group {
+    /// Returns whether it can go on, after so many events.
+    fn ready(&self, events: u64) -> bool {
+        match self.state {
+            State::Ready => true,
+            State::Spinning(seen) => seen != events,
+            State::Waiting | State::Arrived(..) => false,
+        }
     }
 }

@@ -5,17 +5,21 @@
 mod bits;
 mod compare;
 mod convert;
+mod descriptor;
 mod double;
 mod float;
 mod half;
 mod integer;
 mod matrix;
+mod mbarrier;
 mod minifloat;
 mod packed;
 mod reciprocal;
 mod round;
 
+pub(crate) use descriptor::{Descriptor, PIECE};
 pub(crate) use matrix::{DEPTH, Multiplicand, dot};
+pub(crate) use mbarrier::Counts;
 pub(crate) use reciprocal::reciprocal;
 
 use crate::lanes::Pure;

@@ -16,13 +16,13 @@ struct Product {
 
 /// The type in the opcode, and what its codes are.
 #[derive(Clone, Copy)]
-struct Element {
-    name: &'static str,
-    value: fn(u16) -> f64,
+pub(super) struct Element {
+    pub(super) name: &'static str,
+    pub(super) value: fn(u16) -> f64,
 }
 
-const F16: Element = Element { name: "f16", value: |bits| f16::from_bits(bits).to_f64() };
-const BF16: Element = Element { name: "bf16", value: |bits| bf16::from_bits(bits).to_f64() };
+pub(super) const F16: Element = Element { name: "f16", value: |bits| f16::from_bits(bits).to_f64() };
+pub(super) const BF16: Element = Element { name: "bf16", value: |bits| bf16::from_bits(bits).to_f64() };
 
 impl Product {
     fn random(mut element: impl FnMut() -> u16, mut addend: impl FnMut() -> f32) -> Self {
@@ -163,28 +163,45 @@ fn products(name: &str, seed: u64) -> Vec<Product> {
     products
 }
 
+/// The exact sum, rounded once.
+pub(super) fn nearest(factors: [(f64, f64); 16], c: f32) -> f32 {
+    // Integers become f32 by rounding to nearest, ties to even.
+    integers(factors, c).iter().sum::<i128>() as f32 * 2f32.powi(-60)
+}
+
+/// Addends and the sum cut to 24 bits.
+pub(super) fn cut(factors: [(f64, f64); 16], c: f32) -> f32 {
+    let cut = |x: i128, bits: u32| x / (1 << bits) * (1 << bits);
+    let addends = integers(factors, c);
+    let length = |x: i128| 128 - x.unsigned_abs().leading_zeros();
+    let longest = addends.iter().map(|&x| length(x)).max().unwrap();
+    let sum: i128 = addends.iter().map(|&x| cut(x, longest.saturating_sub(24))).sum();
+    cut(sum, length(sum).saturating_sub(24)) as f32 * 2f32.powi(-60)
+}
+
+/// One addition after the other.
+pub(super) fn in_order(factors: [(f64, f64); 16], c: f32) -> f32 {
+    let single = |x: f64| Single::from_bits(u128::from((x as f32).to_bits()));
+    let sum = factors.iter().fold(single(c.into()), |sum, &(a, b)| {
+        single(a).mul_add_r(single(b), sum, Round::NearestTiesToEven).value
+    });
+    f32::from_bits(sum.to_bits() as u32)
+}
+
 #[test]
 fn the_nearest_is_the_exact_sum_rounded_once() {
     for (element, seed) in [(F16, 1), (BF16, 2)] {
         compare(&products(element.name, seed), element, Approximation::Nearest, |factors, c, found| {
-            let sum: i128 = integers(factors, c).iter().sum();
-            // Integers become f32 by rounding to nearest, ties to even.
-            assert_eq!(found, sum as f32 * 2f32.powi(-60), "{factors:?} {c}");
+            assert_eq!(found, nearest(factors, c), "{factors:?} {c}");
         });
     }
 }
 
 #[test]
 fn the_lowest_cuts_addends_and_the_sum_to_24_bits() {
-    let cut = |x: i128, bits: u32| x / (1 << bits) * (1 << bits);
     for (element, seed) in [(F16, 3), (BF16, 4)] {
         compare(&products(element.name, seed), element, Approximation::Low, |factors, c, found| {
-            let addends = integers(factors, c);
-            let length = |x: i128| 128 - x.unsigned_abs().leading_zeros();
-            let longest = addends.iter().map(|&x| length(x)).max().unwrap();
-            let sum: i128 = addends.iter().map(|&x| cut(x, longest.saturating_sub(24))).sum();
-            let sum = cut(sum, length(sum).saturating_sub(24));
-            assert_eq!(found, sum as f32 * 2f32.powi(-60), "{factors:?} {c}");
+            assert_eq!(found, cut(factors, c), "{factors:?} {c}");
         });
     }
 }
@@ -193,11 +210,7 @@ fn the_lowest_cuts_addends_and_the_sum_to_24_bits() {
 fn the_highest_adds_one_after_the_other() {
     for (element, seed) in [(F16, 5), (BF16, 6)] {
         compare(&products(element.name, seed), element, Approximation::High, |factors, c, found| {
-            let single = |x: f64| Single::from_bits(u128::from((x as f32).to_bits()));
-            let sum = factors.iter().fold(single(c.into()), |sum, &(a, b)| {
-                single(a).mul_add_r(single(b), sum, Round::NearestTiesToEven).value
-            });
-            assert_eq!(found.to_bits(), sum.to_bits() as u32, "{factors:?} {c}");
+            assert_eq!(found.to_bits(), in_order(factors, c).to_bits(), "{factors:?} {c}");
         });
     }
 }

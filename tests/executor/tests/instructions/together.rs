@@ -8,7 +8,7 @@ use microscale_kernels_abi::{Ptx, TARGETS};
 
 use super::copies::COPIES;
 use super::probe::opcodes;
-use super::{convert, double, float, integer, packed};
+use super::{convert, double, float, groups, integer, packed};
 
 /// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in
 /// `%place`, and its number in `%number`; gives the output.
@@ -273,12 +273,42 @@ const ELSEWHERE: &[&str] = &[
     // In `matrix`.
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    // In `groups`.
+    "wgmma.fence.sync.aligned",
+    "wgmma.commit_group.sync.aligned",
+    "wgmma.wait_group.sync.aligned",
+    "fence.proxy.async.shared::cta",
+    // In `mbarriers`.
+    "mbarrier.init.shared.b64",
+    "mbarrier.arrive.shared.b64",
+    "mbarrier.arrive.expect_tx.shared.b64",
+    "mbarrier.try_wait.parity.shared.b64",
+    "cp.async.mbarrier.arrive.noinc.shared.b64",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "fence.mbarrier_init.release.cluster",
+    // In `blocks`.
+    "bar.cta.sync",
+    "barrier.cta.sync",
+    "atom.global.add.u32",
+    "atom.relaxed.gpu.global.add.u32",
+    "atom.acq_rel.gpu.global.add.u32",
+    "ld.acquire.gpu.global.u32",
+    "st.release.gpu.global.u32",
+    "fence.acq_rel.gpu",
+    "membar.gl",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+    "setmaxnreg.inc.sync.aligned.u32",
+    "setmaxnreg.dec.sync.aligned.u32",
+    "griddepcontrol.wait",
+    "griddepcontrol.launch_dependents",
 ];
 
 #[test]
 fn no_instruction_of_the_library_is_untested() {
     let mut tested: BTreeSet<&str> = ELSEWHERE.iter().copied().chain(HINTED).collect();
     tested.extend(COPIES.map(|(opcode, _)| opcode));
+    let products = groups::opcodes();
+    tested.extend(products.iter().map(String::as_str));
     for checks in [float::checks(), double::checks(), packed::checks(), convert::checks(), integer::checks()]
     {
         tested.append(&mut opcodes(&checks));

@@ -1,0 +1,355 @@
+//! Knowledge: which accesses each thread knows to be over, as vector clocks.
+//!
+//! A block's members are its threads; a member for each warp group, which reads for its asynchronous products
+//! of matrices; and one for each mbarrier, which writes for the copies that it counts. A warp's time moves on
+//! whenever one of its threads tells others what it has done, a warp group's with every product, an mbarrier's
+//! with every phase. Who knows time t of a member knows that the member's accesses before t are over.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A thread of a block, or who acts for several.
+pub(crate) type Member = usize;
+
+/// The times of the members of other blocks.
+pub(crate) type Elsewhere = BTreeMap<u32, Rc<Vec<u32>>>;
+
+/// What somebody knows: times of the members of the own block, and of other blocks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    own: Rc<Vec<u32>>,
+    elsewhere: Option<Rc<Elsewhere>>,
+}
+
+impl Known {
+    /// The time up to which a member's accesses are over.
+    #[inline]
+    pub(crate) fn time(&self, member: Member) -> u32 {
+        self.own.get(member).copied().unwrap_or(0)
+    }
+
+    /// The same of a member of another block.
+    pub(crate) fn time_elsewhere(&self, block: u32, member: Member) -> u32 {
+        let times = self.elsewhere.as_ref().and_then(|elsewhere| elsewhere.get(&block));
+        times.and_then(|times| times.get(member)).copied().unwrap_or(0)
+    }
+
+    /// Learns a time.
+    pub(crate) fn learn(&mut self, member: Member, time: u32) {
+        if self.time(member) >= time {
+            return;
+        }
+        let own = Rc::make_mut(&mut self.own);
+        if own.len() <= member {
+            own.resize(member + 1, 0);
+        }
+        own[member] = time;
+    }
+
+    /// Learns all that another member of the block knows.
+    pub(crate) fn join(&mut self, other: &Self) {
+        join_times(&mut self.own, &other.own);
+        if let Some(elsewhere) = &other.elsewhere {
+            self.join_elsewhere(elsewhere);
+        }
+    }
+
+    fn join_elsewhere(&mut self, elsewhere: &Rc<Elsewhere>) {
+        match &mut self.elsewhere {
+            None => self.elsewhere = Some(elsewhere.clone()),
+            Some(mine) if Rc::ptr_eq(mine, elsewhere) => {}
+            Some(mine) => join_blocks(Rc::make_mut(mine), elsewhere),
+        }
+    }
+
+    /// Learns what was written down for all blocks.
+    pub(crate) fn hear(&mut self, said: &Elsewhere, block: u32) {
+        if let Some(own) = said.get(&block) {
+            join_times(&mut self.own, own);
+        }
+        if said.keys().any(|&of| of != block) {
+            let others = said.iter().filter(|(of, _)| **of != block);
+            self.join_elsewhere(&Rc::new(others.map(|(&of, times)| (of, times.clone())).collect()));
+        }
+    }
+
+    /// Writes down what is known, for all blocks.
+    pub(crate) fn tell(&self, block: u32, said: &mut Elsewhere) {
+        join_times(said.entry(block).or_default(), &self.own);
+        if let Some(elsewhere) = &self.elsewhere {
+            join_blocks(said, elsewhere);
+        }
+    }
+
+    /// Forgets what another member of the block does not know; of other blocks it forgets nothing.
+    fn meet(&mut self, other: &Self) {
+        if Rc::ptr_eq(&self.own, &other.own) {
+            return;
+        }
+        for (member, time) in Rc::make_mut(&mut self.own).iter_mut().enumerate() {
+            *time = (*time).min(other.time(member));
+        }
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        let elsewhere = match (&self.elsewhere, &other.elsewhere) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Rc::ptr_eq(a, b),
+            _ => false,
+        };
+        elsewhere && Rc::ptr_eq(&self.own, &other.own)
+    }
+}
+
+/// Keeps the later of each two times. What is equal is shared, so that the next comparison is short.
+fn join_times(mine: &mut Rc<Vec<u32>>, other: &Rc<Vec<u32>>) {
+    let behind = |a: &[u32], b: &[u32]| {
+        a.iter().enumerate().all(|(member, &time)| time <= b.get(member).copied().unwrap_or(0))
+    };
+    if Rc::ptr_eq(mine, other) || behind(other, mine) {
+        return;
+    }
+    if behind(mine, other) {
+        *mine = other.clone();
+        return;
+    }
+    let mine = Rc::make_mut(mine);
+    mine.resize(mine.len().max(other.len()), 0);
+    for (mine, &other) in mine.iter_mut().zip(other.iter()) {
+        *mine = (*mine).max(other);
+    }
+}
+
+fn join_blocks(mine: &mut Elsewhere, other: &Elsewhere) {
+    for (&block, times) in other {
+        join_times(mine.entry(block).or_default(), times);
+    }
+}
+
+/// The lanes of a mask.
+fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+}
+
+/// What each member of the block at hand knows, and what was told to other blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks {
+    pub(crate) block: u32,
+    /// The number of members that are threads, 32 for each warp.
+    pub(crate) threads: usize,
+    known: Vec<Known>,
+    /// The time of each warp.
+    times: Vec<u32>,
+    /// What each thread knew at its last fence for other blocks.
+    published: Vec<Option<Known>>,
+    /// What relaxed loads read that was published; a fence makes it known.
+    heard: Vec<Elsewhere>,
+    /// Fences of each warp between the ways to access memory: when, and of which lanes.
+    fences: Vec<Vec<ProxyFence>>,
+    /// What is written down where atomic operations wrote, by address.
+    places: BTreeMap<u64, Elsewhere>,
+}
+
+/// A fence after which asynchronous accesses see what the lanes wrote before.
+#[derive(Clone, Copy, Debug)]
+struct ProxyFence {
+    time: u32,
+    lanes: u32,
+    /// It is for the beginnings of mbarriers only.
+    barriers_only: bool,
+}
+
+impl Clocks {
+    /// A block begins; nobody in it knows anything.
+    pub(crate) fn start_block(&mut self, block: u32, threads: u32) {
+        let warps = threads.div_ceil(32) as usize;
+        let members = warps * 32 + warps.div_ceil(4);
+        *self = Self {
+            block,
+            threads: warps * 32,
+            known: vec![Known::default(); members],
+            times: vec![0; warps],
+            published: vec![None; warps * 32],
+            heard: vec![Elsewhere::new(); warps * 32],
+            fences: vec![Vec::new(); warps],
+            places: std::mem::take(&mut self.places),
+        };
+    }
+
+    /// The member that reads for a warp group's products.
+    pub(crate) fn of_group(&self, group: u32) -> Member {
+        self.threads + group as usize
+    }
+
+    /// A new member, for an mbarrier.
+    pub(crate) fn add_member(&mut self) -> Member {
+        self.known.push(Known::default());
+        self.known.len() - 1
+    }
+
+    pub(crate) fn time(&self, warp: u32) -> u32 {
+        self.times[warp as usize]
+    }
+
+    pub(crate) fn known(&self, member: Member) -> &Known {
+        &self.known[member]
+    }
+
+    /// Who acts for others knows what these knew.
+    pub(crate) fn instruct(&mut self, member: Member, known: Known) {
+        self.known[member] = known;
+    }
+
+    /// Adds to `said` what these lanes know and did. What they do from now on is not in it.
+    pub(crate) fn release(&mut self, warp: u32, lanes: u32, said: &mut Known) {
+        let first = warp as usize * 32;
+        let time = &mut self.times[warp as usize];
+        *time += 1;
+        for lane in lanes_of(lanes) {
+            said.join(&self.known[first + lane]);
+        }
+        for lane in lanes_of(lanes) {
+            said.learn(first + lane, *time);
+        }
+    }
+
+    /// These lanes learn what others said. Lanes that knew the same still share it.
+    pub(crate) fn acquire(&mut self, warp: u32, lanes: u32, said: &Known) {
+        let mut last: Option<(Known, Known)> = None;
+        for lane in lanes_of(lanes) {
+            let known = &mut self.known[warp as usize * 32 + lane];
+            match &last {
+                Some((before, after)) if before.same(known) => *known = after.clone(),
+                _ => {
+                    let before = known.clone();
+                    known.join(said);
+                    last = Some((before, known.clone()));
+                }
+            }
+        }
+    }
+
+    /// A barrier: all these lanes of warps know what all of them did.
+    pub(crate) fn join(&mut self, lanes: &[(u32, u32)]) {
+        let mut said = Known::default();
+        let mut published: Option<Known> = None;
+        for &(warp, lanes) in lanes {
+            self.release(warp, lanes, &mut said);
+            for lane in lanes_of(lanes) {
+                if let Some(known) = &self.published[warp as usize * 32 + lane] {
+                    published.get_or_insert_default().join(known);
+                }
+            }
+        }
+        for &(warp, lanes) in lanes {
+            for lane in lanes_of(lanes) {
+                let thread = warp as usize * 32 + lane;
+                self.known[thread] = said.clone();
+                self.published[thread].clone_from(&published);
+            }
+        }
+    }
+
+    /// What all these lanes know.
+    pub(crate) fn common(&self, warp: u32, lanes: u32) -> Known {
+        let mut threads = lanes_of(lanes).map(|lane| &self.known[warp as usize * 32 + lane]);
+        let mut common = threads.next().cloned().unwrap_or_default();
+        threads.for_each(|known| common.meet(known));
+        common
+    }
+
+    /// `fence.acq_rel.gpu` of these lanes.
+    pub(crate) fn fence(&mut self, warp: u32, lanes: u32) {
+        for lane in lanes_of(lanes) {
+            let thread = warp as usize * 32 + lane;
+            let heard = std::mem::take(&mut self.heard[thread]);
+            self.known[thread].hear(&heard, self.block);
+            let mut said = Known::default();
+            self.release(warp, 1 << lane, &mut said);
+            self.published[thread] = Some(said);
+        }
+    }
+
+    /// `fence.proxy.async`, or `fence.mbarrier_init`, of these lanes.
+    pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32, barriers_only: bool) {
+        let time = &mut self.times[warp as usize];
+        self.fences[warp as usize].push(ProxyFence { time: *time, lanes, barriers_only });
+        *time += 1;
+    }
+
+    /// Returns whether a lane fenced what it wrote at a time, and `member` knows it.
+    pub(crate) fn fenced(&self, (warp, lane): (u32, u32), time: u32, member: Member, barrier: bool) -> bool {
+        let fences = &self.fences[warp as usize];
+        let from = fences.partition_point(|fence| fence.time < time);
+        let of_lane = |fence: &&ProxyFence| fence.lanes >> lane & 1 == 1 && (barrier || !fence.barriers_only);
+        let writer = warp as usize * 32 + lane as usize;
+        fences[from..]
+            .iter()
+            .find(of_lane)
+            .is_some_and(|fence| member == writer || self.known[member].time(writer) > fence.time)
+    }
+
+    /// An atomic load of a lane from global memory.
+    pub(crate) fn atomic_load(&mut self, (warp, lane): (u32, u32), address: u64, acquires: bool) {
+        let Some(said) = self.places.get(&address) else { return };
+        let thread = (warp * 32 + lane) as usize;
+        if acquires {
+            self.known[thread].hear(said, self.block);
+        } else {
+            join_blocks(&mut self.heard[thread], said);
+        }
+    }
+
+    /// An atomic store of a lane to global memory. Of one that reads as well, what was said before stays.
+    pub(crate) fn atomic_store(
+        &mut self,
+        (warp, lane): (u32, u32),
+        address: u64,
+        releases: bool,
+        reads: bool,
+    ) {
+        let thread = (warp * 32 + lane) as usize;
+        if !reads {
+            self.places.remove(&address);
+        }
+        if releases {
+            let mut said = Known::default();
+            self.release(warp, 1 << lane, &mut said);
+            said.tell(self.block, self.places.entry(address).or_default());
+        } else if let Some(published) = &self.published[thread] {
+            published.tell(self.block, self.places.entry(address).or_default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_joined_is_the_later_of_both() {
+        let (mut a, mut b) = (Known::default(), Known::default());
+        a.learn(3, 5);
+        b.learn(1, 2);
+        b.learn(3, 4);
+        a.join(&b);
+        assert_eq!([0, 1, 2, 3, 9].map(|member| a.time(member)), [0, 2, 0, 5, 0]);
+        b.join(&a);
+        assert!(a.same(&b));
+    }
+
+    #[test]
+    fn blocks_tell_each_other() {
+        let mut clocks = Clocks::default();
+        clocks.start_block(7, 64);
+        clocks.atomic_store((1, 3), 100, true, true);
+        clocks.start_block(2, 64);
+        clocks.atomic_load((0, 0), 100, false);
+        assert_eq!(clocks.known(0).time_elsewhere(7, 35), 0);
+        clocks.fence(0, 1);
+        assert_eq!(clocks.known(0).time_elsewhere(7, 35), 1);
+        assert_eq!(clocks.known(1).time_elsewhere(7, 35), 0);
+        clocks.join(&[(0, 3)]);
+        assert_eq!(clocks.known(1).time_elsewhere(7, 35), 1);
+    }
+}

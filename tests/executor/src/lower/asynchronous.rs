@@ -1,0 +1,166 @@
+//! What goes on while its threads do, and what orders it: mbarriers, bulk copies and fences (ISA 9.7.13,
+//! 9.7.9), and products of matrices by warp groups (9.7.15).
+
+use super::Lowering;
+use crate::error::Result;
+use crate::lanes::Type;
+use crate::parse::Operand;
+use crate::program::{Fence, GroupMatrices, MbarrierAction, Op, Slot, WarpGroupAction};
+use crate::semantics::Multiplicand;
+
+impl<'a> Lowering<'a> {
+    /// `None` if the opcode is none of these.
+    pub(super) fn asynchronous(
+        &mut self,
+        opcode: &[&str],
+        operands: &'a [Operand<'a>],
+    ) -> Result<Option<Op>> {
+        Ok(Some(match *opcode {
+            ["mbarrier", ref rest @ .., "shared", "b64"] => self.mbarrier(rest, operands)?,
+            ["cp", "async", "mbarrier", "arrive", "noinc", "shared", "b64"] => {
+                let [at] = self.exactly(operands)?;
+                self.program.partial = true;
+                Op::ArriveAfterCopies { at: self.address(Some("shared"), at)? }
+            }
+            ["cp", "async", "bulk", "shared::cluster", "global", "mbarrier::complete_tx::bytes"] => {
+                let [to, from, bytes, at] = self.exactly(operands)?;
+                self.program.partial = true;
+                Op::BulkCopy {
+                    to: self.address(Some("shared"), to)?,
+                    from: self.address(Some("global"), from)?,
+                    bytes: self.read(bytes, Type::B32, false)?,
+                    at: self.address(Some("shared"), at)?,
+                }
+            }
+            ["fence", "proxy", "async", "shared::cta"] => self.fence(Fence::Proxy, operands)?,
+            ["fence", "mbarrier_init", "release", "cluster"] => self.fence(Fence::MbarrierInit, operands)?,
+            ["fence", "acq_rel", "gpu"] | ["membar", "gl"] => self.fence(Fence::Device, operands)?,
+            ["wgmma", ref rest @ ..] => self.warp_group(rest, operands)?,
+            ["ldmatrix", "sync", "aligned", "m8n8", "x4", "shared", "b16"] => {
+                let [to, from] = self.exactly(operands)?;
+                let from = self.address(Some("shared"), from)?;
+                let members = self.all_lanes()?;
+                Op::LoadMatrices { to: self.fragment(to, Type::B32, true)?, from, members }
+            }
+            // How many registers a warp may use, and when the next grid may begin: nothing that shows here.
+            ["setmaxnreg", "inc" | "dec", "sync", "aligned", "u32"] => {
+                let [count] = self.exactly(operands)?;
+                match count {
+                    Operand::Integer(count) if (24..=256).contains(count) && count % 8 == 0 => Op::Nothing,
+                    _ => return Err(self.invalid("expected a multiple of 8 from 24 to 256")),
+                }
+            }
+            ["griddepcontrol", "wait" | "launch_dependents"] => {
+                let [] = self.exactly(operands)?;
+                Op::Nothing
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    fn fence(&mut self, fence: Fence, operands: &'a [Operand<'a>]) -> Result<Op> {
+        let [] = self.exactly(operands)?;
+        Ok(Op::Fence(fence))
+    }
+
+    fn mbarrier(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
+        self.program.partial = true;
+        let (at, action) = match *words {
+            ["init"] => {
+                let [at, count] = self.exactly(operands)?;
+                (at, MbarrierAction::Initialise(self.read(count, Type::B32, false)?))
+            }
+            ["arrive"] => {
+                let [state, at] = self.exactly(operands)?;
+                self.no_state(state)?;
+                (at, MbarrierAction::Arrive)
+            }
+            ["arrive", "expect_tx"] => {
+                let [state, at, bytes] = self.exactly(operands)?;
+                self.no_state(state)?;
+                (at, MbarrierAction::Expect(self.read(bytes, Type::B32, false)?))
+            }
+            ["try_wait", "parity"] => {
+                let [to, at, parity] = self.exactly(operands)?;
+                let Operand::Name(to) = to else { return Err(self.invalid("expected a predicate")) };
+                let parity = self.read(parity, Type::B32, false)?;
+                (at, MbarrierAction::Try { parity, to: self.write_predicate(to)? })
+            }
+            _ => return Err(self.unsupported("this form of mbarrier")),
+        };
+        Ok(Op::Mbarrier { action, at: self.address(Some("shared"), at)? })
+    }
+
+    /// What an arrival returns is opaque, and only waits without parity take it.
+    fn no_state(&self, operand: &Operand) -> Result<()> {
+        match operand {
+            Operand::Name("_") => Ok(()),
+            _ => Err(self.unsupported("the state of an mbarrier in a register")),
+        }
+    }
+
+    fn warp_group(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
+        let action = match *words {
+            ["fence", "sync", "aligned"] => {
+                let [] = self.exactly(operands)?;
+                WarpGroupAction::Fence
+            }
+            ["commit_group", "sync", "aligned"] => {
+                let [] = self.exactly(operands)?;
+                WarpGroupAction::Commit
+            }
+            ["wait_group", "sync", "aligned"] => {
+                let [but] = self.exactly(operands)?;
+                let Operand::Integer(but) = but else { return Err(self.invalid("expected a number")) };
+                let but = u32::try_from(*but).map_err(|_| self.invalid("expected a number of groups"))?;
+                WarpGroupAction::Await(but)
+            }
+            ["mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
+                let columns = match shape {
+                    "m64n8k16" => 8,
+                    "m64n16k16" => 16,
+                    "m64n32k16" => 32,
+                    "m64n64k16" => 64,
+                    "m64n128k16" => 128,
+                    "m64n256k16" => 256,
+                    _ => return Err(self.unsupported(format!("products of the shape {shape}"))),
+                };
+                let element = match a {
+                    "f16" => Multiplicand::F16,
+                    "bf16" => Multiplicand::Bf16,
+                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
+                };
+                self.group_multiply(element, columns, operands)?
+            }
+            _ => return Err(self.unsupported("this form of wgmma")),
+        };
+        Ok(Op::WarpGroup { action, members: self.all_lanes()? })
+    }
+
+    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`.
+    fn group_multiply(
+        &mut self,
+        element: Multiplicand,
+        columns: usize,
+        operands: &'a [Operand<'a>],
+    ) -> Result<WarpGroupAction> {
+        let [d, a, b, adds, scale_a, scale_b, transposed] = self.exactly(operands)?;
+        if !matches!(a, Operand::Vector(_)) {
+            return Err(self.unsupported("A in shared memory"));
+        }
+        if [scale_a, scale_b, transposed]
+            != [&Operand::Integer(1), &Operand::Integer(1), &Operand::Integer(0)]
+        {
+            return Err(self.unsupported("scales other than 1, or B transposed"));
+        }
+        let d = self.registers_of(d, columns / 2, Type::F32, true)?;
+        let a: [Slot; 4] = self.fragment(a, Type::B32, false)?;
+        if (1..d.len()).any(|i| d[..i].contains(&d[i])) || a.iter().any(|slot| d.contains(slot)) {
+            return Err(self.invalid("a register of D stands twice"));
+        }
+        let d = d.into();
+        let b = self.read(b, Type::B64, false)?;
+        let adds = self.read_predicate(adds)?;
+        Ok(WarpGroupAction::Multiply(Box::new(GroupMatrices { element, d, a, b, adds })))
+    }
+}

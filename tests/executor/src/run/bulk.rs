@@ -1,0 +1,185 @@
+//! Bulk copies from global to shared memory (ISA 9.7.9, `cp.async.bulk`), and the landing of whatever else an
+//! mbarrier counts.
+//!
+//! What a copy writes is nobody's until it lands, at its instruction under [`Schedule::LowestFirst`], when
+//! nothing else can go on under [`Schedule::HighestFirst`], and by chance under [`Schedule::Random`]. Who has
+//! not found the mbarrier's phase complete is in a race with it then.
+
+use super::grid::{Grid, wrongly};
+use super::memory::lanes;
+use super::warp::Warp;
+use crate::clock::Known;
+use crate::fault::{Fault, FaultKind, Step, trap};
+use crate::launch::Schedule;
+use crate::program::{Address, Manner, Slot, Space};
+use crate::race::{Id, Record};
+
+/// The alignment of both addresses and of the size.
+const ALIGN: usize = 16;
+
+/// A bulk copy under way.
+pub(super) struct Bulk {
+    pub(super) warp: u32,
+    lane: u32,
+    pc: u32,
+    to: u64,
+    from: u64,
+    bytes: usize,
+    /// The address of the mbarrier.
+    at: u64,
+    access: Option<Id>,
+    /// What the thread knew that began it.
+    known: Known,
+    /// The bytes that were read at the beginning, unless that is left for the end.
+    found: Option<Vec<u8>>,
+}
+
+impl Warp {
+    /// `cp.async.bulk` of each lane.
+    pub(super) fn bulk_copy(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        to: Address,
+        from: Address,
+        (bytes, at): (Slot, Address),
+    ) -> Step {
+        for address in [to, from, at] {
+            self.check_address(grid, active, address)?;
+        }
+        let sizes = *self.registers.word(&grid.kernel.program, bytes, active)?;
+        let own = self.begin_access(grid, active, Manner::Atomic)?;
+        let turn = self.turn(grid);
+        for lane in lanes(grid.launch.schedule, active, turn) {
+            let bytes = sizes[lane as usize] as usize;
+            if !bytes.is_multiple_of(ALIGN) {
+                return trap(lane, FaultKind::BulkSize(bytes));
+            }
+            let at = self.address(at, lane);
+            let own = own.map(|id| id + lane);
+            let (member, phase) = grid.begin_copy((self.index, lane), at, own, true)?;
+            let mut known = Known::default();
+            if let Some(races) = &mut grid.races {
+                races.clocks.release(self.index, 1 << lane, &mut known);
+            }
+            let record = Record {
+                block: grid.block,
+                warp: self.index,
+                time: phase,
+                pc: grid.pc,
+                atomic: false,
+                agent: Some(member as u32),
+                asynchronous: true,
+            };
+            let access = grid.begin_record(lane, record)?;
+            let (to, from) = (self.address(to, lane), self.address(from, lane));
+            let mut copy =
+                Bulk { warp: self.index, lane, pc: grid.pc, to, from, bytes, at, access, known, found: None };
+            let found = copy.load(grid)?;
+            copy.store(grid, None)?;
+            copy.found = grid.early().then_some(found);
+            if grid.early() {
+                copy.land(grid)?;
+            } else {
+                grid.bulk.push(copy);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Bulk {
+    /// Reads the bytes that it copies.
+    fn load(&self, grid: &mut Grid) -> Step<Vec<u8>> {
+        self.instruct(grid);
+        let &Self { lane, from, bytes, .. } = self;
+        let races = grid.races.as_ref().zip(self.access);
+        let (memory, at) = grid.memory.locate_first(from, bytes, ALIGN).or_else(|kind| trap(lane, kind))?;
+        match memory.load(at..at + bytes, Manner::Weak, races) {
+            Ok(found) => Ok(found.to_vec()),
+            Err(wrong) => wrongly(grid, lane, Space::Global, from, bytes, wrong),
+        }
+    }
+
+    /// Begins to write, or writes.
+    fn store(&self, grid: &mut Grid, found: Option<&[u8]>) -> Step {
+        self.instruct(grid);
+        let &Self { lane, to, bytes, .. } = self;
+        let races = grid.races.as_ref().zip(self.access);
+        let (memory, at) = grid.shared.locate_aligned(to, bytes, ALIGN).or_else(|kind| trap(lane, kind))?;
+        let stored = match found {
+            None => memory.depart(at..at + bytes, races),
+            Some(found) => memory.land(at..at + bytes, found, races),
+        };
+        stored.or_else(|wrong| wrongly(grid, lane, Space::Shared, to, bytes, wrong))
+    }
+
+    /// The mbarrier's member knows what the thread knew; the copy's accesses are its.
+    fn instruct(&self, grid: &mut Grid) {
+        if let (Some(races), Some(access)) = (&mut grid.races, self.access) {
+            let member = races.record(access).0.agent.expect("an mbarrier's member copies");
+            races.clocks.instruct(member as usize, self.known.clone());
+        }
+    }
+
+    /// The copy ends, and its mbarrier counts it.
+    fn land(self, grid: &mut Grid) -> Step {
+        grid.pc = self.pc;
+        let found = self.load(grid)?;
+        self.store(grid, Some(self.found.as_ref().unwrap_or(&found)))?;
+        grid.end_copy(self.lane, self.at, Some(self.bytes))
+    }
+}
+
+impl Grid<'_> {
+    /// Lands a copy that an mbarrier counts, if there is one; the last that began, or any by chance.
+    pub(super) fn land_one(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
+        let arrivals = warps.iter().map(|warp| warp.copies.arrivals.len()).sum::<usize>();
+        let all = self.bulk.len() + arrivals;
+        if all == 0 {
+            return Ok(false);
+        }
+        let mut chosen = match self.launch.schedule {
+            Schedule::Random(_) => self.random.below(all as u32) as usize,
+            _ => all - 1,
+        };
+        if chosen < self.bulk.len() {
+            let copy = self.bulk.remove(chosen);
+            let warp = copy.warp;
+            copy.land(self).map_err(|trap| self.fault(warp, trap))?;
+            return Ok(true);
+        }
+        chosen -= self.bulk.len();
+        for warp in warps {
+            let here = warp.copies.arrivals.len();
+            if chosen < here {
+                warp.land_arrival(self, chosen).map_err(|trap| self.fault(warp.index, trap))?;
+                break;
+            }
+            chosen -= here;
+        }
+        Ok(true)
+    }
+
+    /// All copies that an mbarrier counts land at the end of a block, and somebody must have found them over.
+    pub(super) fn land_all(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
+        while self.land_one(warps)? {}
+        match self.forgotten_copy() {
+            None => Ok(()),
+            Some((address, (warp, lane, pc))) => {
+                self.pc = pc;
+                let kind = self.never_awaited(address).into();
+                Err(self.fault(warp, crate::fault::Trap { lane, kind }))
+            }
+        }
+    }
+
+    /// An access of a lane that is not its own, for the race detector.
+    pub(super) fn begin_record(&mut self, lane: u32, record: Record) -> Step<Option<Id>> {
+        let Some(races) = &mut self.races else { return Ok(None) };
+        match races.begin(record) {
+            Some(id) => Ok(Some(id + lane)),
+            None => trap(lane, FaultKind::Hanging),
+        }
+    }
+}

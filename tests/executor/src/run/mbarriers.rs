@@ -1,0 +1,229 @@
+//! Mbarriers: threads and copies that arrive, and threads that wait (ISA 9.7.13.15).
+//!
+//! Who arrives tells what it did; who finds a phase complete learns what was told until then.
+
+use super::grid::{Grid, wrongly};
+use super::memory::lanes;
+use super::warp::Warp;
+use crate::clock::{Known, Member};
+use crate::fault::{FaultKind, Step, trap};
+use crate::memory::Wrong;
+use crate::program::{Address, Manner, MbarrierAction, Space};
+use crate::race::Id;
+use crate::semantics::Counts;
+
+/// The bytes of an mbarrier.
+const BYTES: usize = 8;
+
+/// An mbarrier.
+pub(super) struct Mbarrier {
+    pub(super) counts: Counts,
+    /// Who writes for the copies that it counts.
+    pub(super) member: Member,
+    /// The instruction that initialised it.
+    init: Option<Id>,
+    /// What was told in the phase so far, and in those that are complete.
+    told: Known,
+    complete: Known,
+    /// The number of copies under way that it counts, all of the current phase.
+    pub(super) copies: usize,
+    /// The last phase with copies, and the warp, lane and instruction of one of them.
+    last: Option<(u32, (u32, u32, u32))>,
+    /// The most phases that somebody found complete.
+    found: u32,
+}
+
+/// A fault of an mbarrier's use.
+#[cold]
+pub(super) fn misused<T>(grid: &Grid, lane: u32, address: u64, problem: &'static str) -> Step<T> {
+    trap(lane, FaultKind::Mbarrier(grid.shared.access(address, BYTES, 0), problem))
+}
+
+impl Grid<'_> {
+    /// The mbarrier at an address, for an access of a lane.
+    fn mbarrier(&mut self, lane: u32, address: u64, access: Option<Id>) -> Step<&mut Mbarrier> {
+        if let Err(kind) = self.shared.locate(address, BYTES) {
+            return trap(lane, kind);
+        }
+        let Some(init) = self.mbarriers.get(&address).map(|barrier| barrier.init) else {
+            return misused(self, lane, address, "nobody initialised this mbarrier");
+        };
+        if let (Some(races), Some(init), Some(access)) = (&self.races, init, access)
+            && races.race(init, access)
+        {
+            return wrongly(self, lane, Space::Shared, address, BYTES, Wrong::Race(0, init));
+        }
+        Ok(self.mbarriers.get_mut(&address).expect("it was found"))
+    }
+
+    /// The mbarrier that will count a copy, which begins: the copy's member and its phase. The mbarrier's
+    /// beginning must be fenced for copies of the asynchronous proxy.
+    pub(super) fn begin_copy(
+        &mut self,
+        (warp, lane): (u32, u32),
+        address: u64,
+        access: Option<Id>,
+        fenced: bool,
+    ) -> Step<(Member, u32)> {
+        let pc = self.pc;
+        let init = self.mbarrier(lane, address, access)?.init;
+        if let (Some(races), Some(init), Some(access), true) = (&self.races, init, access, fenced)
+            && races.unfenced(init, access, false, true)
+        {
+            return misused(self, lane, address, "no fence between an mbarrier's beginning and a copy");
+        }
+        let barrier = self.mbarriers.get_mut(&address).expect("it was found");
+        barrier.copies += 1;
+        barrier.last = Some((barrier.counts.phase, (warp, lane, pc)));
+        Ok((barrier.member, barrier.counts.phase))
+    }
+
+    /// A copy, or several, has landed, and brought so many bytes or is an arrival.
+    pub(super) fn end_copy(&mut self, lane: u32, address: u64, bytes: Option<usize>) -> Step {
+        let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");
+        barrier.copies -= 1;
+        barrier.told.learn(barrier.member, barrier.counts.phase + 1);
+        let complete = match bytes {
+            Some(bytes) => barrier.counts.complete(bytes),
+            None => barrier.counts.arrive(),
+        };
+        self.counted(lane, address, complete)
+    }
+
+    /// What follows from a change of an mbarrier's counts.
+    fn counted(&mut self, lane: u32, address: u64, complete: Result<bool, &'static str>) -> Step {
+        self.note_event();
+        let complete = complete.or_else(|problem| misused(self, lane, address, problem))?;
+        let barrier = self.mbarriers.get_mut(&address).expect("it was counted");
+        if complete {
+            barrier.complete.join(&std::mem::take(&mut barrier.told));
+            if barrier.copies > 0 {
+                let problem = "a phase of this mbarrier is complete before a copy that it is to count";
+                return misused(self, lane, address, problem);
+            }
+        }
+        Ok(())
+    }
+
+    /// At a block's end: a copy of which nobody found that it is over.
+    pub(super) fn forgotten_copy(&self) -> Option<(u64, (u32, u32, u32))> {
+        let forgotten = |(&address, barrier): (&u64, &Mbarrier)| {
+            let (phase, of) = barrier.last?;
+            (barrier.found <= phase).then_some((address, of))
+        };
+        self.mbarriers.iter().find_map(forgotten)
+    }
+
+    /// A copy that nobody waited for: the mbarrier's bytes stand for it.
+    pub(super) fn never_awaited(&self, address: u64) -> FaultKind {
+        FaultKind::NeverAwaited(self.shared.access(address, BYTES, 0))
+    }
+}
+
+impl Warp {
+    /// `mbarrier.init`, `mbarrier.arrive` and `mbarrier.try_wait`. Returns whether the lanes have to wait: all
+    /// of them tried, and found their phases incomplete.
+    pub(super) fn mbarrier(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        action: MbarrierAction,
+        at: Address,
+    ) -> Step<bool> {
+        self.check_address(grid, active, at)?;
+        let program = &grid.kernel.program;
+        let operand = match action {
+            MbarrierAction::Initialise(slot)
+            | MbarrierAction::Expect(slot)
+            | MbarrierAction::Try { parity: slot, .. } => *self.registers.word(program, slot, active)?,
+            MbarrierAction::Arrive => [0; 32],
+        };
+        let manner = if let MbarrierAction::Initialise(_) = action { Manner::Weak } else { Manner::Atomic };
+        let access = self.begin_access(grid, active, manner)?;
+        let turn = self.turn(grid);
+        let mut found = 0;
+        for lane in lanes(grid.launch.schedule, active, turn) {
+            let address = self.address(at, lane);
+            let access = access.map(|id| id + lane);
+            let operand = operand[lane as usize];
+            match action {
+                MbarrierAction::Initialise(_) => self.initialise(grid, lane, address, operand, access)?,
+                MbarrierAction::Arrive => self.arrive_at(grid, lane, address, None, access)?,
+                MbarrierAction::Expect(_) => self.arrive_at(grid, lane, address, Some(operand), access)?,
+                MbarrierAction::Try { .. } => {
+                    found |= u32::from(self.try_wait(grid, lane, address, operand, access)?) << lane;
+                }
+            }
+        }
+        let MbarrierAction::Try { to, .. } = action else { return Ok(false) };
+        self.registers.set_predicate(to, active, found);
+        Ok(found == 0)
+    }
+
+    fn initialise(
+        &mut self,
+        grid: &mut Grid,
+        lane: u32,
+        address: u64,
+        count: u32,
+        access: Option<Id>,
+    ) -> Step {
+        if grid.mbarriers.contains_key(&address) {
+            return misused(grid, lane, address, "this mbarrier is in use already");
+        }
+        let counts = Counts::new(count).or_else(|problem| misused(grid, lane, address, problem))?;
+        let races = grid.races.as_ref().zip(access);
+        let (memory, offset) = grid.shared.locate(address, BYTES).or_else(|kind| trap(lane, kind))?;
+        if let Err(wrong) = memory.reserve(offset..offset + BYTES, races) {
+            return wrongly(grid, lane, Space::Shared, address, BYTES, wrong);
+        }
+        let member = grid.races.as_mut().map_or(0, |races| races.clocks.add_member());
+        let (told, complete) = (Known::default(), Known::default());
+        let barrier =
+            Mbarrier { counts, member, init: access, told, complete, copies: 0, last: None, found: 0 };
+        grid.mbarriers.insert(address, barrier);
+        Ok(())
+    }
+
+    fn arrive_at(
+        &mut self,
+        grid: &mut Grid,
+        lane: u32,
+        address: u64,
+        expected: Option<u32>,
+        access: Option<Id>,
+    ) -> Step {
+        let mut told = std::mem::take(&mut grid.mbarrier(lane, address, access)?.told);
+        if let Some(races) = &mut grid.races {
+            races.clocks.release(self.index, 1 << lane, &mut told);
+        }
+        let barrier = grid.mbarrier(lane, address, access)?;
+        barrier.told = told;
+        let expects = barrier.counts.expect(expected.unwrap_or(0));
+        let complete = expects.and_then(|()| barrier.counts.arrive());
+        grid.counted(lane, address, complete)
+    }
+
+    fn try_wait(
+        &mut self,
+        grid: &mut Grid,
+        lane: u32,
+        address: u64,
+        parity: u32,
+        access: Option<Id>,
+    ) -> Step<bool> {
+        if parity > 1 {
+            return misused(grid, lane, address, "a parity is 0 or 1");
+        }
+        let barrier = grid.mbarrier(lane, address, access)?;
+        if !barrier.counts.passed(parity) {
+            return Ok(false);
+        }
+        barrier.found = barrier.counts.phase;
+        let said = barrier.complete.clone();
+        if let Some(races) = &mut grid.races {
+            races.clocks.acquire(self.index, 1 << lane, &said);
+        }
+        Ok(true)
+    }
+}

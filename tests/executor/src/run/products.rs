@@ -1,0 +1,297 @@
+//! Asynchronous products of matrices by warp groups (ISA 9.7.15, `wgmma`).
+//!
+//! A product has begun when all four warps have come to it, and is over when one of them has waited for it.
+//! B is read when it has begun under [`Schedule::LowestFirst`], when it is over under
+//! [`Schedule::HighestFirst`], at one of them by chance under [`Schedule::Random`]; until then to the race
+//! detector the warp group's member reads it. Each warp adds to its own rows of D when it waits.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use super::grid::{Grid, wrongly};
+use super::warp::Warp;
+use crate::fault::{FaultKind, Step, trap};
+use crate::lanes::LANES;
+use crate::program::{GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupAction};
+use crate::race::{Id, Record};
+use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
+
+/// The warps of a warp group.
+const WARPS: u32 = 4;
+/// All of them, as a mask.
+const ALL: u8 = (1 << WARPS) - 1;
+
+/// The products of a warp group, from the first that not all warps have waited for.
+#[derive(Default)]
+pub(super) struct Products {
+    first: u64,
+    all: VecDeque<Product>,
+}
+
+/// A product.
+struct Product {
+    pc: u32,
+    descriptor: u64,
+    adds: bool,
+    /// The warps that have come to it, and those that have waited for it.
+    came: u8,
+    waited: u8,
+    /// The columns of B, once they are read.
+    columns: Option<Vec<[f64; DEPTH]>>,
+}
+
+/// A warp's part in its warp group's products.
+#[derive(Default)]
+pub(super) struct Share {
+    /// The number of products that it came to, and that it waited for.
+    came: u64,
+    waited: u64,
+    /// The number of products before the end of each group that it has not waited for.
+    groups: VecDeque<u64>,
+    /// The registers of products that it has not waited for, and the last such product and its instruction.
+    pending: HashMap<Slot, (u64, u32)>,
+    /// The registers that were accessed since its last fence.
+    accessed: HashSet<Slot>,
+    fenced: bool,
+}
+
+impl Warp {
+    /// An instruction that is no `wgmma` accesses registers that are also ones of products.
+    #[cold]
+    pub(super) fn share_words(&mut self, program: &Program, active: u32, slots: &[Slot]) -> Step {
+        for &slot in slots {
+            if self.products.pending.contains_key(&slot) {
+                let name = program.words.names[slot as usize].clone();
+                return trap(active.trailing_zeros(), FaultKind::PendingRegister(name));
+            }
+            self.products.accessed.insert(slot);
+        }
+        Ok(())
+    }
+
+    /// `wgmma` of all lanes of a warp. Returns false if it has to wait for other warps.
+    pub(super) fn warp_group(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        action: &WarpGroupAction,
+    ) -> Step<bool> {
+        if active != u32::MAX {
+            return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
+        }
+        if (self.index / WARPS + 1) * WARPS * LANES as u32 > grid.launch.threads {
+            return trap(0, FaultKind::NotUniform("a warp group has four warps"));
+        }
+        match action {
+            WarpGroupAction::Fence => {
+                self.products.accessed.clear();
+                self.products.fenced = true;
+            }
+            WarpGroupAction::Commit => self.products.groups.push_back(self.products.came),
+            WarpGroupAction::Multiply(of) => self.begin_product(grid, of)?,
+            &WarpGroupAction::Await(but) => return self.await_products(grid, but as usize),
+        }
+        Ok(true)
+    }
+
+    /// `wgmma.mma_async`
+    fn begin_product(&mut self, grid: &mut Grid, of: &GroupMatrices) -> Step {
+        let program = &grid.kernel.program;
+        let adds = self.uniform(self.registers.predicate(program, of.adds, u32::MAX)?)?;
+        let descriptors = *self.registers.long(program, of.b, u32::MAX)?;
+        let descriptor = descriptors[0];
+        if descriptors != [descriptor; LANES] {
+            return trap(0, FaultKind::NotUniform("the descriptor of a matrix"));
+        }
+        // What a product before it will write counts as written.
+        for &slot in of.a.iter().chain(if adds { &of.d[..] } else { &[] }) {
+            if !self.products.pending.contains_key(&slot) {
+                self.registers.word(program, slot, u32::MAX)?;
+            }
+        }
+        for &slot in of.d.iter().chain(&of.a) {
+            if !self.products.fenced || self.products.accessed.contains(&slot) {
+                let name = program.words.names[slot as usize].clone();
+                return trap(0, FaultKind::UnfencedRegister(name));
+            }
+        }
+        self.check_pending(program, of)?;
+        let number = self.products.came;
+        for &slot in of.d.iter().chain(&of.a) {
+            self.products.pending.insert(slot, (number, grid.pc));
+        }
+        self.products.came += 1;
+        let access = self.begin_reading(grid, number)?;
+        let columns = read(grid, descriptor, of, access)?;
+        let early = grid.early();
+        let pc = grid.pc;
+        let products = &mut grid.products[(self.index / WARPS) as usize];
+        let at = (number - products.first) as usize;
+        if at == products.all.len() {
+            let (came, waited) = (0, 0);
+            products.all.push_back(Product { pc, descriptor, adds, came, waited, columns: None });
+        }
+        let product = &mut products.all[at];
+        if (product.pc, product.descriptor, product.adds) != (pc, descriptor, adds) {
+            return trap(0, FaultKind::NotUniform("the warps of a warp group multiply different matrices"));
+        }
+        product.came |= 1 << (self.index % WARPS);
+        if product.came == ALL && early {
+            product.columns = Some(columns);
+        }
+        grid.note_event();
+        Ok(())
+    }
+
+    /// D of a product that is under way may be all of D of the next one, and A of both the same.
+    fn check_pending(&self, program: &Program, of: &GroupMatrices) -> Step {
+        let clashes = |slot: &&Slot| {
+            let Some((_, by)) = self.products.pending.get(*slot) else { return false };
+            let by = multiplies(program, *by).expect("products begin at wgmma.mma_async");
+            let is_d = |of: &GroupMatrices| of.d.contains(slot);
+            (is_d(of) || is_d(by)) && of.d != by.d
+        };
+        match of.d.iter().chain(&of.a).find(clashes) {
+            None => Ok(()),
+            Some(&slot) => trap(0, FaultKind::PendingRegister(program.words.names[slot as usize].clone())),
+        }
+    }
+
+    /// A predicate that must be the same in all lanes.
+    fn uniform(&self, lanes: u32) -> Step<bool> {
+        match lanes {
+            0 => Ok(false),
+            u32::MAX => Ok(true),
+            _ => trap(0, FaultKind::NotUniform("whether a product adds to D")),
+        }
+    }
+
+    /// The access of the warp group's member to B, which knows what all lanes of this warp know.
+    fn begin_reading(&self, grid: &mut Grid, number: u64) -> Step<Option<Id>> {
+        let Some(races) = &mut grid.races else { return Ok(None) };
+        let member = races.clocks.of_group(self.index / WARPS);
+        let known = races.clocks.common(self.index, u32::MAX);
+        races.clocks.instruct(member, known);
+        let record = Record {
+            block: grid.block,
+            warp: self.index,
+            time: number as u32,
+            pc: grid.pc,
+            atomic: false,
+            agent: Some(member as u32),
+            asynchronous: true,
+        };
+        grid.begin_record(0, record)
+    }
+
+    /// `wgmma.wait_group`
+    fn await_products(&mut self, grid: &mut Grid, but: usize) -> Step<bool> {
+        let Some(over) = self.products.groups.len().checked_sub(but + 1) else { return Ok(true) };
+        let end = self.products.groups[over];
+        let group = (self.index / WARPS) as usize;
+        let products = &grid.products[group];
+        let range = self.products.waited..end;
+        let came = |number: u64| products.all[(number - products.first) as usize].came == ALL;
+        if !range.clone().all(came) {
+            return Ok(false);
+        }
+        let pc = grid.pc;
+        for number in range {
+            self.finish_product(grid, number)?;
+        }
+        grid.pc = pc;
+        self.products.groups.drain(..=over);
+        self.products.waited = self.products.waited.max(end);
+        self.products.pending.retain(|_, (number, _)| *number >= end);
+        if let Some(races) = &mut grid.races {
+            let mut said = crate::clock::Known::default();
+            said.learn(races.clocks.of_group(group as u32), end as u32);
+            races.clocks.acquire(self.index, u32::MAX, &said);
+        }
+        Ok(true)
+    }
+
+    /// Adds a product to this warp's rows of D: 16·w to 16·w + 15. Their registers are as those of `mma`, with
+    /// eight columns in every four registers of D.
+    fn finish_product(&mut self, grid: &mut Grid, number: u64) -> Step {
+        let group = (self.index / WARPS) as usize;
+        let at = (number - grid.products[group].first) as usize;
+        let product = &grid.products[group].all[at];
+        let (pc, descriptor, adds) = (product.pc, product.descriptor, product.adds);
+        grid.pc = pc;
+        let kernel = grid.kernel;
+        let program = &*kernel.program;
+        let Some(of) = multiplies(program, pc) else { unreachable!("products begin at wgmma.mma_async") };
+        if grid.products[group].all[at].columns.is_none() {
+            let columns = read(grid, descriptor, of, None)?;
+            grid.products[group].all[at].columns = Some(columns);
+        }
+        let product = &mut grid.products[group].all[at];
+        let columns = product.columns.as_ref().expect("they were just read");
+        let mut rows = [[0.0; DEPTH]; 16];
+        for (i, &slot) in of.a.iter().enumerate() {
+            for (lane, &word) in self.registers.word(program, slot, u32::MAX)?.iter().enumerate() {
+                let (row, place) = (&mut rows[lane / 4 + i % 2 * 8], lane % 4 * 2 + i / 2 * 8);
+                row[place] = of.element.value(word & 0xffff);
+                row[place + 1] = of.element.value(word >> 16);
+            }
+        }
+        for (i, &slot) in of.d.iter().enumerate() {
+            let before = if adds { *self.registers.word(program, slot, u32::MAX)? } else { [0; LANES] };
+            let sum = |lane: usize| {
+                let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+                dot(&rows[row], &columns[column], before[lane], &self.launch.approximation)
+            };
+            let sums = std::array::from_fn(sum);
+            self.registers.set_word(slot, u32::MAX, &sums);
+        }
+        product.waited |= 1 << (self.index % WARPS);
+        let products = &mut grid.products[group];
+        while products.all.front().is_some_and(|product| product.waited == ALL) {
+            products.all.pop_front();
+            products.first += 1;
+        }
+        Ok(())
+    }
+
+    /// Before these lanes exit: they must have waited for all products.
+    pub(super) fn leave_products(&self, grid: &mut Grid, active: u32) -> Step {
+        if self.products.came == self.products.waited {
+            return Ok(());
+        }
+        let products = &grid.products[(self.index / WARPS) as usize];
+        grid.pc = products.all[(self.products.waited - products.first) as usize].pc;
+        trap(active.trailing_zeros(), FaultKind::ProductNeverAwaited)
+    }
+}
+
+/// The operands of the product that begins at an instruction.
+fn multiplies(program: &Program, pc: u32) -> Option<&GroupMatrices> {
+    match &program.code[pc as usize].op {
+        Op::WarpGroup { action: WarpGroupAction::Multiply(of), .. } => Some(of),
+        _ => None,
+    }
+}
+
+/// The columns of B.
+fn read(grid: &mut Grid, bits: u64, of: &GroupMatrices, access: Option<Id>) -> Step<Vec<[f64; DEPTH]>> {
+    let columns = of.d.len() * 2;
+    let wrong = |problem| FaultKind::Descriptor(bits, problem);
+    let descriptor = Descriptor::new(bits, columns).or_else(|problem| trap(0, wrong(problem)))?;
+    let mut found = vec![[0.0; DEPTH]; columns];
+    for (column, found) in found.iter_mut().enumerate() {
+        for (second, found) in found.chunks_exact_mut(DEPTH / 2).enumerate() {
+            let address = descriptor.piece(column, second == 1);
+            let races = grid.races.as_ref().zip(access);
+            let (memory, at) = grid.shared.locate(address, PIECE).or_else(|kind| trap(0, kind))?;
+            match memory.load(at..at + PIECE, Manner::Weak, races) {
+                Ok(bytes) => {
+                    for (found, code) in found.iter_mut().zip(bytes.chunks_exact(2)) {
+                        *found = of.element.value(u16::from_le_bytes([code[0], code[1]]).into());
+                    }
+                }
+                Err(wrong) => return wrongly(grid, 0, Space::Shared, address, PIECE, wrong),
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,60 @@
+//! Matrix descriptors (ISA 9.7.15.5.1, "Matrix Descriptor Format"): where the numbers of a matrix lie in
+//! shared memory. Of 16 bits a number, K-major: a row is what stands in a column of B.
+
+/// Bytes of the 16 products of an instruction, in two pieces of 16 bytes.
+pub(crate) const PIECE: usize = 16;
+
+/// A matrix whose rows have 16 numbers of 16 bits each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    start: u64,
+    /// From a piece to the one beside it, without swizzling.
+    leading: u64,
+    /// From eight rows to the next eight.
+    stride: u64,
+    /// The bytes of a row of the pattern in which pieces change places; 16 without swizzling.
+    row: u64,
+}
+
+impl Descriptor {
+    /// Reads a descriptor of a matrix of so many rows.
+    pub(crate) fn new(bits: u64, rows: usize) -> Result<Self, &'static str> {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
+        if bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62) != 0 {
+            return Err("bits outside of its fields are set");
+        }
+        let row = match bits >> 62 {
+            0 => 16,
+            1 => 128,
+            2 => 64,
+            _ => 32,
+        };
+        let descriptor = Self { start: field(0), leading: field(16), stride: field(32), row };
+        if row == 16 {
+            return Ok(descriptor);
+        }
+        // A pattern of eight rows begins at a multiple of its size; only what K has advanced by is added.
+        if bits >> 49 & 7 != 0 || descriptor.start & (8 * row - 1) & !(row - 1) != 0 {
+            return Err("the pattern of its swizzling does not begin at a multiple of its size");
+        }
+        if rows > 8 && !descriptor.stride.is_multiple_of(8 * row) {
+            return Err("its stride is not a multiple of the size of its swizzling's pattern");
+        }
+        if descriptor.start % row + 2 * PIECE as u64 > row {
+            return Err("it reaches beyond a row of its swizzling's pattern");
+        }
+        Ok(descriptor)
+    }
+
+    /// The address of a row's first or second piece of eight numbers.
+    pub(crate) fn piece(&self, row: usize, second: bool) -> u64 {
+        let (row, second) = (row as u64, u64::from(second));
+        let rows = self.start + row / 8 * self.stride + row % 8 * self.row;
+        if self.row == 16 {
+            return rows + second * self.leading;
+        }
+        let plain = rows + second * PIECE as u64;
+        // Pieces of a row change places by the number of the row, counted in lines of 128 bytes.
+        plain ^ (plain >> 7 & (self.row / PIECE as u64 - 1)) << 4
+    }
+}

@@ -1,0 +1,103 @@
+//! What an mbarrier counts (ISA 9.7.13.15): arrivals and bytes that are pending in its phase.
+
+/// The most arrivals of a phase, and the most bytes that may be pending or have come too early.
+const MOST: i64 = (1 << 20) - 1;
+
+/// An mbarrier's counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Counts {
+    expected: u32,
+    pending: u32,
+    /// Bytes that are expected and have not come; below zero if they come before somebody expects them.
+    bytes: i64,
+    /// The number of phases that are complete.
+    pub(crate) phase: u32,
+}
+
+/// What an mbarrier does not allow.
+type Problem = &'static str;
+
+impl Counts {
+    /// `mbarrier.init`
+    pub(crate) fn new(expected: u32) -> Result<Self, Problem> {
+        if expected == 0 || i64::from(expected) > MOST {
+            return Err("an mbarrier's count must be from 1 to 2^20 - 1");
+        }
+        Ok(Self { expected, pending: expected, bytes: 0, phase: 0 })
+    }
+
+    /// `mbarrier.arrive`. Returns whether the phase is complete.
+    pub(crate) fn arrive(&mut self) -> Result<bool, Problem> {
+        if self.pending == 0 {
+            return Err("more arrivals at an mbarrier than it expects");
+        }
+        self.pending -= 1;
+        Ok(self.turn())
+    }
+
+    /// `expect_tx`: so many more bytes must come before the phase is complete.
+    pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Problem> {
+        self.count(i64::from(bytes))
+    }
+
+    /// `complete_tx`: so many bytes have come. Returns whether the phase is complete.
+    pub(crate) fn complete(&mut self, bytes: usize) -> Result<bool, Problem> {
+        self.count(-(bytes as i64))?;
+        Ok(self.turn())
+    }
+
+    fn count(&mut self, bytes: i64) -> Result<(), Problem> {
+        self.bytes += bytes;
+        if self.bytes.abs() > MOST {
+            return Err("more bytes than an mbarrier can count");
+        }
+        Ok(())
+    }
+
+    /// A phase without pending arrivals and bytes is complete, and the next one begins.
+    fn turn(&mut self) -> bool {
+        let complete = self.pending == 0 && self.bytes == 0;
+        if complete {
+            self.pending = self.expected;
+            self.phase += 1;
+        }
+        complete
+    }
+
+    /// `try_wait.parity`: whether the phase of this parity, the current or the one before it, is complete.
+    pub(crate) fn passed(&self, parity: u32) -> bool {
+        self.phase & 1 != parity
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_needs_its_arrivals_and_its_bytes() {
+        let mut counts = Counts::new(2).unwrap();
+        assert!(counts.passed(1) && !counts.passed(0));
+        counts.expect(48).unwrap();
+        assert!(!counts.arrive().unwrap());
+        assert!(!counts.complete(32).unwrap());
+        assert!(!counts.arrive().unwrap());
+        assert!(counts.arrive().is_err());
+        assert!(counts.complete(16).unwrap());
+        assert!(counts.passed(0) && !counts.passed(1));
+        // Bytes may come before somebody expects them.
+        assert!(!counts.complete(16).unwrap());
+        assert!(!counts.arrive().unwrap());
+        counts.expect(16).unwrap();
+        assert!(counts.arrive().unwrap());
+        assert_eq!(counts.phase, 2);
+    }
+
+    #[test]
+    fn counts_have_limits() {
+        assert!(Counts::new(0).is_err() && Counts::new(1 << 20).is_err());
+        let mut counts = Counts::new((1 << 20) - 1).unwrap();
+        counts.expect((1 << 20) - 1).unwrap();
+        assert!(counts.expect(1).is_err());
+    }
+}

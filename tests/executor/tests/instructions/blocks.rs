@@ -1,0 +1,180 @@
+//! What orders some of a block's threads, and what orders blocks; loads of matrices; and instructions that
+//! change nothing.
+
+use microscale_executor::FaultKind;
+
+use super::kernel::{Kernel, words};
+
+/// Runs with 128 threads; a word each comes out.
+fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
+    Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512 }
+}
+
+const STORE: &str = "mul.wide.u32 %l0, %number, 4; add.s64 %l0, %out, %l0; st.global.b32 [%l0], %r0;";
+
+fn race(kind: &FaultKind) -> bool {
+    matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_))
+}
+
+fn deadlock(kind: &FaultKind) -> bool {
+    matches!(kind, FaultKind::Deadlock(_))
+}
+
+/// Each half of the threads exchanges words, behind a barrier.
+fn halves(barrier: &str) -> String {
+    format!(
+        "shl.b32 %r1, %number, 2; add.s32 %r1, %r1, %shared; shr.u32 %r3, %number, 6; add.s32 %r3, %r3, 3;
+        st.shared.b32 [%r1], %number; {barrier} xor.b32 %r1, %r1, 252; ld.shared.b32 %r0, [%r1]; {STORE}"
+    )
+}
+
+#[test]
+fn barriers_of_some_threads() {
+    let expected: Vec<u32> = (0..128).map(|i| i ^ 63).collect();
+    // The base of `bytes` is a multiple of 256.
+    for barrier in [
+        "bar.sync %r3, 64;",
+        "barrier.sync.aligned %r3, 64;",
+        "barrier.cta.sync %r3, 64;",
+        "mov.b32 %r4, 64; bar.cta.sync %r3, %r4;",
+        "bar.sync 1, 128;",
+        "bar.sync 1, 128; bar.sync %r3, 64; bar.sync 1, 128; bar.sync 0;",
+        "setp.lt.u32 %p, %number, 64; @%p bar.sync 1, 64; @!%p bar.sync 2, 64;",
+    ] {
+        assert_eq!(words(&kernel(&halves(barrier), &[0]).stored()), expected, "{barrier}");
+    }
+    let faults =
+        |barrier: &str, expected: fn(&FaultKind) -> bool| kernel(&halves(barrier), &[0]).faults(expected);
+    faults("bar.sync %r3, 32;", |kind| deadlock(kind) || race(kind));
+    faults("bar.sync %r3, 96;", deadlock);
+    faults("bar.sync %r3, 128;", deadlock);
+    faults("shl.b32 %r4, %r3, 5; bar.sync 1, %r4;", deadlock);
+    faults("bar.sync %number, 64;", |kind| matches!(kind, FaultKind::NotUniform(_)));
+    faults("mov.b32 %r4, 40; bar.sync 1, %r4;", |kind| matches!(kind, FaultKind::NotUniform(_)));
+    faults("mov.b32 %r4, 16; bar.sync %r4, 64;", |kind| matches!(kind, FaultKind::NotUniform(_)));
+    // Barriers of other threads order nothing.
+    faults("shr.u32 %r3, %number, 5; bar.sync %r3, 32;", race);
+}
+
+/// A barrier orders the threads that it is for, and no others.
+#[test]
+fn barriers_of_some_threads_order_these() {
+    let text = |second: &str| {
+        format!(
+            "mov.b32 %r0, 7; setp.lt.u32 %p, %number, 64; @!%p bra $other;
+            @%first st.shared.b32 [%shared], 5; bar.sync 1, 64; ld.shared.b32 %r0, [%shared]; {second} bra.uni $end;
+            $other: {second} ld.shared.b32 %r0, [%shared]; $end: {STORE}"
+        )
+    };
+    assert_eq!(words(&kernel(&text("bar.sync 0;"), &[0]).stored()), [5; 128]);
+    assert_eq!(words(&kernel(&text("bar.sync 2, 128;"), &[0]).stored()), [5; 128]);
+    kernel(&text(""), &[0]).faults(race);
+    kernel(&text("bar.sync 2, 64;"), &[0]).faults(|kind| race(kind) || deadlock(kind));
+}
+
+/// All blocks store a word, the last one to come sums them.
+fn last_block(before: &str, count: &str, after: &str) -> String {
+    format!(
+        "setp.gt.u32 %p, %number, 1; @%p exit; shl.b32 %r1, %block, 1; add.s32 %r1, %r1, %number; mul.wide.u32 %l1, %r1, 4;
+        add.s64 %l1, %l1, %out; add.s32 %r2, %r1, 10; st.global.b32 [%l1+16], %r2; {before} bar.sync 0;
+        @!%first bra $joined; {count} {after} st.shared.b32 [%shared], %r3;
+        $joined: bar.sync 0; ld.shared.b32 %r3, [%shared]; mov.u32 %r4, %nctaid.x; sub.s32 %r4, %r4, 1;
+        setp.ne.u32 %p, %r3, %r4; @%p exit; mov.b32 %r5, 0; mov.b32 %r0, 0;
+        $sum: mul.wide.u32 %l2, %r5, 4; add.s64 %l2, %l2, %out; ld.global.b32 %r6, [%l2+16]; add.s32 %r0, %r0, %r6;
+        add.s32 %r5, %r5, 1; setp.lt.u32 %p, %r5, 10; @%p bra $sum;
+        mul.wide.u32 %l3, %number, 4; add.s64 %l3, %out, %l3; st.global.b32 [%l3+8], %r0;"
+    )
+}
+
+fn of_blocks<'a>(text: &'a str) -> Kernel<'a> {
+    Kernel { blocks: 5, threads: 64, output: 64, ..kernel(text, &[0]) }
+}
+
+#[test]
+fn the_last_block_reads_what_all_wrote() {
+    let counts = ["atom.global.add.u32 %r3, [%out], 1;", "atom.relaxed.gpu.global.add.u32 %r3, [%out], 1;"];
+    let ordered = "atom.acq_rel.gpu.global.add.u32 %r3, [%out], 1;";
+    let fences = ["membar.gl;", "fence.acq_rel.gpu;"];
+    let sum: u32 = (10..20).sum();
+    let sums = |text: &str| assert_eq!(words(&of_blocks(text).stored())[2..4], [sum; 2], "{text}");
+    let faults = |text: &str| of_blocks(text).faults(race);
+    for fence in fences {
+        for count in counts {
+            sums(&last_block(fence, count, fence));
+            faults(&last_block("", count, fence));
+            faults(&last_block(fence, count, ""));
+            faults(&last_block(&format!("@%first {fence}"), count, fence));
+        }
+        sums(&last_block(fence, ordered, ""));
+    }
+    sums(&last_block("", ordered, ""));
+    faults(&last_block("", ordered, "").replace("bar.sync 0;\n        @!%first", "@!%first"));
+    // Without an atomic operation nothing tells that the others are done.
+    let plain =
+        "ld.global.b32 %r3, [%out]; add.s32 %r3, %r3, 1; st.global.b32 [%out], %r3; sub.s32 %r3, %r3, 1;";
+    faults(&last_block("membar.gl;", plain, "membar.gl;"));
+}
+
+#[test]
+fn blocks_acquire_what_others_released() {
+    let sum: u32 = (10..20).sum();
+    // Counting by loads and stores is right only because blocks run one after the other here.
+    let count =
+        "ld.acquire.gpu.global.u32 %r3, [%out]; add.s32 %r4, %r3, 1; st.release.gpu.global.u32 [%out], %r4;";
+    let text = last_block("", count, "");
+    assert_eq!(words(&of_blocks(&text).stored())[2..4], [sum; 2]);
+    for (from, to) in [("ld.acquire", "ld.relaxed"), ("st.release", "st.relaxed")] {
+        of_blocks(&text.replace(from, to)).faults(race);
+    }
+    let fenced =
+        text.replace("ld.acquire", "ld.relaxed").replace("%r4, %r3, 1;", "%r4, %r3, 1; fence.acq_rel.gpu;");
+    assert_eq!(words(&of_blocks(&fenced).stored())[2..4], [sum; 2]);
+    let atom =
+        "atom.acq_rel.gpu.global.add.u32 %r3, [%out], 2; atom.acq_rel.gpu.global.add.u32 %r4, [%out], -1;";
+    assert_eq!(words(&of_blocks(&last_block("", atom, "")).stored())[0], 5);
+}
+
+/// `ldmatrix` gives the rows of four matrices of 8 by 8 numbers to the lanes as A of `mma` has them.
+#[test]
+fn four_matrices_are_loaded() {
+    let given: Vec<u8> = (0..4096).map(|i| (i * 37 + i / 256 + 1) as u8).collect();
+    // Lane l has the address of row 5·l modulo 32, in a matrix of 48 bytes a row.
+    let text = "mul.wide.u32 %l0, %number, 32; add.s64 %l0, %in, %l0; shl.b32 %r1, %number, 5; add.s32 %r1, %r1, %shared;
+        ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%l0]; st.shared.v4.b32 [%r1], {%r4, %r5, %r6, %r7};
+        ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%l0+16]; st.shared.v4.b32 [%r1+16], {%r4, %r5, %r6, %r7};
+        SYNC mul.lo.u32 %r2, %number, 5; and.b32 %r2, %r2, 31; mad.lo.u32 %r2, %r2, 48, %shared;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r8, %r9, %r10, %r11}, [%r2+16];
+        mul.wide.u32 %l0, %number, 16; add.s64 %l0, %out, %l0; st.global.v4.b32 [%l0], {%r8, %r9, %r10, %r11};";
+    let synced = text.replace("SYNC", "bar.sync 0;");
+    let found = words(&Kernel { output: 2048, ..kernel(&synced, &given) }.stored());
+    for thread in 0..128 {
+        let (warp, lane) = (thread / 32, thread % 32);
+        for i in 0..4 {
+            let row = i * 8 + lane / 4;
+            let address = (warp * 32 + row) * 5 % 32 * 48 + 16 + lane % 4 * 4;
+            assert_eq!(found[thread * 4 + i].to_le_bytes(), given[address..][..4], "{thread}, {i}");
+        }
+    }
+    let faults = |text: &str, threads: u32, expected: fn(&FaultKind) -> bool| {
+        Kernel { threads, output: 2048, ..kernel(text, &given) }.faults(expected);
+    };
+    faults(&text.replace("SYNC", ""), 128, race);
+    faults(&text.replace("SYNC", "bar.warp.sync -1;"), 128, race);
+    faults(&synced.replace("[%r2+16]", "[%r2+8]"), 128, |kind| matches!(kind, FaultKind::Misaligned(_)));
+    faults(&synced.replace("[%r2+16]", "[%r2+4080]"), 128, |kind| matches!(kind, FaultKind::OutOfBounds(_)));
+    faults(&synced, 112, |kind| {
+        matches!(kind, FaultKind::IncompleteWarp { .. } | FaultKind::Uninitialised(_))
+    });
+    // A load reads for the lanes that get the numbers.
+    let written = format!("{synced} @%first st.shared.b32 [%shared+16], 1;");
+    faults(&written, 128, race);
+}
+
+#[test]
+fn some_instructions_change_nothing() {
+    let text = format!(
+        "griddepcontrol.wait; mov.b32 %r0, %number; setmaxnreg.dec.sync.aligned.u32 40; setmaxnreg.inc.sync.aligned.u32 232;
+        griddepcontrol.launch_dependents; {STORE}"
+    );
+    assert_eq!(words(&kernel(&text, &[0]).stored()), (0..128).collect::<Vec<u32>>());
+}

@@ -1,0 +1,352 @@
+//! Products of matrices by warp groups: registers as the ISA's formulas place them, B as CUTLASS's layouts
+//! place it in shared memory, sums by the oracles of `mma`.
+
+use microscale_executor::{Approximation, FaultKind, Schedule};
+
+use super::kernel::{Kernel, SCHEDULES};
+use super::matrix::{BF16, Element, F16, cut, in_order, nearest};
+
+/// A layout of B: K-major, of so many columns.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// The value of the field for swizzling.
+    mode: u64,
+    /// The bits of an address that swizzling changes, in CUTLASS's `Swizzle<bits, 4, 3>`.
+    bits: u32,
+    /// The bytes from a row of eight numbers to the next, from one such matrix to the next beside it in K,
+    /// and to the next in N.
+    strides: [usize; 3],
+    /// Products of 16 that lie one behind the other.
+    steps: usize,
+}
+
+const fn layout(mode: u64, bits: u32, strides: [usize; 3], steps: usize) -> Layout {
+    Layout { mode, bits, strides, steps }
+}
+
+const LAYOUTS: [Layout; 6] = [
+    layout(0, 0, [16, 128, 256], 1),
+    layout(0, 0, [16, 4112, 128], 2),
+    layout(3, 1, [32, 16, 256], 1),
+    layout(2, 2, [64, 16, 512], 2),
+    layout(1, 3, [128, 16, 1024], 4),
+    layout(1, 3, [128, 16, 2048], 2),
+];
+
+impl Layout {
+    /// The place of a number of B.
+    fn place(&self, n: usize, k: usize) -> usize {
+        let [row, beside, below] = self.strides;
+        let plain = n % 8 * row + k / 8 * beside + n / 8 * below + k % 8 * 2;
+        plain ^ (plain >> 3 & (((1 << self.bits) - 1) << 4))
+    }
+
+    /// The descriptor of a step, but for the address of B. Where swizzling is on, K's stride does not count.
+    fn descriptor(&self, step: usize) -> u64 {
+        let [_, beside, below] = self.strides.map(|stride| stride as u64 >> 4);
+        let leading = if self.bits == 0 { beside } else { 1 };
+        self.mode << 62 | below << 32 | leading << 16 | (2 * beside * step as u64)
+    }
+
+    fn size(&self, columns: usize) -> usize {
+        let last = (0..columns).map(|n| self.place(n, self.steps * 16 - 1)).max().unwrap();
+        (last + 1024).next_multiple_of(2048)
+    }
+}
+
+/// A product of 64 rows.
+struct Product {
+    columns: usize,
+    layout: Layout,
+    element: Element,
+    a: Vec<Vec<u16>>,
+    b: Vec<Vec<u16>>,
+    c: Vec<Vec<f32>>,
+    /// Whether the first step adds to C.
+    adds: bool,
+}
+
+impl Product {
+    fn random(columns: usize, layout: Layout, which: usize, adds: bool, seed: u64) -> Self {
+        let element = [F16, BF16][which];
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut codes = |rows: usize| -> Vec<Vec<u16>> {
+            let mut code = || {
+                let (sign, mantissa) = (rng.u16(..2) << 15, rng.u16(..128));
+                if element.name == "f16" {
+                    sign | (rng.u16(..6) + 12) << 10 | mantissa << 3
+                } else {
+                    sign | (rng.u16(..6) + 124) << 7 | mantissa
+                }
+            };
+            (0..rows).map(|_| (0..layout.steps * 16).map(|_| code()).collect()).collect()
+        };
+        let (a, b) = (codes(64), codes(columns));
+        let c = (0..64).map(|_| (0..columns).map(|_| (rng.f32() - 0.5) * 8.0).collect()).collect();
+        Self { columns, layout, element, a, b, c, adds }
+    }
+
+    /// B as it lies in shared memory, then A's registers by steps and C's, by threads.
+    fn given(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.layout.size(self.columns)];
+        for (n, column) in self.b.iter().enumerate() {
+            for (k, code) in column.iter().enumerate() {
+                bytes[self.layout.place(n, k)..][..2].copy_from_slice(&code.to_le_bytes());
+            }
+        }
+        for step in 0..self.layout.steps {
+            for thread in 0..128 {
+                let (warp, group, place) = (thread / 32, thread % 32 / 4, thread % 4);
+                for i in 0..8 {
+                    let row = warp * 16 + group + if i / 2 % 2 == 1 { 8 } else { 0 };
+                    let k = place * 2 + i % 2 + if i >= 4 { 8 } else { 0 };
+                    bytes.extend(self.a[row][step * 16 + k].to_le_bytes());
+                }
+            }
+        }
+        for thread in 0..128 {
+            for i in 0..self.columns / 2 {
+                let (row, column) = place_of(thread, i);
+                bytes.extend(self.c[row][column].to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// The steps one after the other, in the order of the texts that come back.
+    fn text(&self) -> String {
+        let (size, steps, count) = (self.layout.size(self.columns), self.layout.steps, self.columns / 2);
+        let d: Vec<String> = (0..count).map(|i| format!("%d{i}")).collect();
+        let load = |i: usize| format!("ld.global.f32 %d{i}, [%l2+{}]; ", i * 4);
+        let store = |i: usize| format!("st.global.f32 [%l3+{}], %d{i}; ", i * 4);
+        let step = |step: usize| {
+            let a = (0..4).map(|i| format!("%r{}", 8 + step * 4 + i)).collect::<Vec<_>>().join(", ");
+            format!(
+                "add.s64 %l{}, %b, {}; setp.ne.b32 %p, {}, 0;
+                wgmma.mma_async.sync.aligned.m64n{}k16.f32.{name}.{name} {{{}}}, {{{a}}}, %l{}, %p, 1, 1, 0;\n",
+                4 + step,
+                self.layout.descriptor(step),
+                u32::from(self.adds || step > 0),
+                self.columns,
+                d.join(", "),
+                4 + step,
+                name = self.element.name,
+            )
+        };
+        let operands = |step: usize| {
+            format!(
+                "ld.global.v4.b32 {{%r{}, %r{}, %r{}, %r{}}}, [%l1+{}]; ",
+                8 + step * 4,
+                9 + step * 4,
+                10 + step * 4,
+                11 + step * 4,
+                size + step * 2048
+            )
+        };
+        format!(
+            "shl.b32 %r0, %number, 4; cvt.u64.u32 %l0, %r0; add.s64 %l1, %in, %l0; add.s32 %r1, %shared, %r0; mov.b32 %r2, 0;
+            $copy: ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%l1]; st.shared.v4.b32 [%r1], {{%r4, %r5, %r6, %r7}};
+            add.s64 %l1, %l1, 2048; add.s32 %r1, %r1, 2048; add.s32 %r2, %r2, 2048; setp.lt.u32 %p, %r2, {size}; @%p bra $copy;
+            sub.s64 %l1, %l1, {size};
+            mul.wide.u32 %l2, %number, {}; add.s64 %l3, %out, %l2; add.s64 %l2, %in, %l2; add.s64 %l2, %l2, {};
+            {}{}
+            cvt.u64.u32 %b, %shared; shr.u64 %b, %b, 4;
+            fence.proxy.async.shared::cta; bar.sync 0; wgmma.fence.sync.aligned;
+            {} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+            {}",
+            count * 4,
+            size + steps * 2048,
+            (0..count).map(load).collect::<String>(),
+            (0..steps).map(operands).collect::<String>(),
+            (0..steps).map(step).collect::<String>(),
+            (0..count).map(store).collect::<String>(),
+        )
+    }
+
+    fn kernel<'a>(&self, text: &'a str, given: &'a [u8]) -> Kernel<'a> {
+        let (shared, output) = (self.layout.size(self.columns), 128 * self.columns * 2);
+        Kernel { text, blocks: 1, threads: 128, shared, given, output }
+    }
+
+    fn check(
+        &self,
+        schedule: Schedule,
+        approximation: Approximation,
+        oracle: fn([(f64, f64); 16], f32) -> f32,
+    ) {
+        let (text, given) = (self.text(), self.given());
+        let found = self.kernel(&text, &given).with(schedule, approximation);
+        let found = found.unwrap_or_else(|fault| panic!("{:?}: {fault}", self.layout));
+        let value = self.element.value;
+        for (at, found) in found.as_chunks().0.iter().enumerate() {
+            let (row, column) = place_of(at / (self.columns / 2), at % (self.columns / 2));
+            let mut sum = if self.adds { self.c[row][column] } else { 0.0 };
+            for step in 0..self.layout.steps {
+                let factors = |k: usize| {
+                    let k = step * 16 + k;
+                    (value(self.a[row][k]), value(self.b[column][k]))
+                };
+                sum = oracle(std::array::from_fn(factors), sum);
+            }
+            let found = f32::from_le_bytes(*found);
+            assert_eq!(found, sum, "{:?}, {row}, {column} of {}", self.layout, self.columns);
+        }
+    }
+}
+
+/// Where a thread's elements of C and D stand.
+fn place_of(thread: usize, i: usize) -> (usize, usize) {
+    let row = thread / 32 * 16 + thread % 32 / 4 + if i / 2 % 2 == 1 { 8 } else { 0 };
+    (row, i / 4 * 8 + thread % 4 * 2 + i % 2)
+}
+
+/// The opcodes of products.
+pub(super) fn opcodes() -> Vec<String> {
+    let of = |n: usize| {
+        [F16, BF16]
+            .map(|Element { name, .. }| format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"))
+    };
+    SHAPES.into_iter().flat_map(of).collect()
+}
+
+const SHAPES: [usize; 6] = [8, 16, 32, 64, 128, 256];
+
+#[test]
+fn every_shape_multiplies() {
+    for (i, columns) in SHAPES.into_iter().enumerate() {
+        for which in 0..2 {
+            let layout = LAYOUTS[(i + which) % LAYOUTS.len()];
+            let layout = if columns > 64 && layout.strides[1] > 16 { LAYOUTS[4] } else { layout };
+            let product = Product::random(columns, layout, which, i % 2 == 0, i as u64);
+            product.check(SCHEDULES[i % 3], Approximation::Nearest, nearest);
+        }
+    }
+}
+
+#[test]
+fn every_layout_is_read_and_every_sum_is_allowed() {
+    for (i, layout) in LAYOUTS.into_iter().enumerate() {
+        for schedule in SCHEDULES {
+            let product = Product::random(32, layout, i % 2, true, i as u64);
+            product.check(schedule, Approximation::Nearest, nearest);
+        }
+        let product = Product::random(16, layout, i % 2, false, i as u64);
+        product.check(Schedule::HighestFirst, Approximation::Low, cut);
+        product.check(Schedule::LowestFirst, Approximation::High, in_order);
+    }
+}
+
+/// A small product, its text changed, in blocks of so many threads.
+fn changed(changes: &[(&str, &str)], threads: u32, expected: fn(&FaultKind) -> bool) {
+    let product = Product::random(8, LAYOUTS[0], 0, true, 1);
+    let mut text = product.text();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from} is not in {text}");
+        text = text.replace(from, to);
+    }
+    let given = product.given();
+    Kernel { threads, ..product.kernel(&text, &given) }.faults(expected);
+}
+
+#[test]
+fn registers_of_products_are_nobodys() {
+    let pending =
+        |kind: &FaultKind| matches!(kind, FaultKind::PendingRegister(name) if name == "%d1" || name == "%r9");
+    let commit = "wgmma.commit_group.sync.aligned;";
+    let wait = "wgmma.wait_group.sync.aligned 0;";
+    for touch in [
+        "mov.f32 %d2, %d1;",
+        "mov.f32 %d1, 0f00000000;",
+        "mov.b32 %r0, %r9;",
+        "mov.b32 %r9, 0;",
+        "ld.global.f32 %d1, [%in];",
+    ] {
+        changed(&[(commit, &format!("{touch} {commit}"))], 128, pending);
+        changed(&[(wait, &format!("{touch} {wait}"))], 128, pending);
+        // A wait for all but the last group.
+        changed(&[(wait, &format!("wgmma.wait_group.sync.aligned 1; {touch} {wait}"))], 128, pending);
+    }
+    let any = |kind: &FaultKind| matches!(kind, FaultKind::PendingRegister(_));
+    changed(&[(wait, "")], 128, any);
+    // What is in no group is not waited for.
+    changed(&[(commit, "")], 128, any);
+    changed(&[(wait, "exit;")], 128, |kind| matches!(kind, FaultKind::ProductNeverAwaited));
+}
+
+#[test]
+fn registers_are_fenced() {
+    let unfenced = |kind: &FaultKind| matches!(kind, FaultKind::UnfencedRegister(_));
+    let fence = "wgmma.fence.sync.aligned;";
+    changed(&[(fence, "")], 128, unfenced);
+    changed(&[(fence, "wgmma.fence.sync.aligned; mov.b32 %r9, 0;")], 128, unfenced);
+    changed(&[(fence, "wgmma.fence.sync.aligned; add.rn.f32 %d1, %d1, %d1;")], 128, unfenced);
+}
+
+#[test]
+fn what_others_wrote_is_fenced_and_ordered() {
+    let unfenced = |kind: &FaultKind| matches!(kind, FaultKind::Unfenced { .. });
+    changed(&[("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0;")], 128, unfenced);
+    // A fence of the reader, or one for mbarriers, is none of the writer's.
+    changed(
+        &[("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0; fence.proxy.async.shared::cta;")],
+        128,
+        unfenced,
+    );
+    changed(&[("fence.proxy.async.shared::cta;", "fence.mbarrier_init.release.cluster;")], 128, unfenced);
+    changed(&[("fence.proxy.async.shared::cta;", "@!%first fence.proxy.async.shared::cta;")], 128, unfenced);
+    let race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_));
+    changed(&[("bar.sync 0;", "")], 128, race);
+    changed(&[("bar.sync 0;", "bar.warp.sync -1;")], 128, race);
+    // A store while the product goes on, and after the wait of another warp.
+    let wait = "wgmma.wait_group.sync.aligned 0;";
+    let store = "@%first st.shared.b32 [%shared], 1;";
+    let raced = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
+    changed(&[(wait, &format!("{store} {wait}"))], 128, raced);
+    let product = Product::random(8, LAYOUTS[0], 0, true, 1);
+    let text = product.text().replace(wait, &format!("{wait} {store}"));
+    product.kernel(&text, &product.given()).stored();
+}
+
+#[test]
+fn descriptors_describe_what_they_say() {
+    let wrong = |kind: &FaultKind| matches!(kind, FaultKind::Descriptor(..));
+    let made = "shr.u64 %b, %b, 4;";
+    for bits in [1u64 << 14, 1 << 31, 1 << 46, 1 << 52] {
+        changed(&[(made, &format!("{made} or.b64 %b, %b, {bits};"))], 128, wrong);
+    }
+    for (mode, off) in [(1u64, 8), (1, 7), (2, 4), (2, 3), (3, 2), (3, 1)] {
+        let change = format!("{made} add.s64 %b, %b, {off}; or.b64 %b, %b, {};", mode << 62);
+        changed(&[(made, &change)], 128, wrong);
+    }
+    changed(&[(made, &format!("{made} or.b64 %b, %b, {};", 1u64 << 62 | 1 << 49))], 128, wrong);
+    changed(&[(made, "shr.u64 %b, %b, 4; add.s64 %b, %b, 1024;")], 128, |kind| {
+        matches!(kind, FaultKind::OutOfBounds(_) | FaultKind::Uninitialised(_))
+    });
+}
+
+#[test]
+fn a_warp_group_is_complete_and_agrees() {
+    let uneven = |kind: &FaultKind| matches!(kind, FaultKind::NotUniform(_));
+    let incomplete = |kind: &FaultKind| matches!(kind, FaultKind::IncompleteWarp { .. });
+    let deadlock = |kind: &FaultKind| matches!(kind, FaultKind::Deadlock(_));
+    let fence = "wgmma.fence.sync.aligned;";
+    changed(&[(fence, "setp.ge.u32 %q, %number, 96; @%q exit; wgmma.fence.sync.aligned;")], 128, deadlock);
+    changed(&[(fence, "setp.eq.u32 %q, %number, 96; @%q exit; wgmma.fence.sync.aligned;")], 128, incomplete);
+    changed(&[("setp.ne.b32 %p, 1, 0;", "setp.ne.b32 %p, %number, 0;")], 128, uneven);
+    changed(&[("setp.ne.b32 %p, 1, 0;", "setp.lt.u32 %p, %number, 64;")], 128, uneven);
+    changed(
+        &[("add.s64 %l4, %b, ", "cvt.u64.u32 %l4, %number; add.s64 %b, %b, %l4; add.s64 %l4, %b, ")],
+        128,
+        uneven,
+    );
+    changed(
+        &[(
+            "add.s64 %l4, %b, ",
+            "shr.u32 %r3, %number, 6; cvt.u64.u32 %l4, %r3; add.s64 %b, %b, %l4; add.s64 %l4, %b, ",
+        )],
+        128,
+        |kind| {
+            matches!(kind, FaultKind::NotUniform(_) | FaultKind::Uninitialised(_) | FaultKind::OutOfBounds(_))
+        },
+    );
+}
