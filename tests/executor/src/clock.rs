@@ -205,8 +205,13 @@ impl Clocks {
         let first = warp as usize * 32;
         let time = &mut self.times[warp as usize];
         *time += 1;
-        for lane in lanes_of(lanes) {
-            said.join(&self.known[first + lane]);
+        // Lanes that met at a barrier share what they know.
+        let mut last: Option<&Known> = None;
+        for known in lanes_of(lanes).map(|lane| &self.known[first + lane]) {
+            if !last.is_some_and(|last| last.same(known)) {
+                said.join(known);
+            }
+            last = Some(known);
         }
         for lane in lanes_of(lanes) {
             said.learn(first + lane, *time);

@@ -7,7 +7,7 @@ use super::kernel::{Kernel, words};
 
 /// Runs with 128 threads; a word each comes out.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512 }
+    Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512, races: true }
 }
 
 const STORE: &str = "mul.wide.u32 %l0, %number, 4; add.s64 %l0, %out, %l0; st.global.b32 [%l0], %r0;";

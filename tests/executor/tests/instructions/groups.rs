@@ -165,7 +165,7 @@ impl Product {
 
     fn kernel<'a>(&self, text: &'a str, given: &'a [u8]) -> Kernel<'a> {
         let (shared, output) = (self.layout.size(self.columns), 128 * self.columns * 2);
-        Kernel { text, blocks: 1, threads: 128, shared, given, output }
+        Kernel { text, blocks: 1, threads: 128, shared, given, output, races: true }
     }
 
     fn check(
@@ -322,6 +322,23 @@ fn descriptors_describe_what_they_say() {
     changed(&[(made, "shr.u64 %b, %b, 4; add.s64 %b, %b, 1024;")], 128, |kind| {
         matches!(kind, FaultKind::OutOfBounds(_) | FaultKind::Uninitialised(_))
     });
+}
+
+/// Warps 4 to 7 are a warp group as 0 to 3 are; 2 to 5 are none.
+#[test]
+fn warp_groups_start_at_multiples_of_four() {
+    let product = Product::random(16, LAYOUTS[4], 1, true, 3);
+    let (text, given) = (product.text(), product.given());
+    let expected = product.kernel(&text, &given).stored();
+    let later = |first: u32| {
+        format!("setp.lt.u32 %p, %number, {first}; @%p exit; sub.s32 %number, %number, {first}; {text}")
+    };
+    let second = later(128);
+    assert_eq!(Kernel { threads: 256, ..product.kernel(&second, &given) }.stored(), expected);
+    let crossing = later(64);
+    Kernel { threads: 192, ..product.kernel(&crossing, &given) }
+        .faults(|kind| matches!(kind, FaultKind::NotUniform(_) | FaultKind::Deadlock(_)));
+    changed(&[], 96, |kind| matches!(kind, FaultKind::NotUniform(_)));
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(super) struct Kernel<'a> {
     pub(super) given: &'a [u8],
     /// The bytes of the output, which is zeros before.
     pub(super) output: usize,
+    /// Whether races are looked for.
+    pub(super) races: bool,
 }
 
 impl Kernel<'_> {
@@ -50,7 +52,8 @@ impl Kernel<'_> {
         let mut memory = Memory::new();
         let input = memory.allocate_from("in", self.given);
         let output = memory.allocate_from("out", &vec![0; self.output]);
-        let launch = Launch::new(self.blocks, self.threads).schedule(schedule).limit(1_000_000);
+        let launch =
+            Launch::new(self.blocks, self.threads).schedule(schedule).limit(1_000_000).races(self.races);
         kernel.run(&mut memory, &launch.approximation(approximation), &[input.into(), output.into()])?;
         Ok(memory.bytes(output).unwrap())
     }

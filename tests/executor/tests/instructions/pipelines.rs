@@ -91,7 +91,7 @@ fn pipeline() -> String {
 }
 
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 2, threads: 160, shared: STAGES * BYTES, given, output: 2048 }
+    Kernel { text, blocks: 2, threads: 160, shared: STAGES * BYTES, given, output: 2048, races: true }
 }
 
 #[test]
@@ -104,6 +104,9 @@ fn stages_are_multiplied_and_freed() {
     for (schedule, approximation) in SCHEDULES.into_iter().zip(approximations.into_iter().cycle()) {
         let found = kernel(&text, &given).with(schedule, approximation);
         let found = found.unwrap_or_else(|fault| panic!("{schedule:?}: {fault}"));
+        // The race detector changes nothing.
+        let undetected = Kernel { races: false, ..kernel(&text, &given) }.under(schedule);
+        assert_eq!(undetected.unwrap(), found);
         for (at, found) in found.as_chunks().0.iter().enumerate() {
             let (thread, i) = (at / 4, at % 4);
             let (row, column) = (thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8, thread % 4 * 2 + i % 2);
