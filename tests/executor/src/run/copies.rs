@@ -103,9 +103,23 @@ impl Warp {
         Ok(())
     }
 
+    /// An arrival that an mbarrier awaits happens, and before it the earlier ones of its lane: the copies that they are for are
+    /// among its own.
+    pub(super) fn land_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
+        let lane = self.copies.arrivals[index].lane;
+        let mut left = self.copies.arrivals[..=index].iter().filter(|arrival| arrival.lane == lane).count();
+        while let Some(first) = self.copies.arrivals.iter().position(|arrival| arrival.lane == lane)
+            && left > 0
+        {
+            self.land_first_arrival(grid, first)?;
+            left -= 1;
+        }
+        Ok(())
+    }
+
     /// The copies that an mbarrier awaits end, and it counts an arrival. Their bytes are as if its member
     /// stored them.
-    pub(super) fn land_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
+    fn land_first_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
         let Arrival { lane, pc, at, before, access, known } = self.copies.arrivals.remove(index);
         grid.pc = pc;
         if let (Some(races), Some(access)) = (&mut grid.races, access) {
