@@ -44,8 +44,12 @@ fn main() {
     write(&out.join("ptx.deflate"), &compressed);
 }
 
-/// The kernels of a family in the order of its table, each as a module with it alone, but for the target's head.
+/// The kernels of a family in the order of its table, each as a module with it alone, but for the target's head; none if the
+/// target has none of them.
 fn kernels(family: Family, target: &'static Target) -> Vec<String> {
+    if !family.is_for(target) {
+        return Vec::new();
+    }
     let ptx = Ptx::read(Path::new("ptx"), family, target).unwrap_or_else(|error| panic!("{error}"));
     let known = |name: &str| family.kernels().iter().any(|kernel| kernel.name == name);
     if let Some(unknown) = ptx.names().find(|name| !known(name)) {

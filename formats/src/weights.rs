@@ -39,6 +39,10 @@
 //! that are infinite or NaN, and those of bf16 activations from 2^24 on, are computed as on CPUs, so that
 //! they are never less.
 //!
+//! With any number of tokens (GEMM), the instructions of a share of K follow each other in the tensor cores' own sums: all of a row's,
+//! or those of a thread block's part of it, of which the sums are added in f32 in the order of K. γ is [`gemm_gamma`], most of which
+//! never comes to pass; δ, and where sums overflow, are as for several tokens.
+//!
 //! The order follows, too, from how many warps share a row (slices of K). For several tokens, runs of 128
 //! elements go to a row's parts in turn: each warp has segments side by side, eight over the number of tokens
 //! as a power of two. Parts are added in f64, warp by warp. For one token, chunks of 32 go to the lanes in
@@ -81,6 +85,13 @@ pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
 pub fn tensor_core_gamma(cols: usize) -> f64 {
     let k_iterations = cols.div_ceil(128) as f64;
     (2.0 * 8.0 * 18.0 + k_iterations) / f64::from(1 << 24)
+}
+
+/// γ of sums of any number of tokens by tensor cores, for rows of so many elements: each k-iteration of 128 loses what
+/// [`tensor_core_gamma`] says of one, shares of K are added, and the global scale is multiplied with in f64 and rounded to f32.
+pub fn gemm_gamma(cols: usize) -> f64 {
+    let k_iterations = cols.div_ceil(128) as f64;
+    (2.0 * 8.0 * 18.0 * k_iterations + k_iterations + 2.0) / f64::from(1 << 24)
 }
 
 /// The sum of all streams, times 64.

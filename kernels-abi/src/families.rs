@@ -1,7 +1,8 @@
 //! The tables of all families.
 
 use crate::launch::{Family, Kernel, KernelId};
-use crate::{amax, dequantize, errors, gemv, ladder, layout, quantize, search, weights};
+use crate::targets::Target;
+use crate::{amax, dequantize, errors, gemm, gemv, ladder, layout, quantize, search, weights};
 
 impl Family {
     /// Its table.
@@ -15,8 +16,15 @@ impl Family {
             Self::Layout => layout::KERNELS,
             Self::Gemv => gemv::KERNELS,
             Self::Weights => weights::KERNELS,
+            Self::Gemm => gemm::KERNELS,
+            Self::Wgmma => gemm::WGMMA_KERNELS,
             Self::Ladder => ladder::KERNELS,
         }
+    }
+
+    /// Returns whether a target has its kernels.
+    pub const fn is_for(self, target: &Target) -> bool {
+        target.wgmma || !matches!(self, Self::Wgmma)
     }
 }
 
@@ -32,6 +40,11 @@ impl KernelId {
     pub const fn kernel(self) -> &'static Kernel {
         &self.family().kernels()[self.index()]
     }
+}
+
+/// The kernels of a target, family by family.
+pub fn kernels_for(target: &Target) -> impl Iterator<Item = &'static Kernel> {
+    KernelId::all().filter(|id| id.family().is_for(target)).map(KernelId::kernel)
 }
 
 /// Every kernel, family by family.

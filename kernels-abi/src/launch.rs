@@ -49,13 +49,20 @@ pub struct Kernel {
     pub shared: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
+    /// Its PTX says how many threads a thread block has (`.maxntid`), so that the assembler gives a thread no more registers
+    /// than there are for so many.
+    pub bounded: bool,
 }
 
 impl Kernel {
     /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those
     /// that may need more share it between their warps, and take as many as there is room for, a power of
-    /// two.
+    /// two; or, if they are bounded, between stages, and take all that there is.
     pub const fn within(mut self, shared: u32) -> Self {
+        if self.bounded {
+            self.shared = if self.shared < shared { self.shared } else { shared };
+            return self;
+        }
         while self.shared > shared && self.threads > WARP {
             self.threads /= 2;
             self.shared /= 2;
@@ -85,7 +92,12 @@ pub(crate) const fn kernel(
     launch: Launch,
     converts: Converts,
 ) -> Kernel {
-    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts }
+    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, bounded: false }
+}
+
+/// The same row for a kernel that is bounded.
+pub(crate) const fn bounded(kernel: Kernel) -> Kernel {
+    Kernel { bounded: true, ..kernel }
 }
 
 /// Kernels of one operation. They share arguments, a launcher and a PTX file for each target.
@@ -107,13 +119,17 @@ pub enum Family {
     Gemv,
     /// [`crate::weights`].
     Weights,
+    /// [`crate::gemm`], for every GPU.
+    Gemm,
+    /// [`crate::gemm`], for GPUs whose warp groups multiply.
+    Wgmma,
     /// [`crate::ladder`].
     Ladder,
 }
 
 impl Family {
     /// Every family, in the order of the variants.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Quantize,
         Self::Dequantize,
         Self::Search,
@@ -122,6 +138,8 @@ impl Family {
         Self::Layout,
         Self::Gemv,
         Self::Weights,
+        Self::Gemm,
+        Self::Wgmma,
         Self::Ladder,
     ];
 
@@ -136,6 +154,8 @@ impl Family {
             Self::Layout => "layout",
             Self::Gemv => "gemv",
             Self::Weights => "weights",
+            Self::Gemm => "gemm",
+            Self::Wgmma => "wgmma",
             Self::Ladder => "ladder",
         }
     }

@@ -52,6 +52,9 @@ impl Ptx {
     /// # Errors
     /// If a file cannot be read, its path with the reason. A target that shares all its kernels has no file.
     pub fn read(folder: &Path, family: Family, target: &'static Target) -> io::Result<Self> {
+        if !family.is_for(target) {
+            return Ok(Self::parse(target, ""));
+        }
         let path = folder.join(PtxFile { family, target }.to_string());
         let text = match (fs::read_to_string(&path), target.before()) {
             (Ok(text), _) => text,

@@ -14,20 +14,22 @@ pub struct Target {
     pub ptx_feature: &'static str,
     /// The smallest compute capability (major, minor) that runs it.
     pub compute_capability: (u32, u32),
-    /// Family-specific PTX (`f`) runs within its major version only; other PTX runs on everything newer.
+    /// Family-specific and architecture-specific PTX (`f`, `a`) runs within its major version only; other PTX runs on everything newer.
     pub family_only: bool,
     /// Has the e2m1x2 conversions: the kernels are built with `--cfg microscale_fp4`.
     pub hardware_fp4: bool,
     /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89).
     /// The kernels are built with `--cfg microscale_sm90`.
     pub since_sm90: bool,
+    /// Has warp groups that multiply: the kernels are built with `--cfg microscale_wgmma`.
+    pub wgmma: bool,
     /// The GPUs for which NVIDIA's assembler must accept it.
     pub assemble_for: &'static [&'static str],
 }
 
 /// Every target, from the oldest to the newest. Those that differ from the one before in a few kernels follow each other: PTX that
 /// is the same is stored once.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target {
         name: "sm_80",
         ptx_feature: "ptx74",
@@ -35,6 +37,7 @@ pub const TARGETS: [Target; 4] = [
         family_only: false,
         hardware_fp4: false,
         since_sm90: false,
+        wgmma: false,
         assemble_for: &["sm_80", "sm_86", "sm_89"],
     },
     Target {
@@ -44,7 +47,18 @@ pub const TARGETS: [Target; 4] = [
         family_only: false,
         hardware_fp4: false,
         since_sm90: true,
-        assemble_for: &["sm_90", "sm_90a", "sm_110"],
+        wgmma: false,
+        assemble_for: &["sm_90", "sm_110"],
+    },
+    Target {
+        name: "sm_90a",
+        ptx_feature: "ptx80",
+        compute_capability: (9, 0),
+        family_only: true,
+        hardware_fp4: false,
+        since_sm90: true,
+        wgmma: true,
+        assemble_for: &["sm_90a"],
     },
     Target {
         name: "sm_100f",
@@ -53,6 +67,7 @@ pub const TARGETS: [Target; 4] = [
         family_only: true,
         hardware_fp4: true,
         since_sm90: true,
+        wgmma: false,
         assemble_for: &["sm_100f", "sm_100a", "sm_103a"],
     },
     Target {
@@ -62,6 +77,7 @@ pub const TARGETS: [Target; 4] = [
         family_only: true,
         hardware_fp4: true,
         since_sm90: true,
+        wgmma: false,
         assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
     },
 ];
@@ -123,7 +139,7 @@ mod tests {
         let name = |major, minor| target_for((major, minor)).map(|t| t.name);
         assert_eq!(name(7, 5), None);
         assert_eq!([name(8, 0), name(8, 6), name(8, 9)], [Some("sm_80"); 3]);
-        assert_eq!(name(9, 0), Some("sm_90"));
+        assert_eq!(name(9, 0), Some("sm_90a"));
         assert_eq!([name(10, 0), name(10, 3)], [Some("sm_100f"); 2]);
         assert_eq!(name(11, 0), Some("sm_90"), "no family PTX for 11.x: the newest portable one");
         assert_eq!([name(12, 0), name(12, 1)], [Some("sm_120f"); 2]);
@@ -140,7 +156,7 @@ mod tests {
         assert_eq!(TARGETS[0].before(), None);
         for pair in TARGETS.windows(2) {
             assert_eq!(pair[1].before(), Some(&pair[0]));
-            assert!(pair[0].compute_capability < pair[1].compute_capability);
+            assert!(pair[0].compute_capability <= pair[1].compute_capability);
         }
     }
 }

@@ -183,7 +183,7 @@ pub struct WeightsShape {
 
 impl WeightsShape {
     /// Returns whether there is something to multiply with so many tokens, and kernels can count it.
-    const fn counts(&self, tokens: u64) -> bool {
+    pub(crate) const fn counts(&self, tokens: u64) -> bool {
         self.rows > 0 && self.blocks < BLOCK_LIMIT && tokens > 0 && tokens < TOKEN_LIMIT
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`ptx`] | lane-local instructions: inline assembly |
 //! | [`warp`] | convergent operations: LLVM intrinsics, never inline assembly |
+//! | `warp_group`, `mbarrier` | what compute capability 9.0 has alone: products by four warps, barriers on which copies arrive |
 //! | [`arithmetic`] | the GPU's instructions for `microscale_formats`' arithmetic |
 //! | [`dtype`] | f32, f16 and bf16 as chunks of 16 bytes: magnitudes, encoding, decoding |
 //! | [`mod@format`] | the formats: scales, encoding, decoding |
@@ -19,7 +20,8 @@
 //! | [`search`] | quantizes with searched block scales |
 //! | [`errors`] | says what was lost |
 //! | [`gemv`] | multiplies matrices with vectors, both quantized |
-//! | [`weights`] | multiplies quantized weights with activations, by tensor cores |
+//! | [`weights`] | multiplies quantized weights with activations of a few tokens, by tensor cores |
+//! | [`gemm`] | multiplies quantized weights with activations of any number of tokens, by tensor cores |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
 //! Moving a function may change the PTX: LLVM inlines functions in the order of their mangled names, in which the depth,
@@ -48,14 +50,19 @@ mod dequantize;
 mod dtype;
 mod errors;
 mod format;
+mod gemm;
 mod gemv;
 mod ladder;
 mod layout;
+#[cfg(microscale_wgmma)]
+mod mbarrier;
 mod product;
 mod ptx;
 mod quantize;
 mod search;
 mod warp;
+#[cfg(microscale_wgmma)]
+mod warp_group;
 mod weights;
 
 #[panic_handler]

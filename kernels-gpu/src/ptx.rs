@@ -65,6 +65,72 @@ pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]
     }
 }
 
+/// The same number, of which the compiler knows nothing, not even that it is the same the next time.
+#[inline(always)]
+pub(crate) fn opaque_here(number: u32) -> u32 {
+    let same;
+    // SAFETY: reads and writes registers only.
+    unsafe {
+        asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) number, options(nomem, nostack, preserves_flags))
+    };
+    same
+}
+
+/// Writes 16 bytes.
+///
+/// # Safety
+/// As for [`store_16_streaming`].
+#[inline(always)]
+pub(crate) unsafe fn store_16(address: *mut u8, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!(
+            "st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
+            a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+            address = in(reg64) address,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Reads 16 bytes that others wrote during the kernel.
+///
+/// # Safety
+/// They were written before, and 16 readable bytes.
+#[inline(always)]
+pub(crate) unsafe fn load_16_written(address: *const u8) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("ld.global.cg.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a, b = out(reg32) b,
+            c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
+/// Adds to a counter, and returns what it was.
+///
+/// # Safety
+/// As for [`read_counter`].
+#[inline(always)]
+pub(crate) unsafe fn count(address: *mut u32, amount: u32) -> u32 {
+    let value;
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.add.u32 {value}, [{address}], {amount};", value = out(reg32) value,
+            address = in(reg64) address, amount = in(reg32) amount, options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Orders what this thread wrote before what it does after, for all thread blocks.
+#[inline(always)]
+pub(crate) fn fence() {
+    // SAFETY: has no operands.
+    unsafe { asm!("fence.acq_rel.gpu;", options(nostack, preserves_flags)) };
+}
+
 /// Reads a counter that other threads may be raising: some value that it had.
 ///
 /// # Safety

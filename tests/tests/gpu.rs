@@ -5,6 +5,7 @@
 mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod cases;
+    pub(crate) mod gemm;
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
@@ -16,6 +17,7 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod errors;
     pub(crate) mod executor;
+    pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
     pub(crate) mod layout;
@@ -28,7 +30,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use gpu_tests::{
-    amax, dequantize, device_buffers, errors, executor, gemv, gemv_weights, layout, quantize, search,
+    amax, dequantize, device_buffers, errors, executor, gemm_weights, gemv, gemv_weights, layout, quantize,
+    search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -92,6 +95,13 @@ const TESTS: &[Test] = &[
     ("gemv_weights_of_nothing_is_nothing", gemv_weights::of_nothing_is_nothing),
     ("gemv_weights_from_host_memory_is_the_same", gemv_weights::from_host_memory_is_the_same),
     ("gemv_weights_replays_in_a_graph", gemv_weights::replays_in_a_graph),
+    (
+        "gemm_weights_is_near_the_exact_sum_for_every_kernel",
+        gemm_weights::is_near_the_exact_sum_for_every_kernel,
+    ),
+    ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
+    ("gemm_weights_refuses_a_workspace_for_less", gemm_weights::refuses_a_workspace_for_less),
+    ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),

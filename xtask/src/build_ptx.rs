@@ -6,7 +6,7 @@ mod normalize;
 use crate::toolchain::Toolchain;
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
-use microscale_kernels_abi::{Family, Ptx, PtxFile, TARGETS, Target, kernels};
+use microscale_kernels_abi::{Family, Ptx, PtxFile, TARGETS, Target, kernels_for};
 use normalize::normalized;
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for (target, raw) in build_all(&request, &toolchain) {
         let module = normalized(&raw?);
         starts_as_said(target, &module)?;
-        let module = Ptx::parse(target, &module);
+        let module = Ptx::parse(target, &bounded(target, &module));
         know_each_other(target, &module)?;
         for family in Family::ALL {
             let file = PtxFile { family, target }.to_string();
@@ -86,13 +86,34 @@ fn names() -> String {
     TARGETS.map(|target| target.name).join(", ")
 }
 
+/// Says in a module how many threads the thread blocks of its [bounded](microscale_kernels_abi::Kernel::bounded) kernels have, for
+/// which rustc has no word; and that one on a multiprocessor is enough, without which the assembler makes room for two.
+fn bounded(target: &Target, module: &str) -> String {
+    let mut kernel = None;
+    let mut lines = String::with_capacity(module.len());
+    for line in module.lines() {
+        if let Some((_, entry)) = line.split_once(".entry ") {
+            let name = entry.split('(').next().unwrap_or_default();
+            kernel = kernels_for(target).find(|kernel| kernel.bounded && kernel.name == name);
+        }
+        if line == "{"
+            && let Some(kernel) = kernel.take()
+        {
+            lines += &format!(".maxntid {},1,1\n.minnctapersm 1\n", kernel.threads);
+        }
+        lines += line;
+        lines.push('\n');
+    }
+    lines
+}
+
 /// Every kernel has a row in a family's table, and every row a kernel.
 fn know_each_other(target: &Target, module: &Ptx) -> Result<()> {
-    let unknown = module.names().find(|name| kernels().all(|kernel| kernel.name != *name));
+    let unknown = module.names().find(|name| kernels_for(target).all(|kernel| kernel.name != *name));
     if let Some(name) = unknown {
         bail!("{name} is in no family's table (microscale-kernels-abi)");
     }
-    let missing = kernels().find(|kernel| module.names().all(|name| kernel.name != name));
+    let missing = kernels_for(target).find(|kernel| module.names().all(|name| kernel.name != name));
     match missing {
         Some(kernel) => bail!("kernels-gpu has no entry {} for {}", kernel.name, target.name),
         None => Ok(()),
@@ -176,7 +197,7 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
         format!("-Ctarget-cpu={}", target.name),
         // A path in a panic message would make the PTX depend on where the checkout lies.
         format!("--remap-path-prefix={}=microscale", root.display()),
-        "--check-cfg=cfg(microscale_fp4, microscale_sm90)".to_owned(),
+        "--check-cfg=cfg(microscale_fp4, microscale_sm90, microscale_wgmma)".to_owned(),
         // An array indexed in a loop that stays a loop lands in local memory: a lane's chunks must be unrolled altogether.
         "-Cllvm-args=-unroll-threshold=20000".to_owned(),
     ];
@@ -188,6 +209,9 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
     }
     if target.since_sm90 {
         flags.push("--cfg=microscale_sm90".to_owned());
+    }
+    if target.wgmma {
+        flags.push("--cfg=microscale_wgmma".to_owned());
     }
     flags
 }

@@ -54,6 +54,16 @@ pub enum OperandFault {
         /// The first number that is too many.
         limit: u64,
     },
+    /// A workspace for fewer tokens or other weights.
+    #[error(
+        "the workspace has {found} bytes, and this product works in {needed}; make one for these weights and as many tokens"
+    )]
+    Workspace {
+        /// Bytes that the product works in.
+        needed: u64,
+        /// Bytes that there are.
+        found: u64,
+    },
     /// Too few vectors.
     #[error(
         "the vector tensor has {rows} rows, too few for the vectors of {batches} batches, {vector_stride} rows apart; \

@@ -79,6 +79,7 @@ impl Gpu {
             self.kernels.ready(id)?;
             Ok((id, start.elapsed()))
         };
-        KernelId::all().map(timed).collect()
+        let of_target = |id: &KernelId| id.family().is_for(self.kernels.target());
+        KernelId::all().filter(of_target).map(timed).collect()
     }
 }

@@ -87,6 +87,21 @@ impl Kernels {
         })
     }
 
+    /// The target whose kernels these are.
+    pub(super) fn target(&self) -> &'static Target {
+        self.target
+    }
+
+    /// Bytes of shared memory that a thread block may have.
+    pub(super) fn most_shared(&self) -> u32 {
+        self.most_shared
+    }
+
+    /// Multiprocessors of the GPU.
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
     /// The address of a report that nobody reads.
     pub(super) fn unread_report(&self) -> u64 {
         self.unread_address

@@ -6,6 +6,7 @@
 mod amax;
 mod dequantize;
 mod errors;
+mod gemm;
 mod gemv;
 mod ladder;
 mod layout;
@@ -15,6 +16,7 @@ mod weights;
 pub(super) use amax::{amax, plan};
 pub(super) use dequantize::{dequantize, dequantizer};
 pub(super) use errors::{error_parts, errors};
+pub(super) use gemm::{gemm_weights, gemm_workspace, takes};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};
 pub(super) use layout::convert_scales;

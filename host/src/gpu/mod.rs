@@ -19,6 +19,7 @@ mod arguments;
 mod bench_kernels;
 mod device;
 mod driver;
+mod gemm_weights;
 mod gemv;
 mod gemv_choices;
 mod gemv_kernel;
@@ -43,6 +44,9 @@ pub use cudarc;
 pub use device::{GpuInfo, devices};
 #[doc(hidden)]
 pub use driver::doing;
+#[doc(hidden)]
+pub use gemm_weights::GemmWeightsKernel;
+pub use gemm_weights::GemmWorkspace;
 #[doc(hidden)]
 pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
 #[doc(hidden)]

@@ -23,7 +23,8 @@ impl Gpu {
             let takes = id.kernel().dtype;
             id.family() == family && (dtype.is_none() || takes.is_none() || takes == dtype)
         };
-        self.compile(KernelId::all().filter(wanted))
+        let of_target = |id: &KernelId| id.family().is_for(self.kernels.target());
+        self.compile(KernelId::all().filter(of_target).filter(wanted))
     }
 
     /// [`Self::preload`] for the kernels that a recipe needs with values of a dtype whose rows start on 16

@@ -51,6 +51,9 @@ pub(crate) trait Activations {
     /// Multiplies a pair with a factor.
     fn scaled(pair: u32, factor: u32) -> u32;
 
+    /// Rounds two values, the first to the upper half. NaN becomes the canonical one.
+    fn rounded(high: f32, low: f32) -> u32;
+
     /// Adds the product of two tiles: sums + a · b.
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
@@ -60,6 +63,13 @@ pub(crate) trait Activations {
 fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     let (even, odd) = (0x5410, 0x7632);
     [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
+}
+
+/// A rounded pair of values with the canonical NaN, two of which are in `nan`, where a value is NaN.
+#[inline(always)]
+fn canonical_nan(pair: u32, [high, low]: [f32; 2], nan: u32) -> u32 {
+    let mask = if high.is_nan() { 0xFFFF_0000 } else { 0 } | if low.is_nan() { 0xFFFF } else { 0 };
+    pair & !mask | nan & mask
 }
 
 /// Activations in f16. A weight's bits, moved to where f16 has an exponent's last two bits and a
@@ -125,6 +135,11 @@ impl Activations for WithF16 {
     }
 
     #[inline(always)]
+    fn rounded(high: f32, low: f32) -> u32 {
+        canonical_nan(ptx::f16x2(high, low), [high, low], F16::NAN_WORD)
+    }
+
+    #[inline(always)]
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS] {
         warp::multiply_f16(a, b, sums)
     }
@@ -183,6 +198,11 @@ impl Activations for WithBf16 {
     }
 
     #[inline(always)]
+    fn rounded(high: f32, low: f32) -> u32 {
+        canonical_nan(ptx::bf16x2(high, low), [high, low], Bf16::NAN_WORD)
+    }
+
+    #[inline(always)]
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS] {
         warp::multiply_bf16(a, b, sums)
     }
@@ -202,6 +222,12 @@ pub(crate) trait Weights: Format {
 
     /// The largest distance of a usual scale.
     fn farthest<D: Activations>() -> u32 {
+        0
+    }
+
+    /// The scales of a chunk, as bytes, whose distance is 0.
+    #[inline(always)]
+    fn first_usual<D: Activations>() -> u32 {
         0
     }
 
@@ -245,6 +271,11 @@ impl Weights for Mxfp4 {
     #[inline(always)]
     fn farthest<D: Activations>() -> u32 {
         D::USUAL[1] - D::USUAL[0]
+    }
+
+    #[inline(always)]
+    fn first_usual<D: Activations>() -> u32 {
+        D::USUAL[0]
     }
 
     #[inline(always)]

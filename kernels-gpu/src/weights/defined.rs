@@ -61,7 +61,7 @@ impl Problem {
     /// The contract of the kernels; all lanes of the warp take part, and no other warp has this row and
     /// token.
     #[inline(always)]
-    pub(super) unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
+    pub(crate) unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
         let [mut token, end] = tokens;
         while token < end {
             // SAFETY: the row and the token exist; one lane stores.

@@ -94,6 +94,17 @@ impl Bound {
         }
     }
 
+    /// The bound of tensor cores for any number of tokens, for rows that are not computed by the definition.
+    ///
+    /// As for [`Self::of_tensor_cores`], but a share's `mma`s follow each other through all its k-iterations, and shares, of which
+    /// there are no more than k-iterations, are added in f32. Two roundings more are the global scale's: of its product with the
+    /// sum, and of what that is rounded from.
+    pub fn of_gemm<T: Exact>(cols: usize, least: f64) -> Self {
+        let k_iterations = cols.div_ceil(K_ITERATION) as f64;
+        let one = Self::of_tensor_cores::<T>(cols, [1, 1], least);
+        Self { gamma: (2.0 * CHAIN * LOST * k_iterations + k_iterations + 2.0) * 2f64.powi(-24), ..one }
+    }
+
     /// The bound of tensor cores for one token, if no sum is infinite or NaN: such sums are computed by the
     /// definition.
     ///

@@ -189,6 +189,10 @@ unsafe impl Plain for microscale_kernels_abi::gemv::GemvGrid {}
 unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::gemm::ArrangeGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::gemm::GemmGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvOptions) -> Argument {

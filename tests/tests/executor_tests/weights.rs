@@ -165,14 +165,17 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
     })
 }
 
+/// What tensor cores lose of a number at least: the executor keeps subnormal ones.
+pub(super) const LEAST: f64 = f64::from_bits((1023 - 149) << 52);
+
 /// Operands and results of a product, made once for all launches.
 pub(crate) struct Product<T> {
-    weights: QuantizedTensor,
-    x: Vec<T>,
-    tokens: usize,
+    pub(super) weights: QuantizedTensor,
+    pub(super) x: Vec<T>,
+    pub(super) tokens: usize,
     /// The results of the definition.
-    results: Vec<T>,
-    exact: ExactProducts,
+    pub(super) results: Vec<T>,
+    pub(super) exact: ExactProducts,
     /// Set if tensor cores lose nothing.
     ordered: bool,
 }
@@ -199,6 +202,20 @@ impl<T: Exact + Activation> Product<T> {
         gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
         let exact = ExactProducts::of(&weights, &x, tokens);
         Self { weights, x, tokens, results, exact, ordered: kind == Ordered }
+    }
+
+    /// Checks results of tensor cores, for several tokens: those of rows with unusual scales must have the definition's bits.
+    pub(super) fn check(&self, found: &[T], bound: &Bound) -> Result<(), String> {
+        let defined = |row: usize| is_unusual::<T>(&self.weights, row);
+        for (i, (found, right)) in found.iter().zip(&self.results).enumerate() {
+            let row = i % self.weights.rows();
+            if defined(row) && found.bits() != right.bits() {
+                return Err(format!(
+                    "{found:?} is not {right:?}, row {row}, which is computed by definition"
+                ));
+            }
+        }
+        self.exact.check_some(found, bound, |row| !defined(row)).map(|_| ())
     }
 
     /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
@@ -249,7 +266,7 @@ fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
     format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
 }
 
-fn shape(weights: &QuantizedTensor) -> WeightsShape {
+pub(super) fn shape(weights: &QuantizedTensor) -> WeightsShape {
     let [rows, cols, blocks] = [weights.rows(), weights.cols(), weights.blocks_per_row()].map(|n| n as u64);
     WeightsShape { rows, cols, blocks }
 }
@@ -325,27 +342,15 @@ impl Kind {
         }
         let product = Arc::clone(product);
         case.checks.push(Box::new(move |memory| {
-            let Product { weights, tokens, results, exact, .. } = &*product;
+            let Product { weights, tokens, exact, .. } = &*product;
             let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
             let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-            // The executor keeps subnormal numbers.
-            let least = 2f64.powi(-149);
             if self == Self::M1 {
-                let bound = Bound::of_one_token::<T>(weights, slices, least);
+                let bound = Bound::of_one_token::<T>(weights, slices, LEAST);
                 return exact.check(&found, &bound).map(|_| ());
             }
-            let defined = |row: usize| is_unusual::<T>(weights, row);
-            for (i, (found, right)) in found.iter().zip(results).enumerate() {
-                let row = i % weights.rows();
-                if defined(row) && found.bits() != right.bits() {
-                    return Err(format!(
-                        "{found:?} is not {right:?}, row {row}, which is computed by definition"
-                    ));
-                }
-            }
             let parts = [segments(*tokens), slices];
-            let bound = Bound::of_tensor_cores::<T>(weights.cols(), parts, least);
-            exact.check_some(&found, &bound, |row| !defined(row)).map(|_| ())
+            product.check(&found, &Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST))
         }));
         case
     }

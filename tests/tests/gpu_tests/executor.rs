@@ -12,7 +12,7 @@ use std::sync::Arc;
 use microscale::gpu::Gpu;
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys};
 use microscale_executor::{Approximation, Argument, Launch, Module};
-use microscale_kernels_abi::{TARGETS, kernels};
+use microscale_kernels_abi::{TARGETS, kernels_for};
 
 use crate::executor_tests::case::{Prepared, Step, ptx};
 use crate::executor_tests::cases::{Case, cases};
@@ -344,16 +344,21 @@ fn is_nan(result: u64) -> bool {
     if result >> 32 == 0 { f32::from_bits(result as u32).is_nan() } else { f64::from_bits(result).is_nan() }
 }
 
-/// The kernels of both targets that this GPU runs.
+/// The kernels of the targets that this GPU runs: of the last, those that the others do not have.
 pub(crate) fn computes_what_it_does(gpu: &Gpu) {
     let table = Arc::new(reciprocals(gpu));
     let all = cases();
     let mut compared = 0;
-    for target in ["sm_80", "sm_90"] {
-        let text = ptx(TARGETS.iter().find(|of| of.name == target).expect("a target")).to_string();
+    for target in ["sm_80", "sm_90", "sm_90a"] {
+        let described = TARGETS.iter().find(|of| of.name == target).expect("a target");
+        if described.wgmma && gpu.info().compute_capability != (9, 0) {
+            continue;
+        }
+        let text = ptx(described).to_string();
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
-        for kernel in kernels().filter(|kernel| kernel.name != "empty") {
+        let own = |name: &str| !described.wgmma || name.contains("wgmma");
+        for kernel in kernels_for(described).filter(|kernel| kernel.name != "empty" && own(kernel.name)) {
             let (tails, own): (Vec<_>, Vec<_>) =
                 all.iter().filter(|case| case.kernel == kernel.name).partition(|case| case.tail);
             if own.is_empty() {

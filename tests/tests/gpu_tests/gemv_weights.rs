@@ -16,15 +16,15 @@ use microscale_test_support::weights::{
 const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 
 /// A product's operands, and its results on the CPU.
-struct Product<T> {
-    weights: QuantizedTensor,
-    x: Vec<T>,
-    tokens: usize,
-    results: Vec<T>,
+pub(super) struct Product<T> {
+    pub(super) weights: QuantizedTensor,
+    pub(super) x: Vec<T>,
+    pub(super) tokens: usize,
+    pub(super) results: Vec<T>,
 }
 
 impl<T: Exact + Activation> Product<T> {
-    fn new(weights: QuantizedTensor, tokens: usize, kind: Activations) -> Self {
+    pub(super) fn new(weights: QuantizedTensor, tokens: usize, kind: Activations) -> Self {
         let mut random = fastrand::Rng::with_seed((weights.cols() * 31 + tokens) as u64);
         let x: Vec<T> = activations(weights.cols() * tokens, kind, &mut random);
         let mut results = vec![T::default(); weights.rows() * tokens];
@@ -32,7 +32,7 @@ impl<T: Exact + Activation> Product<T> {
         Self { weights, x, tokens, results }
     }
 
-    fn what(&self) -> String {
+    pub(super) fn what(&self) -> String {
         format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
     }
 
@@ -100,7 +100,7 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-fn assert_same<T: Exact>(found: &[T], expected: &[T], what: &str) {
+pub(super) fn assert_same<T: Exact>(found: &[T], expected: &[T], what: &str) {
     let differs = found.iter().zip(expected).position(|(found, expected)| found.bits() != expected.bits());
     assert_eq!((found.len(), differs), (expected.len(), None), "{what}");
 }

@@ -11,6 +11,7 @@ use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use microscale_kernels_abi::{Kernel, Target, kernels};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
@@ -130,7 +131,8 @@ fn wrong(assembly: &Assembly) -> Vec<String> {
         Err(error) => return vec![format!("{error:#}")],
     };
     let of_kernel = |kernel: &Assembled| {
-        let messages = [local_memory(kernel.resources), lost_conversion(kernel, assembly.target)];
+        let spills = local_memory(kernel.resources).filter(|_| !spills_outside_of_products(kernel));
+        let messages = [spills, lost_conversion(kernel, assembly.target)];
         messages.map(|message| message.map(|message| format!("{}: {message}", kernel.name)))
     };
     kernels.iter().flat_map(of_kernel).flatten().collect()
@@ -142,6 +144,20 @@ fn local_memory(used: Resources) -> Option<String> {
     any.then(|| {
         format!("local memory: {stack} bytes of stack, {spill_stores} spilled, {spill_loads} reloaded")
     })
+}
+
+/// Returns whether a kernel that has all the registers there are for so many threads uses local memory outside of its products'
+/// loop only: once for a work tile, where it costs nothing.
+fn spills_outside_of_products(assembled: &Assembled) -> bool {
+    let code = &assembled.code;
+    let has = |range: &RangeInclusive<usize>, names: &[&str]| {
+        code.instructions[range.clone()].iter().any(|instruction| names.contains(&instruction.name()))
+    };
+    let back = (0..code.instructions.len()).filter_map(|end| Some(code.target(end)?..=end));
+    let loops = back.filter(|range| !range.is_empty() && has(range, &["HMMA", "HGMMA"]));
+    let inner = loops.min_by_key(|range| range.end() - range.start());
+    assembled.kernel.is_some_and(|kernel| kernel.bounded)
+        && inner.is_some_and(|range| !has(&range, &["LDL", "STL"]))
 }
 
 fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
@@ -188,6 +204,20 @@ mod tests {
             let found = messages(assembled("k", used, "EXIT"));
             assert!(found.len() == 1 && found[0].starts_with("k: local memory"), "{found:?}");
         }
+    }
+
+    #[test]
+    fn bounded_kernels_may_spill_outside_of_their_products() {
+        let used = Resources { stack: 8, spill_stores: 8, spill_loads: 8, ..Default::default() };
+        let bounded = kernels().find(|kernel| kernel.bounded).unwrap().name;
+        let plain = kernels().find(|kernel| !kernel.bounded).unwrap().name;
+        let outside = ".L_1:\nSTL [R1], R2\n.L_2:\nHGMMA.64x128x16.F32 R24, R92\n@P0 BRA `(.L_2)\nLDL R2, [R1]\n@P1 BRA `(.L_1)\nEXIT";
+        let inside = outside.replace("LDL R2, [R1]\n", "").replace("\nHGMMA", "\nLDL R2, [R1]\nHGMMA");
+        let count = |name, code: &str| {
+            messages(assembled(name, used, code)).into_iter().filter(|said| said.contains("local")).count()
+        };
+        assert_eq!([count(bounded, outside), count(bounded, &inside), count(plain, outside)], [0, 1, 1]);
+        assert_eq!(count(bounded, "EXIT"), 1, "no products");
     }
 
     #[test]

@@ -28,7 +28,9 @@ pub(super) fn read() -> Result<Vec<Ptx>> {
         let module = Module::parse(&text).with_context(|| format!("in {}", file.display()))?;
         Ok(Ptx { target, family, file, text, module })
     };
-    TARGETS.iter().flat_map(|target| Family::ALL.map(|family| (target, family))).map(read).collect()
+    let of_target = |target| Family::ALL.into_iter().map(move |family| (target, family));
+    let all = TARGETS.iter().flat_map(of_target).filter(|(target, family)| family.is_for(target));
+    all.map(read).collect()
 }
 
 /// Files beside the PTX that nothing owns: left over from a target or a family that was renamed or given up.

@@ -103,8 +103,15 @@ mod tests {
     use super::*;
     use microscale_kernels_abi::{Converts, Kernel, TARGETS};
 
-    const KERNEL: Kernel =
-        Kernel { name: "k", dtype: None, threads: 32, elements: 64, shared: 0, converts: Converts::E2m1 };
+    const KERNEL: Kernel = Kernel {
+        name: "k",
+        dtype: None,
+        threads: 32,
+        elements: 64,
+        shared: 0,
+        converts: Converts::E2m1,
+        bounded: false,
+    };
 
     #[test]
     fn a_row_says_what_one_thread_does_for_one_element() {

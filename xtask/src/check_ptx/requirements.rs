@@ -59,7 +59,7 @@ fn quantizes(kernel: &Kernel, to: Converts) -> bool {
 }
 
 fn decodes(kernel: &Kernel, from: Converts) -> bool {
-    let decodes = ["_dequantize_", "_gemv_"].iter().any(|word| kernel.name.contains(word));
+    let decodes = ["_dequantize_", "_gemv_", "_gemm_"].iter().any(|word| kernel.name.contains(word));
     kernel.converts == from && decodes
 }
 
@@ -71,7 +71,7 @@ pub(super) fn requirements(target: &Target, kernel: &Kernel) -> impl Iterator<It
 #[cfg(test)]
 mod tests {
     use super::*;
-    use microscale_kernels_abi::{TARGETS, kernels};
+    use microscale_kernels_abi::{TARGETS, kernels, kernels_for};
 
     #[test]
     fn each_requirement_concerns_some_kernel_of_some_target() {
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn each_converting_kernel_has_one_requirement() {
         for target in TARGETS.iter().filter(|target| target.hardware_fp4) {
-            for kernel in kernels() {
+            for kernel in kernels_for(target) {
                 let expected = usize::from(kernel.converts != Converts::Nothing);
                 assert_eq!(requirements(target, kernel).count(), expected, "{}", kernel.name);
             }

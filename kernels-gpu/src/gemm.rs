@@ -1,0 +1,120 @@
+//! Weights in four bits times activations in 16, by tensor cores, for any number of tokens.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`arrange`] | the kernel in front: activations as tensor cores read them |
+//! | [`scheduler`] | which work tiles, and which k-iterations of them, a thread block has |
+//! | [`copies`] | copying codes and scales to a stage, and a lane's part of them |
+//! | [`mma`] | the mainloop for every GPU: warps copy ahead, decode and multiply |
+//! | `wgmma` | the mainloop for compute capability 9.0: some warps copy, warp groups decode and multiply |
+//! | [`epilogue`] | sums of several thread blocks, the global scale, rounding, storing |
+//!
+//! Weights are decoded in registers, scaled, and are the first operand of the tensor cores. A lane has chunks of 32 weights,
+//! as in [`crate::weights`], and takes their elements in the order in which they are decoded; the kernel in front brings the
+//! activations into the same order once, so that nobody does so in the mainloop.
+
+mod arrange;
+mod copies;
+mod epilogue;
+mod mma;
+mod scheduler;
+#[cfg(microscale_wgmma)]
+mod wgmma;
+
+use microscale_kernels_abi::gemm::{ArrangeGrid, GemmGrid};
+use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
+
+use self::epilogue::Epilogue;
+use crate::product::format::{Mxfp4, Nvfp4};
+use crate::product::operand::{Operand, Problem};
+use crate::product::tensor_cores::{WithBf16, WithF16};
+
+/// Declares the entry points that arrange.
+macro_rules! arrange_entries {
+    ($($name:ident = $dtype:ident,)+) => {$(
+        /// Arranges activations.
+        ///
+        /// # Safety
+        /// `activations` holds `grid`'s tokens, without gaps, aligned to their dtype, each on 16 bytes if the grid says so; `out`
+        /// has room for [`ArrangeGrid::bytes`] and starts on 16 bytes. Both are global memory and do not overlap, and nobody
+        /// else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(activations: *const u8, out: *mut u8, grid: ArrangeGrid) {
+            // SAFETY: the same contract.
+            unsafe { arrange::arrange::<$dtype>(activations, out, grid) }
+        }
+    )+};
+}
+
+/// Declares the entry points that multiply.
+macro_rules! entries {
+    ($($name:ident = $body:expr,)+) => {$(
+        /// Multiplies weights with activations.
+        ///
+        /// # Safety
+        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear. Codes, and each row's, start on 16 bytes; scales on 4,
+        /// and, of NVFP4, each row's do. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
+        /// the kernel in front has made of them for this token tile and edition. `out` has room for a result a token and row,
+        /// aligned to its dtype. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
+        /// [`GemmGrid::left_bytes`] on 16 bytes. `global` is a slot. All in global memory; nothing overlaps, and nobody else uses
+        /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as many stages as the grid says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            codes: *const u8,
+            scales: *const u8,
+            global: *const GlobalSlot,
+            activations: *const u8,
+            arranged: *const u8,
+            out: *mut u8,
+            counters: *mut u32,
+            left: *mut u8,
+            grid: GemmGrid,
+            apply: ApplyGlobal,
+        ) {
+            let weights = Operand { codes, scales, global, apply };
+            let problem = Problem { weights, activations, out, shape: grid.shape };
+            // SAFETY: the same contract.
+            unsafe { $body(&Epilogue { problem: &problem, grid: &grid, counters, left }, arranged) }
+        }
+    )+};
+}
+
+arrange_entries! {
+    arrange_f16 = WithF16,
+    arrange_bf16 = WithBf16,
+}
+
+entries! {
+    nvfp4_gemm_weights_f16_mma_n16 = mma::gemm::<Nvfp4, WithF16, 16, 8>,
+    nvfp4_gemm_weights_f16_mma_n32 = mma::gemm::<Nvfp4, WithF16, 32, 16>,
+    nvfp4_gemm_weights_f16_mma_n64 = mma::gemm::<Nvfp4, WithF16, 64, 32>,
+    nvfp4_gemm_weights_bf16_mma_n16 = mma::gemm::<Nvfp4, WithBf16, 16, 8>,
+    nvfp4_gemm_weights_bf16_mma_n32 = mma::gemm::<Nvfp4, WithBf16, 32, 16>,
+    nvfp4_gemm_weights_bf16_mma_n64 = mma::gemm::<Nvfp4, WithBf16, 64, 32>,
+    mxfp4_gemm_weights_f16_mma_n16 = mma::gemm::<Mxfp4, WithF16, 16, 8>,
+    mxfp4_gemm_weights_f16_mma_n32 = mma::gemm::<Mxfp4, WithF16, 32, 16>,
+    mxfp4_gemm_weights_f16_mma_n64 = mma::gemm::<Mxfp4, WithF16, 64, 32>,
+    mxfp4_gemm_weights_bf16_mma_n16 = mma::gemm::<Mxfp4, WithBf16, 16, 8>,
+    mxfp4_gemm_weights_bf16_mma_n32 = mma::gemm::<Mxfp4, WithBf16, 32, 16>,
+    mxfp4_gemm_weights_bf16_mma_n64 = mma::gemm::<Mxfp4, WithBf16, 64, 32>,
+}
+
+#[cfg(microscale_wgmma)]
+entries! {
+    nvfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithF16, 16, 8>,
+    nvfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithF16, 32, 16>,
+    nvfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithF16, 64, 32>,
+    nvfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithF16, 128, 64>,
+    nvfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithBf16, 16, 8>,
+    nvfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithBf16, 32, 16>,
+    nvfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithBf16, 64, 32>,
+    nvfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithBf16, 128, 64>,
+    mxfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithF16, 16, 8>,
+    mxfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithF16, 32, 16>,
+    mxfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithF16, 64, 32>,
+    mxfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithF16, 128, 64>,
+    mxfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithBf16, 16, 8>,
+    mxfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithBf16, 32, 16>,
+    mxfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithBf16, 64, 32>,
+    mxfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithBf16, 128, 64>,
+}

@@ -1,0 +1,118 @@
+//! What warp groups do together, on targets of compute capability 9.0: four warps multiply 64 rows with many tokens.
+//!
+//! These instructions are convergent, and LLVM does not know it, as there are no intrinsics for them all. Kernels use them in
+//! control flow that is the same for all threads of a warp group, where LLVM has no branch to move them into.
+
+use core::arch::asm;
+
+use crate::product::tensor_cores::{WithBf16, WithF16};
+
+/// Registers of a thread, of which there are as many in a thread block as it started with.
+pub(crate) enum Registers {
+    /// For warp groups that multiply: 112.
+    Many,
+    /// For warp groups that copy: 32.
+    Few,
+}
+
+/// Gives registers back, or waits until others have given back what is asked for. All threads of the warp group take part.
+#[inline(always)]
+pub(crate) fn set_registers(registers: Registers) {
+    // SAFETY: convergent; the kernels call it in uniform control flow. The assembler keeps to the number.
+    unsafe {
+        match registers {
+            Registers::Many => {
+                asm!("setmaxnreg.inc.sync.aligned.u32 112;", options(nostack, preserves_flags))
+            }
+            Registers::Few => asm!("setmaxnreg.dec.sync.aligned.u32 32;", options(nostack, preserves_flags)),
+        }
+    }
+}
+
+/// Describes `N` tokens' activations in shared memory at an address, for [`MultiplyTokens`]: the low half of a descriptor.
+///
+/// A core matrix is eight tokens times eight activations, a token in 16 bytes after the other. The next eight tokens' lies behind
+/// it, and that of the next eight activations behind all tokens'. A multiplication takes 16 activations, so that the next one's are
+/// `2 * N` behind.
+#[inline(always)]
+pub(crate) fn core_matrices<const N: u32>(address: u32) -> u32 {
+    address >> 4 | N << 16
+}
+
+/// Products of 64 rows of weights in registers with tokens' activations in shared memory, in a dtype. A thread has `SUMS` of
+/// them: of two rows, eight apart, and of two tokens in each eight.
+pub(crate) trait MultiplyTokens<const SUMS: usize> {
+    /// Starts to add two products to sums: each of 16 columns, whose weights the thread has as in [`crate::warp::multiply_f16`], with
+    /// activations that [`core_matrices`] describes. Waits for the products that were started before these.
+    ///
+    /// # Safety
+    /// All threads of the warp group take part. The activations are in shared memory, and stay there until the products have been
+    /// waited for; the sums are used for nothing else until then.
+    unsafe fn multiply_tokens(sums: &mut [f32; SUMS], weights: [[u32; 4]; 2], activations: u32);
+
+    /// Waits for all products.
+    ///
+    /// # Safety
+    /// All threads of the warp group take part.
+    unsafe fn wait(sums: &mut [f32; SUMS]);
+}
+
+/// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the numbers of the sums written out.
+macro_rules! multiply_tokens {
+    ($dtype:ident $word:literal $tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
+        impl MultiplyTokens<$sums> for $dtype {
+            #[inline(always)]
+            unsafe fn multiply_tokens(sums: &mut [f32; $sums], [a, b]: [[u32; 4]; 2], activations: u32) {
+                // SAFETY: the caller's promise is what the instructions need. The upper half of a descriptor says that the next eight
+                // tokens are 8 times 16 bytes behind.
+                unsafe {
+                    asm!(
+                        "{{ .reg .pred add; .reg .b64 first, second; setp.eq.u32 add, 0, 0;",
+                        "mov.b64 first, {{{first}, 8}}; mov.b64 second, {{{second}, 8}};",
+                        "wgmma.fence.sync.aligned;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k16.f32.", $word, ".", $word,
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, add, 1, 1, 0;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k16.f32.", $word, ".", $word,
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, add, 1, 1, 0;"),
+                        "wgmma.commit_group.sync.aligned;",
+                        "wgmma.wait_group.sync.aligned 1; }}",
+                        inout(reg32) sums[$first], $(inout(reg32) sums[$i],)*
+                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
+                        first = in(reg32) activations, second = in(reg32) activations + 2 * $tokens,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn wait(sums: &mut [f32; $sums]) {
+                // SAFETY: the caller's promise is what the instruction needs. The sums are operands so that nobody reads them before.
+                unsafe {
+                    asm!(
+                        "wgmma.wait_group.sync.aligned 0;",
+                        concat!("// {", $first, "}", $(" {", $i, "}",)*),
+                        inout(reg32) sums[$first], $(inout(reg32) sums[$i],)*
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+        }
+    };
+}
+
+/// Implements [`MultiplyTokens`] for both dtypes.
+macro_rules! both_dtypes {
+    ($tokens:literal $sums:literal $i:tt) => {
+        multiply_tokens!(WithF16 "f16" $tokens $sums $i);
+        multiply_tokens!(WithBf16 "bf16" $tokens $sums $i);
+    };
+}
+
+both_dtypes!(16 8 [0 1 2 3 4 5 6 7]);
+both_dtypes!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
+both_dtypes!(64 32 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]);
+both_dtypes!(128 64 [
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
+    37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+]);

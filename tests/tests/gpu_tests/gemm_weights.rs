@@ -1,0 +1,136 @@
+//! Products of weights and activations of many tokens: near the exact sums, or the CPU's bits where no tensor core computes them.
+
+use half::{bf16, f16};
+use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::{DeviceTensor, GemmWeightsKernel, Gpu};
+use microscale::{Activation, Error, Format, OperandFault};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual};
+
+use super::gemv_weights::{Product, assert_same};
+
+/// What tensor cores may lose of a product: they may drop subnormal numbers.
+const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
+
+/// Multiplies by a kernel from device memory, activations `skipped` elements behind 256 bytes; twice, with the same workspace.
+fn on_gpu<T: Exact + Activation>(
+    gpu: &Gpu,
+    product: &Product<T>,
+    kernel: GemmWeightsKernel,
+    skipped: usize,
+) -> Vec<T> {
+    let (stream, Product { weights, x, tokens, results }) = (gpu.stream(), product);
+    let there = DeviceTensor::from_host(stream, weights).unwrap();
+    let x = stream.clone_htod(&[vec![T::default(); skipped], x.clone()].concat()).unwrap();
+    let x = x.slice(skipped..);
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), *tokens).unwrap();
+    let mut multiplied = || {
+        let mut out = stream.clone_htod(&vec![T::from_f32(7.0); results.len() + 1]).unwrap();
+        gpu.gemm_weights_with(kernel, stream, &there, &x, *tokens, &mut workspace, &mut out).unwrap();
+        let mut found = stream.clone_dtoh(&out).unwrap();
+        assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{kernel:?}, {}: wrote too much", product.what());
+        found
+    };
+    let found = multiplied();
+    assert_same(&multiplied(), &found, &format!("{kernel:?}, {}, a second time", product.what()));
+    found
+}
+
+/// Checks results: rows with unusual scales have the CPU's bits.
+fn check<T: Exact + Activation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
+    let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
+    let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
+    for kernel in gpu.gemm_kernels() {
+        let found = on_gpu(gpu, product, kernel, skipped);
+        let defined = |row: usize| is_unusual::<T>(&product.weights, row);
+        for (i, (found, right)) in found.iter().zip(&product.results).enumerate() {
+            let row = i % product.weights.rows();
+            let same = found.bits() == right.bits() || !defined(row);
+            assert!(same, "{found:?} is not {right:?}: row {row}, {kernel:?}, {}", product.what());
+        }
+        let near = exact.check_some(&found, &bound, |row| !defined(row));
+        near.unwrap_or_else(|wrong| panic!("{wrong}, {kernel:?}, {}", product.what()));
+    }
+}
+
+pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
+    // NVFP4's rows are whole words of scales.
+    let shapes =
+        [(1, 64), (35, 128), (300, 380), (17, 1152), (520, 2048), (256, 1020), (700, 2880), (9, 4096)];
+    let kinds = [
+        (Scales::Common, Activations::Common),
+        (Scales::Numbers, Activations::Numbers),
+        (Scales::Common, Activations::Tiny),
+        (Scales::Any, Activations::Any),
+    ];
+    let mut seed = 0;
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        for (rows, cols) in shapes {
+            for tokens in [1, 9, 16, 33, 64, 100, 130, 257] {
+                let (scales, kind) = kinds[seed as usize % 4];
+                let weights = tensor(format, rows, cols, scales, seed);
+                let skipped = if seed % 5 == 0 { 3 } else { 0 };
+                seed += 1;
+                check(gpu, &Product::<f16>::new(weights.clone(), tokens, kind), skipped);
+                check(gpu, &Product::<bf16>::new(weights, tokens, kind), skipped);
+            }
+            seed += 1;
+        }
+    }
+}
+
+/// Work tiles that are whole, shared by two thread blocks and by many.
+pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
+    for (format, rows, cols, tokens) in [
+        (Format::Nvfp4, 4096, 4096, 16),
+        (Format::Mxfp4, 4096, 4096, 300),
+        (Format::Nvfp4, 28672, 1024, 64),
+        (Format::Mxfp4, 5760, 2880, 128),
+    ] {
+        let weights = tensor(format, rows, cols, Scales::Common, 2);
+        check(gpu, &Product::<bf16>::new(weights, tokens, Activations::Common), 0);
+    }
+}
+
+pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
+    let weights = tensor(Format::Mxfp4, 300, 512, Scales::Common, 2);
+    let product = Product::<f16>::new(weights, 40, Activations::Common);
+    let stream = gpu.stream();
+    let there = DeviceTensor::from_host(stream, &product.weights).unwrap();
+    let x = stream.clone_htod(&product.x).unwrap();
+    let mut out = stream.alloc_zeros::<f16>(product.results.len()).unwrap();
+    let other = tensor(Format::Mxfp4, 300, 64, Scales::Common, 2);
+    let mut workspace = gpu.gemm_workspace(stream, other.shape(), 1).unwrap();
+    let refused = gpu.gemm_weights_on(stream, &there, &x, 40, &mut workspace, &mut out).unwrap_err();
+    assert!(matches!(refused, Error::Operands(OperandFault::Workspace { .. })), "{refused:?}");
+}
+
+/// Any number of tokens, from host memory and captured in a graph.
+pub(crate) fn replays_in_a_graph(_: &Gpu) {
+    // Its own context state: captures do not allow cudarc's events.
+    let gpu = Gpu::new(0).unwrap();
+    // SAFETY: everything below is on one stream.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    for tokens in [1, 8, 9, 70] {
+        let weights = tensor(Format::Nvfp4, 600, 2048, Scales::Common, tokens as u64);
+        let product = Product::<bf16>::new(weights, tokens, Activations::Common);
+        let mut expected = vec![bf16::ZERO; product.results.len()];
+        gpu.gemm_weights(&product.weights, &product.x, tokens, &mut expected).unwrap();
+        let there = DeviceTensor::from_host(stream, &product.weights).unwrap();
+        let x = stream.clone_htod(&product.x).unwrap();
+        let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
+        let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 100).unwrap();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        for _ in 0..3 {
+            stream.memset_zeros(&mut out).unwrap();
+            graph.launch().unwrap();
+            assert_same(&stream.clone_dtoh(&out).unwrap(), &expected, "a replay");
+        }
+    }
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
