@@ -288,8 +288,8 @@ impl Rewrite for Converter<'_> {
             .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
         let ignore = ignored(self.checkpoint, copied);
         let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
-        let groups =
-            Group::of(packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape))));
+        let groups = packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape)));
+        let groups = Group::of(groups, self.checkpoint.naming);
         self.to.describe(&groups, &ignore, description);
     }
 }

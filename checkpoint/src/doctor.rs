@@ -7,13 +7,14 @@
 //! | `stored` | dtypes and shapes that are read, and should not be so |
 //! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
 //! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
-//! | `config` | what config.json says |
+//! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
 
 mod against;
 mod blocks;
 mod config;
 pub(crate) mod finding;
 mod global_scales;
+mod layers;
 mod stored;
 
 use std::ops::ControlFlow;

@@ -143,7 +143,12 @@ impl<'a> Plan<'a> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
         for tensor in checkpoint.tensors() {
             let treatment = treatment_of(tensor.name)?;
-            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), Some(treatment.storage));
+            let reason = selection.reason_to_copy(
+                &tensor,
+                checkpoint.naming,
+                wish(tensor.name),
+                Some(treatment.storage),
+            );
             let outlines = match reason {
                 None => treatment.storage.outlines(tensor.name, tensor.shape),
                 Some(_) => vec![unchanged(&tensor)],
@@ -415,7 +420,7 @@ impl<'a> Plan<'a> {
     fn groups(&self) -> Vec<Group> {
         let weights =
             self.to_quantize().map(|tensor| (tensor.name, self.of(tensor.name).storage, tensor.elements()));
-        Group::of(weights)
+        Group::of(weights, self.checkpoint.naming)
     }
 
     /// Says in the output's config how its layers are stored.

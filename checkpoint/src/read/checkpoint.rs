@@ -12,6 +12,7 @@ use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
 use crate::read::shard::{Container, Shard, Stored};
@@ -26,6 +27,8 @@ pub struct Checkpoint {
     pub(crate) config: Option<Config>,
     /// ModelOpt's hf_quant_config.json.
     pub(crate) hf_quant_config: Option<Config>,
+    /// What its layers are and what loaders call them, by config.json.
+    pub(crate) naming: Naming,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
 }
@@ -61,8 +64,9 @@ impl Checkpoint {
             (None, vec![Shard::open(path.into(), name)?], None, None)
         };
         let places = places(&shards)?;
-        let checkpoint =
-            Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
+        let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
+        let path = path.into();
+        let checkpoint = Self { path, directory, shards, index, config, hf_quant_config, naming, places };
         checkpoint.check_index()?;
         Ok(checkpoint)
     }
@@ -113,6 +117,13 @@ impl Checkpoint {
     pub fn own_convention(&self) -> FileConvention {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
         if gguf { FileConvention::Gguf } else { FileConvention::default() }
+    }
+
+    /// The architecture that its config.json names (`model_type`), if layers are told apart by their names alone
+    /// because it is not among those that are known.
+    pub fn unknown_architecture(&self) -> Option<&str> {
+        let config = self.config.as_ref().filter(|_| !self.naming.is_known())?;
+        config.model_type()
     }
 
     /// Makes sure that output by a convention is of the input's container.

@@ -78,6 +78,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
         warn(format_args!("warning: {warning}"));
     }
     let mut plan = Plan::by_recipes(&checkpoint, &recipes, convention).map_err(of_options)?;
+    if let Some(model_type) = checkpoint.unknown_architecture() {
+        warn(format_args!(
+            "warning: the architecture {} is not among those that are known: linear layers, embeddings and heads are told by \
+             their names, and the config names them as the file does; see with --dry-run which are quantized",
+            shown(model_type)
+        ));
+    }
     for warning in plan.idle_rules(&recipes) {
         warn(format_args!("warning: {warning}"));
     }

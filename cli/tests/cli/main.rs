@@ -1,5 +1,6 @@
 //! The program from outside.
 
+mod architectures;
 mod breaking_off;
 mod comparison;
 mod conventions;
