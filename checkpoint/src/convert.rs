@@ -185,8 +185,8 @@ impl<'a> Converter<'a> {
         device: &Device,
         sink: &Sink<'_>,
     ) -> Result<Done> {
-        let outlines = storage.outlines(packed.name, &packed.shape);
         let before = packed.global_scale.map(|(_, scale)| scale);
+        let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
         let mut rounding = rounding(packed, storage);
         for band in packed.bands()? {
             let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
@@ -250,10 +250,15 @@ fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> 
 impl Rewrite for Converter<'_> {
     type Done = Done;
 
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {
             Some((packed, storage)) => {
-                let mut outlines = storage.outlines(packed.name, &packed.shape);
+                let mut outlines =
+                    storage.outlines(packed.name, &packed.shape, packed.global_scale.is_some());
                 outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
                 outlines
             }

@@ -23,6 +23,8 @@ pub enum Reason {
     Empty,
     /// Its layer is not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
+    /// llama.cpp multiplies with no global scale of this layer; the architecture.
+    NoGlobalScale(String),
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),
     /// The tensor belongs to one of the first layers, as many as a recipe keeps.
@@ -54,6 +56,12 @@ impl fmt::Display for Reason {
             Self::NotAWeight => f.write_str("not called *.weight"),
             Self::Empty => f.write_str("no elements"),
             Self::NotAnExpert => f.write_str("not gpt-oss experts"),
+            Self::NoGlobalScale(architecture) => {
+                write!(
+                    f,
+                    "llama.cpp's {architecture} takes no global scale for it, and --global-scale none has none"
+                )
+            }
             Self::KeptByRule(patterns) => write!(f, "kept by a rule for {patterns}"),
             Self::FirstLayers(1) => f.write_str("of the first layer"),
             Self::FirstLayers(n) => write!(f, "of the first {n} layers"),

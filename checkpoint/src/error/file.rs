@@ -54,6 +54,24 @@ pub enum FileError {
         why: String,
     },
 
+    /// One of the files that a GGUF model was split into, whose number of tensors would change.
+    #[error(
+        "{} is one of the {parts} files of a model, each of which states the tensors of all; {before} tensors would \
+         become {after} here: give the directory that holds all {parts}, or put them together with llama-gguf-split \
+         --merge",
+        .file.display()
+    )]
+    PartOfGguf {
+        /// The file.
+        file: PathBuf,
+        /// The number of files.
+        parts: u64,
+        /// Its tensors.
+        before: usize,
+        /// The tensors that it would have.
+        after: usize,
+    },
+
     /// A tensor that a GGUF file cannot hold.
     #[error(
         "{}: GGUF cannot hold tensor {tensor}: {why}; leave it as it is with --exclude, or rename it",

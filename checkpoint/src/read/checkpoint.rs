@@ -12,6 +12,7 @@ use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
@@ -45,7 +46,7 @@ impl Checkpoint {
     /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
     ///
     /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
-    /// `model.safetensors`, or else all its `.safetensors` files.
+    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files.
     ///
     /// # Errors
     /// Everything that is wrong with headers and index, naming file and tensor.
@@ -124,6 +125,19 @@ impl Checkpoint {
     pub fn unknown_architecture(&self) -> Option<&str> {
         let config = self.config.as_ref().filter(|_| !self.naming.is_known())?;
         config.model_type()
+    }
+
+    /// The architecture of the model in a GGUF file.
+    pub(crate) fn gguf_architecture(&self) -> Option<&str> {
+        self.gguf_headers().map(|(_, header)| header.architecture()).find(|name| !name.is_empty())
+    }
+
+    /// The headers of GGUF files. Of a model that was split the first has what the others lack.
+    pub(crate) fn gguf_headers(&self) -> impl Iterator<Item = (&Shard, &Header)> {
+        self.shards.iter().filter_map(|shard| match &shard.container {
+            Container::Gguf(header) => Some((shard, &**header)),
+            Container::Safetensors(_) => None,
+        })
     }
 
     /// Makes sure that output by a convention is of the input's container.
@@ -222,9 +236,15 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
         }
         return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
     }
-    let weights =
-        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
-    let weights: Vec<_> = weights.filter(|file| !files.contains(&single) || **file == single).collect();
+    let called = |extension: &'static str| {
+        files.iter().filter(move |file| file.extension().is_some_and(|found| found == extension))
+    };
+    let weights = called("safetensors").filter(|file| !files.contains(&single) || **file == single);
+    let mut weights: Vec<_> = weights.collect();
+    if weights.is_empty() {
+        // The files of a model that was split.
+        weights = called("gguf").collect();
+    }
     if weights.is_empty() {
         return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));
     }

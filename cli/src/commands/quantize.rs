@@ -85,7 +85,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             shown(model_type)
         ));
     }
-    for warning in plan.idle_rules(&recipes) {
+    for warning in plan.idle_rules(&recipes).into_iter().chain(plan.misread_by()) {
         warn(format_args!("warning: {warning}"));
     }
     if let Some(path) = args.recipe.global_scales() {
@@ -120,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             if let Some(report) = report {
                 report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
             }
-            (summary.to_json(), summary_text(&summary, out) + &note)
+            (summary.to_json(), summary_text(&summary, out) + &notes_text(&plan) + &note)
         }
         _ => (plan.to_json(), plan_text(&plan)),
     };
@@ -213,6 +213,11 @@ fn some_of(names: &[String]) -> String {
     let more =
         if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
     format!("{}{more}", first.join(", "))
+}
+
+/// What loaders need that read the output, a line each.
+fn notes_text(plan: &Plan<'_>) -> String {
+    plan.refused_by().iter().map(|note| format!("\nnote    {note}")).collect()
 }
 
 /// The outcome of a part, and the next step, as text.
@@ -310,7 +315,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
         rows.add_row([&shown(tensor.name), &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
     }
     let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
-    format!("{rows}\n\n{sums}\n\n{}\nnothing was written", recipes_text(&recipes))
+    format!("{rows}\n\n{sums}\n\n{}{}\nnothing was written", recipes_text(&recipes), notes_text(plan))
 }
 
 /// The tensors of each format, if there are several, and of all; and those that are copied.

@@ -9,7 +9,9 @@ mod doctor;
 mod ending;
 mod filling;
 mod gguf;
+mod gguf_loading;
 mod global_scale;
+mod loading;
 mod manual;
 mod measuring;
 #[cfg(target_os = "linux")]
