@@ -9,7 +9,7 @@ use crate::conventions::packed::Packed;
 use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
-use crate::read::description::{Description, QUANTIZATION};
+use crate::read::description::{Description, QUANTIZATION, quantization};
 use crate::read::tensor::Tensor;
 
 /// Layers whose inputs are as wide as the model, by the ends of their names, and those whose outputs are.
@@ -39,7 +39,7 @@ pub(super) fn look(
             found(None, what);
         }
         (Some((method, _)), Some(_)) => {
-            let quantization = config.object.json.get(QUANTIZATION).and_then(Value::as_object);
+            let quantization = quantization(&config.object.json).and_then(Value::as_object);
             for packed in packed.iter().filter(|packed| !packed.convention().is_method(&method)) {
                 let stored = packed.convention().word();
                 found(

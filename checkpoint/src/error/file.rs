@@ -17,6 +17,17 @@ pub enum FileError {
         why: String,
     },
 
+    /// A file of another kind.
+    #[error("{} holds no tensors that are read here: it is {what}; {instead}", .file.display())]
+    OtherKind {
+        /// The file.
+        file: PathBuf,
+        /// Its kind.
+        what: &'static str,
+        /// The way out.
+        instead: &'static str,
+    },
+
     /// A header that describes a tensor wrongly.
     #[error(
         "{} is not a valid safetensors file: tensor {tensor}: {why}; download or write it again",

@@ -20,7 +20,20 @@ impl Plan<'_> {
         let warning = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of times \
                        too large, without an error. vLLM reads them right; --global-scale none, or global_scale = \"none\" in a \
                        recipe's rule for \"*.experts.*\", is read right by both";
-        experts.then(|| warning.into()).into_iter().collect()
+        let experts = experts.then(|| warning.to_string());
+        experts.into_iter().chain(self.adapter()).collect()
+    }
+
+    /// A warning if weights of an adapter are to be quantized.
+    fn adapter(&self) -> Option<String> {
+        let lora = |tensor: &Tensor<'_>| tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.");
+        let count = self.to_quantize().filter(lora).count();
+        (count > 0).then(|| {
+            format!(
+                "{count} tensors are a LoRA adapter's, which loaders take unquantized: merge it into its model first \
+                 (merge_and_unload of PEFT), or leave it with --exclude \"*.lora_*\""
+            )
+        })
     }
 
     /// Loaders that refuse the output, or want an option for it.

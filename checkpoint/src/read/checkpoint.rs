@@ -32,6 +32,8 @@ pub struct Checkpoint {
     pub(crate) naming: Naming,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
+    /// True if weights that are not the checkpoint's are left out of what is copied.
+    pub(crate) skip_other_weights: bool,
 }
 
 /// Shows the path and the number of tensors.
@@ -67,9 +69,25 @@ impl Checkpoint {
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
         let path = path.into();
-        let checkpoint = Self { path, directory, shards, index, config, hf_quant_config, naming, places };
+        let checkpoint = Self {
+            path,
+            directory,
+            shards,
+            index,
+            config,
+            hf_quant_config,
+            naming,
+            places,
+            skip_other_weights: false,
+        };
         checkpoint.check_index()?;
         Ok(checkpoint)
+    }
+
+    /// Leaves files with other weights out of what is copied beside this checkpoint's: PyTorch's, ONNX',
+    /// consolidated ones.
+    pub fn skip_other_weights(&mut self) {
+        self.skip_other_weights = true;
     }
 
     /// The place of a tensor's bytes in a file.
@@ -202,6 +220,9 @@ fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     Ok(places)
 }
 
+/// The ends of the names of PyTorch's files.
+const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
+
 /// The files directly in a directory, sorted.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = || Error::io("list", directory);
@@ -244,6 +265,11 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
     if weights.is_empty() {
         // The files of a model that was split.
         weights = called("gguf").collect();
+    }
+    if let Some(file) =
+        PICKLES.iter().find_map(|extension| called(extension).next()).filter(|_| weights.is_empty())
+    {
+        return Err(Error::Directory(DirectoryError::Pickles { file: file.clone() }));
     }
     if weights.is_empty() {
         return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));

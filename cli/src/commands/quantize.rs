@@ -15,7 +15,7 @@ use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
 use crate::options::words::{pattern, words};
-use crate::outputs::{Files, LinkArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
     #[command(flatten)]
-    links: LinkArgs,
+    others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -71,7 +71,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     recipes.select(&args.include, &args.exclude)?;
     // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint = args.others.open(&args.input)?;
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
     recipes.check(convention).map_err(of_options)?;
     for warning in recipes.unmatched(&checkpoint) {
@@ -151,7 +151,7 @@ impl Args {
             }
             (Some(out), None) => {
                 tell_of_left(&checkpoint::remove_unfinished_output(out));
-                self.links.tell(checkpoint)
+                self.others.tell(checkpoint)
             }
         }
     }

@@ -93,3 +93,68 @@ fn loaders_that_need_something_are_named_at_the_end() {
         assert!(dtype.is_none_or(|dtype| text.contains(dtype)), "{text}");
     }
 }
+
+#[test]
+fn a_preset_does_not_warn_of_its_own_patterns() {
+    let scratch = Scratch::new();
+    let run = quantize(&scratch, &mixture(&scratch), "OUT", &["--recipe", "nvfp4-mxfp4-experts"]);
+    assert!(!run.stderr.contains("warning"), "{run:#?}");
+    run.ok();
+    // Where nothing is an expert, the recipe is likely the wrong one.
+    let dense = quantize(&scratch, &sample(), "DENSE", &["--recipe", "nvfp4-mxfp4-experts"]);
+    assert!(dense.stderr.contains("no tensor is called \"*.experts.*\""), "{dense:#?}");
+}
+
+#[test]
+fn an_adapter_is_warned_of() {
+    let scratch = Scratch::new();
+    let data = || floats(&noise(32 * 64));
+    let tensors: [TensorData; 2] = [
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", Dtype::F32, vec![32, 64], data()),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", Dtype::F32, vec![64, 32], data()),
+    ];
+    let input =
+        scratch.write_tensors("IN/adapter_model.safetensors", &tensors).parent().unwrap().to_path_buf();
+    let run = quantize(&scratch, &input, "OUT", &[]);
+    assert!(
+        run.stderr.contains("2 tensors are a LoRA adapter's") && run.stderr.contains("merge it"),
+        "{run:#?}"
+    );
+    let excluded = quantize(&scratch, &input, "NONE", &["--exclude", "*.lora_*"]);
+    assert!(!excluded.stderr.contains("LoRA"), "{excluded:#?}");
+}
+
+#[test]
+fn other_weights_are_told_of_and_may_be_left_out() {
+    let scratch = Scratch::new();
+    let input = mixture(&scratch);
+    for file in
+        ["pytorch_model.bin", "original/consolidated.00.pth", "onnx/model.onnx", "consolidated.safetensors"]
+    {
+        scratch.write(format!("IN/{file}"), "weights");
+    }
+    for file in ["training_args.bin", "tokenizer.model"] {
+        scratch.write(format!("IN/{file}"), "no weights");
+    }
+    let warned = quantize(&scratch, &input, "ALL", &[]);
+    let warning = "other files with weights are copied as they are (28 B): consolidated.safetensors, onnx/model.onnx, \
+                   original/consolidated.00.pth and 1 more; --skip-others";
+    assert!(warned.stderr.contains(warning), "{warned:#?}");
+    warned.ok();
+    assert!(scratch.path("ALL/original/consolidated.00.pth").exists());
+
+    let skipped = quantize(&scratch, &input, "FEW", &["--skip-others"]);
+    assert!(!skipped.stderr.contains("other files"), "{skipped:#?}");
+    let text = skipped.ok();
+    assert!(text.contains("left out pytorch_model.bin: it holds other weights"), "{text}");
+    let there = |file: &str| scratch.path(format!("FEW/{file}")).exists();
+    assert!(there("training_args.bin") && there("tokenizer.model") && there("model.safetensors"));
+    assert!(
+        !there("pytorch_model.bin")
+            && !there("original")
+            && !there("onnx")
+            && !there("consolidated.safetensors")
+    );
+    run(&[&"dequantize", &scratch.path("ALL"), &"--out", &scratch.path("BACK"), &"--skip-others"]).ok();
+    assert!(!scratch.path("BACK/pytorch_model.bin").exists());
+}
