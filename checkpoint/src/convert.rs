@@ -16,6 +16,8 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
+use crate::names::weight::is_expert;
+use crate::plan::loaders::EXPERTS;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
@@ -43,6 +45,8 @@ pub struct Converted {
     pub rounded_inputs: Vec<String>,
     /// The quantization of the cache of keys and values that the input declares, if the output does not.
     pub dropped_cache: Option<String>,
+    /// Loaders that read the output wrongly, without an error; and what helps.
+    pub misread_by: Vec<String>,
     /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
@@ -99,6 +103,7 @@ pub fn convert(
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
         dropped_cache: dropped_cache(checkpoint, to),
+        misread_by: work.misread_by(),
         skipped,
         seconds: start.elapsed().as_secs_f64(),
     };
@@ -153,6 +158,15 @@ impl<'a> Converter<'a> {
         let converter = Self { checkpoint, to, packed, scales };
         converter.check_names()?;
         Ok(converter)
+    }
+
+    /// Loaders that read the output wrongly, without an error.
+    fn misread_by(&self) -> Vec<String> {
+        let misread = |(packed, _): &(&Packed<'_>, _)| {
+            is_expert(packed.name) && packed.global_scale.is_some_and(|(_, scale)| scale.value() != 1.0)
+        };
+        let ours = self.to == FileConvention::CompressedTensors;
+        (ours && self.packed.values().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
     }
 
     /// Every tensor of the output must have a name of its own.

@@ -12,7 +12,7 @@
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
-mod loaders;
+pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
 pub(crate) mod settings;

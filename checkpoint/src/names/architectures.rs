@@ -1,7 +1,8 @@
 //! Architectures of models: **the table** of how their files call layers, and of what no name shows.
 //!
 //! Each `model_type` here was compared with transformers 5.23: a model of it was built, and each of its
-//! weights is taken for what its module is. Those that are not here are decided by names alone.
+//! weights is taken for what its module is (scripts/architectures.py). Those that are not here are decided by
+//! names alone.
 
 /// Facts about an architecture, or several that are alike.
 #[derive(Debug)]

@@ -10,6 +10,11 @@ use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
 use crate::read::tensor::Tensor;
 
+/// A warning of experts in NVFP4 with global scales, by the convention of compressed-tensors.
+pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
+     times too large, without an error. vLLM reads them right; quantized with --global-scale none, or with global_scale = \
+     \"none\" in a recipe's rule for \"*.experts.*\", both do";
+
 impl Plan<'_> {
     /// Loaders that read the output wrongly, without an error; what reads it right, and what all read right.
     pub fn misread_by(&self) -> Vec<String> {
@@ -17,10 +22,7 @@ impl Plan<'_> {
             |(tensor, treatment): (Tensor<'_>, &Treatment)| is_expert(tensor.name) && treatment.has_global();
         let ours = self.convention == FileConvention::CompressedTensors;
         let experts = ours && self.treated().any(scaled);
-        let warning = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of times \
-                       too large, without an error. vLLM reads them right; --global-scale none, or global_scale = \"none\" in a \
-                       recipe's rule for \"*.experts.*\", is read right by both";
-        let experts = experts.then(|| warning.to_string());
+        let experts = experts.then(|| EXPERTS.to_string());
         experts.into_iter().chain(self.adapter()).collect()
     }
 

@@ -10,7 +10,7 @@ use crate::options::device::device;
 use crate::options::words::words;
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::progress::Bar;
-use crate::streams::print;
+use crate::streams::{print, warn};
 use crate::text::names::shown;
 use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
 
@@ -41,6 +41,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let mut done = checkpoint::convert(&checkpoint, args.to, &args.out, &device, &mut update)?;
     drop(bar);
+    for warning in &done.misread_by {
+        warn(format_args!("warning: {warning}"));
+    }
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
     for (what, sums) in [("converted", done.converted), ("copied", done.copied)] {

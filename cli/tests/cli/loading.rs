@@ -61,6 +61,18 @@ fn global_scales_of_experts_are_warned_of() {
     }
     // ModelOpt's files are read by loaders that multiply with them.
     assert!(!nvfp4("MO", &["--out-convention", "modelopt"]).0);
+    let convert = |from: &str, out: &str| {
+        let run = run(&[
+            &"convert",
+            &scratch.path(from),
+            &"--to",
+            &"compressed-tensors",
+            &"--out",
+            &scratch.path(out),
+        ]);
+        run.stderr.contains("leaves out the global scales of experts")
+    };
+    assert!(convert("MO", "CT") && !convert("NONE", "CTNONE"));
 }
 
 #[test]
