@@ -288,6 +288,22 @@ def modelopt_export(directory: Path) -> Path:
     return directory
 
 
+def model_check(name: str, format: str, plain: bool) -> str:
+    return f"transformers reads {name} in {format}, dequantized {'as it runs' if plain else 'as it loads'}"
+
+
+def table(outcomes: dict[str, bool]) -> str:
+    """What came of the models, as docs/files.md has it."""
+    columns = [(format, plain) for format in ("nvfp4", "mxfp4") for plain in (False, True)]
+    heads = [f"{format}, dequantized {'as it runs' if plain else 'as it loads'}" for format, plain in columns]
+    words = {True: "same", False: "**differs**", None: "–"}
+    lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for name in MODELS | MIXTURES:
+        cells = [words[outcomes.get(model_check(name, *column))] for column in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]:
     ct = CompressedTensorsConfig(dequantize=True)
 
@@ -346,8 +362,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         nvfp4 = ["--format", "nvfp4"] + (["--global-scale", "none"] if name in MIXTURES else [])
         for options in [nvfp4, ["--format", "mxfp4"]]:
             for plain in [False, True] if model.plain else [False]:
-                how = "as it runs" if plain else "as it loads"
-                found[f"transformers reads {name} in {options[1]}, dequantized {how}"] = (
+                found[model_check(name, options[1], plain)] = (
                     lambda model=model, options=options, plain=plain: by_model(program, model, *options, plain=plain)
                 )
     found["transformers reads gpt-oss' experts"] = gpt_oss
@@ -361,10 +376,11 @@ def main() -> int:
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--sample", type=Path, default=Path(__file__).parent.parent / "sample" / "tiny-llama")
     parser.add_argument("--only", default="", help="the checks with this word in their names")
+    parser.add_argument("--table", action="store_true", help="print the models as a table at the end")
     args = parser.parse_args()
     libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "torch"]
     print(", ".join(f"{library} {version(library)}" for library in libraries))
-    failed = 0
+    outcomes: dict[str, bool] = {}
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         for what, check in checks(Program(args.microscale.resolve(), Path(scratch)), args.sample).items():
@@ -374,10 +390,13 @@ def main() -> int:
                 wrong = check()
             except Exception as error:  # noqa: BLE001  (a reader that refuses is a failed check, and the next one runs)
                 wrong = [f"{type(error).__name__}: {error}"]
-            failed += bool(wrong)
+            outcomes[what] = not wrong
             print(f"{'FAILED' if wrong else 'same  '}  {what}")
             for line in wrong[:10]:
                 print(f"        {line}")
+    if args.table:
+        print(table(outcomes))
+    failed = sum(not same for same in outcomes.values())
     print(f"{failed} checks failed" if failed else "every weight is the same")
     return 1 if failed else 0
 

@@ -1,7 +1,5 @@
 //! Linear layers that stay as they are, in the words of a config: loaders must be told to ignore them.
 
-use std::collections::BTreeSet;
-
 use serde_json::Value;
 
 use crate::names::kept::Kept;
@@ -17,9 +15,11 @@ use crate::read::values::float_dtype;
 pub(crate) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = Tensor<'t>>) -> Vec<String> {
     let naming = checkpoint.naming;
     let left = copied.filter(|tensor| is_linear(naming, tensor) != Some(false));
-    let modules = left.flat_map(|tensor| naming.spellings(module(tensor.name)));
-    let modules: BTreeSet<_> = modules.chain(tied_head(checkpoint)).collect();
-    modules.into_iter().collect()
+    let mut modules: Vec<_> = left.flat_map(|tensor| naming.spellings(module(tensor.name))).collect();
+    modules.extend(tied_head(checkpoint));
+    modules.sort();
+    modules.dedup();
+    modules
 }
 
 /// Returns whether a tensor that is not quantized is the weight of a linear layer; `None` if its name leaves

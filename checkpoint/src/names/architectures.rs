@@ -9,8 +9,8 @@
 pub(crate) struct Architecture {
     /// `model_type` in config.json, one or more, with blanks between.
     types: &'static str,
-    /// Parts of names in files, and those of transformers' modules. The first one that a name begins with is
-    /// replaced; one that begins with a dot is replaced wherever it is.
+    /// Parts of names in files, and those of transformers' modules. One that begins with a dot is replaced
+    /// wherever it is, and of the others the first that a name begins with.
     pub(crate) renamed: &'static [(&'static str, &'static str)],
     /// The module of the output head, which may have no weight of its own in the file.
     pub(crate) head: &'static str,

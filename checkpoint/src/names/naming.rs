@@ -48,12 +48,15 @@ impl Naming {
 
     /// What transformers calls the layer that a file calls so.
     pub(crate) fn module(self, layer: &str) -> String {
-        let renamed = self.0.map_or(&[][..], |known| known.renamed);
-        let (parts, beginnings): (Vec<_>, Vec<_>) =
-            renamed.iter().partition(|(from, _)| from.starts_with('.'));
-        let beginning = beginnings.iter().find_map(|(from, to)| Some((to, layer.strip_prefix(from)?)));
-        let module = beginning.map_or_else(|| layer.to_string(), |(to, rest)| format!("{to}{rest}"));
-        parts.iter().fold(module, |module, (from, to)| module.replace(from, to))
+        let mut module = layer.to_string();
+        for (from, to) in self.0.map_or(&[][..], |known| known.renamed) {
+            if from.starts_with('.') {
+                module = module.replace(from, to);
+            } else if let Some(rest) = module.strip_prefix(from) {
+                return format!("{to}{rest}");
+            }
+        }
+        module
     }
 
     /// What loaders call a layer: the file's name, which vLLM and SGLang go by, and transformers' if it is

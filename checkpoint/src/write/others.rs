@@ -114,11 +114,13 @@ pub fn other_weights(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, u64)>> {
 
 /// The other files that are to be copied, and what is left behind.
 pub(crate) fn to_copy(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
-    let (files, mut skipped) = list(checkpoint)?;
-    let (left, files): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| checkpoint.skip_other_weights && holds_weights(file));
-    let why = "it holds other weights, and --skip-others was given";
-    skipped.extend(left.into_iter().map(|path| Skipped { path, why }));
+    let (mut files, mut skipped) = list(checkpoint)?;
+    if checkpoint.skip_other_weights {
+        let why = "it holds other weights, and --skip-others was given";
+        let left = files.iter().filter(|file| holds_weights(file));
+        skipped.extend(left.map(|path| Skipped { path: path.clone(), why }));
+        files.retain(|file| !holds_weights(file));
+    }
     skipped.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((files, skipped))
 }
