@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from reader_models import MIXTURES, MODELS, Model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -120,6 +121,40 @@ def by_transformers(program: Program, model: Path, config: object) -> list[str]:
     ours = program.dequantize(model, "bf16")
     # Tied weights are one parameter.
     theirs = {name: theirs[name] for name in theirs if name in ours or name != "lm_head.weight"}
+    return differing(ours, theirs, signs_of_zeros=True)
+
+
+def loaded_model(model: Model, directory: Path, config: object | None) -> dict[str, torch.Tensor]:
+    """A model's parameters as transformers has them after a forward pass, and its logits under that name."""
+    given = {} if config is None else {"quantization_config": config}
+    loaded, info = model.loader.from_pretrained(directory, dtype=torch.bfloat16, output_loading_info=True, **given)
+    problems = {key: value for key, value in info.items() if value}
+    if problems:
+        raise RuntimeError(f"transformers reports {problems}")
+    tokens = torch.arange(3, 11)[None]
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens} if loaded.config.is_encoder_decoder else {"input_ids": tokens}
+    if loaded.main_input_name == "input_features":
+        sound = torch.linspace(-1, 1, 32 * 32).reshape(1, 32, 32).to(torch.bfloat16)
+        inputs = {"input_features": sound, "decoder_input_ids": tokens}
+    with torch.no_grad():
+        logits = loaded(**inputs).logits
+    if not logits.isfinite().all():
+        raise RuntimeError("the model's logits are not finite")
+    # What is dequantized when it is first used keeps its scales.
+    scales = ("weight_scale", "weight_global_scale")
+    parameters = {name: value.detach() for name, value in loaded.named_parameters() if not name.endswith(scales)}
+    return parameters | {"logits": logits}
+
+
+def by_model(program: Program, model: Model, *options: str, plain: bool) -> list[str]:
+    """Compares a model that transformers reads quantized with the same model as `dequantize` writes it."""
+    exclude = [word for pattern in model.exclude for word in ("--exclude", pattern)]
+    quantized = program.quantize(model.save(program.new("model")), *options, *exclude)
+    back = program.new("dequantized")
+    program.run("dequantize", quantized, "--dtype", "bf16", "--out", back)
+    program.run("doctor", quantized)
+    ours = loaded_model(model, back, None)
+    theirs = loaded_model(model, quantized, CompressedTensorsConfig(dequantize=not plain))
     return differing(ours, theirs, signs_of_zeros=True)
 
 
@@ -253,6 +288,22 @@ def modelopt_export(directory: Path) -> Path:
     return directory
 
 
+def model_check(name: str, format: str, plain: bool) -> str:
+    return f"transformers reads {name} in {format}, dequantized {'as it runs' if plain else 'as it loads'}"
+
+
+def table(outcomes: dict[str, bool]) -> str:
+    """What came of the models, as docs/files.md has it."""
+    columns = [(format, plain) for format in ("nvfp4", "mxfp4") for plain in (False, True)]
+    heads = [f"{format}, dequantized {'as it runs' if plain else 'as it loads'}" for format, plain in columns]
+    words = {True: "same", False: "**differs**", None: "–"}
+    lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for name in MODELS | MIXTURES:
+        cells = [words[outcomes.get(model_check(name, *column))] for column in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]:
     ct = CompressedTensorsConfig(dequantize=True)
 
@@ -306,6 +357,14 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
 
     for options in [["--format", "mxfp4"], ["--format", "nvfp4"], ["--format", "nvfp4", "--convention", "modelopt"]]:
         found[f"gguf reads {' '.join(options)}"] = lambda options=options: of_gguf(*options)
+    for name, model in (MODELS | MIXTURES).items():
+        # Global scales of experts are left out by transformers: docs/files.md.
+        nvfp4 = ["--format", "nvfp4"] + (["--global-scale", "none"] if name in MIXTURES else [])
+        for options in [nvfp4, ["--format", "mxfp4"]]:
+            for plain in [False, True] if model.plain else [False]:
+                found[model_check(name, options[1], plain)] = (
+                    lambda model=model, options=options, plain=plain: by_model(program, model, *options, plain=plain)
+                )
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
     found["ModelOpt's own export, converted to compressed-tensors and back"] = exported
@@ -316,21 +375,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--sample", type=Path, default=Path(__file__).parent.parent / "sample" / "tiny-llama")
+    parser.add_argument("--only", default="", help="the checks with this word in their names")
+    parser.add_argument("--table", action="store_true", help="print the models as a table at the end")
     args = parser.parse_args()
     libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "torch"]
     print(", ".join(f"{library} {version(library)}" for library in libraries))
-    failed = 0
+    outcomes: dict[str, bool] = {}
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         for what, check in checks(Program(args.microscale.resolve(), Path(scratch)), args.sample).items():
+            if args.only not in what:
+                continue
             try:
                 wrong = check()
             except Exception as error:  # noqa: BLE001  (a reader that refuses is a failed check, and the next one runs)
                 wrong = [f"{type(error).__name__}: {error}"]
-            failed += bool(wrong)
+            outcomes[what] = not wrong
             print(f"{'FAILED' if wrong else 'same  '}  {what}")
             for line in wrong[:10]:
                 print(f"        {line}")
+    if args.table:
+        print(table(outcomes))
+    failed = sum(not same for same in outcomes.values())
     print(f"{failed} checks failed" if failed else "every weight is the same")
     return 1 if failed else 0
 

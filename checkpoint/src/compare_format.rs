@@ -36,7 +36,9 @@ pub fn compare_format(
         Logical::Plain(tensor) => Some(tensor),
         Logical::Packed(_) => None,
     });
-    let selected = |tensor: &Tensor<'_>| selection.reason_to_copy(tensor, Wish::Nothing, None).is_none();
+    let selected = |tensor: &Tensor<'_>| {
+        selection.reason_to_copy(tensor, checkpoint.naming, Wish::Nothing, None).is_none()
+    };
     let tensors: Vec<_> = tensors.filter(selected).collect();
     if tensors.is_empty() {
         return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone() }));

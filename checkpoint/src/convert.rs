@@ -16,6 +16,8 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
+use crate::names::weight::is_expert;
+use crate::plan::loaders::EXPERTS;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
@@ -43,6 +45,8 @@ pub struct Converted {
     pub rounded_inputs: Vec<String>,
     /// The quantization of the cache of keys and values that the input declares, if the output does not.
     pub dropped_cache: Option<String>,
+    /// Loaders that read the output wrongly, without an error; and what helps.
+    pub misread_by: Vec<String>,
     /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
@@ -99,6 +103,7 @@ pub fn convert(
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
         dropped_cache: dropped_cache(checkpoint, to),
+        misread_by: work.misread_by(),
         skipped,
         seconds: start.elapsed().as_secs_f64(),
     };
@@ -155,6 +160,15 @@ impl<'a> Converter<'a> {
         Ok(converter)
     }
 
+    /// Loaders that read the output wrongly, without an error.
+    fn misread_by(&self) -> Vec<String> {
+        let misread = |(packed, _): &(&Packed<'_>, _)| {
+            is_expert(packed.name) && packed.global_scale.is_some_and(|(_, scale)| scale.value() != 1.0)
+        };
+        let ours = self.to == FileConvention::CompressedTensors;
+        (ours && self.packed.values().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
+    }
+
     /// Every tensor of the output must have a name of its own.
     fn check_names(&self) -> Result<()> {
         let mut taken = HashSet::new();
@@ -185,8 +199,8 @@ impl<'a> Converter<'a> {
         device: &Device,
         sink: &Sink<'_>,
     ) -> Result<Done> {
-        let outlines = storage.outlines(packed.name, &packed.shape);
         let before = packed.global_scale.map(|(_, scale)| scale);
+        let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
         let mut rounding = rounding(packed, storage);
         for band in packed.bands()? {
             let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
@@ -250,10 +264,15 @@ fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> 
 impl Rewrite for Converter<'_> {
     type Done = Done;
 
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {
             Some((packed, storage)) => {
-                let mut outlines = storage.outlines(packed.name, &packed.shape);
+                let mut outlines =
+                    storage.outlines(packed.name, &packed.shape, packed.global_scale.is_some());
                 outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
                 outlines
             }
@@ -288,8 +307,8 @@ impl Rewrite for Converter<'_> {
             .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
         let ignore = ignored(self.checkpoint, copied);
         let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
-        let groups =
-            Group::of(packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape))));
+        let groups = packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape)));
+        let groups = Group::of(groups, self.checkpoint.naming);
         self.to.describe(&groups, &ignore, description);
     }
 }

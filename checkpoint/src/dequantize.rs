@@ -93,7 +93,7 @@ pub fn dequantize(
     let scales =
         packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-    let work = Dequantizer { dtype, packed, scales };
+    let work = Dequantizer { checkpoint, dtype, packed, scales };
     let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
     let mut dequantized = Dequantized {
         dtype,
@@ -126,6 +126,7 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 }
 
 struct Dequantizer<'a> {
+    checkpoint: &'a Checkpoint,
     dtype: Dtype,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
@@ -164,6 +165,10 @@ fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_
 
 impl Rewrite for Dequantizer<'_> {
     type Done = Done;
+
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
 
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {

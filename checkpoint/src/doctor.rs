@@ -6,14 +6,17 @@
 //! | `blocks` | scale bytes and codes, block by block |
 //! | `stored` | dtypes and shapes that are read, and should not be so |
 //! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
+//! | `loaders` | what loaders are known to read wrongly, or to refuse, however right it is |
 //! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
-//! | `config` | what config.json says |
+//! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
 
 mod against;
 mod blocks;
 mod config;
 pub(crate) mod finding;
 mod global_scales;
+mod layers;
+mod loaders;
 mod stored;
 
 use std::ops::ControlFlow;
@@ -86,6 +89,7 @@ pub fn diagnose(
     }
     (diagnosis.quantized, diagnosis.plain) = (packed.len() as u64, plain.len() as u64);
     global_scales::look(&packed, &mut diagnosis.findings);
+    loaders::look(checkpoint, &packed, &mut diagnosis.findings);
     config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
     Ok(diagnosis)
 }

@@ -6,6 +6,7 @@
 //! | `format` | the numbers and keys of the container |
 //! | `cursor`, `value`, `header` | reading: every count, length and offset is checked before it is believed |
 //! | `metadata` | the metadata of a file to be written: as it was |
+//! | `scales` | the global scales that llama.cpp multiplies with |
 //! | `blocks` | MXFP4 and NVFP4 between our codes and scales and ggml's blocks |
 //!
 //! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth
@@ -16,6 +17,7 @@ mod cursor;
 pub(crate) mod format;
 pub(crate) mod header;
 pub(crate) mod metadata;
+pub(crate) mod scales;
 pub(crate) mod value;
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ pub use read::tensor::Tensor;
 pub use read::values::{Values, file_dtype, float_dtype};
 pub use reason::Reason;
 pub use sums::Sums;
-pub use write::others::{Skipped, outside_links};
+pub use write::others::{Skipped, other_weights, outside_links};
 pub use write::output::remove_unfinished_output;
 pub use write::place::{Places, real_path};
 pub use write::progress::{OnProgress, Progress};

@@ -6,11 +6,13 @@
 //! | `recipes`, `settings` | recipe files and presets; settings key by key |
 //! | `treatment`, `used_recipe` | the treatment of one tensor; the recipes of a plan, and the use of each |
 //! | `fusions` | whether layers that engines fuse can be one layer |
+//! | `loaders` | what loaders are known to do with the output that they should not |
 //! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
+pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
 pub(crate) mod settings;
@@ -143,9 +145,15 @@ impl<'a> Plan<'a> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
         for tensor in checkpoint.tensors() {
             let treatment = treatment_of(tensor.name)?;
-            let reason = selection.reason_to_copy(&tensor, wish(tensor.name), Some(treatment.storage));
+            let reason = selection.reason_to_copy(
+                &tensor,
+                checkpoint.naming,
+                wish(tensor.name),
+                Some(treatment.storage),
+            );
+            let reason = reason.or_else(|| treatment.unread_global(checkpoint, &tensor));
             let outlines = match reason {
-                None => treatment.storage.outlines(tensor.name, tensor.shape),
+                None => treatment.outlines(&tensor),
                 Some(_) => vec![unchanged(&tensor)],
             };
             let recipe = match reason {
@@ -401,7 +409,7 @@ impl<'a> Plan<'a> {
         let mut taken: HashSet<_> =
             self.tensors.iter().map(|planned| planned.tensor.name.to_string()).collect();
         for tensor in self.to_quantize() {
-            for Outline { name, .. } in self.of(tensor.name).storage.outlines(tensor.name, tensor.shape) {
+            for Outline { name, .. } in self.of(tensor.name).outlines(&tensor) {
                 if name != tensor.name && !taken.insert(name.clone()) {
                     let (file, tensor) = (tensor.file.into(), tensor.name.into());
                     return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
@@ -415,7 +423,7 @@ impl<'a> Plan<'a> {
     fn groups(&self) -> Vec<Group> {
         let weights =
             self.to_quantize().map(|tensor| (tensor.name, self.of(tensor.name).storage, tensor.elements()));
-        Group::of(weights)
+        Group::of(weights, self.checkpoint.naming)
     }
 
     /// Says in the output's config how its layers are stored.

@@ -30,6 +30,7 @@ use crate::quantize::details::Details;
 use crate::quantize::matrix::Matrix;
 use crate::quantize::source::{Source, Stored};
 use crate::quantize::summary::{Outcome, Plain, Summary, TensorSummary};
+use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
@@ -248,9 +249,13 @@ struct Written {
 impl Rewrite for Quantizer<'_> {
     type Done = Done;
 
+    fn checkpoint(&self) -> &Checkpoint {
+        self.plan.checkpoint()
+    }
+
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.plan.reason(tensor.name) {
-            None => self.plan.of(tensor.name).storage.outlines(tensor.name, tensor.shape),
+            None => self.plan.of(tensor.name).outlines(tensor),
             Some(_) => vec![unchanged(tensor)],
         }
     }

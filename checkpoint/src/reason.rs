@@ -23,6 +23,8 @@ pub enum Reason {
     Empty,
     /// Its layer is not among the experts, which alone gpt-oss stores quantized.
     NotAnExpert,
+    /// llama.cpp multiplies with no global scale of this layer; the architecture.
+    NoGlobalScale(String),
     /// A rule of a recipe keeps it; the rule's patterns.
     KeptByRule(String),
     /// The tensor belongs to one of the first layers, as many as a recipe keeps.
@@ -45,13 +47,21 @@ impl fmt::Display for Reason {
             Self::Dtype(dtype) => write!(f, "dtype {dtype}"),
             Self::Kept(Kept::Norm) => f.write_str("norm"),
             Self::Kept(Kept::Embedding) => f.write_str("embedding"),
-            Self::Kept(Kept::OutputHead) => f.write_str("lm_head"),
+            Self::Kept(Kept::OutputHead) => f.write_str("output head"),
             Self::Kept(Kept::Router) => f.write_str("router"),
+            Self::Kept(Kept::Convolution) => f.write_str("convolution"),
+            Self::Kept(Kept::Transposed) => f.write_str("Conv1D, which loaders take unquantized alone"),
             Self::Dimensions(0) => f.write_str("scalar"),
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),
             Self::Empty => f.write_str("no elements"),
             Self::NotAnExpert => f.write_str("not gpt-oss experts"),
+            Self::NoGlobalScale(architecture) => {
+                write!(
+                    f,
+                    "llama.cpp's {architecture} takes no global scale for it, and --global-scale none has none"
+                )
+            }
             Self::KeptByRule(patterns) => write!(f, "kept by a rule for {patterns}"),
             Self::FirstLayers(1) => f.write_str("of the first layer"),
             Self::FirstLayers(n) => write!(f, "of the first {n} layers"),

@@ -1,10 +1,12 @@
 //! What is looked at before a command writes: whether anything would be lost, what killed runs have left, and
 //! links that lead out of a checkpoint.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use microscale_checkpoint::{Checkpoint, Error, LeftBehind, OutputError, Places, outside_links};
+use microscale_checkpoint::{
+    Checkpoint, Error, LeftBehind, OutputError, Places, other_weights, outside_links,
+};
 
 use crate::failures::Usage;
 use crate::streams::warn;
@@ -13,17 +15,32 @@ use crate::text::table::{bytes, count};
 /// Links that are listed one by one.
 const LISTED: usize = 3;
 
-/// An option of commands that copy the files of a checkpoint.
+/// Options of commands that copy the other files of a checkpoint.
 #[derive(clap::Args)]
-pub(crate) struct LinkArgs {
+pub(crate) struct OtherFilesArgs {
     /// Copy files that links lead to, outside of INPUT, without a word about it
     #[arg(long)]
     follow_links: bool,
+    /// Leave out the directory's other files with weights: .bin, .pth, .onnx, other .safetensors
+    #[arg(long)]
+    skip_others: bool,
 }
 
-impl LinkArgs {
-    /// Says which files from outside of a checkpoint will be copied with it.
+impl OtherFilesArgs {
+    /// Opens a checkpoint whose other files will be copied.
+    pub(crate) fn open(&self, path: &Path) -> Result<Checkpoint> {
+        let mut checkpoint = Checkpoint::open(path)?;
+        if self.skip_others {
+            checkpoint.skip_other_weights();
+        }
+        Ok(checkpoint)
+    }
+
+    /// Says which files from outside of a checkpoint, and which with other weights, will be copied with it.
     pub(crate) fn tell(&self, checkpoint: &Checkpoint) -> Result<()> {
+        if !self.skip_others {
+            tell_of_weights(&other_weights(checkpoint)?);
+        }
         let links = if self.follow_links { Vec::new() } else { outside_links(checkpoint)? };
         for (path, target) in links.iter().take(LISTED) {
             warn(format_args!(
@@ -37,6 +54,21 @@ impl LinkArgs {
         }
         Ok(())
     }
+}
+
+/// Says which files with other weights will be copied whole.
+fn tell_of_weights(weights: &[(PathBuf, u64)]) {
+    if weights.is_empty() {
+        return;
+    }
+    let all = bytes(weights.iter().map(|(_, bytes)| bytes).sum());
+    let listed: Vec<_> = weights.iter().take(LISTED).map(|(path, _)| path.display().to_string()).collect();
+    let more = weights.len().saturating_sub(LISTED);
+    let more = if more == 0 { String::new() } else { format!(" and {} more", count(more as u64)) };
+    warn(format_args!(
+        "warning: other files with weights are copied as they are ({all}): {}{more}; --skip-others leaves them out",
+        listed.join(", ")
+    ));
 }
 
 /// The files of a command. Each that is written is checked against all others.

@@ -2,38 +2,47 @@
 
 use serde_json::Value;
 
-use crate::names::kept::{Kept, kept};
+use crate::names::kept::Kept;
+use crate::names::naming::Naming;
+use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::float_dtype;
 
 /// The linear layers of a checkpoint that its config must tell loaders to ignore, given the tensors that are
-/// not quantized.
+/// not quantized: by every name that a loader has for them. What may be linear or not is among them, because
+/// nothing is lost by ignoring what is not looked for.
 pub(crate) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = Tensor<'t>>) -> Vec<String> {
-    let modules = copied.filter_map(|tensor| ignored_module(&tensor));
-    let mut modules: Vec<_> = modules.chain(tied_head(checkpoint)).collect();
+    let naming = checkpoint.naming;
+    let left = copied.filter(|tensor| is_linear(naming, tensor) != Some(false));
+    let mut modules: Vec<_> = left.flat_map(|tensor| naming.spellings(module(tensor.name))).collect();
+    modules.extend(tied_head(checkpoint));
     modules.sort();
+    modules.dedup();
     modules
 }
 
-/// The module of a linear layer that is not quantized: what the config must tell loaders to ignore.
-/// Embeddings and norms are no linear layers to them.
-pub(crate) fn ignored_module(tensor: &Tensor<'_>) -> Option<String> {
-    let module = tensor.name.strip_suffix(".weight")?;
-    let other = matches!(kept(tensor.name), Some(Kept::Norm | Kept::Embedding));
-    let linear = tensor.shape.len() == 2 && float_dtype(tensor.dtype).is_some() && !other;
-    linear.then(|| module.into())
+/// Returns whether a tensor that is not quantized is the weight of a linear layer; `None` if its name leaves
+/// that open. Embeddings and norms are no linear layers to loaders.
+pub(crate) fn is_linear(naming: Naming, tensor: &Tensor<'_>) -> Option<bool> {
+    float_dtype(tensor.dtype).map_or(Some(false), |_| naming.is_linear(tensor.name, tensor.shape))
 }
 
 /// The output head's module, for a model that generates text and stores no head because it is the embedding's
 /// transpose.
-fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
+pub(crate) fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
     let generates = |name: &Value| {
         let name = name.as_str().unwrap_or_default();
-        name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration")
+        ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"].iter().any(|end| name.ends_with(end))
     };
     let config = &checkpoint.config.as_ref()?.object.json;
     let architectures = config.get("architectures").and_then(Value::as_array)?;
-    let stored = checkpoint.tensors().any(|tensor| kept(tensor.name) == Some(Kept::OutputHead));
-    (architectures.iter().any(generates) && !stored).then(|| "lm_head".into())
+    let head = checkpoint.naming.head();
+    let is_head = |tensor: Tensor<'_>| {
+        let name = checkpoint.naming.module(tensor.name);
+        let is_its = name.strip_prefix(head).is_some_and(|rest| rest.starts_with('.'));
+        is_its || checkpoint.naming.kept(tensor.name, tensor.shape) == Some(Kept::OutputHead)
+    };
+    let stored = checkpoint.tensors().any(is_head);
+    (architectures.iter().any(generates) && !stored).then(|| head.into())
 }

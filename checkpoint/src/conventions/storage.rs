@@ -180,14 +180,16 @@ impl Storage {
         (self.codes_shape(&shape) == codes).then_some(shape)
     }
 
-    /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale.
-    pub(crate) fn outlines(&self, name: &str, shape: &[usize]) -> Vec<Outline> {
+    /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale,
+    /// which need not be there if it is 1 (`global` is false) and the convention says so.
+    pub(crate) fn outlines(&self, name: &str, shape: &[usize], global: bool) -> Vec<Outline> {
         let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
         let mut outlines = vec![outline(self.codes_suffix, self.codes, self.codes_shape(shape))];
         if self.blocks.is_none() {
             outlines.push(outline(self.scales_suffix, self.scales, self.scales_shape(shape)));
         }
-        outlines.extend(self.global_scale.as_ref().and_then(|global| global.outline(name, shape)));
+        let stored = self.global_scale.as_ref().filter(|stored| global || !stored.optional);
+        outlines.extend(stored.and_then(|stored| stored.outline(name, shape)));
         outlines
     }
 
@@ -221,7 +223,8 @@ impl Storage {
 
     /// The bytes of the last of them, the global scale, if there is one.
     pub(crate) fn global_part(&self, global: Option<GlobalScale>, shape: &[usize]) -> Option<Vec<u8>> {
-        let stored = self.global_scale.as_ref().zip(self.stored_global_scale(global));
+        let needed = self.global_scale.as_ref().filter(|stored| global.is_some() || !stored.optional);
+        let stored = needed.zip(self.stored_global_scale(global));
         stored.map(|(stored, global)| stored.bytes(global, shape))
     }
 

@@ -117,7 +117,7 @@ mod tests {
     type Part<'a> = (&'a str, FileDtype, &'a [usize]);
 
     fn stored_as(convention: FileConvention, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
-        Storage::of_format(convention, format).unwrap().outlines(name, shape)
+        Storage::of_format(convention, format).unwrap().outlines(name, shape, true)
     }
 
     #[test]

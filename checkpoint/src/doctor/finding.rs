@@ -25,6 +25,10 @@ pub enum Defect {
     InvertedGlobalScale,
     /// Different global scales in layers that are fused.
     UnequalGlobalScales,
+    /// Global scales of experts, which transformers leaves out.
+    ExpertGlobalScale,
+    /// Global scales that llama.cpp does not know, or does not multiply with.
+    UnreadGlobalScale,
     /// The halves of bytes in the wrong order.
     NibbleOrder,
     /// Values that are not those of the original.
@@ -43,6 +47,8 @@ words!(Defect, "defect" {
     Self::SaturatedBlocks = "saturated-blocks",
     Self::InvertedGlobalScale = "inverted-global-scale",
     Self::UnequalGlobalScales = "unequal-global-scales",
+    Self::ExpertGlobalScale = "expert-global-scale",
+    Self::UnreadGlobalScale = "unread-global-scale",
     Self::NibbleOrder = "nibble-order",
     Self::OtherValues = "other-values",
     Self::Misread = "misread",
@@ -67,6 +73,12 @@ impl Defect {
             }
             Self::UnequalGlobalScales => {
                 "engines that fuse the layers take one of the global scales for all: the weights of the others are wrong by a factor"
+            }
+            Self::ExpertGlobalScale => {
+                "transformers makes the weights of experts thousands of times too large, without an error; vLLM reads them right"
+            }
+            Self::UnreadGlobalScale => {
+                "llama.cpp refuses the file, or computes with weights that are wrong by that factor"
             }
             Self::NibbleOrder => {
                 "neighbouring weights are swapped in pairs; the model computes nonsense, without any error"
@@ -96,6 +108,12 @@ impl Defect {
             }
             Self::UnequalGlobalScales => {
                 "quantize these layers again, under one global scale (microscale quantize does)"
+            }
+            Self::ExpertGlobalScale => {
+                "load it with vLLM, or quantize experts without a global scale (--global-scale none, or global_scale in a rule)"
+            }
+            Self::UnreadGlobalScale => {
+                "quantize again: microscale gives such layers no global scale, and with --global-scale none no layer has one"
             }
             Self::NibbleOrder => {
                 "swap the halves of each byte of the codes, or quantize again (torchao 0.15 and later)"

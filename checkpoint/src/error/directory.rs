@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+/// The way out for weights in PyTorch's files.
+pub(crate) const SAVE_AS_SAFETENSORS: &str = "save it as safetensors first: from_pretrained and save_pretrained of \
+     transformers do; or look for a revision of the repository that has such files";
+
 /// Files of a directory that do not go together.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -14,6 +18,16 @@ pub enum DirectoryError {
     NoWeights {
         /// The directory.
         path: PathBuf,
+    },
+
+    /// A directory whose weights are all in PyTorch's files.
+    #[error(
+        "{} is a PyTorch file, a pickle, and there is no *.safetensors beside it; {}",
+        .file.display(), SAVE_AS_SAFETENSORS
+    )]
+    Pickles {
+        /// One of them.
+        file: PathBuf,
     },
 
     /// Two sets of weights in one directory.

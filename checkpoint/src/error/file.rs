@@ -17,6 +17,17 @@ pub enum FileError {
         why: String,
     },
 
+    /// A file of another kind.
+    #[error("{} holds no tensors that are read here: it is {what}; {instead}", .file.display())]
+    OtherKind {
+        /// The file.
+        file: PathBuf,
+        /// Its kind.
+        what: &'static str,
+        /// The way out.
+        instead: &'static str,
+    },
+
     /// A header that describes a tensor wrongly.
     #[error(
         "{} is not a valid safetensors file: tensor {tensor}: {why}; download or write it again",
@@ -52,6 +63,24 @@ pub enum FileError {
         tensor: String,
         /// The defect of its description.
         why: String,
+    },
+
+    /// One of the files that a GGUF model was split into, whose number of tensors would change.
+    #[error(
+        "{} is one of the {parts} files of a model, each of which states the tensors of all; {before} tensors would \
+         become {after} here: give the directory that holds all {parts}, or put them together with llama-gguf-split \
+         --merge",
+        .file.display()
+    )]
+    PartOfGguf {
+        /// The file.
+        file: PathBuf,
+        /// The number of files.
+        parts: u64,
+        /// Its tensors.
+        before: usize,
+        /// The tensors that it would have.
+        after: usize,
     },
 
     /// A tensor that a GGUF file cannot hold.

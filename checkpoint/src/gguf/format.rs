@@ -14,9 +14,11 @@ pub(crate) const MAX_NAME: usize = 63;
 
 /// The keys with a meaning here.
 pub(crate) const ALIGNMENT: &str = "general.alignment";
-#[cfg(test)]
 pub(crate) const ARCHITECTURE: &str = "general.architecture";
 pub(crate) const FILE_TYPE: &str = "general.file_type";
+/// The number of files that a model was split into, and of the tensors in all of them.
+pub(crate) const SPLIT_COUNT: &str = "split.count";
+pub(crate) const SPLIT_TENSORS: &str = "split.tensors.count";
 pub(crate) const QUANTIZATION_VERSION: &str = "general.quantization_version";
 
 /// The result of parsing. The error is a sentence about the defect, to which callers add the file, and the

@@ -44,7 +44,15 @@ pub(crate) struct TensorInfo {
 }
 
 impl Header {
-    #[cfg(test)]
+    /// A whole number among the metadata.
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        match self.value(key)? {
+            Value::Unsigned(number) => Some(*number),
+            Value::Signed(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
     /// The value of a key.
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 #[cfg(test)]
 use super::format::{ARCHITECTURE, DEFAULT_ALIGNMENT};
-use super::format::{FILE_TYPE, QUANTIZATION_VERSION};
+use super::format::{FILE_TYPE, QUANTIZATION_VERSION, SPLIT_TENSORS};
 use super::header::Header;
 use super::value::ValueType;
 
@@ -63,6 +63,12 @@ impl<'a> Metadata<'a> {
     pub(crate) fn set_file_type(&mut self, file_type: FileType) {
         self.set(FILE_TYPE, ValueType::U32, &(file_type as u32).to_le_bytes());
         self.set(QUANTIZATION_VERSION, ValueType::U32, &VERSION_OF_QUANTIZED.to_le_bytes());
+    }
+
+    /// States how many tensors the files have in all that a model is split into.
+    pub(crate) fn set_split_tensors(&mut self, tensors: u64) {
+        let tensors = i32::try_from(tensors).unwrap_or(i32::MAX);
+        self.set(SPLIT_TENSORS, ValueType::I32, &tensors.to_le_bytes());
     }
 
     /// Puts a value in its key's place, or at the end.

@@ -1,23 +1,61 @@
-//! Weights that are left alone by default: norms, embeddings, output heads and routers, known by their names.
+//! Weights that are left alone by default: norms, embeddings, output heads, routers and convolutions.
 
-/// Kinds of weights that are left alone by default, told by a part of the name: **the table of exceptions**.
+/// Parts of names that tell what a weight is: **the table of exceptions**, the first one that there is
+/// decides.
 ///
 /// Their errors cost more than their bytes save, and serving engines expect them unquantized.
 const KEPT: &[(&str, Kept)] = &[
     ("norm", Kept::Norm),
+    ("lm_head", Kept::OutputHead),
+    ("embed_out", Kept::OutputHead),
+    ("unembed", Kept::OutputHead),
+    ("cls.predictions.", Kept::OutputHead),
     ("embed", Kept::Embedding),
     ("wte", Kept::Embedding),
     ("wpe", Kept::Embedding),
-    ("lm_head", Kept::OutputHead),
     ("token_embd", Kept::Embedding),
+    ("position_embd", Kept::Embedding),
+    ("token_types", Kept::Embedding),
+    ("relative_attention_bias", Kept::Embedding),
     ("ffn_gate_inp", Kept::Router),
     ("router", Kept::Router),
     (".gate.weight", Kept::Router),
     ("_expert_gate.weight", Kept::Router),
 ];
 
+/// Output heads that have no name of their own: whole names, for layers have such parts too.
+const HEADS: &[&str] = &[
+    "output",
+    "head",
+    "decoder",
+    "proj_out",
+    "lm_loss",
+    "pred_layer.proj",
+    "output_projection",
+    "output_layer",
+    "transformer.output_layer",
+    "language_model.output",
+];
+
+/// The last parts of the names of what is an embedding in every model.
+const EMBEDDINGS: &[&str] = &[
+    "embed_tokens",
+    "embed_positions",
+    "embeddings",
+    "word_embeddings",
+    "position_embeddings",
+    "position_embedding",
+    "token_type_embeddings",
+    "tok_embeddings",
+    "relative_attention_bias",
+    "shared",
+    "wte",
+    "wpe",
+];
+
 /// A kind of weight that is left alone by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Kept {
     /// Scales of a normalisation.
     Norm,
@@ -27,13 +65,72 @@ pub enum Kept {
     OutputHead,
     /// A layer that assigns tokens to experts.
     Router,
+    /// The kernels of a convolution.
+    Convolution,
+    /// The transposed weights of GPT-2's layers (Conv1D), which no loader takes quantized.
+    Transposed,
 }
 
-/// The kind of a tensor that is left alone by default, by its name.
-pub fn kept(name: &str) -> Option<Kept> {
-    // GGUF's head; attention has outputs too.
-    if name == "output.weight" {
+/// The kind of a tensor that is left alone by default, by its name and its number of dimensions.
+pub fn kept(name: &str, dimensions: usize) -> Option<Kept> {
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    if HEADS.contains(&module) {
         return Some(Kept::OutputHead);
     }
-    KEPT.iter().find(|(part, _)| name.contains(part)).map(|(_, kept)| *kept)
+    if let Some((_, kept)) = KEPT.iter().find(|(part, _)| name.contains(part)) {
+        return Some(*kept);
+    }
+    let last = last_part(module);
+    if last == "shared" || last.ends_with("emb") {
+        return Some(Kept::Embedding);
+    }
+    // Experts have three dimensions too.
+    let convolution = dimensions > 3 || dimensions == 3 && name.contains("conv");
+    convolution.then_some(Kept::Convolution)
+}
+
+/// Returns whether a module of this name is an embedding in every model.
+pub(crate) fn is_embedding(module: &str) -> bool {
+    EMBEDDINGS.contains(&last_part(module))
+}
+
+fn last_part(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_what_is_left_alone() {
+        for (name, dimensions, expected) in [
+            ("model.norm.weight", 1, Some(Kept::Norm)),
+            ("shared.weight", 2, Some(Kept::Embedding)),
+            ("model.shared.weight", 2, Some(Kept::Embedding)),
+            ("model.layers.0.mlp.shared.up_proj.weight", 2, None),
+            (
+                "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+                2,
+                Some(Kept::Embedding),
+            ),
+            ("position_embd.weight", 2, Some(Kept::Embedding)),
+            ("emb.weight", 2, Some(Kept::Embedding)),
+            ("embed_out.weight", 2, Some(Kept::OutputHead)),
+            ("head.weight", 2, Some(Kept::OutputHead)),
+            ("proj_out.weight", 2, Some(Kept::OutputHead)),
+            ("blocks.0.proj_out.weight", 2, None),
+            ("output.weight", 2, Some(Kept::OutputHead)),
+            ("transformer.output_layer.weight", 2, Some(Kept::OutputHead)),
+            ("blk.0.attn_output.weight", 2, None),
+            ("model.layers.0.mlp.gate.weight", 2, Some(Kept::Router)),
+            ("vision_tower.patch_conv.weight", 4, Some(Kept::Convolution)),
+            ("model.visual.downsample.weight", 4, Some(Kept::Convolution)),
+            ("model.encoder.conv1.weight", 3, Some(Kept::Convolution)),
+            ("model.layers.0.mlp.experts.fc1.weight", 3, None),
+            ("in_proj.conv.weight", 2, None),
+        ] {
+            assert_eq!(kept(name, dimensions), expected, "{name}");
+        }
+    }
 }

@@ -34,6 +34,8 @@ pub struct Recipes {
     keep_first_layers: usize,
     keep_last_layers: usize,
     rules: Vec<Rule>,
+    /// True if it comes with the library.
+    preset: bool,
     /// The name of the file in errors; `None` if there is none.
     source: Option<String>,
     /// The lines of the settings in the file, but for those of the command line.
@@ -92,6 +94,10 @@ impl Recipes {
             .collect();
         for rule in &self.rules {
             let source = self.source.as_deref().unwrap_or_default();
+            // A recipe that comes with the library has patterns for what other checkpoints call so.
+            if self.preset && names.iter().any(|name| rule.matches(name)) {
+                continue;
+            }
             for pattern in
                 rule.patterns.iter().filter(|pattern| !names.iter().any(|name| pattern.is_match(name)))
             {

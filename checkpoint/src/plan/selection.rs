@@ -6,7 +6,7 @@ use crate::conventions::storage::Storage;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::names::glob::matcher;
-use crate::names::kept::kept;
+use crate::names::naming::Naming;
 use crate::read::tensor::Tensor;
 use crate::read::values::float_dtype;
 use crate::reason::Reason;
@@ -14,7 +14,8 @@ use crate::reason::Reason;
 /// The selection of tensors to quantize.
 ///
 /// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not
-/// norms, embeddings, output heads or routers. Patterns to include add any float tensor of two dimensions or
+/// norms, embeddings, output heads, routers or convolutions, by the model's architecture if it is known and
+/// by their names if not. Patterns to include add any float tensor of two dimensions or
 /// more, whatever its name; patterns to exclude have the last word. In a pattern `*` stands for any
 /// characters, dots included.
 #[derive(Clone, Debug, Default)]
@@ -61,11 +62,12 @@ impl Selection {
         Ok(())
     }
 
-    /// Why a tensor is not quantized, given what a recipe says and how it would be stored, if it would;
-    /// `None` if it is.
+    /// Why a tensor is not quantized, given its checkpoint's architecture, what a recipe says and how it would
+    /// be stored, if it would; `None` if it is.
     pub(crate) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
+        naming: Naming,
         wish: Wish,
         storage: Option<&Storage>,
     ) -> Option<Reason> {
@@ -80,7 +82,7 @@ impl Selection {
         }
         let included =
             wish == Wish::Quantize || self.include.iter().any(|pattern| pattern.is_match(tensor.name));
-        if !included && let Some(kept) = kept(tensor.name) {
+        if !included && let Some(kept) = naming.kept(tensor.name, tensor.shape) {
             return Some(Reason::Kept(kept));
         }
         if tensor.shape.len() < 2 {
@@ -126,7 +128,9 @@ mod tests {
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
-        selection.reason_to_copy(&tensor, Wish::Nothing, Some(storage)).map(|reason| reason.to_string())
+        selection
+            .reason_to_copy(&tensor, Naming::default(), Wish::Nothing, Some(storage))
+            .map(|reason| reason.to_string())
     }
 
     #[test]
@@ -138,7 +142,7 @@ mod tests {
             ("model.norm.weight", FileDtype::BF16, &[32][..], "norm"),
             ("model.embed_tokens.weight", FileDtype::BF16, &[8, 32], "embedding"),
             ("transformer.wte.weight", FileDtype::F32, &[8, 32], "embedding"),
-            ("lm_head.weight", FileDtype::F32, &[8, 32], "lm_head"),
+            ("lm_head.weight", FileDtype::F32, &[8, 32], "output head"),
             ("mlp.gate.weight", FileDtype::F32, &[8, 32], "router"),
             ("fc.bias", FileDtype::F32, &[32], "1-D"),
             ("temperature", FileDtype::F32, &[], "scalar"),

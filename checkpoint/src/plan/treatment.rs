@@ -1,11 +1,16 @@
 //! The treatment of a tensor, how it is quantized and stored, and the treatments of a checkpoint.
 
-use microscale::{Format, Recipe, search_global};
+use microscale::{Format, Global, Recipe, Scheme, search_global};
 
 use crate::conventions::storage::Storage;
 use crate::error::Result;
 use crate::file_convention::FileConvention;
+use crate::gguf::scales::{Use, use_of};
 use crate::plan::used_recipe::Facts;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::tensor::Tensor;
+use crate::reason::Reason;
+use crate::write::outline::Outline;
 
 /// The treatment of a tensor.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,23 @@ impl Treatment {
     /// Returns whether both treatments give the same tensors.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.recipe, self.search_global) == (other.recipe, other.search_global)
+    }
+
+    /// Returns whether tensors have a global scale.
+    pub(crate) fn has_global(&self) -> bool {
+        matches!(self.recipe.scheme, Scheme::Nvfp4(_, global) if global != Global::Absent)
+    }
+
+    /// The tensors that take a tensor's place.
+    pub(crate) fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        self.storage.outlines(tensor.name, tensor.shape, self.has_global())
+    }
+
+    /// The reason to copy a tensor of a GGUF file whose global scale llama.cpp would not multiply with.
+    pub(crate) fn unread_global(&self, checkpoint: &Checkpoint, tensor: &Tensor<'_>) -> Option<Reason> {
+        let architecture = checkpoint.gguf_architecture().filter(|_| self.has_global())?;
+        let read = use_of(architecture, tensor.name) == Use::Applied;
+        (!read).then(|| Reason::NoGlobalScale(architecture.into()))
     }
 
     pub(crate) fn format(&self) -> Format {

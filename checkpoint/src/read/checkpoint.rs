@@ -12,6 +12,8 @@ use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::gguf::header::Header;
+use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
 use crate::read::shard::{Container, Shard, Stored};
@@ -26,8 +28,12 @@ pub struct Checkpoint {
     pub(crate) config: Option<Config>,
     /// ModelOpt's hf_quant_config.json.
     pub(crate) hf_quant_config: Option<Config>,
+    /// What its layers are and what loaders call them, by config.json.
+    pub(crate) naming: Naming,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
+    /// True if weights that are not the checkpoint's are left out of what is copied.
+    pub(crate) skip_other_weights: bool,
 }
 
 /// Shows the path and the number of tensors.
@@ -42,7 +48,7 @@ impl Checkpoint {
     /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
     ///
     /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
-    /// `model.safetensors`, or else all its `.safetensors` files.
+    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files.
     ///
     /// # Errors
     /// Everything that is wrong with headers and index, naming file and tensor.
@@ -61,10 +67,27 @@ impl Checkpoint {
             (None, vec![Shard::open(path.into(), name)?], None, None)
         };
         let places = places(&shards)?;
-        let checkpoint =
-            Self { path: path.into(), directory, shards, index, config, hf_quant_config, places };
+        let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
+        let path = path.into();
+        let checkpoint = Self {
+            path,
+            directory,
+            shards,
+            index,
+            config,
+            hf_quant_config,
+            naming,
+            places,
+            skip_other_weights: false,
+        };
         checkpoint.check_index()?;
         Ok(checkpoint)
+    }
+
+    /// Leaves files with other weights out of what is copied beside this checkpoint's: PyTorch's, ONNX',
+    /// consolidated ones.
+    pub fn skip_other_weights(&mut self) {
+        self.skip_other_weights = true;
     }
 
     /// The place of a tensor's bytes in a file.
@@ -113,6 +136,26 @@ impl Checkpoint {
     pub fn own_convention(&self) -> FileConvention {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
         if gguf { FileConvention::Gguf } else { FileConvention::default() }
+    }
+
+    /// The architecture that its config.json names (`model_type`), if layers are told apart by their names alone
+    /// because it is not among those that are known.
+    pub fn unknown_architecture(&self) -> Option<&str> {
+        let config = self.config.as_ref().filter(|_| !self.naming.is_known())?;
+        config.model_type()
+    }
+
+    /// The architecture of the model in a GGUF file.
+    pub(crate) fn gguf_architecture(&self) -> Option<&str> {
+        self.gguf_headers().map(|(_, header)| header.architecture()).find(|name| !name.is_empty())
+    }
+
+    /// The headers of GGUF files. Of a model that was split the first has what the others lack.
+    pub(crate) fn gguf_headers(&self) -> impl Iterator<Item = (&Shard, &Header)> {
+        self.shards.iter().filter_map(|shard| match &shard.container {
+            Container::Gguf(header) => Some((shard, &**header)),
+            Container::Safetensors(_) => None,
+        })
     }
 
     /// Makes sure that output by a convention is of the input's container.
@@ -177,6 +220,9 @@ fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     Ok(places)
 }
 
+/// The ends of the names of PyTorch's files.
+const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
+
 /// The files directly in a directory, sorted.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = || Error::io("list", directory);
@@ -211,9 +257,20 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
         }
         return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
     }
-    let weights =
-        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
-    let weights: Vec<_> = weights.filter(|file| !files.contains(&single) || **file == single).collect();
+    let called = |extension: &'static str| {
+        files.iter().filter(move |file| file.extension().is_some_and(|found| found == extension))
+    };
+    let weights = called("safetensors").filter(|file| !files.contains(&single) || **file == single);
+    let mut weights: Vec<_> = weights.collect();
+    if weights.is_empty() {
+        // The files of a model that was split.
+        weights = called("gguf").collect();
+    }
+    if let Some(file) =
+        PICKLES.iter().find_map(|extension| called(extension).next()).filter(|_| weights.is_empty())
+    {
+        return Err(Error::Directory(DirectoryError::Pickles { file: file.clone() }));
+    }
     if weights.is_empty() {
         return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));
     }

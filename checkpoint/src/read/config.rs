@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use crate::error::Result;
 use crate::read::json::Object;
 
@@ -18,6 +20,11 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// The model's architecture, as transformers looks it up.
+    pub(crate) fn model_type(&self) -> Option<&str> {
+        self.object.json.get("model_type").and_then(Value::as_str)
+    }
+
     pub(crate) fn read(directory: &Path, name: &str) -> Result<Option<Self>> {
         let file = directory.join(name);
         Ok(if file.is_file() { Some(Self { object: Object::read(&file)?, file }) } else { None })

@@ -11,6 +11,20 @@ use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 /// The entry of it that says how weights are quantized.
 pub(crate) const QUANTIZATION: &str = "quantization_config";
 
+/// Its name in files of compressed-tensors before transformers knew it.
+const COMPRESSION: &str = "compression_config";
+
+/// The entry for the language model of several, which may have the others' in itself.
+const TEXT: &str = "text_config";
+
+/// What a config says about how weights are quantized, if it does, wherever loaders look for it.
+pub(crate) fn quantization(config: &Map<String, Value>) -> Option<&Value> {
+    let of_text = config.get(TEXT).and_then(|text| text.get(QUANTIZATION));
+    let entries = [config.get(QUANTIZATION), of_text, config.get(COMPRESSION)];
+    // Some libraries write null where there is none.
+    entries.into_iter().flatten().find(|entry| !entry.is_null())
+}
+
 /// The claims of the JSON files of a checkpoint's directory about its weights.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Description {
@@ -48,9 +62,7 @@ impl Description {
     /// The method that it names, if it says that the checkpoint is quantized; and the file that says so.
     pub(crate) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
         if let Some(config) = &checkpoint.config
-            && let Some(quantization) = config.object.json.get(QUANTIZATION)
-            // Some libraries write so that there is none.
-            && !quantization.is_null()
+            && let Some(quantization) = quantization(&config.object.json)
         {
             let method = quantization.get("quant_method").and_then(Value::as_str);
             return Some((method.unwrap_or("of an unknown method").into(), config.file.clone()));
@@ -61,7 +73,7 @@ impl Description {
     /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of
     /// keys and values is. Words that both conventions have are understood.
     fn cache(&self) -> Option<&Value> {
-        let quantization = self.config.as_ref().and_then(|config| config.get(QUANTIZATION));
+        let quantization = self.config.as_ref().and_then(quantization);
         let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
         let cache = quantization.and_then(|quantization| quantization.get("kv_cache_scheme"));
         let cache = cache.or_else(|| own?.get("kv_cache_quant_algo"));
@@ -82,6 +94,10 @@ impl Description {
     pub(crate) fn remove(&mut self) {
         if let Some(config) = &mut self.config {
             config.shift_remove(QUANTIZATION);
+            config.shift_remove(COMPRESSION);
+            if let Some(Value::Object(text)) = config.get_mut(TEXT) {
+                text.shift_remove(QUANTIZATION);
+            }
         }
         self.hf_quant_config = None;
     }

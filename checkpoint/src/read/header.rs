@@ -8,6 +8,7 @@ use std::path::Path;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::error::directory::SAVE_AS_SAFETENSORS;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::{HEADER_BYTES, check_dimensions, check_name, check_tensors};
@@ -58,6 +59,33 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
     // something.
     let metadata = Metadata::new(metadata, tensors).map_err(|error| wrong(error.to_string()))?;
     Ok((metadata, data))
+}
+
+/// Beginnings of files that are no safetensors, with what such files are and the way out.
+const OTHERS: [(&[u8], &str, &str); 4] = [
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer, which stands for the file",
+        "fetch the file itself with `git lfs pull`, or download it again",
+    ),
+    (b"PK\x03\x04", PYTORCH, SAVE_AS_SAFETENSORS),
+    // The pickles of PyTorch before 1.6.
+    (b"\x80\x02", PYTORCH, SAVE_AS_SAFETENSORS),
+    (b"<", "a web page or XML", "download the file again, and look at what the server said"),
+];
+
+const PYTORCH: &str = "a PyTorch file (.bin, .pt, .pth), which is a pickle";
+/// Refuses a file of a kind that is known by its beginning, and that holds no tensors to be read here.
+///
+/// # Errors
+/// [`FileError::OtherKind`](crate::FileError::OtherKind).
+pub(crate) fn check_kind(file: &Path, bytes: &[u8]) -> Result<()> {
+    // A header of safetensors that begins so would be longer than is read.
+    let length = bytes.first_chunk::<LENGTH>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+    let known = OTHERS.iter().find(|(start, ..)| length > HEADER_BYTES && bytes.starts_with(start));
+    known.map_or(Ok(()), |(_, what, instead)| {
+        Err(Error::File(FileError::OtherKind { file: file.into(), what, instead }))
+    })
 }
 
 /// The header's text, as long as the file says.

@@ -60,6 +60,7 @@ impl Shard {
         // SAFETY: the map is private and read-only, nobody changes the file (as above), and the bytes are only
         // ever read as integers and floats, for which every bit pattern is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
+        header::check_kind(&path, &map)?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
         // No safetensors file starts so: its header would have a gigabyte.
         if by_name || map.starts_with(MAGIC) {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
+use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::metadata::{FileType, Metadata};
 use crate::read::shard::{Container, Shard};
 use crate::write::gguf;
@@ -21,11 +22,43 @@ pub(crate) fn begin<R: Rewrite>(shard: &Shard, path: &Path, work: &R) -> Result<
         renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
         outlines.extend(new);
     }
-    Ok((renamed, create(shard, path, outlines, work.file_type())?))
+    let split = split_tensors(shard, outlines.len(), work)?;
+    Ok((renamed, create(shard, path, outlines, work.file_type(), split)?))
+}
+
+/// The tensors that all files of a split model will have, which each of them states.
+///
+/// # Errors
+/// [`FileError::PartOfGguf`](crate::FileError::PartOfGguf) if their number changes and the others are not
+/// there.
+fn split_tensors<R: Rewrite>(shard: &Shard, here: usize, work: &R) -> Result<Option<u64>> {
+    let Container::Gguf(header) = &shard.container else { return Ok(None) };
+    let (Some(parts), Some(before)) = (header.number(SPLIT_COUNT), header.number(SPLIT_TENSORS)) else {
+        return Ok(None);
+    };
+    let checkpoint = work.checkpoint();
+    if parts > 1 && !checkpoint.directory && here != shard.stored.len() {
+        let file = shard.path.clone();
+        return Err(Error::File(FileError::PartOfGguf {
+            file,
+            parts,
+            before: shard.stored.len(),
+            after: here,
+        }));
+    }
+    let after: u64 = checkpoint.tensors().map(|tensor| work.outlines(&tensor).len() as u64).sum();
+    let read: u64 = checkpoint.tensors().map(|_| 1).sum();
+    Ok(Some((before + after).saturating_sub(read)))
 }
 
 /// Creates a file of the same container as a shard, with its metadata.
-fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<FileType>) -> Result<Writer> {
+fn create(
+    shard: &Shard,
+    path: &Path,
+    outlines: Vec<Outline>,
+    file_type: Option<FileType>,
+    split: Option<u64>,
+) -> Result<Writer> {
     let (header, bytes) = match &shard.container {
         Container::Safetensors(metadata) => {
             return Writer::safetensors(path, metadata.as_ref(), outlines);
@@ -35,6 +68,9 @@ fn create(shard: &Shard, path: &Path, outlines: Vec<Outline>, file_type: Option<
     let mut metadata = Metadata::of(header, bytes);
     if let Some(file_type) = file_type {
         metadata.set_file_type(file_type);
+    }
+    if let Some(tensors) = split {
+        metadata.set_split_tensors(tensors);
     }
     let outlines = outlines.into_iter().map(|Outline { name, dtype, shape }| {
         let refused =

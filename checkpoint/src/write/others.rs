@@ -67,6 +67,64 @@ pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped
     Ok((files, skipped))
 }
 
+/// The ends of the names of files that hold weights.
+const WEIGHTS: [&str; 14] = [
+    "bin",
+    "ckpt",
+    "gguf",
+    "h5",
+    "llamafile",
+    "mlmodel",
+    "msgpack",
+    "onnx",
+    "onnx_data",
+    "ot",
+    "pt",
+    "pth",
+    "safetensors",
+    "tflite",
+];
+
+/// Returns whether a file's name says that it holds weights. Those of the checkpoint itself are not among the
+/// other files.
+fn holds_weights(file: &Path) -> bool {
+    let named = file.extension().is_some_and(|end| WEIGHTS.iter().any(|known| end == *known));
+    // What transformers' Trainer was told.
+    named && file.file_name().is_none_or(|name| name != "training_args.bin")
+}
+
+/// The other files of a checkpoint's directory that hold weights, with their sizes: each is a copy of the
+/// model, or of another, that is not quantized.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn other_weights(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, u64)>> {
+    if !checkpoint.directory {
+        return Ok(Vec::new());
+    }
+    let (files, _) = list(checkpoint)?;
+    let weights = files.into_iter().filter(|file| holds_weights(file));
+    let size = |file: PathBuf| {
+        let path = checkpoint.path.join(&file);
+        let bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
+        Ok((file, bytes))
+    };
+    weights.map(size).collect()
+}
+
+/// The other files that are to be copied, and what is left behind.
+pub(crate) fn to_copy(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
+    let (mut files, mut skipped) = list(checkpoint)?;
+    if checkpoint.skip_other_weights {
+        let why = "it holds other weights, and --skip-others was given";
+        let left = files.iter().filter(|file| holds_weights(file));
+        skipped.extend(left.map(|path| Skipped { path: path.clone(), why }));
+        files.retain(|file| !holds_weights(file));
+    }
+    skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((files, skipped))
+}
+
 /// The files that are no weights and that links lead to, outside of the checkpoint: each link, and the file
 /// that will be copied. Hugging Face's cache is made of such links.
 ///
@@ -77,7 +135,7 @@ pub fn outside_links(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, PathBuf)>>
         return Ok(Vec::new());
     }
     let root = checkpoint.path.canonicalize().map_err(Error::io("open", &checkpoint.path))?;
-    let (files, _) = list(checkpoint)?;
+    let (files, _) = to_copy(checkpoint)?;
     let links = files.into_iter().map(|file| checkpoint.path.join(file)).filter(|file| file.is_symlink());
     let targets = links.filter_map(|link| link.canonicalize().ok().map(|target| (link, target)));
     Ok(targets.filter(|(_, target)| !target.starts_with(&root)).collect())

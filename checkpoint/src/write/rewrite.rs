@@ -71,7 +71,7 @@ pub(crate) fn write_rest(
         let original = original.map(|config| &config.object);
         json::write_object(&output.place(name.as_ref())?, json, original)?;
     }
-    let (files, skipped) = others::list(checkpoint)?;
+    let (files, skipped) = others::to_copy(checkpoint)?;
     for file in files {
         others::copy(&checkpoint.path.join(&file), &output.place(&file)?)?;
         meter.before("")?;

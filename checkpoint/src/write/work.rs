@@ -7,6 +7,7 @@ use microscale::Device;
 use crate::error::Result;
 use crate::gguf::metadata::FileType;
 use crate::names::fused::Fused;
+use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 use crate::write::outline::Outline;
@@ -16,6 +17,9 @@ use crate::write::writer::Sink;
 pub(crate) trait Rewrite: Sync {
     /// The facts known of a tensor once it is written.
     type Done: Send;
+
+    /// The input.
+    fn checkpoint(&self) -> &Checkpoint;
 
     /// The tensors that take one's place. None, if they are written together with another.
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;

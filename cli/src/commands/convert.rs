@@ -4,15 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{DeviceChoice, GlobalScale, Words};
-use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, FileConvention, Rounding, remove_unfinished_output,
-};
+use microscale_checkpoint::{self as checkpoint, FileConvention, Rounding, remove_unfinished_output};
 
 use crate::options::device::device;
 use crate::options::words::words;
-use crate::outputs::{Files, LinkArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::progress::Bar;
-use crate::streams::print;
+use crate::streams::{print, warn};
 use crate::text::names::shown;
 use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
 
@@ -30,19 +28,22 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     #[command(flatten)]
-    links: LinkArgs,
+    others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint = args.others.open(&args.input)?;
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
     let device = device(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
-    args.links.tell(&checkpoint)?;
+    args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("converting");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let mut done = checkpoint::convert(&checkpoint, args.to, &args.out, &device, &mut update)?;
     drop(bar);
+    for warning in &done.misread_by {
+        warn(format_args!("warning: {warning}"));
+    }
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
     for (what, sums) in [("converted", done.converted), ("copied", done.copied)] {

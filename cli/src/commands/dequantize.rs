@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{DeviceChoice, Dtype, Words};
-use microscale_checkpoint::{self as checkpoint, Checkpoint, remove_unfinished_output};
+use microscale_checkpoint::{self as checkpoint, remove_unfinished_output};
 
 use crate::options::device::device;
 use crate::options::words::words;
-use crate::outputs::{Files, LinkArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::print;
 use crate::text::table::{bytes, count, seconds, skipped_text, table};
@@ -27,15 +27,15 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     #[command(flatten)]
-    links: LinkArgs,
+    others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint = args.others.open(&args.input)?;
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
     let device = device(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
-    args.links.tell(&checkpoint)?;
+    args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("dequantizing");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let done = checkpoint::dequantize(&checkpoint, &args.out, args.dtype, &device, &mut update)?;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale_checkpoint::{self as checkpoint, Checkpoint};
+use microscale_checkpoint as checkpoint;
 use serde_json::json;
 
-use crate::outputs::{Files, LinkArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::streams::print;
@@ -23,11 +23,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
-    links: LinkArgs,
+    others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint = args.others.open(&args.input)?;
     let parts = checkpoint::parts_directory(&args.out)?;
     Files {
         checkpoints: &[&checkpoint],
@@ -37,7 +37,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     .check()?;
     tell_of_left(&checkpoint::remove_unfinished_output(&args.out));
-    args.links.tell(&checkpoint)?;
+    args.others.tell(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let mut bar = Bar::new("merging");
     let merged = checkpoint::merge(&checkpoint, &args.out, &mut |progress| bar.update(progress))?;

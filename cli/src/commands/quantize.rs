@@ -15,7 +15,7 @@ use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
 use crate::options::words::{pattern, words};
-use crate::outputs::{Files, LinkArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
     #[command(flatten)]
-    links: LinkArgs,
+    others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -71,14 +71,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     recipes.select(&args.include, &args.exclude)?;
     // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint = args.others.open(&args.input)?;
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
     recipes.check(convention).map_err(of_options)?;
     for warning in recipes.unmatched(&checkpoint) {
         warn(format_args!("warning: {warning}"));
     }
     let mut plan = Plan::by_recipes(&checkpoint, &recipes, convention).map_err(of_options)?;
-    for warning in plan.idle_rules(&recipes) {
+    if let Some(model_type) = checkpoint.unknown_architecture() {
+        warn(format_args!(
+            "warning: the architecture {} is not among those that are known: linear layers, embeddings and heads are told by \
+             their names, and the config names them as the file does; see with --dry-run which are quantized",
+            shown(model_type)
+        ));
+    }
+    for warning in plan.idle_rules(&recipes).into_iter().chain(plan.misread_by()) {
         warn(format_args!("warning: {warning}"));
     }
     if let Some(path) = args.recipe.global_scales() {
@@ -113,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             if let Some(report) = report {
                 report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
             }
-            (summary.to_json(), summary_text(&summary, out) + &note)
+            (summary.to_json(), summary_text(&summary, out) + &notes_text(&plan) + &note)
         }
         _ => (plan.to_json(), plan_text(&plan)),
     };
@@ -144,7 +151,7 @@ impl Args {
             }
             (Some(out), None) => {
                 tell_of_left(&checkpoint::remove_unfinished_output(out));
-                self.links.tell(checkpoint)
+                self.others.tell(checkpoint)
             }
         }
     }
@@ -206,6 +213,11 @@ fn some_of(names: &[String]) -> String {
     let more =
         if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
     format!("{}{more}", first.join(", "))
+}
+
+/// What loaders need that read the output, a line each.
+fn notes_text(plan: &Plan<'_>) -> String {
+    plan.refused_by().iter().map(|note| format!("\nnote    {note}")).collect()
 }
 
 /// The outcome of a part, and the next step, as text.
@@ -303,7 +315,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
         rows.add_row([&shown(tensor.name), &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
     }
     let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
-    format!("{rows}\n\n{sums}\n\n{}\nnothing was written", recipes_text(&recipes))
+    format!("{rows}\n\n{sums}\n\n{}{}\nnothing was written", recipes_text(&recipes), notes_text(plan))
 }
 
 /// The tensors of each format, if there are several, and of all; and those that are copied.

@@ -7,19 +7,19 @@ use microscale_test_support::{Scratch, run, sample};
 use super::{floats, noise, quantize};
 
 /// A tensor of a file: name, sizes slowest first, ggml's type, bytes.
-type Stored = (String, Vec<u64>, u32, Vec<u8>);
+pub(super) type Stored = (String, Vec<u64>, u32, Vec<u8>);
 
-const F32: u32 = 0;
+pub(super) const F32: u32 = 0;
 const BF16: u32 = 30;
 const MXFP4: u32 = 39;
-const NVFP4: u32 = 40;
+pub(super) const NVFP4: u32 = 40;
 
-fn text(bytes: &mut Vec<u8>, text: &str) {
+pub(super) fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend((text.len() as u64).to_le_bytes());
     bytes.extend(text.as_bytes());
 }
 
-fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+pub(super) fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     text(&mut bytes, key);
     bytes.extend(kind.to_le_bytes());
@@ -42,7 +42,7 @@ fn metadata() -> Vec<Vec<u8>> {
 }
 
 /// A file, as ggml lays it out.
-fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
+pub(super) fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend((tensors.len() as u64).to_le_bytes());
     bytes.extend((metadata.len() as u64).to_le_bytes());
@@ -65,7 +65,7 @@ fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
 }
 
 /// Reads a file's contents: entries byte for byte, and tensors. Trusts the file.
-fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
+pub(super) fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
     let at = std::cell::Cell::new(8);
     let take = |n: usize| {
         let start = at.replace(at.get() + n);
@@ -80,6 +80,7 @@ fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
         let start = at.get();
         let key = text();
         match u32() {
+            2 | 3 => drop(take(2)),
             8 => drop(text()),
             9 => {
                 assert_eq!(u32(), 5);

@@ -1,5 +1,6 @@
 //! The program from outside.
 
+mod architectures;
 mod breaking_off;
 mod comparison;
 mod conventions;
@@ -8,7 +9,9 @@ mod doctor;
 mod ending;
 mod filling;
 mod gguf;
+mod gguf_loading;
 mod global_scale;
+mod loading;
 mod manual;
 mod measuring;
 #[cfg(target_os = "linux")]

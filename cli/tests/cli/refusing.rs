@@ -227,3 +227,58 @@ fn names_do_nothing_to_a_terminal() {
     }
     assert_eq!(shown, 6, "the names are there, and say what they are; doctor has nothing to name");
 }
+
+#[test]
+fn files_of_another_kind_are_called_by_their_names() {
+    let scratch = Scratch::new();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    let refused = |file: &str, bytes: &[u8], parts: &[&str]| {
+        let path = scratch.write(file, bytes);
+        quantize(&scratch, &path, "OUT", &[])
+            .fails_with(&[&[file, "no tensors that are read here"], parts].concat());
+    };
+    refused("a.safetensors", pointer.as_bytes(), &["a Git LFS pointer", "git lfs pull"]);
+    refused("a.gguf", pointer.as_bytes(), &["a Git LFS pointer", "git lfs pull"]);
+    refused(
+        "pytorch_model.bin",
+        b"PK\x03\x04\x00\x00\x08\x08 and so on",
+        &["a PyTorch file", "save_pretrained"],
+    );
+    refused("old.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P", &["a PyTorch file", "save_pretrained"]);
+    refused("b.safetensors", b"<!doctype html><html>Not found</html>", &["a web page", "download"]);
+
+    scratch.write("PICKLED/pytorch_model-00001-of-00002.bin", "x");
+    scratch.write("PICKLED/config.json", "{}");
+    let refused = quantize(&scratch, &scratch.path("PICKLED"), "OUT", &[]);
+    refused.fails_with(&["pytorch_model-00001-of-00002.bin is a PyTorch file", "save_pretrained"]);
+    assert!(!scratch.path("OUT").exists());
+}
+
+#[test]
+fn what_is_quantized_already_is_known_wherever_the_config_says_so() {
+    let method = json!({ "quant_method": "compressed-tensors" });
+    for config in [
+        json!({ "quantization_config": method }),
+        json!({ "text_config": { "quantization_config": method } }),
+        json!({ "compression_config": method }),
+        json!({ "quantization_config": null, "text_config": { "quantization_config": method } }),
+    ] {
+        let scratch = Scratch::new();
+        let tensor: TensorData = ("a.weight", Dtype::F32, vec![4, 32], vec![0; 512]);
+        scratch.write_tensors("IN/model.safetensors", &[tensor]);
+        scratch.write("IN/config.json", config.to_string());
+        quantize(&scratch, &scratch.path("IN"), "OUT", &[])
+            .fails_with(&["compressed-tensors", "quantized already"]);
+    }
+    // None of them is left when the weights are floats again.
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "Q", &[]).ok();
+    let mut config = read_json(scratch.path("Q/config.json"));
+    let quantization = config.as_object_mut().unwrap().shift_remove("quantization_config").unwrap();
+    config["compression_config"] = quantization.clone();
+    config["text_config"] = json!({ "quantization_config": quantization, "a": 1 });
+    scratch.write("Q/config.json", config.to_string());
+    run(&[&"dequantize", &scratch.path("Q"), &"--out", &scratch.path("BACK")]).ok();
+    let back = read_json(scratch.path("BACK/config.json"));
+    assert!(back.get("compression_config").is_none() && back["text_config"] == json!({ "a": 1 }), "{back}");
+}

@@ -58,7 +58,7 @@ impl Recipes {
             return Self::open(Path::new(word));
         }
         let preset = Preset::called(word)?;
-        Self::parse(preset.text, &format!("preset {word}"))
+        Ok(Self { preset: true, ..Self::parse(preset.text, &format!("preset {word}"))? })
     }
 }
 
@@ -78,6 +78,7 @@ fn parse(text: &str, source: &str) -> Result<Recipes> {
     let (include, exclude) = (top.patterns("include")?, top.patterns("exclude")?);
     Ok(Recipes {
         settings,
+        preset: false,
         out_convention: top.word::<FileConvention>("out_convention")?,
         selection: Selection::of(include, exclude),
         keep_first_layers: top.count("keep_first_layers")?,

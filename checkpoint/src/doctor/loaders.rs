@@ -1,0 +1,52 @@
+//! The check of what loaders are known to read wrongly, or to refuse, however right it is.
+
+use super::finding::{Defect, Finding};
+use crate::conventions::packed::Packed;
+use crate::file_convention::FileConvention;
+use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
+use crate::gguf::scales::{Use, use_of};
+use crate::names::weight::is_expert;
+use crate::read::checkpoint::Checkpoint;
+
+/// Looks at all quantized tensors, and at the headers of GGUF files.
+pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+    let architecture = checkpoint.gguf_architecture().unwrap_or_default();
+    for packed in packed {
+        let Some((stored, scale)) = packed.global_scale else { continue };
+        let (name, is_one) = (stored.name, scale.value() == 1.0);
+        match packed.convention() {
+            FileConvention::CompressedTensors if is_expert(packed.name) && !is_one => {
+                let what = format!("transformers 5.23 leaves out {name}, {}", scale.value());
+                findings.push(Finding::in_packed(Defect::ExpertGlobalScale, packed, what));
+            }
+            FileConvention::Gguf => {
+                let what = match use_of(architecture, packed.name) {
+                    Use::Applied => continue,
+                    Use::LoadedOnly if is_one => continue,
+                    Use::LoadedOnly => {
+                        format!("llama.cpp's {architecture} does not multiply with {name}, {}", scale.value())
+                    }
+                    Use::Unknown => format!(
+                        "llama.cpp's {architecture} has no {name}, and refuses files with more tensors than it asks for"
+                    ),
+                };
+                findings.push(Finding::in_packed(Defect::UnreadGlobalScale, packed, what));
+            }
+            _ => {}
+        }
+    }
+    split(checkpoint, findings);
+}
+
+/// Checks the number of tensors that the files of a split model state.
+fn split(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) {
+    let files = checkpoint.gguf_headers().count() as u64;
+    let tensors = checkpoint.tensors().count() as u64;
+    for (shard, header) in checkpoint.gguf_headers() {
+        let Some(stated) = header.number(SPLIT_TENSORS).filter(|stated| *stated != tensors) else { continue };
+        if header.number(SPLIT_COUNT) == Some(files) {
+            let what = format!("{SPLIT_TENSORS} is {stated}, but the {files} files have {tensors} tensors");
+            findings.push(Finding { defect: Defect::Config, tensor: None, file: shard.path.clone(), what });
+        }
+    }
+}

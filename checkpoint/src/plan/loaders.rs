@@ -1,0 +1,85 @@
+//! What loaders are known to do with an output that they should not: said before it is written.
+
+use microscale::{Format, Words};
+use serde_json::Value;
+
+use crate::dtype::FileDtype;
+use crate::file_convention::FileConvention;
+use crate::names::weight::is_expert;
+use crate::plan::Plan;
+use crate::plan::treatment::Treatment;
+use crate::read::tensor::Tensor;
+
+/// A warning of experts in NVFP4 with global scales, by the convention of compressed-tensors.
+pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
+     times too large, without an error. vLLM reads them right; quantized with --global-scale none, or with global_scale = \
+     \"none\" in a recipe's rule for \"*.experts.*\", both do";
+
+impl Plan<'_> {
+    /// Loaders that read the output wrongly, without an error; what reads it right, and what all read right.
+    pub fn misread_by(&self) -> Vec<String> {
+        let scaled =
+            |(tensor, treatment): (Tensor<'_>, &Treatment)| is_expert(tensor.name) && treatment.has_global();
+        let ours = self.convention == FileConvention::CompressedTensors;
+        let experts = ours && self.treated().any(scaled);
+        let experts = experts.then(|| EXPERTS.to_string());
+        experts.into_iter().chain(self.adapter()).collect()
+    }
+
+    /// A warning if weights of an adapter are to be quantized.
+    fn adapter(&self) -> Option<String> {
+        let lora = |tensor: &Tensor<'_>| tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.");
+        let count = self.to_quantize().filter(lora).count();
+        (count > 0).then(|| {
+            format!(
+                "{count} tensors are a LoRA adapter's, which loaders take unquantized: merge it into its model first \
+                 (merge_and_unload of PEFT), or leave it with --exclude \"*.lora_*\""
+            )
+        })
+    }
+
+    /// Loaders that refuse the output, or want an option for it.
+    pub fn refused_by(&self) -> Vec<String> {
+        if self.convention != FileConvention::CompressedTensors {
+            return Vec::new();
+        }
+        let dense = |(tensor, treatment): (Tensor<'_>, &Treatment)| {
+            (!is_expert(tensor.name)).then_some(treatment.format()).filter(|format| *format != Format::Nvfp4)
+        };
+        let dense = self.treated().find_map(dense);
+        let dense = dense.map(|format| {
+            format!(
+                "SGLang 0.5.23 has no {} for layers that are not experts; vLLM and transformers have",
+                format.word()
+            )
+        });
+        let dtype = self.loaded_dtype().map(|dtype| {
+            format!(
+                "transformers dequantizes to bf16, and the model is {dtype}: load it with dtype=torch.bfloat16, or with \
+                 CompressedTensorsConfig(dequantize=True)"
+            )
+        });
+        dense.into_iter().chain(dtype).collect()
+    }
+
+    /// The tensors to quantize, each with its treatment.
+    fn treated(&self) -> impl Iterator<Item = (Tensor<'_>, &Treatment)> {
+        self.to_quantize().map(|tensor| (tensor, self.of(tensor.name)))
+    }
+
+    /// The dtype that transformers loads the model in, if it is another than bf16: the config's, or that of
+    /// the weights where it has none. A file alone has no loader that asks.
+    fn loaded_dtype(&self) -> Option<String> {
+        let config = &self.checkpoint().config.as_ref()?.object.json;
+        let text = config.get("text_config").and_then(Value::as_object);
+        let stated = |key: &str| config.get(key).or_else(|| text?.get(key)).and_then(Value::as_str);
+        let dtype = match stated("dtype").or_else(|| stated("torch_dtype")) {
+            Some(word) => word.strip_prefix("torch.").unwrap_or(word).to_string(),
+            None => match self.to_quantize().next()?.dtype {
+                FileDtype::BF16 => "bfloat16".into(),
+                other => other.to_string(),
+            },
+        };
+        (dtype != "bfloat16").then_some(dtype)
+    }
+}
