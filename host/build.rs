@@ -1,16 +1,20 @@
-//! Compresses the PTX for the library to embed: each kernel by itself, so that it is inflated and compiled when it is first
+//! Compresses the PTX for the library to embed, in parts of a few kernels: a part is inflated when one of its kernels is first
 //! used. A kernel without an entry, or an entry that no table has, is an error here, and the library does not compile.
 
 use std::collections::HashMap;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use lzma_rust2::{LzmaOptions, LzmaWriter};
 use microscale_kernels_abi::{Family, Kernel, Ptx, TARGETS, Target};
 
 /// How hard the compressor tries. More takes much longer where build scripts are not optimised, and gains little.
-const LEVEL: u8 = 6;
+const PRESET: u32 = 1;
+/// Bytes of a part, unless one kernel has more: kernels resemble each other, and are inflated together in a few milliseconds.
+const PART_BYTES: usize = 512 << 10;
 
 fn main() {
     println!("cargo::rerun-if-changed=ptx");
@@ -18,30 +22,57 @@ fn main() {
         return;
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let mut compressed = Vec::new();
+    let mut parts = vec![String::new()];
     // A text that several targets share is embedded once.
-    let mut places: HashMap<String, Range<usize>> = HashMap::new();
+    let mut places: HashMap<String, (usize, Range<usize>)> = HashMap::new();
     let mut pieces = String::from("static PIECES: [[&[Piece]; Family::ALL.len()]; TARGETS.len()] = [\n");
     for target in &TARGETS {
         pieces += "[";
         for family in Family::ALL {
             pieces += "&[";
             for text in kernels(family, target) {
-                let length = text.len();
-                let place = places.entry(text).or_insert_with_key(|text| {
-                    let start = compressed.len();
-                    compressed.extend(miniz_oxide::deflate::compress_to_vec(text.as_bytes(), LEVEL));
-                    start..compressed.len()
-                });
-                writeln!(pieces, "Piece {{ compressed: {place:?}, length: {length} }},").expect("a string");
+                let (part, place) = places.entry(text).or_insert_with_key(|text| put(&mut parts, text));
+                writeln!(pieces, "Piece {{ part: {part}, place: {place:?} }},").expect("a string");
             }
             pieces += "],\n";
         }
         pieces += "],\n";
     }
     pieces += "];\n";
+    let mut compressed = Vec::new();
+    pieces += "static PARTS: &[Part] = &[\n";
+    for part in &parts {
+        let start = compressed.len();
+        compressed.extend(compress(part));
+        let (end, length) = (compressed.len(), part.len());
+        writeln!(pieces, "Part {{ compressed: {start}..{end}, length: {length} }},").expect("a string");
+    }
+    pieces += "];\n";
     write(&out.join("pieces.rs"), pieces.as_bytes());
-    write(&out.join("ptx.deflate"), &compressed);
+    write(&out.join("ptx.lzma"), &compressed);
+}
+
+/// Puts a text into the last part, or into a new one: the part's number, and the text's place in it.
+fn put(parts: &mut Vec<String>, text: &str) -> (usize, Range<usize>) {
+    if parts.last().is_none_or(|part| part.len() + text.len() > PART_BYTES) {
+        parts.push(String::new());
+    }
+    let number = parts.len() - 1;
+    let part = &mut parts[number];
+    let start = part.len();
+    part.push_str(text);
+    (number, start..part.len())
+}
+
+/// A text as an LZMA stream with its header.
+fn compress(text: &str) -> Vec<u8> {
+    let options = LzmaOptions::with_preset(PRESET);
+    let writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(text.len() as u64));
+    let written = writer.and_then(|mut writer| {
+        writer.write_all(text.as_bytes())?;
+        writer.finish()
+    });
+    written.expect("a vector takes any bytes")
 }
 
 /// The kernels of a family in the order of its table, each as a module with it alone, but for the target's head; none if the

@@ -27,6 +27,7 @@ unsafe extern "llvm-intrinsic" {
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
+    #[cfg(microscale_wgmma)]
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
     fn barrier_of_some(number: u32, threads: u32);
     #[link_name = "llvm.nvvm.vote.ballot.sync"]

@@ -20,6 +20,7 @@ mod bench_kernels;
 mod device;
 mod driver;
 mod gemm_weights;
+mod gemm_weights_kernel;
 mod gemv;
 mod gemv_choices;
 mod gemv_kernel;
@@ -45,8 +46,8 @@ pub use device::{GpuInfo, devices};
 #[doc(hidden)]
 pub use driver::doing;
 #[doc(hidden)]
-pub use gemm_weights::GemmWeightsKernel;
-pub use gemm_weights::GemmWorkspace;
+pub use gemm_weights_kernel::GemmWeightsKernel;
+pub use gemm_weights_kernel::GemmWorkspace;
 #[doc(hidden)]
 pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
 #[doc(hidden)]

@@ -1,19 +1,27 @@
-//! The embedded PTX, kernel by kernel. `build.rs` compresses it.
+//! The embedded PTX. `build.rs` compresses it, a few kernels together.
 
+use std::io::Read;
 use std::ops::Range;
 
+use lzma_rust2::LzmaReader;
 use microscale_kernels_abi::{Family, KernelId, TARGETS, Target};
 
-/// Where a kernel's text without its target's head lies in [`COMPRESSED`], and how long it is.
+/// The place of a kernel's text, without its target's head: the number of a part, and where it is in there.
 struct Piece {
+    part: usize,
+    place: Range<usize>,
+}
+
+/// Kernels that are compressed together: their place in [`COMPRESSED`], and the length of their text.
+struct Part {
     compressed: Range<usize>,
     length: usize,
 }
 
 include!(concat!(env!("OUT_DIR"), "/pieces.rs"));
 
-/// Each kernel's text, a raw deflate stream each.
-static COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ptx.deflate"));
+/// The parts, an LZMA stream each.
+static COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ptx.lzma"));
 
 /// A kernel's PTX for a target that [has](Family::is_for) its family: a module with it alone.
 ///
@@ -21,12 +29,20 @@ static COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ptx.deflate
 /// If the target does not, and if what `build.rs` wrote is not what it compressed, which a test of all kernels excludes.
 pub(super) fn of(id: KernelId, target: &Target) -> String {
     let place = TARGETS.iter().position(|of| of.name == target.name).expect("every target is embedded");
-    let Piece { compressed, length } = &PIECES[place][id.family() as usize][id.index()];
-    let text = miniz_oxide::inflate::decompress_to_vec_with_limit(&COMPRESSED[compressed.clone()], *length)
-        .ok()
-        .and_then(|text| String::from_utf8(text).ok())
-        .expect("build.rs has compressed it");
+    let Piece { part, place } = &PIECES[place][id.family() as usize][id.index()];
+    let text = PARTS[*part].inflated();
+    let text = text.as_deref().and_then(|text| text.get(place.clone())).expect("build.rs has compressed it");
     format!("{}{text}", target.head())
+}
+
+impl Part {
+    /// The text; none if it is not what was compressed.
+    fn inflated(&self) -> Option<String> {
+        let mut text = String::with_capacity(self.length);
+        let reader = LzmaReader::new_mem_limit(&COMPRESSED[self.compressed.clone()], u32::MAX, None);
+        reader.ok()?.read_to_string(&mut text).ok()?;
+        (text.len() == self.length).then_some(text)
+    }
 }
 
 #[cfg(test)]

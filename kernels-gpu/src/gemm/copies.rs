@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use microscale_kernels_abi::gemm::{CODES_BYTES, COLUMNS, ROW_SCALES_BYTES, ROWS};
+use microscale_kernels_abi::gemm::{CODES_BYTES, COLUMNS, ROW_SCALES_BYTES, ROWS, TokenTile};
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
 use super::scheduler::Share;
@@ -17,6 +17,15 @@ use crate::{ptx, warp};
 const ROW_WORDS: u32 = ROW_SCALES_BYTES / 4;
 /// Bytes of codes of half a tile, in a stage.
 const HALF_TILE_BYTES: u32 = TILE_ROWS / 2 * COLUMNS / 2;
+
+/// Bytes of a stage, and of the activations in it, for `N` tokens.
+pub(super) const fn stage_bytes<const N: u32>() -> [u32; 2] {
+    let mut i = 0;
+    while TokenTile::ALL[i].tokens() != N {
+        i += 1;
+    }
+    [TokenTile::ALL[i].stage_bytes(), TokenTile::ALL[i].activation_bytes()]
+}
 
 /// What one of `THREADS` threads copies of a share: the same part of each k-iteration.
 pub(super) struct Source<F, const THREADS: u32> {

@@ -1,13 +1,12 @@
 //! The mainloop for every GPU. Each warp has two tiles of 16 rows; all copy the next k-iterations while they multiply one.
 
-use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, SCALES_BYTES, TokenTile};
+use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, SCALES_BYTES};
 use microscale_kernels_abi::weights::QUAD;
 
-use super::copies::{LaneRows, Source, decode, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_bytes, usual_but_zeros};
 use super::epilogue::Epilogue;
 use super::scheduler::Shares;
 use crate::product::copies::pin_in_register;
-use crate::product::operand::Problem;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
@@ -16,15 +15,6 @@ use crate::{ptx, warp};
 const THREADS: u32 = Edition::Mma.threads();
 /// Tiles of a warp.
 const TILES: usize = 2;
-
-/// Bytes of a stage, and of the activations in it, for `N` tokens.
-const fn stage_bytes<const N: u32>() -> [u32; 2] {
-    let mut i = 0;
-    while TokenTile::ALL[i].tokens() != N {
-        i += 1;
-    }
-    [TokenTile::ALL[i].stage_bytes(), TokenTile::ALL[i].activation_bytes()]
-}
 
 /// What a thread copies.
 struct Copies<F, const N: u32> {
@@ -78,7 +68,11 @@ fn wait_for_oldest(stages: u32) {
     match stages {
         2 => ptx::wait_for_copies::<0>(),
         3 => ptx::wait_for_copies::<1>(),
-        _ => ptx::wait_for_copies::<2>(),
+        4 => ptx::wait_for_copies::<2>(),
+        5 => ptx::wait_for_copies::<3>(),
+        6 => ptx::wait_for_copies::<4>(),
+        7 => ptx::wait_for_copies::<5>(),
+        _ => ptx::wait_for_copies::<6>(),
     }
 }
 

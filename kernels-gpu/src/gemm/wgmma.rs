@@ -1,10 +1,10 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, GemmGrid, SCALES_BYTES, TokenTile};
+use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, GemmGrid, SCALES_BYTES};
 use microscale_kernels_abi::launch::WARP;
 
-use super::copies::{LaneRows, Source, decode, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_bytes, usual_but_zeros};
 use super::epilogue::Epilogue;
 use super::scheduler::Shares;
 use crate::product::copies::pin_in_register;
@@ -22,15 +22,6 @@ const MULTIPLYING: u32 = MULTIPLIERS * WARP;
 const COPYING: u32 = Edition::Wgmma.copiers() * WARP;
 /// Bytes of a stage's two barriers: one says that the stage is full, the other that it is empty.
 const BARRIERS_BYTES: u32 = 16;
-
-/// Bytes of a stage, and of the activations in it, for `N` tokens.
-const fn stage_bytes<const N: u32>() -> [u32; 2] {
-    let mut i = 0;
-    while TokenTile::ALL[i].tokens() != N {
-        i += 1;
-    }
-    [TokenTile::ALL[i].stage_bytes(), TokenTile::ALL[i].activation_bytes()]
-}
 
 /// A place in the ring of stages, which all go around.
 struct Place<const N: u32> {

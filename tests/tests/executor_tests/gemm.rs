@@ -22,17 +22,20 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 14] = [
     (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
     (300, 128, 17, 3, 2, Of(Scales::Common), X::Common),
     (20, 1152, 5, 2, 3, Edges, X::Common),
-    (17, 2304, 7, 3, 4, Beyond, X::Common),
+    (17, 2304, 7, 3, 8, Beyond, X::Common),
     (70, 640, 40, 5, 4, Zeros, X::Numbers),
     (520, 256, 16, 1, 2, Of(Scales::Common), X::Common),
     (600, 512, 33, 2, 3, Beyond, X::Common),
     (5, 1020, 3, 4, 2, Of(Scales::Any), X::Any),
     (33, 380, 65, 2, 3, Of(Scales::Numbers), X::Common),
-    (40, 1088, 9, 7, 2, Of(Scales::Common), X::Tiny),
+    (40, 1088, 9, 7, 5, Of(Scales::Common), X::Tiny),
     (6, 1024, 6, 2, 3, Cancelling, X::Common),
     (260, 704, 130, 3, 4, Of(Scales::Common), X::Common),
-    (250, 2880, 2, 2, 4, Zeros, X::Common),
+    (250, 2880, 2, 2, 6, Zeros, X::Common),
 ];
+
+/// Bytes of shared memory that a thread block has, at most.
+const MOST_SHARED: u32 = 227 << 10;
 
 /// The word for an edition in kernels' names.
 fn edition_word(edition: Edition) -> &'static str {
@@ -66,6 +69,7 @@ fn multiplying<T: Exact + Activation>(
     let arguments = vec![activations.clone(), arranged.into(), argument(&arranged_grid)];
     case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
 
+    let stages = stages.min(tile.stages(MOST_SHARED));
     let grid = GemmGrid::new(tile, shape(weights), *tokens as u64, at_once, stages).expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 4);

@@ -12,7 +12,7 @@ use crate::error::{Error, OperandFault, Result};
 use crate::gemv::Activation;
 use crate::gpu::arguments::{Argument, apply_global, config, kernel_dtype, limited, not_one_launch};
 use crate::gpu::driver::doing;
-use crate::gpu::gemm_weights::{GemmWeightsKernel, GemmWorkspace};
+use crate::gpu::gemm_weights_kernel::{GemmWeightsKernel, GemmWorkspace};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
 use crate::shape::QuantizedShape;

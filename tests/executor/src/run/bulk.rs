@@ -7,6 +7,7 @@
 
 use super::grid::{Grid, wrongly};
 use super::memory::lanes;
+use super::under_way::Bulk;
 use super::warp::Warp;
 use crate::clock::Known;
 use crate::fault::{Fault, FaultKind, Step, trap};
@@ -16,23 +17,6 @@ use crate::race::{Id, Record};
 
 /// The alignment of both addresses and of the size.
 const ALIGN: usize = 16;
-
-/// A bulk copy under way.
-pub(super) struct Bulk {
-    pub(super) warp: u32,
-    lane: u32,
-    pc: u32,
-    to: u64,
-    from: u64,
-    bytes: usize,
-    /// The address of the mbarrier.
-    at: u64,
-    access: Option<Id>,
-    /// What the thread knew that began it.
-    known: Known,
-    /// The bytes that were read at the beginning, unless that is left for the end.
-    found: Option<Vec<u8>>,
-}
 
 impl Warp {
     /// `cp.async.bulk` of each lane.

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::bulk::Bulk;
-use super::mbarriers::Mbarrier;
-use super::products::Products;
+use super::under_way::{Bulk, Mbarrier, Products};
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
 use crate::launch::{EXECUTED, Launch, SKIPPED, Schedule};
 use crate::memory::{Memory, Shared, Wrong};

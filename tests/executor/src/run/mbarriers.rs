@@ -4,6 +4,7 @@
 
 use super::grid::{Grid, wrongly};
 use super::memory::lanes;
+use super::under_way::Mbarrier;
 use super::warp::Warp;
 use crate::clock::{Known, Member};
 use crate::fault::{FaultKind, Step, trap};
@@ -14,24 +15,6 @@ use crate::semantics::Counts;
 
 /// The bytes of an mbarrier.
 const BYTES: usize = 8;
-
-/// An mbarrier.
-pub(super) struct Mbarrier {
-    pub(super) counts: Counts,
-    /// Who writes for the copies that it counts.
-    pub(super) member: Member,
-    /// The instruction that initialised it.
-    init: Option<Id>,
-    /// What was told in the phase so far, and in those that are complete.
-    told: Known,
-    complete: Known,
-    /// The number of copies under way that it counts, all of the current phase.
-    pub(super) copies: usize,
-    /// The last phase with copies, and the warp, lane and instruction of one of them.
-    last: Option<(u32, (u32, u32, u32))>,
-    /// The most phases that somebody found complete.
-    found: u32,
-}
 
 /// A fault of an mbarrier's use.
 #[cold]

@@ -12,6 +12,7 @@ mod products;
 mod registers;
 mod step;
 mod together;
+mod under_way;
 mod warp;
 
 #[cfg(test)]
@@ -20,7 +21,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use self::grid::{Grid, Random, WARP};
-use self::products::Products;
+use self::under_way::Products;
 use self::warp::Warp;
 use crate::fault::{Fault, FaultKind};
 use crate::launch::{Argument, Coverage, Launch, Schedule, Statistics};

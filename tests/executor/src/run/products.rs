@@ -5,9 +5,8 @@
 //! [`Schedule::HighestFirst`], at one of them by chance under [`Schedule::Random`]; until then to the race
 //! detector the warp group's member reads it. Each warp adds to its own rows of D when it waits.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-
 use super::grid::{Grid, wrongly};
+use super::under_way::Product;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
@@ -19,40 +18,6 @@ use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
 const WARPS: u32 = 4;
 /// All of them, as a mask.
 const ALL: u8 = (1 << WARPS) - 1;
-
-/// The products of a warp group, from the first that not all warps have waited for.
-#[derive(Default)]
-pub(super) struct Products {
-    first: u64,
-    all: VecDeque<Product>,
-}
-
-/// A product.
-struct Product {
-    pc: u32,
-    descriptor: u64,
-    adds: bool,
-    /// The warps that have come to it, and those that have waited for it.
-    came: u8,
-    waited: u8,
-    /// The columns of B, once they are read.
-    columns: Option<Vec<[f64; DEPTH]>>,
-}
-
-/// A warp's part in its warp group's products.
-#[derive(Default)]
-pub(super) struct Share {
-    /// The number of products that it came to, and that it waited for.
-    came: u64,
-    waited: u64,
-    /// The number of products before the end of each group that it has not waited for.
-    groups: VecDeque<u64>,
-    /// The registers of products that it has not waited for, and the last such product and its instruction.
-    pending: HashMap<Slot, (u64, u32)>,
-    /// The registers that were accessed since its last fence.
-    accessed: HashSet<Slot>,
-    fenced: bool,
-}
 
 impl Warp {
     /// An instruction that is no `wgmma` accesses registers that are also ones of products.

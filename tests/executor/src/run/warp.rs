@@ -7,8 +7,8 @@
 
 use super::flights::Copies;
 use super::grid::Grid;
-use super::products::Share;
 use super::registers::Registers;
+use super::under_way::Share;
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::{Launch, Schedule};
 use crate::program::Program;
