@@ -188,6 +188,8 @@ pub(super) fn checks() -> Vec<Check> {
         ("setp.gt.u16", "setp.gt.u16 %pd, %ha, %hb;", |[a, b, _]| flag(a & H > b & H)),
         ("setp.eq.b32", "setp.eq.b32 %pd, %a, %b;", |[a, b, _]| flag(a & W == b & W)),
         ("setp.ne.b32", "setp.ne.b32 %pd, %a, %b;", |[a, b, _]| flag(a & W != b & W)),
+        ("setp.eq.u32", "setp.eq.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W == b & W)),
+        ("setp.gt.s32", "setp.gt.s32 %pd, %a, %b;", |[a, b, _]| flag(s32(a) > s32(b))),
         ("setp.lt.s32", "setp.lt.s32 %pd, %a, %b;", |[a, b, _]| flag(s32(a) < s32(b))),
         ("setp.lt.u32", "setp.lt.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W < b & W)),
         ("setp.le.u32", "setp.le.u32 %pd, %a, %b;", |[a, b, _]| flag(a & W <= b & W)),

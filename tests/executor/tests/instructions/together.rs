@@ -130,7 +130,8 @@ fn loads_and_stores() {
 }
 
 /// Vectors and numbers by way of the constant cache, with all that only says where to keep them.
-const HINTED: [&str; 14] = [
+const HINTED: [&str; 15] = [
+    "ld.global.cg.v4.b32",
     "ld.global.nc.u8",
     "ld.global.nc.u16",
     "ld.global.nc.v2.b32",
@@ -207,6 +208,8 @@ fn exchanges() {
 
 /// Instructions that are tested above, or used by every test here.
 const ELSEWHERE: &[&str] = &[
+    // In `hints_change_nothing` and `exchanges`.
+    "st.global.v4.b32",
     "shfl.sync.bfly.b32",
     "shfl.sync.idx.b32",
     "shfl.sync.down.b32",
