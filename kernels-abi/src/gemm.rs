@@ -10,26 +10,24 @@ use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, THREADS, WARP, bounded, kernel};
 use crate::weights::{QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 
-/// Rows of a work tile.
-pub const ROWS: u32 = 256;
-/// Columns of a k-iteration: a chunk for each lane of four.
+/// Columns of an image of activations: a chunk for each lane of four. A k-iteration is an image or two.
 pub const COLUMNS: u32 = QUAD * CHUNK as u32;
-/// Tiles of 16 rows in a work tile.
-pub const TILES: u32 = ROWS / TILE_ROWS;
-/// Bytes of codes in a stage.
-pub const CODES_BYTES: u32 = ROWS * COLUMNS / 2;
-/// Bytes of a row's scales in a stage: the two words that hold them, wherever they begin in the first.
-pub const ROW_SCALES_BYTES: u32 = 8;
-/// Bytes of scales in a stage.
-pub const SCALES_BYTES: u32 = ROWS * ROW_SCALES_BYTES;
+/// Tiles of 16 rows in a work tile, at most.
+pub const MOST_TILES: u32 = 16;
 /// Bytes of shared memory in front of the stages: barriers, and a word for all threads at its end.
 pub const FRONT_BYTES: u32 = 256;
-/// Counters for shared work tiles, zeros before a launch and after it. There are at most two such tiles a thread block.
+/// Counters for the tiles of 16 rows of shared work tiles, zeros before a launch and after it. There are fewer shared work tiles
+/// than thread blocks.
 pub const COUNTERS: u32 = 1 << 14;
+/// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
+/// cost what reading the same at different times does.
+const NEARLY: [u64; 2] = [7, 8];
+/// The exponent of the row tiles of a group, at most: with 32 of 128 rows, about four of 256 tokens are worked on at once.
+const MOST_ROW_BITS: u32 = 5;
 /// Stages, at most.
 pub const MOST_STAGES: u32 = 8;
-/// Bytes of shared memory that a thread block has at most, on GPUs of compute capability 8.0 and 9.0.
-const MOST_SHARED: [u32; 2] = [163 << 10, 227 << 10];
+/// Bytes of shared memory that a thread block has at most, on any GPU.
+const MOST_SHARED: u32 = 227 << 10;
 
 /// How a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +39,11 @@ pub enum Edition {
 }
 
 impl Edition {
-    /// Warps that multiply.
-    pub const fn multipliers(self) -> u32 {
+    /// Warps that multiply a work tile: each has two tiles of 16 rows, or one.
+    pub const fn multipliers(self, tile: TokenTile) -> u32 {
         match self {
-            Self::Mma => TILES / 2,
-            Self::Wgmma => TILES,
+            Self::Mma => tile.tiles() / 2,
+            Self::Wgmma => tile.tiles(),
         }
     }
 
@@ -57,18 +55,24 @@ impl Edition {
         }
     }
 
-    /// Returns whether it has kernels for a token tile: a warp has no registers for 128 tokens.
+    /// Returns whether it has kernels for a token tile: warps that multiply two tiles have no registers for more than 64 tokens.
     pub const fn has(self, tile: TokenTile) -> bool {
-        matches!(self, Self::Wgmma) || !matches!(tile, TokenTile::N128)
+        matches!(self, Self::Wgmma) || tile.tokens() <= 64
+    }
+
+    /// A stage. Where there is room for several of them, a k-iteration is two images, so that copies have whole lines of cache.
+    pub const fn stage(self, tile: TokenTile) -> Stage {
+        let images = if matches!(self, Self::Wgmma) && tile.tokens() <= 64 { 2 } else { 1 };
+        Stage { tile, images }
     }
 
     /// Threads of a thread block.
-    pub const fn threads(self) -> u32 {
-        (self.multipliers() + self.copiers()) * WARP
+    pub const fn threads(self, tile: TokenTile) -> u32 {
+        (self.multipliers(tile) + self.copiers()) * WARP
     }
 }
 
-/// The tokens of a work tile.
+/// The tokens of a work tile, and with them its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenTile {
     /// 16.
@@ -77,43 +81,37 @@ pub enum TokenTile {
     N32,
     /// 64.
     N64,
-    /// 128, for warp groups only.
+    /// 128, for warp groups only, with half as many rows.
     N128,
+    /// 256, for warp groups only, with half as many rows.
+    N256,
 }
 
 impl TokenTile {
     /// All, from the smallest to the largest.
-    pub const ALL: [Self; 4] = [Self::N16, Self::N32, Self::N64, Self::N128];
+    pub const ALL: [Self; 5] = [Self::N16, Self::N32, Self::N64, Self::N128, Self::N256];
 
     /// The number of tokens.
     pub const fn tokens(self) -> u32 {
         16 << self as u32
     }
 
-    /// Bytes of the activations of a k-iteration.
-    pub const fn activation_bytes(self) -> u32 {
-        self.tokens() * COLUMNS * 2
+    /// Tiles of 16 rows.
+    pub const fn tiles(self) -> u32 {
+        match self {
+            Self::N128 | Self::N256 => MOST_TILES / 2,
+            _ => MOST_TILES,
+        }
     }
 
-    /// Bytes of a stage: codes, scales, activations.
-    pub const fn stage_bytes(self) -> u32 {
-        CODES_BYTES + SCALES_BYTES + self.activation_bytes()
-    }
-
-    /// Stages for which there is room in so many bytes of shared memory.
-    pub const fn stages(self, shared: u32) -> u32 {
-        let stages = shared.saturating_sub(FRONT_BYTES) / self.stage_bytes();
-        if stages < MOST_STAGES { stages } else { MOST_STAGES }
-    }
-
-    /// Bytes of shared memory for so many stages.
-    pub const fn shared_bytes(self, stages: u32) -> u32 {
-        FRONT_BYTES + stages * self.stage_bytes()
+    /// Rows.
+    pub const fn rows(self) -> u32 {
+        self.tiles() * TILE_ROWS
     }
 
     /// Bytes of the sums of a work tile.
     pub const fn sums_bytes(self) -> u64 {
-        ROWS as u64 * self.tokens() as u64 * 4
+        self.rows() as u64 * self.tokens() as u64 * 4
     }
 
     /// The kernel that multiplies weights of a format with activations in f16 or bf16; none for f32, and
@@ -130,6 +128,54 @@ impl TokenTile {
             Edition::Mma => KernelId::new(Family::Gemm, 2 + number),
             Edition::Wgmma => KernelId::new(Family::Wgmma, number),
         })
+    }
+}
+
+/// A stage of the ring: what a thread block has of a k-iteration in shared memory, codes, scales and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The work tile.
+    pub tile: TokenTile,
+    /// Images of activations.
+    pub images: u32,
+}
+
+impl Stage {
+    /// Bytes of codes.
+    pub const fn codes_bytes(self) -> u32 {
+        self.tile.rows() * self.images * COLUMNS / 2
+    }
+
+    /// Bytes of a row's scales: the words that hold them, wherever they begin in the first. There are eight scales at most in an
+    /// image, of NVFP4 on words, and four or fewer of MXFP4.
+    pub const fn row_scales_bytes(self) -> u32 {
+        8 * self.images
+    }
+
+    /// Bytes of codes and scales, behind which are the activations.
+    pub const fn weights_bytes(self) -> u32 {
+        self.codes_bytes() + self.tile.rows() * self.row_scales_bytes()
+    }
+
+    /// Bytes of activations.
+    pub const fn activation_bytes(self) -> u32 {
+        self.tile.tokens() * self.images * COLUMNS * 2
+    }
+
+    /// Bytes.
+    pub const fn bytes(self) -> u32 {
+        self.weights_bytes() + self.activation_bytes()
+    }
+
+    /// Stages for which there is room in so many bytes of shared memory.
+    pub const fn count(self, shared: u32) -> u32 {
+        let stages = shared.saturating_sub(FRONT_BYTES) / self.bytes();
+        if stages < MOST_STAGES { stages } else { MOST_STAGES }
+    }
+
+    /// Bytes of shared memory for so many stages.
+    pub const fn shared_bytes(self, stages: u32) -> u32 {
+        FRONT_BYTES + stages * self.bytes()
     }
 }
 
@@ -164,7 +210,7 @@ pub(crate) const KERNELS: &[Kernel] = table! {
 
 pub(crate) const WGMMA_KERNELS: &[Kernel] = table! {
     Wgmma Nothing, [];
-    N16 "wgmma_n16", N32 "wgmma_n32", N64 "wgmma_n64", N128 "wgmma_n128",
+    N16 "wgmma_n16", N32 "wgmma_n32", N64 "wgmma_n64", N128 "wgmma_n128", N256 "wgmma_n256",
 };
 
 /// The launch of the kernels that arrange: a thread has eight activations of each of four chunks.
@@ -172,11 +218,11 @@ const ARRANGE: Launch = (THREADS, THREADS * 32, 0);
 
 /// The launch of a kernel that multiplies, with as many stages as the GPUs with the most shared memory have room for.
 const fn launch(edition: Edition, tile: TokenTile) -> Launch {
-    let stages = tile.stages(MOST_SHARED[edition as usize]);
-    (edition.threads(), 0, tile.shared_bytes(stages))
+    let stage = edition.stage(tile);
+    (edition.threads(tile), 0, stage.shared_bytes(stage.count(MOST_SHARED)))
 }
 
-/// How activations are arranged: an image of each k-iteration of each token tile, in pieces of 16 bytes. Tokens and columns
+/// How activations are arranged: images of each k-iteration of each token tile, in pieces of 16 bytes. Tokens and columns
 /// that do not exist are zeros.
 ///
 /// Weights are decoded eight at a time, to four pairs, and activations come in the same pairs. For warps, a piece has the pairs of
@@ -188,13 +234,13 @@ const fn launch(edition: Edition, tile: TokenTile) -> Launch {
 pub struct ArrangeGrid {
     /// Columns.
     pub cols: u64,
-    /// K-iterations, which divide the number of one among those of all token tiles.
-    pub k_iterations: Divider,
+    /// Images of a token tile, which divide the number of one among those of all.
+    pub images: Divider,
     /// Tokens.
     pub tokens: u32,
     /// The exponent of the tokens of a tile.
     pub tile_bits: u32,
-    /// Eights of tokens in all tiles, times k-iterations: a warp has one.
+    /// Eights of tokens in all tiles, times images: a warp has one.
     pub eights: u32,
     /// 1 if every token's activations start on 16 bytes.
     pub aligned: u32,
@@ -209,12 +255,13 @@ impl ArrangeGrid {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT {
             return None;
         }
-        let k_iterations = cols.div_ceil(u64::from(COLUMNS));
+        let of_k_iteration = u64::from(edition.stage(tile).images);
+        let images = cols.div_ceil(u64::from(COLUMNS) * of_k_iteration) * of_k_iteration;
         let eights = tokens.next_multiple_of(u64::from(tile.tokens())) / 8;
-        let eights = k_iterations.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
+        let eights = images.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
         Some(Self {
             cols,
-            k_iterations: Divider::new(k_iterations),
+            images: Divider::new(images),
             tokens: tokens as u32,
             tile_bits: tile.tokens().ilog2(),
             eights: eights as u32,
@@ -235,24 +282,33 @@ impl ArrangeGrid {
     }
 }
 
-/// How work tiles fall to thread blocks, which are persistent (stream-K).
+/// How work tiles fall to thread blocks, which are persistent.
 ///
-/// Each thread block has as many whole work tiles as every other, one after the other. The k-iterations of the tiles that
-/// are left, in their order, fall to the thread blocks in equal shares. Where a tile is shared, each thread block leaves its
-/// sums in memory, and the one that comes last adds them up, in the order of K.
+/// Each thread block has as many whole work tiles as every other, one after the other. The tiles that are left, fewer than
+/// thread blocks, are shared: each by as many thread blocks as there are for each (split-K) if these are nearly all, or else all
+/// k-iterations, in their order, by all thread blocks (stream-K). Split tiles are read side by side, so that what they have in common
+/// comes from the second level of cache. Each thread block that has a part of a tile leaves its sums in memory, and the one that
+/// comes last adds them up, in the order of K.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GemmGrid {
     /// The weights.
     pub shape: WeightsShape,
-    /// Divides a work tile's number: the quotient is its row tile, the rest its token tile.
-    pub token_tiles: Divider,
+    /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
+    /// several token tiles, so that less is read from memory.
+    pub row_group: Divider,
     /// K-iterations of a work tile, which divide the number of one among those of all shared tiles.
     pub k_iterations: Divider,
-    /// Shared k-iterations that each thread block has, and one more.
-    pub share: [Divider; 2],
-    /// How many of the first thread blocks have one more.
-    pub longer: u32,
+    /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
+    pub group: Divider,
+    /// Thread blocks of a group.
+    pub sharers: Divider,
+    /// Shared k-iterations that a thread block has, if its group has so many left.
+    pub share: Divider,
+    /// All shared k-iterations.
+    pub shared: u32,
+    /// The exponent of the row tiles of a group.
+    pub row_bits: u32,
     /// Tokens.
     pub tokens: u32,
     /// Thread blocks.
@@ -269,35 +325,78 @@ impl GemmGrid {
     /// Makes a grid, for a GPU that has room for so many thread blocks at once, with so many stages each.
     ///
     /// `None` if there is nothing to multiply, or more than kernels can count.
-    pub fn new(tile: TokenTile, shape: WeightsShape, tokens: u64, at_once: u32, stages: u32) -> Option<Self> {
-        if !shape.counts(tokens) || shape.cols == 0 || at_once == 0 || at_once > COUNTERS / 2 {
+    pub fn new(stage: Stage, shape: WeightsShape, tokens: u64, at_once: u32, stages: u32) -> Option<Self> {
+        if !shape.counts(tokens) || shape.cols == 0 || at_once == 0 || at_once > COUNTERS / MOST_TILES {
             return None;
         }
+        let Stage { tile, images } = stage;
         let token_tiles = tokens.div_ceil(u64::from(tile.tokens()));
-        let k_iterations = shape.cols.div_ceil(u64::from(COLUMNS));
-        let tiles = token_tiles.checked_mul(shape.rows.div_ceil(u64::from(ROWS)))?;
+        let k_iterations = shape.cols.div_ceil(u64::from(images * COLUMNS));
+        let row_tiles = shape.rows.div_ceil(u64::from(tile.rows()));
+        let tiles = token_tiles.checked_mul(row_tiles)?;
         // K-iterations are counted in 32 bits, with room for a divider's estimate.
         if tiles.checked_mul(k_iterations).is_none_or(|all| all >= 1 << 31) || shape.rows >= 1 << 31 {
             return None;
         }
-        let (at_once, tiles, k_iterations) = (u64::from(at_once), tiles, k_iterations);
-        // One wave is left to be shared, unless the tiles come out even.
-        let waves = (tiles / at_once).saturating_sub(u64::from(!tiles.is_multiple_of(at_once)));
-        let shared = (tiles - waves * at_once) * k_iterations;
-        let thread_blocks = if waves > 0 { at_once } else { at_once.min(shared) };
-        let share = shared / thread_blocks;
+        let at_once = u64::from(at_once);
+        let (waves, left) = (tiles / at_once, tiles % at_once);
+        let shared = left * k_iterations;
+        // A tile's k-iterations in so many parts, or all of them.
+        let parts = at_once.checked_div(left).unwrap_or(1).min(k_iterations);
+        let split = left * parts * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
+        let (group, sharers) = if split { (k_iterations, parts) } else { (shared, at_once.min(shared)) };
+        let share = group.div_ceil(sharers);
+        let row_bits = row_tiles.trailing_zeros().min(MOST_ROW_BITS);
+        let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
         Some(Self {
             shape,
-            token_tiles: Divider::new(token_tiles),
+            row_group: Divider::new(token_tiles << row_bits),
             k_iterations: Divider::new(k_iterations),
-            share: [Divider::new(share.max(1)), Divider::new(share + 1)],
-            longer: (shared % thread_blocks) as u32,
+            group: Divider::new(group),
+            sharers: Divider::new(sharers),
+            share: Divider::new(share),
+            shared: shared as u32,
+            row_bits,
             tokens: tokens as u32,
             thread_blocks: thread_blocks as u32,
             waves: waves as u32,
             stages,
             first_shared: (waves * thread_blocks) as u32,
         })
+    }
+
+    /// The row tile and the token tile of a work tile.
+    #[inline(always)]
+    pub fn row_and_token_tile(&self, work_tile: u32) -> [u32; 2] {
+        let (group, rest) = self.row_group.divide_32(work_tile);
+        [(group << self.row_bits) + (rest & ((1 << self.row_bits) - 1)), rest >> self.row_bits]
+    }
+
+    /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
+    #[inline(always)]
+    pub fn first_shared_k_iteration(&self, thread_block: u32) -> u32 {
+        let (group, part) = self.sharers.divide_32(thread_block);
+        let [of_group, share] = [self.group, self.share].map(|divider| divider.divisor as u32);
+        // Neither overflows: there are no more thread blocks than shared k-iterations, or counters.
+        (group * of_group).saturating_add((part * share).min(of_group)).min(self.shared)
+    }
+
+    /// The number of the thread block that has a shared k-iteration.
+    #[inline(always)]
+    pub fn sharer(&self, k_iteration: u32) -> u32 {
+        let (group, rest) = self.group.divide_32(k_iteration);
+        group * self.sharers.divisor as u32 + self.share.divide_32(rest).0
+    }
+
+    /// K-iterations that a thread block has, at most.
+    pub fn most_k_iterations(&self) -> u64 {
+        let shared = if self.shared == 0 { 0 } else { self.share.divisor };
+        u64::from(self.waves) * self.k_iterations.divisor + shared
+    }
+
+    /// Thread blocks that share a work tile, at most; 1 if none is shared.
+    pub fn most_sharers(&self) -> u64 {
+        if self.shared == 0 { 1 } else { self.k_iterations.divisor.div_ceil(self.share.divisor) }
     }
 
     /// Bytes of the sums that thread blocks leave: each of its first shared tile, and of its last.
@@ -312,7 +411,7 @@ mod tests {
 
     fn grid(rows: u64, cols: u64, tokens: u64, at_once: u32) -> Option<GemmGrid> {
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(32) };
-        GemmGrid::new(TokenTile::N64, shape, tokens, at_once, 4)
+        GemmGrid::new(Edition::Mma.stage(TokenTile::N64), shape, tokens, at_once, 4)
     }
 
     #[test]
@@ -323,14 +422,36 @@ mod tests {
             (5000, 2880, 200, 7),
             (512, 4096, 300, 10),
             (256, 1280, 640, 5),
+            (8192, 28672, 512, 132),
+            (8192, 4096, 2048, 132),
+            (28672, 8192, 16, 132),
+            (2880, 2880, 1, 132),
         ] {
             let grid = grid(rows, cols, tokens, at_once).unwrap();
             let tiles = rows.div_ceil(256) * tokens.div_ceil(64);
             let whole = u64::from(grid.waves) * u64::from(grid.thread_blocks);
             assert_eq!(whole, u64::from(grid.first_shared));
-            let shares = u64::from(grid.thread_blocks) * (grid.share[1].divisor - 1) + u64::from(grid.longer);
-            assert_eq!(shares, (tiles - whole) * cols.div_ceil(128), "{rows} {cols} {tokens} {at_once}");
-            assert!(tiles - whole <= 2 * u64::from(at_once), "there are counters for all");
+            assert!(tiles - whole < u64::from(at_once), "there are counters for all");
+            let shared = (tiles - whole) * cols.div_ceil(128);
+            let mut next = 0;
+            for block in 0..grid.thread_blocks {
+                assert_eq!(grid.first_shared_k_iteration(block), next, "{rows} {cols} {tokens} {at_once}");
+                let end = grid.first_shared_k_iteration(block + 1);
+                assert!(end - next <= cols.div_ceil(128) as u32, "parts of no more than two tiles");
+                assert!((next..end).all(|k_iteration| grid.sharer(k_iteration) == block));
+                assert!(u64::from(end - next) <= grid.share.divisor);
+                next = end;
+            }
+            assert_eq!(u64::from(next), shared);
+            let [row_tiles, token_tiles] =
+                [rows.div_ceil(256), tokens.div_ceil(64)].map(|count| count as u32);
+            for tile in 0..tiles as u32 {
+                let [row, token] = grid.row_and_token_tile(tile);
+                assert!(row < row_tiles && token < token_tiles);
+                // There is a way back, so that each has its own.
+                let (group, in_group) = (row >> grid.row_bits, row % (1 << grid.row_bits));
+                assert_eq!(tile, ((group * token_tiles + token) << grid.row_bits) + in_group);
+            }
         }
     }
 
@@ -350,8 +471,11 @@ mod tests {
     #[test]
     fn stages_fit_into_any_gpu() {
         // Compute capability 8.6, 8.0, 9.0.
-        for (kib, stages) in [(99, [4, 3, 2, 1]), (163, [7, 6, 4, 3]), (227, [8, 8, 6, 4])] {
-            assert_eq!(TokenTile::ALL.map(|tile| tile.stages(kib << 10)), stages);
+        for (kib, stages) in [(99, [4, 3, 2]), (163, [7, 6, 4]), (227, [8, 8, 6])] {
+            let counts = TokenTile::ALL.map(|tile| Edition::Mma.stage(tile).count(kib << 10));
+            assert_eq!(counts[..3], stages);
         }
+        let of_warp_groups = TokenTile::ALL.map(|tile| Edition::Wgmma.stage(tile).count(227 << 10));
+        assert_eq!(of_warp_groups, [5, 4, 3, 5, 3]);
     }
 }

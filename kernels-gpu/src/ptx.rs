@@ -124,11 +124,20 @@ pub(crate) unsafe fn count(address: *mut u32, amount: u32) -> u32 {
     value
 }
 
-/// Orders what this thread wrote before what it does after, for all thread blocks.
+/// Lets the kernel behind this one start, which waits for this one where it needs what this one writes.
+#[cfg(microscale_wgmma)]
 #[inline(always)]
-pub(crate) fn fence() {
+pub(crate) fn start_kernel_behind() {
     // SAFETY: has no operands.
-    unsafe { asm!("fence.acq_rel.gpu;", options(nostack, preserves_flags)) };
+    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags)) };
+}
+
+/// Waits until the kernel in front of this one is at its end, if this one was started before that.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) fn wait_for_kernel_in_front() {
+    // SAFETY: has no operands.
+    unsafe { asm!("griddepcontrol.wait;", options(nostack, preserves_flags)) };
 }
 
 /// Reads a counter that other threads may be raising: some value that it had.

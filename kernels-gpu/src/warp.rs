@@ -27,9 +27,6 @@ unsafe extern "llvm-intrinsic" {
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
-    #[cfg(microscale_wgmma)]
-    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
-    fn barrier_of_some(number: u32, threads: u32);
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
     fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
     #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"]
@@ -164,15 +161,6 @@ pub(crate) fn shared<T>() -> *mut T {
 pub(crate) fn barrier() {
     // SAFETY: convergent; every kernel calls it with all threads of the block, in uniform control flow.
     unsafe { _syncthreads() }
-}
-
-/// Waits, on a barrier of the block with a number, for so many of its threads, whole warps, and makes what they wrote visible to each
-/// other. Number 0 is that of [`barrier`].
-#[cfg(microscale_wgmma)]
-#[inline(always)]
-pub(crate) fn barrier_of<const NUMBER: u32, const THREADS: u32>() {
-    // SAFETY: convergent; every kernel calls it with so many threads, in control flow that is uniform for them.
-    unsafe { barrier_of_some(NUMBER, THREADS) }
 }
 
 /// Waits for all lanes of the warp, and makes what they wrote visible to each other.

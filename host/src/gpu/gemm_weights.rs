@@ -76,8 +76,6 @@ impl Gpu {
     /// a multiple of four, eight tokens at a time. Rows with MXFP4 scales that leave the activations' dtype no room for its
     /// products have the CPU's bits, more slowly, together with rows beside them.
     ///
-    /// These kernels were executed instruction by instruction on a CPU, and not yet run on a GPU.
-    ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`], and [`crate::OperandFault::Workspace`].
     pub fn gemm_weights_on<T: Activation>(
@@ -89,10 +87,9 @@ impl Gpu {
         workspace: &mut GemmWorkspace,
         out: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        if tokens <= FEW || !launch::takes(weights.shape()) {
+        let Some(kernel) = self.gemm_kernel(weights.shape(), tokens) else {
             return self.gemv_weights_on(stream, weights, activations, tokens, out);
-        }
-        let kernel = GemmWeightsKernel::choose(self.kernels.target(), tokens);
+        };
         self.gemm_weights_with(kernel, stream, weights, activations, tokens, workspace, out)
     }
 
@@ -116,7 +113,13 @@ impl Gpu {
         launch::gemm_weights(&self.kernels, stream, kernel, weights, activations, tokens, workspace, out)
     }
 
-    /// The kernels for products of many tokens that this GPU has.
+    /// The kernel that [`Self::gemm_weights_on`] chooses; none if it leaves the product to [`Self::gemv_weights_on`].
+    #[doc(hidden)]
+    pub fn gemm_kernel(&self, weights: QuantizedShape, tokens: usize) -> Option<GemmWeightsKernel> {
+        if tokens <= FEW { None } else { launch::choose_gemm(&self.kernels, weights, tokens) }
+    }
+
+    /// The kernels for products of many tokens that this GPU's target has.
     #[doc(hidden)]
     pub fn gemm_kernels(&self) -> impl Iterator<Item = GemmWeightsKernel> {
         GemmWeightsKernel::of(self.kernels.target())

@@ -3,7 +3,7 @@
 use cudarc::driver::CudaSlice;
 use microscale_formats::{Words, words};
 use microscale_kernels_abi::Target;
-use microscale_kernels_abi::gemm::{Edition, TokenTile};
+use microscale_kernels_abi::gemm::{Edition, GemmGrid, TokenTile};
 
 /// A kernel for weights times activations of many tokens. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,7 @@ impl Words for GemmWeightsKernel {
         "wgmma-n32" Wgmma N32;
         "wgmma-n64" Wgmma N64;
         "wgmma-n128" Wgmma N128;
+        "wgmma-n256" Wgmma N256;
     };
 }
 
@@ -42,18 +43,32 @@ impl GemmWeightsKernel {
         all.filter(|kernel| kernel.edition == Edition::Mma || target.wgmma)
     }
 
-    /// The kernel for so many tokens: by warp groups where there are any, with the smallest token tile that holds all tokens, or
-    /// the largest.
-    pub(super) fn choose(target: &Target, tokens: usize) -> Self {
+    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel; none if no kernel has one.
+    pub(super) fn choose(target: &Target, grid: impl Fn(Self) -> Option<GemmGrid>) -> Option<Self> {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
-        let mut chosen = Self { edition, tile: TokenTile::N16 };
-        for tile in TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile)) {
-            chosen.tile = tile;
-            if tokens <= tile.tokens() as usize {
-                break;
-            }
-        }
-        chosen
+        let kernels = Self::of(target).filter(|kernel| kernel.edition == edition);
+        let with_times = kernels.filter_map(|kernel| Some((kernel, kernel.microseconds(&grid(kernel)?))));
+        with_times.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(kernel, _)| kernel)
+    }
+
+    /// About how long an H200 takes, but for what all kernels take: for the images of activations of a thread block, for storing results, and
+    /// for adding up what several thread blocks have of a work tile. Other GPUs take longer, of each about as much.
+    fn microseconds(self, grid: &GemmGrid) -> f64 {
+        let (image, results, sharer) = match (self.edition, self.tile) {
+            (Edition::Wgmma, TokenTile::N16) => (0.93, 0.0, 0.35),
+            (Edition::Wgmma, TokenTile::N32) => (1.0, 0.0, 0.5),
+            (Edition::Wgmma, TokenTile::N64) => (1.23, 0.0, 1.5),
+            (Edition::Wgmma, TokenTile::N128) => (0.78, 3.0, 1.4),
+            (Edition::Wgmma, TokenTile::N256) => (1.33, 10.0, 2.0),
+            (Edition::Mma, TokenTile::N16) => (1.2, 0.0, 0.35),
+            (Edition::Mma, TokenTile::N32) => (2.0, 0.0, 0.5),
+            (Edition::Mma, _) => (2.65, 0.0, 1.2),
+        };
+        let sharers = grid.most_sharers();
+        let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
+        grid.most_k_iterations() as f64 * f64::from(self.edition.stage(self.tile).images) * image
+            + results
+            + shared
     }
 }
 
@@ -68,18 +83,33 @@ pub struct GemmWorkspace {
 mod tests {
     use super::*;
     use microscale_kernels_abi::target_for;
+    use microscale_kernels_abi::weights::WeightsShape;
 
-    #[test]
-    fn the_smallest_tile_that_holds_all_tokens_is_taken() {
-        let chosen = |capability, tokens: [usize; 5]| {
-            let target = target_for(capability).unwrap();
-            tokens.map(|tokens| GemmWeightsKernel::choose(target, tokens).word())
+    fn chosen(capability: (u32, u32), rows: u64, cols: u64, tokens: u64) -> Option<&'static str> {
+        let target = target_for(capability).unwrap();
+        let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(16) };
+        let grid = |kernel: GemmWeightsKernel| {
+            GemmGrid::new(kernel.edition.stage(kernel.tile), shape, tokens, 132, 4)
         };
-        let tokens = [9, 17, 64, 65, 4096];
+        GemmWeightsKernel::choose(target, grid).map(|kernel| kernel.word())
+    }
+
+    /// The fastest ones where they were measured, of an H200.
+    #[test]
+    fn kernels_are_chosen_by_time() {
+        let of_h200 = |rows, cols, tokens: [u64; 6]| {
+            tokens.map(|tokens| chosen((9, 0), rows, cols, tokens).unwrap_or_default())
+        };
         assert_eq!(
-            chosen((9, 0), tokens),
-            ["wgmma-n16", "wgmma-n32", "wgmma-n64", "wgmma-n128", "wgmma-n128"]
+            of_h200(8192, 28672, [9, 16, 64, 128, 256, 4096]),
+            ["wgmma-n16", "wgmma-n16", "wgmma-n64", "wgmma-n128", "wgmma-n256", "wgmma-n256"]
         );
-        assert_eq!(chosen((8, 6), tokens), ["mma-n16", "mma-n32", "mma-n64", "mma-n64", "mma-n64"]);
+        assert_eq!(
+            of_h200(4096, 4096, [16, 32, 64, 128, 256, 4096]),
+            ["wgmma-n16", "wgmma-n32", "wgmma-n32", "wgmma-n128", "wgmma-n128", "wgmma-n256"]
+        );
+        assert_eq!(chosen((8, 0), 8192, 28672, 16), Some("mma-n16"));
+        assert_eq!(chosen((8, 0), 8192, 28672, 64), Some("mma-n64"));
+        assert_eq!(chosen((9, 0), 8192, 28672, 0), None);
     }
 }

@@ -16,7 +16,7 @@ mod weights;
 pub(super) use amax::{amax, plan};
 pub(super) use dequantize::{dequantize, dequantizer};
 pub(super) use errors::{error_parts, errors};
-pub(super) use gemm::{gemm_weights, gemm_workspace, takes};
+pub(super) use gemm::{choose_gemm, gemm_weights, gemm_workspace};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};
 pub(super) use layout::convert_scales;

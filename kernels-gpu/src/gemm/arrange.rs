@@ -13,13 +13,15 @@ const EIGHT: u32 = 8;
 /// Words of eight activations in a chunk.
 const WORDS: u32 = CHUNK as u32 / EIGHT;
 
-/// Arranges activations. A warp has eight tokens of a k-iteration, and a lane the words of one number in a token's four
+/// Arranges activations. A warp has eight tokens of an image, and a lane the words of one number in a token's four
 /// chunks.
 ///
 /// # Safety
 /// The contract of the kernels.
 #[inline(always)]
 pub(super) unsafe fn arrange<D: Activations>(activations: *const u8, out: *mut u8, grid: ArrangeGrid) {
+    #[cfg(microscale_wgmma)]
+    ptx::start_kernel_behind();
     let number = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
     if number >= grid.eights {
         return;
@@ -27,14 +29,14 @@ pub(super) unsafe fn arrange<D: Activations>(activations: *const u8, out: *mut u
     let (token, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
     let tile_tokens = 1 << grid.tile_bits;
     let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
-    let (tile, k_iteration) = grid.k_iterations.divide_32(image);
+    let (tile, of_tile) = grid.images.divide_32(image);
     let in_tile = eight * EIGHT + token;
     let token = (tile << grid.tile_bits) + in_tile;
     let row = activations.wrapping_add((u64::from(token) * grid.cols * 2) as usize);
     // The words of the chunks that lanes of a quad multiply at once, in the order of pairs in which weights are decoded.
     let words = [0, 1, 2, 3].map(|quarter| {
         let first =
-            u64::from(k_iteration) * u64::from(COLUMNS) + u64::from(quarter * CHUNK as u32 + word * EIGHT);
+            u64::from(of_tile) * u64::from(COLUMNS) + u64::from(quarter * CHUNK as u32 + word * EIGHT);
         if token >= grid.tokens {
             return [0; 4];
         }
@@ -51,7 +53,7 @@ pub(super) unsafe fn arrange<D: Activations>(activations: *const u8, out: *mut u
         } else {
             (words[i], (word * tile_tokens + in_tile) * WORDS + i as u32)
         };
-        // SAFETY: the piece is in the k-iteration's image, of which there is one, and is this lane's.
+        // SAFETY: the piece is in the image, of which there is one, and is this lane's.
         unsafe { ptx::store_16(to.wrapping_add((at * 16) as usize), piece) };
     }
 }

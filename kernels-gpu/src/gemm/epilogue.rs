@@ -1,7 +1,7 @@
 //! The epilogue of the GEMM: adds up what several thread blocks have of a work tile, scales, rounds and stores.
 
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::{FRONT_BYTES, GemmGrid, ROWS, TILES};
+use microscale_kernels_abi::gemm::{GemmGrid, MOST_TILES, TokenTile};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
@@ -10,31 +10,38 @@ use crate::product::operand::Problem;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
-/// Bytes of four sums of each lane.
-const FOURS_BYTES: u32 = WARP * 16;
-/// What a thread block adds to a counter if tensor cores could not compute its share.
+/// What a warp adds to a counter if tensor cores could not compute its part.
 const UNUSUAL: u32 = 1 << 16;
 
 /// What is multiplied, and where its results go.
 pub(super) struct Epilogue<'a> {
     pub(super) problem: &'a Problem,
     pub(super) grid: &'a GemmGrid,
-    /// A counter for each shared work tile, and where thread blocks leave their sums of these.
+    /// A counter for each tile of 16 rows of shared work tiles, and where thread blocks leave their sums of these.
     pub(super) counters: *mut u32,
     pub(super) left: *mut u8,
 }
 
-/// Tokens of a work tile of which a lane has so many sums of a tile of 16 rows.
-const fn tile_tokens<const SUMS: usize>() -> u32 {
-    SUMS as u32 * WARP / TILE_ROWS
+/// The offset, among a lane's sums of a warp's tiles, of four of a tile.
+const fn fours<const SUMS: usize>(tile: usize, four: usize) -> usize {
+    (tile * (SUMS / 4) + four) * WARP as usize * 16
+}
+
+/// The token tile of which a lane has so many sums of a tile of 16 rows.
+const fn of_sums<const SUMS: usize>() -> TokenTile {
+    let mut i = 0;
+    while TokenTile::ALL[i].tokens() != SUMS as u32 * WARP / TILE_ROWS {
+        i += 1;
+    }
+    TokenTile::ALL[i]
 }
 
 impl Epilogue<'_> {
-    /// Finishes a share, given the sums of some tiles of 16 rows: this warp's first one is `tile`. `usual` says whether tensor cores
-    /// could compute what the warp has. `barrier` waits for all warps that multiply.
+    /// Finishes a warp's part of a share, given the sums of some tiles of 16 rows, of which the first is `tile`. `usual` says
+    /// whether tensor cores could compute it.
     ///
     /// # Safety
-    /// The contract of the kernels; all warps that multiply take part, with the tiles of a work tile between them.
+    /// The contract of the kernels; all lanes take part, and no other warp of the thread block has these tiles.
     #[inline(always)]
     pub(super) unsafe fn finish<F: Weights, D: Activations, const SUMS: usize, const OF_WARP: usize>(
         &self,
@@ -42,41 +49,30 @@ impl Epilogue<'_> {
         tile: u32,
         mut sums: [[f32; SUMS]; OF_WARP],
         mut usual: bool,
-        barrier: impl Fn(),
     ) {
         if !share.is_whole(self.grid) {
-            let mut own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
+            let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
                     let four = [0, 1, 2, 3].map(|k| sums[i][4 * j + k].to_bits());
                     // SAFETY: the place is the thread block's, and these words of it the lane's.
-                    unsafe { ptx::store_16(own, four) };
-                    own = own.wrapping_add(FOURS_BYTES as usize);
+                    unsafe { ptx::store_16(own.wrapping_add(fours::<SUMS>(i, j)), four) };
                 }
             }
             // SAFETY: the caller's promise.
-            let Some(all_usual) = (unsafe { self.count(share.tile, usual, &barrier) }) else { return };
+            let Some(all_usual) = (unsafe { self.count(share.tile, tile, usual) }) else { return };
             usual = all_usual;
-            sums = [[0.0; SUMS]; OF_WARP];
-            let [mut block, last] = sharers(self.grid, share.tile);
-            while block <= last {
-                let mut from = self.sums::<SUMS>(share.tile, block, tile);
-                for i in 0..OF_WARP {
-                    for j in 0..SUMS / 4 {
-                        // SAFETY: the thread block has stored them, and counted itself afterwards.
-                        let more = unsafe { ptx::load_16_written(from) };
-                        for k in 0..4 {
-                            sums[i][4 * j + k] += f32::from_bits(more[k]);
-                        }
-                        from = from.wrapping_add(FOURS_BYTES as usize);
-                    }
+            // SAFETY: all have left their sums.
+            sums = unsafe {
+                match SUMS {
+                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile),
+                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile),
                 }
-                block += 1;
-            }
+            };
         }
-        let (row_tile, token_tile) = self.grid.token_tiles.divide_32(share.tile);
-        let row = row_tile * ROWS + tile * TILE_ROWS;
-        let token = token_tile * const { tile_tokens::<SUMS>() };
+        let [row_tile, token_tile] = self.grid.row_and_token_tile(share.tile);
+        let row = row_tile * const { of_sums::<SUMS>().rows() } + tile * TILE_ROWS;
+        let token = token_tile * const { of_sums::<SUMS>().tokens() };
         // SAFETY: the caller's promise; no other warp has these rows and tokens.
         unsafe {
             if usual {
@@ -93,47 +89,80 @@ impl Epilogue<'_> {
     #[inline(always)]
     fn sums<const SUMS: usize>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
         let tile_bytes = const { SUMS as u32 * WARP * 4 };
-        let place = u64::from(place(self.grid, work_tile, block)) * u64::from(TILES * tile_bytes);
+        let place = u64::from(place(self.grid, work_tile, block))
+            * u64::from(const { of_sums::<SUMS>().tiles() } * tile_bytes);
         let in_place = tile * tile_bytes + warp::lane() * 16;
         self.left.wrapping_add((place + u64::from(in_place)) as usize)
     }
 
-    /// Counts this thread block among those that have left their sums of a work tile. The last one is told whether tensor cores
-    /// could compute all shares.
+    /// Adds up, in the order of K, what all thread blocks have left of the warp's part of a work tile, for `AT_ONCE` of which
+    /// there are registers.
     ///
     /// # Safety
-    /// The contract of the kernels; all warps that multiply take part, and have stored their sums.
+    /// The contract of the kernels; they have left it, and counted themselves afterwards.
     #[inline(always)]
-    unsafe fn count(&self, work_tile: u32, usual: bool, barrier: &impl Fn()) -> Option<bool> {
-        let [first, last] = sharers(self.grid, work_tile);
-        let counter = self.counters.wrapping_add((work_tile - self.grid.first_shared) as usize);
-        let told = warp::shared::<u32>().wrapping_add(FRONT_BYTES as usize / 4 - 1);
-        if !usual && warp::lane() == 0 {
-            // SAFETY: there is a counter for each shared work tile.
-            unsafe { ptx::count(counter, UNUSUAL) };
+    unsafe fn left_sums<const SUMS: usize, const OF_WARP: usize, const AT_ONCE: usize>(
+        &self,
+        work_tile: u32,
+        tile: u32,
+    ) -> [[f32; SUMS]; OF_WARP] {
+        let mut sums = [[0.0; SUMS]; OF_WARP];
+        let [mut block, last] = sharers(self.grid, work_tile);
+        while block <= last {
+            let mut from = [self.left; AT_ONCE];
+            for b in 0..AT_ONCE {
+                from[b] = self.sums::<SUMS>(work_tile, (block + b as u32).min(last), tile);
+            }
+            for i in 0..OF_WARP {
+                for j in 0..SUMS / 4 {
+                    let mut more = [[0; 4]; AT_ONCE];
+                    for b in 0..AT_ONCE {
+                        // SAFETY: the thread block has left them.
+                        more[b] = unsafe { ptx::load_16_written(from[b].wrapping_add(fours::<SUMS>(i, j))) };
+                    }
+                    for b in 0..AT_ONCE {
+                        for k in 0..4 {
+                            // Nothing changes by −0.
+                            let there = block + b as u32 <= last;
+                            sums[i][4 * j + k] += if there { f32::from_bits(more[b][k]) } else { -0.0 };
+                        }
+                    }
+                }
+            }
+            block += AT_ONCE as u32;
         }
-        ptx::fence();
-        barrier();
-        if warp::thread() == 0 {
-            // SAFETY: as above; nobody counts any more once all have. Nobody reads the word between the barriers.
+        sums
+    }
+
+    /// Counts this thread block among those whose warps have left their sums of a tile. The last one is told whether tensor cores
+    /// could compute all of them.
+    ///
+    /// # Safety
+    /// The contract of the kernels; all lanes take part, and have left their sums.
+    #[inline(always)]
+    unsafe fn count(&self, work_tile: u32, tile: u32, usual: bool) -> Option<bool> {
+        let [first, last] = sharers(self.grid, work_tile);
+        let number = (work_tile - self.grid.first_shared) * MOST_TILES + tile;
+        let counter = self.counters.wrapping_add(number as usize);
+        let mut told = 0;
+        // What all lanes have stored comes before what the first one counts.
+        warp::sync();
+        if warp::lane() == 0 {
+            let amount = 1 + if usual { 0 } else { UNUSUAL };
+            // SAFETY: there is a counter for each tile of a shared work tile. Nobody counts any more once all have.
             unsafe {
-                let counted = ptx::count(counter, 1) + 1;
+                let counted = ptx::count(counter, amount) + amount;
                 let all = counted % UNUSUAL == last - first + 1;
                 if all {
                     *counter = 0;
+                    told = 1 + u32::from(counted < UNUSUAL);
                 }
-                *told = if all { 1 + u32::from(counted < UNUSUAL) } else { 0 };
             }
         }
-        barrier();
-        // SAFETY: written before the barrier.
-        let told = unsafe { *told };
-        if told == 0 {
-            return None;
-        }
-        // What the others stored is visible: they counted themselves behind a fence.
-        ptx::fence();
-        Some(told == 2)
+        let told = warp::shuffle(told, 0);
+        // What the others stored is visible to the first lane, which has counted, and now to all.
+        warp::sync();
+        (told != 0).then_some(told == 2)
     }
 
     /// Stores the results of a tile of 16 rows.
@@ -185,7 +214,7 @@ impl Epilogue<'_> {
         count: u32,
         first_token: u32,
     ) {
-        let tokens = [first_token, self.grid.tokens.min(first_token + const { tile_tokens::<SUMS>() })];
+        let tokens = [first_token, self.grid.tokens.min(first_token + const { of_sums::<SUMS>().tokens() })];
         let end = (self.problem.shape.rows as u32).min(first_row + count);
         let mut row = first_row;
         while row < end {

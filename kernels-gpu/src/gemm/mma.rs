@@ -1,9 +1,9 @@
 //! The mainloop for every GPU. Each warp has two tiles of 16 rows; all copy the next k-iterations while they multiply one.
 
-use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, SCALES_BYTES};
+use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, TokenTile};
 use microscale_kernels_abi::weights::QUAD;
 
-use super::copies::{LaneRows, Source, decode, stage_bytes, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
 use super::epilogue::Epilogue;
 use super::scheduler::Shares;
 use crate::product::copies::pin_in_register;
@@ -12,13 +12,13 @@ use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
 /// Threads of a thread block.
-const THREADS: u32 = Edition::Mma.threads();
+const THREADS: u32 = Edition::Mma.threads(TokenTile::N64);
 /// Tiles of a warp.
 const TILES: usize = 2;
 
 /// What a thread copies.
 struct Copies<F, const N: u32> {
-    weights: Source<F, THREADS>,
+    weights: Source<F, N, 1, THREADS>,
     /// The thread's first 16 bytes of the next k-iteration's activations.
     activations: *const u8,
     /// K-iterations that are left.
@@ -37,14 +37,16 @@ impl<F: Weights, const N: u32> Copies<F, N> {
     /// The contract of the kernels; nobody reads or writes the next stage.
     #[inline(always)]
     unsafe fn next(&mut self) {
-        let [stage_bytes, activation_bytes] = const { stage_bytes::<N>() };
+        let activation_bytes = const { stage_of::<N, 1>().activation_bytes() };
         if self.left > 0 {
-            let stage = self.ring + self.stage * stage_bytes;
+            let stage = self.ring + self.stage * const { stage_of::<N, 1>().bytes() };
             // SAFETY: the caller's promise.
             unsafe {
                 self.weights.copy(stage);
                 for i in 0..activation_bytes / (THREADS * 16) {
-                    let to = stage + CODES_BYTES + SCALES_BYTES + (i * THREADS + warp::thread()) * 16;
+                    let to = stage
+                        + const { stage_of::<N, 1>().weights_bytes() }
+                        + (i * THREADS + warp::thread()) * 16;
                     ptx::copy_16(to, self.activations.wrapping_add((i * THREADS * 16) as usize), 16);
                 }
             }
@@ -85,15 +87,16 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     epilogue: &Epilogue<'_>,
     arranged: *const u8,
 ) {
-    let [stage_bytes, activation_bytes] = const { stage_bytes::<N>() };
+    let of_stage = const { stage_of::<N, 1>() };
+    let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
     let (problem, grid) = (epilogue.problem, epilogue.grid);
     let ring = ptx::shared_address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
     let first_tile = warp_number() * TILES as u32;
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
-    let of_lane = CODES_BYTES + SCALES_BYTES + warp::lane() * 16;
+    let of_lane = of_stage.weights_bytes() + warp::lane() * 16;
     let mut shares = Shares::new(grid);
     while let Some(share) = shares.next() {
-        let (row_tile, token_tile) = grid.token_tiles.divide_32(share.tile);
+        let [row_tile, token_tile] = grid.row_and_token_tile(share.tile);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let image = image * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
         let mut copies = Copies::<F, N> {
@@ -112,8 +115,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             unsafe { copies.next() };
             i += 1;
         }
-        let mut rows: [LaneRows<F>; TILES] =
-            [0, 1].map(|i| LaneRows::new(problem, first_tile + i, share.start));
+        let mut rows = LaneRows::<F, N, 1>::new(problem, first_tile, share.start);
         let mut sums = [[0.0; SUMS]; TILES];
         let mut far = 0;
         let (mut left, mut stage) = (share.end - share.start, 0);
@@ -125,16 +127,29 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             // SAFETY: the stage that is filled is that of the k-iteration before; this one's has arrived.
             unsafe {
                 copies.next();
-                let loaded = [rows[0].load::<D>(at), rows[1].load::<D>(at)];
-                far = loaded[0].distance.max(loaded[1].distance).max(far);
+                let loaded = rows.load::<D, TILES>(at, 0);
+                let factors = [loaded[0].factors::<F, D>(), loaded[1].factors::<F, D>()];
+                far = loaded[0].distance::<F, D>().max(loaded[1].distance::<F, D>()).max(far);
                 // Written out: the compiler keeps a loop's indices in memory.
-                let weights = [decode::<D, 0>(&loaded[0], table), decode::<D, 0>(&loaded[1], table)];
+                let weights = [
+                    decode::<D, 0>(&loaded[0], &factors[0], table),
+                    decode::<D, 0>(&loaded[1], &factors[1], table),
+                ];
                 multiply::<D, SUMS>(&mut sums, &weights, at + of_lane);
-                let weights = [decode::<D, 1>(&loaded[0], table), decode::<D, 1>(&loaded[1], table)];
+                let weights = [
+                    decode::<D, 1>(&loaded[0], &factors[0], table),
+                    decode::<D, 1>(&loaded[1], &factors[1], table),
+                ];
                 multiply::<D, SUMS>(&mut sums, &weights, at + of_lane + N * QUAD * 16);
-                let weights = [decode::<D, 2>(&loaded[0], table), decode::<D, 2>(&loaded[1], table)];
+                let weights = [
+                    decode::<D, 2>(&loaded[0], &factors[0], table),
+                    decode::<D, 2>(&loaded[1], &factors[1], table),
+                ];
                 multiply::<D, SUMS>(&mut sums, &weights, at + of_lane + 2 * N * QUAD * 16);
-                let weights = [decode::<D, 3>(&loaded[0], table), decode::<D, 3>(&loaded[1], table)];
+                let weights = [
+                    decode::<D, 3>(&loaded[0], &factors[0], table),
+                    decode::<D, 3>(&loaded[1], &factors[1], table),
+                ];
                 multiply::<D, SUMS>(&mut sums, &weights, at + of_lane + 3 * N * QUAD * 16);
             }
             stage = following(stage, grid.stages);
@@ -143,10 +158,10 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
         ptx::wait_for_copies::<0>();
         // SAFETY: the caller's contract; all warps are here.
         unsafe {
-            let usual = |tile| usual_but_zeros::<F, D>(problem, row_tile, tile, &share);
+            let usual = |tile| usual_but_zeros::<F, D, N, 1>(problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
-            epilogue.finish::<F, D, SUMS, TILES>(&share, first_tile, sums, usual, warp::barrier);
+            epilogue.finish::<F, D, SUMS, TILES>(&share, first_tile, sums, usual);
         }
         shares.take(&share);
     }

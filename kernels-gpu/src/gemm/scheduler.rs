@@ -1,4 +1,4 @@
-//! The tile scheduler: whole work tiles first, then shares of those that are left (stream-K).
+//! The tile scheduler: whole work tiles first, then shares of those that are left.
 
 use microscale_kernels_abi::gemm::GemmGrid;
 
@@ -63,8 +63,8 @@ impl<'a> Shares<'a> {
         let taken = warp::shuffle(taken, 0);
         let (block, k_iterations) = (warp::thread_block(), self.grid.k_iterations.divisor as u32);
         let of_shared = taken.saturating_sub(self.grid.waves);
-        let next = first(self.grid, block) + of_shared;
-        let left = first(self.grid, block + 1) - next;
+        let next = self.grid.first_shared_k_iteration(block) + of_shared;
+        let left = self.grid.first_shared_k_iteration(block + 1) - next;
         let (tile, start) = self.grid.k_iterations.divide_32(next);
         let end = k_iterations.min(start + left);
         if taken < self.grid.waves {
@@ -75,32 +75,19 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// The first shared k-iteration of a thread block.
-#[inline(always)]
-fn first(grid: &GemmGrid, block: u32) -> u32 {
-    block * (grid.share[1].divisor as u32 - 1) + block.min(grid.longer)
-}
-
 /// The first and the last of the thread blocks that have shares of a work tile.
 #[inline(always)]
 pub(super) fn sharers(grid: &GemmGrid, tile: u32) -> [u32; 2] {
     let k_iterations = grid.k_iterations.divisor as u32;
     let first = (tile - grid.first_shared) * k_iterations;
-    let of_longer = grid.longer * grid.share[1].divisor as u32;
-    [first, first + k_iterations - 1].map(|k_iteration| {
-        if k_iteration < of_longer {
-            grid.share[1].divide_32(k_iteration).0
-        } else {
-            grid.longer + grid.share[0].divide_32(k_iteration - of_longer).0
-        }
-    })
+    [first, first + k_iterations - 1].map(|k_iteration| grid.sharer(k_iteration))
 }
 
 /// The number of the place for the sums that a thread block leaves of a shared work tile. It has two: the first
 /// for the tile in which it begins, the second for another that it does not finish.
 #[inline(always)]
 pub(super) fn place(grid: &GemmGrid, tile: u32, block: u32) -> u32 {
-    let begins_in_tile =
-        (tile - grid.first_shared) * (grid.k_iterations.divisor as u32) <= first(grid, block);
+    let begins_in_tile = (tile - grid.first_shared) * (grid.k_iterations.divisor as u32)
+        <= grid.first_shared_k_iteration(block);
     2 * block + u32::from(!begins_in_tile)
 }

@@ -1,13 +1,12 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{CODES_BYTES, Edition, FRONT_BYTES, GemmGrid, SCALES_BYTES};
+use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, GemmGrid};
 use microscale_kernels_abi::launch::WARP;
 
-use super::copies::{LaneRows, Source, decode, stage_bytes, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
 use super::epilogue::Epilogue;
 use super::scheduler::Shares;
-use crate::product::copies::pin_in_register;
 use crate::product::operand::Problem;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -15,16 +14,21 @@ use crate::warp_group::{self, MultiplyTokens, Registers, core_matrices};
 use crate::{mbarrier, ptx, warp};
 
 /// Warps that multiply.
-const MULTIPLIERS: u32 = Edition::Wgmma.multipliers();
-/// Threads that multiply.
-const MULTIPLYING: u32 = MULTIPLIERS * WARP;
+const fn multipliers<const N: u32>() -> u32 {
+    Edition::Wgmma.multipliers(stage_of::<N, 1>().tile)
+}
+
 /// Threads that copy.
 const COPYING: u32 = Edition::Wgmma.copiers() * WARP;
+/// The offset in shared memory of the table for [`Activations::weights`], of which the assembler, so, knows nothing: it would copy a
+/// known one to a register wherever it is used.
+const TABLE_BYTES: u32 = FRONT_BYTES - 8;
 /// Bytes of a stage's two barriers: one says that the stage is full, the other that it is empty.
 const BARRIERS_BYTES: u32 = 16;
 
 /// A place in the ring of stages, which all go around.
-struct Place<const N: u32> {
+#[derive(Clone, Copy)]
+struct Place<const N: u32, const IMAGES: u32> {
     stage: u32,
     stages: u32,
     /// The parity of the round.
@@ -33,7 +37,7 @@ struct Place<const N: u32> {
     base: u32,
 }
 
-impl<const N: u32> Place<N> {
+impl<const N: u32, const IMAGES: u32> Place<N, IMAGES> {
     /// The first stage in the first round.
     #[inline(always)]
     fn new(grid: &GemmGrid, base: u32) -> Self {
@@ -55,7 +59,7 @@ impl<const N: u32> Place<N> {
     /// The address of the stage.
     #[inline(always)]
     fn address(&self) -> u32 {
-        self.base + FRONT_BYTES + self.stage * const { stage_bytes::<N>()[0] }
+        self.base + FRONT_BYTES + self.stage * const { stage_of::<N, IMAGES>().bytes() }
     }
 
     /// [`Self::empty`] of the stage before.
@@ -63,6 +67,25 @@ impl<const N: u32> Place<N> {
     fn empty_before(&self) -> u32 {
         let before = if self.stage == 0 { self.stages } else { self.stage } - 1;
         self.base + before * BARRIERS_BYTES + BARRIERS_BYTES / 2
+    }
+
+    /// Waits until the stage is full, and returns its address.
+    #[inline(always)]
+    fn wait(&self) -> u32 {
+        mbarrier::wait(self.full(), self.parity);
+        // Lanes may have seen the barrier one after the other.
+        warp::sync();
+        self.address()
+    }
+
+    /// The next place, if there is one; else this one.
+    #[inline(always)]
+    fn next_if(&self, there: bool) -> Self {
+        let mut next = *self;
+        if there {
+            next.advance();
+        }
+        next
     }
 
     #[inline(always)]
@@ -80,7 +103,7 @@ impl<const N: u32> Place<N> {
 /// # Safety
 /// The contract of the kernels whose names have `wgmma`.
 #[inline(always)]
-pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize>(
+pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
     epilogue: &Epilogue<'_>,
     arranged: *const u8,
 ) where
@@ -89,7 +112,10 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize>(
     let grid = epilogue.grid;
     let base = ptx::shared_address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
+    let table = warp::shared::<u32>().wrapping_add(TABLE_BYTES as usize / 4);
     if warp::thread() == 0 {
+        // SAFETY: nobody uses the word yet.
+        unsafe { *table = D::TABLE };
         let mut i = 0;
         while i < grid.stages {
             let full = base + i * BARRIERS_BYTES;
@@ -97,7 +123,7 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize>(
             // copies, and one more time for the activations.
             unsafe {
                 mbarrier::init(full, COPYING + 1);
-                mbarrier::init(full + BARRIERS_BYTES / 2, MULTIPLIERS);
+                mbarrier::init(full + BARRIERS_BYTES / 2, const { multipliers::<N>() });
             }
             i += 1;
         }
@@ -105,18 +131,18 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize>(
     }
     warp::barrier();
     // With many sums, those that multiply take registers from those that copy.
-    if number < MULTIPLIERS {
-        if SUMS > 16 {
+    if number < const { multipliers::<N>() } {
+        if SUMS > 64 {
             warp_group::set_registers(Registers::Many);
         }
         // SAFETY: the caller's contract; whole warp groups are here.
-        unsafe { multiply::<F, D, N, SUMS>(epilogue, base, number) };
+        unsafe { multiply::<F, D, N, SUMS, IMAGES>(epilogue, base, number, *table) };
     } else {
-        if SUMS > 16 {
+        if SUMS > 64 {
             warp_group::set_registers(Registers::Few);
         }
         // SAFETY: the caller's contract.
-        unsafe { copy::<F, N>(epilogue.problem, arranged, grid, base) };
+        unsafe { copy::<F, N, IMAGES>(epilogue.problem, arranged, grid, base) };
     }
 }
 
@@ -125,16 +151,22 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize>(
 /// # Safety
 /// The contract of the kernels; those warps call it that do not multiply.
 #[inline(always)]
-unsafe fn copy<F: Weights, const N: u32>(problem: &Problem, arranged: *const u8, grid: &GemmGrid, base: u32) {
-    let activation_bytes = const { stage_bytes::<N>()[1] };
-    let thread = warp::thread() - MULTIPLYING;
-    let mut place = Place::<N>::new(grid, base);
+unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
+    problem: &Problem,
+    arranged: *const u8,
+    grid: &GemmGrid,
+    base: u32,
+) {
+    let activation_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
+    let thread = warp::thread() - const { multipliers::<N>() * WARP };
+    let mut arranged_all = false;
+    let mut place = Place::<N, IMAGES>::new(grid, base);
     let mut shares = Shares::new(grid);
     while let Some(share) = shares.next() {
-        let (row_tile, token_tile) = grid.token_tiles.divide_32(share.tile);
+        let [row_tile, token_tile] = grid.row_and_token_tile(share.tile);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let mut image = arranged.wrapping_add((image * u64::from(activation_bytes)) as usize);
-        let mut weights = Source::<F, COPYING>::new(problem, row_tile, &share, thread);
+        let mut weights = Source::<F, N, IMAGES, COPYING>::new(problem, row_tile, &share, thread);
         let mut left = share.end - share.start;
         while left > 0 {
             // In the first round nobody has to have done with the stage: the phase before the first counts as over.
@@ -142,12 +174,18 @@ unsafe fn copy<F: Weights, const N: u32>(problem: &Problem, arranged: *const u8,
             let stage = place.address();
             // SAFETY: all warps have done with the stage; the image exists, and its bytes are a multiple of 16.
             unsafe {
-                if thread == 0 {
-                    mbarrier::arrive_expecting(place.full(), activation_bytes);
-                    mbarrier::copy(stage + CODES_BYTES + SCALES_BYTES, image, activation_bytes, place.full());
-                }
                 weights.copy(stage);
                 mbarrier::arrive_with_copies(place.full());
+                if thread == 0 {
+                    if !arranged_all {
+                        // Weights are under way while the kernel in front may still be at work.
+                        ptx::wait_for_kernel_in_front();
+                        arranged_all = true;
+                    }
+                    mbarrier::arrive_expecting(place.full(), activation_bytes);
+                    let to = stage + const { stage_of::<N, IMAGES>().weights_bytes() };
+                    mbarrier::copy(to, image, activation_bytes, place.full());
+                }
             }
             image = image.wrapping_add(activation_bytes as usize);
             place.advance();
@@ -162,56 +200,68 @@ unsafe fn copy<F: Weights, const N: u32>(problem: &Problem, arranged: *const u8,
 /// # Safety
 /// The contract of the kernels; whole warp groups call it.
 #[inline(always)]
-unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize>(
+unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
     epilogue: &Epilogue<'_>,
     base: u32,
     tile: u32,
+    table: u32,
 ) where
     D: Activations + MultiplyTokens<SUMS>,
 {
     let (problem, grid) = (epilogue.problem, epilogue.grid);
-    // With many sums no register is left for it.
-    let table = if D::TABLE == 0 || SUMS > 32 { D::TABLE } else { pin_in_register(D::TABLE) };
-    let mut place = Place::<N>::new(grid, base);
+    let mut place = Place::<N, IMAGES>::new(grid, base);
     let mut shares = Shares::new(grid);
     while let Some(share) = shares.next() {
-        let mut rows = LaneRows::<F>::new(problem, tile, share.start);
+        let mut rows = LaneRows::<F, N, IMAGES>::new(problem, tile, share.start);
         let mut sums = [0.0; SUMS];
         let mut far = 0;
         let mut left = share.end - share.start;
         let mut first = true;
+        let mut stage = place.wait();
+        // SAFETY: the k-iteration is in the stage.
+        let [mut loaded] = unsafe { rows.load::<D, 1>(stage, 0) };
         while left > 0 {
             // The same in all lanes, which a shuffle tells the assembler: descriptors are in uniform registers.
-            let stage = warp::shuffle(place.address(), 0);
-            mbarrier::wait(place.full(), place.parity);
-            // Lanes may have seen the barrier one after the other.
-            warp::sync();
-            // SAFETY: the k-iteration is in the stage; the whole warp group is here.
-            unsafe {
-                let loaded = rows.load::<D>(stage);
-                far = loaded.distance.max(far);
-                let tokens = core_matrices::<N>(stage + CODES_BYTES + SCALES_BYTES);
-                D::multiply_tokens(&mut sums, decode::<D, 0>(&loaded, table), tokens);
-                // Now the last products of the stage before have been computed, too.
-                done(place.empty_before(), !first);
-                D::multiply_tokens(&mut sums, decode::<D, 1>(&loaded, table), tokens + 4 * N);
-                D::multiply_tokens(&mut sums, decode::<D, 2>(&loaded, table), tokens + 8 * N);
-                D::multiply_tokens(&mut sums, decode::<D, 3>(&loaded, table), tokens + 12 * N);
+            let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().weights_bytes() };
+            let mut tokens = core_matrices::<N>(at);
+            for image in 0..IMAGES {
+                let now = loaded;
+                let factors = now.factors::<F, D>();
+                far = now.distance::<F, D>().max(far);
+                // SAFETY: the k-iteration is in the stage; the whole warp group is here.
+                unsafe {
+                    D::multiply_tokens(&mut sums, decode::<D, 0>(&now, &factors, table), tokens);
+                    if image == 0 {
+                        // Now the last products of the stage before have been computed, too.
+                        done(place.empty_before(), !first);
+                    }
+                    D::multiply_tokens(&mut sums, decode::<D, 1>(&now, &factors, table), tokens + 4 * N);
+                    // The next image's weights are loaded while this one's are decoded. Behind the last one, its own are again.
+                    if image + 1 < IMAGES {
+                        [loaded] = rows.load::<D, 1>(stage, image + 1);
+                    } else {
+                        stage = place.next_if(left > 1).wait();
+                        [loaded] = rows.load::<D, 1>(stage, 0);
+                    }
+                    D::multiply_tokens(&mut sums, decode::<D, 2>(&now, &factors, table), tokens + 8 * N);
+                    D::multiply_tokens(&mut sums, decode::<D, 3>(&now, &factors, table), tokens + 12 * N);
+                }
+                tokens += 16 * N;
             }
             place.advance();
             first = false;
             left -= 1;
         }
         let share = shares.again();
-        let (row_tile, _) = grid.token_tiles.divide_32(share.tile);
+        let [row_tile, _] = grid.row_and_token_tile(share.tile);
         // SAFETY: the whole warp group is here.
         unsafe {
             D::wait(&mut sums);
             done(place.empty_before(), true);
-            let usual = far <= F::farthest::<D>() || usual_but_zeros::<F, D>(problem, row_tile, tile, &share);
+            let usual = far <= F::farthest::<D>()
+                || usual_but_zeros::<F, D, N, IMAGES>(problem, row_tile, tile, &share);
             let usual = warp::ballot(usual) == u32::MAX;
-            let barrier = || warp::barrier_of::<1, MULTIPLYING>();
-            epilogue.finish::<F, D, SUMS, 1>(&share, tile, [sums], usual, barrier);
+            epilogue.finish::<F, D, SUMS, 1>(&share, tile, [sums], usual);
         }
         shares.take(&share);
     }

@@ -69,8 +69,9 @@ fn multiplying<T: Exact + Activation>(
     let arguments = vec![activations.clone(), arranged.into(), argument(&arranged_grid)];
     case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
 
-    let stages = stages.min(tile.stages(MOST_SHARED));
-    let grid = GemmGrid::new(tile, shape(weights), *tokens as u64, at_once, stages).expect("a small launch");
+    let stage = edition.stage(tile);
+    let stages = stages.min(stage.count(MOST_SHARED));
+    let grid = GemmGrid::new(stage, shape(weights), *tokens as u64, at_once, stages).expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 4);
     let (slot, apply) = case.global_scale(weights);
@@ -93,7 +94,7 @@ fn multiplying<T: Exact + Activation>(
             apply,
         ],
     );
-    case.shaped((edition.threads(), tile.shared_bytes(stages)));
+    case.shaped((edition.threads(tile), stage.shared_bytes(stages)));
     case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {

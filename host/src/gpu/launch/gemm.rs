@@ -1,11 +1,18 @@
 //! Launching products of weights and activations of many tokens.
 
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::sys::{
+    CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig_st, cuLaunchKernelEx,
+};
+use cudarc::driver::{
+    CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
+};
 use microscale_formats::Format;
 use microscale_kernels_abi::Kernel;
-use microscale_kernels_abi::gemm::{ArrangeGrid, GemmGrid, arrange};
+use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange};
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 
 use crate::error::{Error, OperandFault, Result};
@@ -28,6 +35,34 @@ pub(in crate::gpu) fn takes(shape: QuantizedShape) -> bool {
     words && shape.cols > 0 && (shape.cols as u64) < PIPELINED_COLUMN_LIMIT
 }
 
+/// The kernel for a product; none if there is nothing to multiply, or if no kernel takes it.
+pub(in crate::gpu) fn choose_gemm(
+    kernels: &Kernels,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Option<GemmWeightsKernel> {
+    let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
+    takes(weights).then(|| GemmWeightsKernel::choose(kernels.target(), grid))?
+}
+
+/// The grid of a kernel that multiplies; none if there is nothing to multiply, or more than a launch can count, or if the GPU has too
+/// little shared memory.
+fn gemm_grid(
+    kernels: &Kernels,
+    kernel: GemmWeightsKernel,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Option<GemmGrid> {
+    let [rows, cols, blocks] =
+        [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
+    let stage = kernel.edition.stage(kernel.tile);
+    let stages = stage.count(kernels.most_shared());
+    // Thread blocks take all of a multiprocessor's shared memory.
+    let at_once = kernels.multiprocessors();
+    let shape = WeightsShape { rows, cols, blocks };
+    GemmGrid::new(stage, shape, tokens as u64, at_once, stages).filter(|_| stages >= 2)
+}
+
 /// The grids of both kernels.
 struct Grids {
     arrange: ArrangeGrid,
@@ -44,16 +79,10 @@ impl Grids {
     ) -> Result<Self> {
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
         let GemmWeightsKernel { edition, tile } = kernel;
-        let [rows, cols, blocks] =
-            [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
-        let shape = WeightsShape { rows, cols, blocks };
-        let stages = tile.stages(kernels.most_shared());
-        // Thread blocks take all of a multiprocessor's shared memory.
-        let gemm = GemmGrid::new(tile, shape, tokens as u64, kernels.multiprocessors(), stages);
-        let arrange = ArrangeGrid::new(edition, tile, cols, tokens as u64, aligned);
-        match (arrange, gemm) {
-            (Some(arrange), Some(gemm)) if stages >= 2 => Ok(Self { arrange, gemm }),
-            _ => Err(not_one_launch(format_args!("{rows} rows times {tokens} of activations"))),
+        let arrange = ArrangeGrid::new(edition, tile, weights.cols as u64, tokens as u64, aligned);
+        match (arrange, gemm_grid(kernels, kernel, weights, tokens)) {
+            (Some(arrange), Some(gemm)) => Ok(Self { arrange, gemm }),
+            _ => Err(not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows))),
         }
     }
 
@@ -74,6 +103,10 @@ pub(in crate::gpu) fn gemm_workspace(
     }
     let mut most = 0;
     for kernel in GemmWeightsKernel::of(kernels.target()) {
+        // A GPU may have too little shared memory for a kernel.
+        if gemm_grid(kernels, kernel, weights, tokens).is_none() {
+            continue;
+        }
         // With fewer tokens there may be more thread blocks, which have fewer sums each.
         let grids = Grids::new(kernels, kernel, weights, tokens, true)?;
         let sums = 2 * u64::from(kernels.multiprocessors()) * kernel.tile.sums_bytes();
@@ -131,18 +164,59 @@ pub(in crate::gpu) fn gemm_weights<T: Activation>(
     unsafe { launch.launch(config(&ready.kernel, elements)?) }.map_err(doing("arranging activations"))?;
 
     let ready = kernels.ready(gemm)?;
-    let shared = kernel.tile.shared_bytes(grids.gemm.stages);
+    let shared = kernel.edition.stage(kernel.tile).shared_bytes(grids.gemm.stages);
     let launched = Kernel { shared, ..ready.kernel };
-    let apply = apply_global(weights);
-    let grid = Argument(grids.gemm);
-    let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(weights.codes()).arg(weights.scales()).arg(weights.global_slot());
-    launch.arg(&activations).arg(&memory).arg(&out).arg(&counters).arg(&left);
-    launch.arg(&grid).arg(&apply);
+    let config = config(&launched, u64::from(grids.gemm.thread_blocks))?;
+    let (codes, _codes) = weights.codes().device_ptr(stream);
+    let (scales, _scales) = weights.scales().device_ptr(stream);
+    let (slot, _slot) = weights.global_slot().device_ptr(stream);
+    let pointers = [codes, scales, slot, activations, memory, out, counters, left];
+    let (grid, apply) = (Argument(grids.gemm), apply_global(weights));
+    let mut arguments: Vec<*mut c_void> =
+        pointers.iter().map(|pointer| ptr::from_ref(pointer) as _).collect();
+    arguments.extend([ptr::from_ref(&grid) as *mut c_void, ptr::from_ref(&apply) as _]);
     // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked layout and lengths, and
     // `takes` the shape; tensors in device memory start on 256 bytes. The kernel before has arranged the activations for this
-    // one. Counters are zeros at first, and each launch leaves them so. The borrows keep the buffers from overlapping.
-    unsafe { launch.launch(config(&launched, u64::from(grids.gemm.thread_blocks))?) }
-        .map_err(doing("launching a product"))?;
-    Ok(())
+    // one, and kernels of warp groups wait for it. Counters are zeros at first, and each launch leaves them so. The borrows keep the
+    // buffers from overlapping, and the driver copies the arguments.
+    unsafe { launch_behind(stream, &ready.function, config, kernel.edition, &mut arguments) }
+}
+
+/// Launches a kernel behind another one. Those of warp groups may start before that one is at its end.
+///
+/// # Safety
+/// As for [`cudarc::driver::LaunchArgs::launch`], with pointers to the arguments.
+unsafe fn launch_behind(
+    stream: &CudaStream,
+    function: &CudaFunction,
+    config: LaunchConfig,
+    edition: Edition,
+    arguments: &mut [*mut c_void],
+) -> Result<()> {
+    let launching = doing("launching a product");
+    let mut attribute = CUlaunchAttribute_st {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let (x, y, z) = config.grid_dim;
+    let (threads, _, _) = config.block_dim;
+    let config = CUlaunchConfig_st {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: config.shared_mem_bytes,
+        hStream: stream.cu_stream(),
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(edition == Edition::Wgmma),
+    };
+    stream.context().bind_to_thread().map_err(&launching)?;
+    // SAFETY: the configuration and the attribute live until the call returns; the rest is the caller's promise.
+    let launched = unsafe {
+        cuLaunchKernelEx(&raw const config, function.cu_function(), arguments.as_mut_ptr(), ptr::null_mut())
+    };
+    launched.result().map_err(launching)
 }
