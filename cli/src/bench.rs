@@ -29,6 +29,8 @@ pub(crate) mod tune;
 mod weights;
 mod workload;
 
+#[cfg(feature = "cuda")]
+use microscale::gpu::GemmWeightsKernel;
 use microscale::{Device, Dtype, Element, Error, QuantizedShape, Recipe, Result, Words};
 
 use crate::bench::measurement::{Measurement, Times};
@@ -36,26 +38,36 @@ use crate::bench::op::{NO_F32, Op};
 use crate::bench::size::Size;
 use crate::bench::workload::Workload;
 
+/// One thing to measure.
+pub(crate) struct Case {
+    /// The operation.
+    pub op: Op,
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The dtype of the unquantized values.
+    pub dtype: Dtype,
+    /// The matrix.
+    pub size: Size,
+    /// The kernel for a product of many tokens; none for the one that is chosen.
+    #[cfg(feature = "cuda")]
+    pub kernel: Option<GemmWeightsKernel>,
+}
+
 /// Measures an operation.
 ///
 /// # Errors
 /// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is
 /// none; [`Error::Wrong`] if the output differs from the reference's.
-pub(crate) fn measure(
-    op: Op,
-    recipe: &Recipe,
-    dtype: Dtype,
-    size: Size,
-    device: &Device,
-) -> Result<Measurement> {
+pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
+    let Case { op, ref recipe, dtype, size, .. } = *case;
     op.check(dtype, size)?;
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
     let (bytes, times) = match (op, dtype) {
-        (Op::GemvWeights, Dtype::F32) => return Err(op.not_measured(NO_F32)),
-        (Op::GemvWeights, Dtype::F16) => weights::measure::<half::f16>(recipe, size, device)?,
-        (Op::GemvWeights, Dtype::Bf16) => weights::measure::<half::bf16>(recipe, size, device)?,
+        (Op::GemvWeights | Op::GemmWeights, Dtype::F32) => return Err(op.not_measured(NO_F32)),
+        (Op::GemvWeights | Op::GemmWeights, Dtype::F16) => weights::measure::<half::f16>(case, device)?,
+        (Op::GemvWeights | Op::GemmWeights, Dtype::Bf16) => weights::measure::<half::bf16>(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,
         (_, Dtype::F16) => measure_as::<half::f16>(op, recipe, size, device)?,
         (_, Dtype::Bf16) => measure_as::<half::bf16>(op, recipe, size, device)?,
@@ -68,6 +80,8 @@ pub(crate) fn measure(
         device: device.to_string(),
         threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },
         bytes,
+        kernel: times.kernel,
+        tensor_cores_per_second: times.tensor_cores_per_second,
         median_seconds: times.operation,
         read_seconds: times.read,
         copy_seconds: times.copy,

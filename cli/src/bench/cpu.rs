@@ -45,7 +45,7 @@ pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
         cpu::dequantize_with(Isa::Reference, &tensor, &mut expected, shape.cols)?;
         require_equal("dequantize", bytemuck::cast_slice::<T, u8>(&back), bytemuck::cast_slice(&expected))?;
     }
-    Ok(Times { operation, read: None, copy: Some(copy) })
+    Ok(Times { operation, copy: Some(copy), ..Times::default() })
 }
 
 /// A kind of work, given the number of its turn.
@@ -84,7 +84,7 @@ pub(super) fn measure_product(
         in_turns([&mut |turn| multiply(set(turn)), &mut |turn| read(set(turn + sets / 3)), &mut |turn| {
             copy(&set(turn + 2 * sets / 3).codes()[..half], &mut target[turn % sets * half..][..half])
         }])?;
-    Ok(Times { operation, read: Some(read), copy: Some(copy) })
+    Ok(Times { operation, read: Some(read), copy: Some(copy), ..Times::default() })
 }
 
 /// Reads codes and scales by all threads, at four places of a task in turn: with one place, processors read

@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use microscale::gpu::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    Baseline, DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemvWeightsKernel, Gpu,
-    doing as failed,
+    Baseline, DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemmWeightsKernel,
+    GemvWeightsKernel, Gpu, doing as failed,
 };
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
 use super::measurement::{Times, median};
 use super::op::Op;
-use super::product::{Product, verify};
+use super::product::{Product, matrix_bytes, verify};
 use super::workload::{Workload, random, require_equal, sets};
 
 /// The length of a measurement.
@@ -54,7 +56,7 @@ pub(super) fn measure<T: Element>(workload: &Workload, gpu: &Gpu) -> Result<Time
     let stream = gpu.stream();
     if workload.op == Op::Empty {
         let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| gpu.empty_on(stream))?;
-        return Ok(Times { operation, read: None, copy: None });
+        return Ok(Times { operation, ..Times::default() });
     }
     let host = random::<T>(workload.shape.elements(), 1);
     let workload = &Workload { recipe: workload.recipe(&host)?, ..*workload };
@@ -77,21 +79,20 @@ fn in_rotation<S>(
     mut operation: impl FnMut(&mut S) -> Result<()>,
     check: impl Fn(&S) -> Result<()>,
 ) -> Result<Times> {
-    let once = (&[()][..], Effort::FULL);
-    let times = each_in_rotation(stream, bytes, set, once, |_, set| operation(set), |_, set| check(set))?;
-    Ok(Times { operation: times[0], read: None, copy: Some(copy_time(stream, bytes)?) })
+    let turns = Turns::of(bytes, bytes, Effort::FULL);
+    let operations = (&[()][..], turns, Effort::FULL);
+    let times = each_in_rotation(stream, set, operations, |_, set| operation(set), |_, set| check(set))?;
+    Ok(Times { operation: times[0], copy: Some(copy_time(stream, bytes)?), ..Times::default() })
 }
 
 /// The median times of several operations with the same sets of buffers.
 fn each_in_rotation<S, O>(
     stream: &Arc<CudaStream>,
-    bytes: u64,
     set: impl Fn() -> Result<S>,
-    (operations, effort): (&[O], Effort),
+    (operations, turns, effort): (&[O], Turns, Effort),
     mut operation: impl FnMut(&O, &mut S) -> Result<()>,
     check: impl Fn(&O, &S) -> Result<()>,
 ) -> Result<Vec<f64>> {
-    let turns = Turns::of(bytes, effort);
     let mut sets = (0..turns.sets).map(|_| set()).collect::<Result<Vec<_>>>()?;
     let mut measure = |which: &O| {
         let seconds =
@@ -111,17 +112,17 @@ struct Turns {
 }
 
 impl Turns {
-    /// Turns for an operation that moves so many bytes.
-    fn of(bytes: u64, effort: Effort) -> Self {
+    /// Turns for an operation that moves so many bytes, and takes as long as a copy of so many.
+    fn of(bytes: u64, work: u64, effort: Effort) -> Self {
         let sets = sets(bytes);
-        let launches = effort.graph_bytes.div_ceil(bytes).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
+        let launches = effort.graph_bytes.div_ceil(work).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
         Self { sets, launches }
     }
 }
 
 /// The median time of copies that read and write so many bytes together.
 pub(super) fn copy_time(stream: &Arc<CudaStream>, bytes: u64) -> Result<f64> {
-    let Turns { sets, launches } = Turns::of(bytes, Effort::FULL);
+    let Turns { sets, launches } = Turns::of(bytes, bytes, Effort::FULL);
     let half = bytes as usize / 2;
     let copying = failed("copying");
     let sources = (0..sets).map(|_| stream.clone_htod(&vec![1u8; half])).collect::<Result<Vec<_>, _>>();
@@ -163,38 +164,76 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     )
 }
 
-/// Weights times activations, for so many tokens, by a kernel.
-pub(super) type ByKernel = (usize, GemvWeightsKernel);
+/// How weights are multiplied with activations.
+#[derive(Clone, Copy)]
+pub(super) enum WeightsKernel {
+    /// By a kernel for few tokens.
+    Gemv(GemvWeightsKernel),
+    /// By a kernel for any number of tokens; by the one that is chosen, if there is none.
+    Gemm(Option<GemmWeightsKernel>),
+}
 
-/// The median times of products of weights and activations, of which there are those of as many tokens as
-/// results have room for; `check` is given the first tokens' results.
+/// Weights times activations, for so many tokens.
+pub(super) type ByKernel = (usize, WeightsKernel);
+
+/// Operations of tensor cores that take as long as copying a byte, on the GPUs where they take the longest beside it.
+const OPERATIONS_PER_BYTE: u64 = 150;
+
+/// The median times of products of weights and activations, of which there are those of so many tokens;
+/// `check` is given the results of the first of them.
 pub(super) fn measure_weights<T: Activation>(
     gpu: &Gpu,
-    bytes: u64,
-    (weights, activations, results): (&QuantizedTensor, &[T], usize),
-    products: (&[ByKernel], Effort),
+    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
+    (products, effort): (&[ByKernel], Effort),
     check: impl Fn(&[T]) -> Result<()>,
 ) -> Result<Vec<f64>> {
     // SAFETY: as in `measure`.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), tokens)?;
+    let bytes = matrix_bytes(weights) as u64;
+    let operations = 2 * (tokens * weights.cols() * weights.rows()) as u64;
+    let turns = Turns::of(bytes, bytes.max(operations / OPERATIONS_PER_BYTE), effort);
     each_in_rotation(
         stream,
-        bytes,
         || {
+            let results = tokens * weights.rows();
             let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
             Ok((DeviceTensor::from_host(stream, weights)?, out))
         },
-        products,
-        |(tokens, kernel), (weights, out)| {
-            gpu.gemv_weights_with(*kernel, stream, weights, &activations, *tokens, out)
+        (products, turns, effort),
+        |(tokens, kernel), (weights, out)| match *kernel {
+            WeightsKernel::Gemv(kernel) => {
+                gpu.gemv_weights_with(kernel, stream, weights, &activations, *tokens, out)
+            }
+            WeightsKernel::Gemm(None) => {
+                gpu.gemm_weights_on(stream, weights, &activations, *tokens, &mut workspace, out)
+            }
+            WeightsKernel::Gemm(Some(kernel)) => {
+                gpu.gemm_weights_with(kernel, stream, weights, &activations, *tokens, &mut workspace, out)
+            }
         },
         |(tokens, _), (weights, out)| {
             let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
             check(&found[..tokens * weights.rows()])
         },
     )
+}
+
+/// Multiplications and additions of 16-bit floats, with sums in f32, that a GPU's tensor cores do a second at its highest clock; none
+/// where NVIDIA's figures for the compute capability differ from one product to the next.
+pub(super) fn tensor_cores_per_second(gpu: &Gpu) -> Result<Option<f64>> {
+    let a_clock = match gpu.info().compute_capability {
+        (8, 0) => 2048.0,
+        (9, 0) => 4096.0,
+        (10, 0 | 3) => 8192.0,
+        _ => return Ok(None),
+    };
+    let attribute = |which| gpu.context().attribute(which).map_err(failed("asking for the GPU's clock"));
+    let kilohertz = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+    let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    Ok(Some(a_clock * f64::from(multiprocessors) * f64::from(kilohertz) * 1e3))
 }
 
 impl<T: Element> Set<T> {

@@ -23,6 +23,10 @@ pub(crate) struct Measurement {
     /// Bytes that the operation must move: values, codes and scales, each once; of a product, the matrices'
     /// codes and scales.
     pub bytes: u64,
+    /// The kernel that was measured, of an operation that chooses among them.
+    pub kernel: Option<&'static str>,
+    /// Operations that the GPU's tensor cores can do a second, if that is known.
+    pub tensor_cores_per_second: Option<f64>,
     /// The median time of one operation.
     pub median_seconds: f64,
     /// The median time of reading `bytes`; products on a CPU have one.
@@ -35,6 +39,18 @@ impl Measurement {
     /// Bytes moved a second.
     pub(crate) fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.median_seconds
+    }
+
+    /// Multiplications and additions a second, of products of weights with tokens.
+    pub(crate) fn operations_per_second(&self) -> Option<f64> {
+        let Size { rows, cols, tokens, .. } = self.size;
+        let counts = [rows, cols, tokens?.get()].map(|count| count as f64);
+        Some(2.0 * counts.iter().product::<f64>() / self.median_seconds)
+    }
+
+    /// [`Self::operations_per_second`] over what tensor cores can do.
+    pub(crate) fn tensor_core_ratio(&self) -> Option<f64> {
+        Some(self.operations_per_second()? / self.tensor_cores_per_second?)
     }
 
     /// Bytes that the copy of the same run moved a second, read and written ones together.
@@ -58,11 +74,14 @@ impl Measurement {
     }
 }
 
-/// Median times, in seconds.
+/// Median times, in seconds, and what they are of.
+#[derive(Default)]
 pub(super) struct Times {
     pub(super) operation: f64,
     pub(super) read: Option<f64>,
     pub(super) copy: Option<f64>,
+    pub(super) kernel: Option<&'static str>,
+    pub(super) tensor_cores_per_second: Option<f64>,
 }
 
 /// The median, of one at least.

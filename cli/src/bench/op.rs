@@ -25,6 +25,8 @@ pub(crate) enum Op {
     /// Quantized weights times activations that are not quantized; the dtype is that of activations and
     /// results.
     GemvWeights,
+    /// The same products for any number of tokens, which tensor cores compute (GPU only).
+    GemmWeights,
     /// [`Self::Gemv`] by the kernel whose warps take one row (GPU only).
     GemvRows1,
     /// [`Self::Gemv`] by the kernel whose warps take two rows (GPU only).
@@ -48,6 +50,7 @@ words!(Op, "operation" {
     Self::Dequantize = "dequantize",
     Self::Gemv = "gemv",
     Self::GemvWeights = "gemv-weights",
+    Self::GemmWeights = "gemm-weights",
     Self::GemvRows1 = "gemv-rows1",
     Self::GemvRows2 = "gemv-rows2",
     Self::GemvRows4 = "gemv-rows4",
@@ -83,19 +86,21 @@ impl Op {
 
     /// Returns whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
-        let kernels =
-            matches!(self, Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load);
-        kernels || Self::GEMV_KERNELS.contains(&self)
+        match self {
+            Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load => true,
+            Self::GemmWeights => true,
+            _ => Self::GEMV_KERNELS.contains(&self),
+        }
     }
 
     /// Returns whether it multiplies tokens.
     pub(crate) fn has_tokens(self) -> bool {
-        self == Self::GemvWeights
+        matches!(self, Self::GemvWeights | Self::GemmWeights)
     }
 
     /// Returns whether it takes values of a dtype.
     pub(crate) fn takes(self, dtype: Dtype) -> bool {
-        self != Self::GemvWeights || dtype != Dtype::F32
+        !self.has_tokens() || dtype != Dtype::F32
     }
 
     /// Checks that there is such a thing to measure.
@@ -110,7 +115,9 @@ impl Op {
             return Err(self.not_measured("with several matrices; write the shape as ROWSxCOLS"));
         }
         if !self.has_tokens() && size.tokens.is_some() {
-            return Err(self.not_measured("by tokens; leave them out, or measure gemv-weights by itself"));
+            return Err(self.not_measured(
+                "by tokens; leave them out, or measure gemv-weights or gemm-weights by itself",
+            ));
         }
         Ok(())
     }

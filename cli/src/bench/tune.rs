@@ -3,15 +3,16 @@
 use std::num::NonZeroUsize;
 
 use microscale::gpu::{GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel};
-use microscale::{Convention, Device, Dtype, Error, Recipe, Result};
+use microscale::{Convention, Device, Dtype, Error, Recipe, Result, Words};
 
 use super::gpu::Effort;
-use super::measure;
+use super::gpu::WeightsKernel;
 use super::measurement::Measurement;
 use super::op::Op;
 use super::product::matrix_bytes;
 use super::size::Size;
 use super::weights::{WeightsProduct, by_kernels};
+use super::{Case, measure};
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
 /// as a file.
@@ -27,7 +28,8 @@ pub(crate) fn gemv(
         let size = Size { rows, cols, batches: 1, tokens: None };
         let mut fastest = (f64::INFINITY, None);
         for op in Op::GEMV_KERNELS {
-            let measurement = measure(op, recipe, Dtype::F16, size, device)?;
+            let case = Case { op, recipe: *recipe, dtype: Dtype::F16, size, kernel: None };
+            let measurement = measure(&case, device)?;
             if measurement.median_seconds < fastest.0 {
                 fastest = (measurement.median_seconds, op.gemv_kernel());
             }
@@ -59,7 +61,8 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
         let recipe = &Recipe::of(format, Convention::default_for(format))?;
         let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
         let product = WeightsProduct::<half::bf16>::new(recipe, size)?;
-        let times = by_kernels(&product, gpus.first(), &products, Effort::LESS)?;
+        let by = products.iter().map(|(tokens, kernel)| (*tokens, WeightsKernel::Gemv(*kernel)));
+        let times = by_kernels(&product, gpus.first(), &by.collect::<Vec<_>>(), Effort::LESS)?;
         Ok(all.map(|tokens| {
             let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);
             let fastest = of_these.min_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -78,6 +81,8 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
                 median_seconds,
                 read_seconds: None,
                 copy_seconds: None,
+                kernel: Some(kernel.word()),
+                tensor_cores_per_second: None,
             });
             kernel
         }))

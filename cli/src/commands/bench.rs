@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use comfy_table::Table;
 #[cfg(feature = "cuda")]
-use microscale::gpu::KernelId;
+use microscale::gpu::{GemmWeightsKernel, KernelId};
 use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
 #[cfg(feature = "cuda")]
 use crate::bench::load::load as load_times;
-use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
 use crate::bench::size::Size;
 #[cfg(feature = "cuda")]
 use crate::bench::tune;
+use crate::bench::{Case, measure};
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
@@ -50,9 +50,13 @@ pub(crate) struct Args {
     /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
-    /// Rows of activations that gemv-weights multiplies with [default: 1]
+    /// Rows of activations that gemv-weights and gemm-weights multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
+    /// Kernels for gemm-weights [default: the one that is chosen for the tokens]
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_parser = words::<GemmWeightsKernel>())]
+    kernel: Vec<GemmWeightsKernel>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -102,8 +106,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     } else {
         let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
         print(&device)?;
-        for Case { op, recipe, dtype, size } in cases {
-            measurements.push(measure(op, &recipe, dtype, size, &device)?);
+        for case in &cases {
+            measurements.push(measure(case, &device)?);
         }
     }
     print(rows(&measurements).trim_fmt())?;
@@ -167,14 +171,6 @@ fn tuned_op(args: &Args, recipes: &[Recipe]) -> Result<Op, Usage> {
     }
 }
 
-/// One thing to measure.
-struct Case {
-    op: Op,
-    recipe: Recipe,
-    dtype: Dtype,
-    size: Size,
-}
-
 /// Everything that is asked for, and checked before the first takes its time.
 fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
     let mut ops = args.op.clone();
@@ -196,8 +192,17 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
             for &dtype in dtypes {
                 for &op in &ops {
                     if !args.dtype.is_empty() || op.takes(dtype) {
-                        let sizes = sizes(args, op, size);
-                        cases.extend(sizes.into_iter().map(|size| Case { op, recipe, dtype, size }));
+                        for size in sizes(args, op, size) {
+                            let case = Case {
+                                op,
+                                recipe,
+                                dtype,
+                                size,
+                                #[cfg(feature = "cuda")]
+                                kernel: None,
+                            };
+                            cases.extend(by_kernels(args, case));
+                        }
                     }
                 }
             }
@@ -208,6 +213,20 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
         case.size.check().map_err(Usage::new)?;
     }
     Ok(cases)
+}
+
+/// A case with each kernel that is asked for.
+#[cfg(feature = "cuda")]
+fn by_kernels(args: &Args, case: Case) -> Vec<Case> {
+    if case.op != Op::GemmWeights || args.kernel.is_empty() {
+        return vec![case];
+    }
+    args.kernel.iter().map(|kernel| Case { kernel: Some(*kernel), ..case }).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn by_kernels(_: &Args, case: Case) -> [Case; 1] {
+    [case]
 }
 
 /// A size with each number of tokens.
@@ -276,6 +295,10 @@ fn rows(measurements: &[Measurement]) -> Table {
     if with_reads {
         header.extend([">read GB/s", ">of read"]);
     }
+    let with_kernels = measurements.iter().any(|m| m.kernel.is_some());
+    if with_kernels {
+        header.extend(["kernel", ">Tflop/s", ">of tensor cores"]);
+    }
     let mut table = table(&header);
     let rate = |rate: Option<f64>| rate.map_or("–".into(), |rate| format!("{:.1}", rate / 1e9));
     let ratio = |ratio: Option<f64>| ratio.map_or("–".into(), |ratio| format!("{ratio:.3}"));
@@ -300,6 +323,10 @@ fn rows(measurements: &[Measurement]) -> Table {
         ];
         if with_reads {
             row.extend([rate(m.read_bytes_per_second()), ratio(m.read_ratio())]);
+        }
+        if with_kernels {
+            let tera = m.operations_per_second().map_or("–".into(), |rate| format!("{:.1}", rate / 1e12));
+            row.extend([m.kernel.unwrap_or("–").to_owned(), tera, ratio(m.tensor_core_ratio())]);
         }
         table.add_row(row);
     }
@@ -328,5 +355,8 @@ fn record(m: &Measurement) -> serde_json::Value {
         "ratio": m.ratio(),
         "read_bytes_per_second": m.read_bytes_per_second(),
         "read_ratio": m.read_ratio(),
+        "kernel": m.kernel,
+        "operations_per_second": m.operations_per_second(),
+        "tensor_core_ratio": m.tensor_core_ratio(),
     })
 }
