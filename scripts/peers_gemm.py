@@ -2,7 +2,7 @@
 """Weights times activations in bf16 by others on the same GPU: PyTorch with bf16 weights, Humming with 4-bit ones.
 
     python scripts/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4] [--peers pytorch humming]
-        [--ours "microscale bench --op gemm-weights ..."] [--json FILE]
+        [--ours microscale] [--json FILE]
 
 Products of T tokens with W of MxK. Weights and activations are random normal. Weights are rotated past the second-level
 cache, activations and results are not. A CUDA graph of several products is replayed: the time is the median replay over its
@@ -34,6 +34,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -369,36 +370,32 @@ def measure(peer: PyTorch | Humming, tokens: int) -> Record:
     )
 
 
-def ours(command: str) -> list[Record]:
-    """Runs our program, which prints a line of JSON for each measurement among others, and takes these over.
-
-    A line has "rows", "cols", "tokens", "format" and "microseconds", and may have "experts", "top_k" and "verified". What it
-    does not say stays open: the program verifies by itself.
-    """
-    output = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, text=True, check=True).stdout
-    records = []
-    for line in output.splitlines():
-        if not line.startswith("{"):
-            continue
-        entry = json.loads(line)
-        shape = Shape(entry["rows"], entry["cols"])
-        block = NV_BLOCK if entry["format"] == "nvfp4" else MX_BLOCK
-        experts = entry.get("experts", 0)
-        record = Record.of(
-            case=Case(shape, experts, entry.get("top_k", 1)),
+def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> list[Record]:
+    """Has our program measure the products with a matrix, whose results it verifies by itself."""
+    command = [*shlex.split(program), "bench", "--device", "cuda:0", "--op", "gemm-weights", "--dtype", "bf16"]
+    command += ["--shape", f"{case.shape.rows}x{case.shape.cols}"]
+    command += [argument for format in formats for argument in ("--format", format)]
+    command += [argument for count in tokens for argument in ("--tokens", str(count))]
+    with tempfile.TemporaryDirectory() as directory:
+        written = Path(directory) / "ours.json"
+        subprocess.run([*command, "--json", str(written)], stdout=subprocess.DEVNULL, check=True)
+        entries = json.loads(written.read_text())
+    return [
+        Record.of(
+            case=case,
             tokens=entry["tokens"],
-            bytes=None if experts else shape.elements // 2 + shape.elements // block,
-            seconds=[entry["microseconds"] * 1e-6],
+            bytes=entry["bytes"],
+            seconds=[entry["median_seconds"]],
             library="microscale",
-            version=entry.get("version", ""),
+            version="",
             variant="",
-            kernel=entry.get("kernel", ""),
+            kernel=entry["kernel"],
             format=entry["format"],
             error=None,
-            verified=entry.get("verified"),
+            verified=True,
         )
-        records.append(record)
-    return records
+        for entry in entries
+    ]
 
 
 def line_of(record: Record) -> str:
@@ -442,7 +439,7 @@ def main() -> int:
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS[:2])
-    parser.add_argument("--ours", metavar="COMMAND", help="prints JSON lines of ours, which are merged")
+    parser.add_argument("--ours", metavar="PROGRAM", help="our program, which measures the single matrices too")
     parser.add_argument("--json", type=Path, default=Path("peers_gemm.json"), help="where to write the records")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -479,6 +476,10 @@ def main() -> int:
     records = []
     for case in cases:
         print(case, flush=True)
+        if arguments.ours and not case.experts:
+            found = ours(arguments.ours, case, arguments.formats, arguments.tokens)
+            print(*map(line_of, found), sep="\n", flush=True)
+            records += found
         for make in peers[case]:
             peer, step = None, "weights"
             try:
@@ -495,9 +496,6 @@ def main() -> int:
             del peer
             torch.cuda.empty_cache()
             arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=2) + "\n")
-    if arguments.ours:
-        records += ours(arguments.ours)
-        arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=2) + "\n")
     print_tables(records)
     return 1 if failures else 0
 
