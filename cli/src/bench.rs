@@ -7,13 +7,14 @@
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `op`, `size`, `measurement` | the operations, their sizes, and the results |
+//! | `op`, `size`, `case`, `measurement` | the operations, their sizes, what is measured, and the results |
 //! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
 //! | `cpu`, `gpu` | timing on each |
 //! | `gemv`, `weights` | the two kinds of products |
 //! | `tune` | choosing kernels for products |
 //! | `load` | the cost of a kernel's first use |
 
+pub(crate) mod case;
 mod cpu;
 mod gemv;
 #[cfg(feature = "cuda")]
@@ -29,29 +30,13 @@ pub(crate) mod tune;
 mod weights;
 mod workload;
 
-#[cfg(feature = "cuda")]
-use microscale::gpu::GemmWeightsKernel;
 use microscale::{Device, Dtype, Element, Error, QuantizedShape, Recipe, Result, Words};
 
+use crate::bench::case::Case;
 use crate::bench::measurement::{Measurement, Times};
 use crate::bench::op::{NO_F32, Op};
 use crate::bench::size::Size;
 use crate::bench::workload::Workload;
-
-/// One thing to measure.
-pub(crate) struct Case {
-    /// The operation.
-    pub op: Op,
-    /// The recipe.
-    pub recipe: Recipe,
-    /// The dtype of the unquantized values.
-    pub dtype: Dtype,
-    /// The matrix.
-    pub size: Size,
-    /// The kernel for a product of many tokens; none for the one that is chosen.
-    #[cfg(feature = "cuda")]
-    pub kernel: Option<GemmWeightsKernel>,
-}
 
 /// Measures an operation.
 ///

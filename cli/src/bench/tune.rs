@@ -5,14 +5,15 @@ use std::num::NonZeroUsize;
 use microscale::gpu::{GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel};
 use microscale::{Convention, Device, Dtype, Error, Recipe, Result, Words};
 
+use super::case::Case;
 use super::gpu::Effort;
 use super::gpu::WeightsKernel;
+use super::measure;
 use super::measurement::Measurement;
 use super::op::Op;
 use super::product::matrix_bytes;
 use super::size::Size;
 use super::weights::{WeightsProduct, by_kernels};
-use super::{Case, measure};
 
 /// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
 /// as a file.

@@ -9,6 +9,8 @@ use microscale::{
     gpu::{GemvWeightsKernel, Gpu},
 };
 
+use super::case::Case;
+use super::cpu;
 #[cfg(feature = "cuda")]
 use super::gpu::{Effort, WeightsKernel};
 use super::measurement::Times;
@@ -17,7 +19,6 @@ use super::op::Op;
 use super::product::{matrix, matrix_bytes, verify};
 use super::size::Size;
 use super::workload::random;
-use super::{Case, cpu};
 
 /// Quantized weights, and the activations to multiply them with.
 pub(super) struct WeightsProduct<T> {

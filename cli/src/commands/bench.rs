@@ -12,14 +12,15 @@ use microscale::gpu::{GemmWeightsKernel, KernelId};
 use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
+use crate::bench::case::Case;
 #[cfg(feature = "cuda")]
 use crate::bench::load::load as load_times;
+use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
 use crate::bench::size::Size;
 #[cfg(feature = "cuda")]
 use crate::bench::tune;
-use crate::bench::{Case, measure};
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
@@ -207,6 +208,12 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
                 }
             }
         }
+    }
+    #[cfg(feature = "cuda")]
+    if !args.kernel.is_empty() && !ops.contains(&Op::GemmWeights) {
+        return Err(
+            Usage::new("--kernel is for --op gemm-weights, which is not measured: leave it out").into()
+        );
     }
     for case in &cases {
         case.op.check(case.dtype, case.size).map_err(Usage::new)?;

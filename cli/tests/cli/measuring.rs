@@ -58,6 +58,21 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
 }
 
 #[test]
+fn products_of_many_tokens_are_measured_on_gpus() {
+    let bench: [Arg<'_>; 5] = [&"bench", &"--device", &"cpu", &"--shape", &"32x64"];
+    let refused: [(&[Arg<'_>], _, _); 3] = [
+        (&[&"--op", &"gemm-weights", &"--tokens", &"20"], 1, "measured on GPUs only"),
+        (&[&"--op", &"gemm-weights", &"--kernel", &"wgmma-n16"], 1, "measured on GPUs only"),
+        (&[&"--op", &"gemv-weights", &"--kernel", &"wgmma-n16"], 2, "leave it out"),
+    ];
+    for (more, code, why) in refused {
+        let run = run(&[&bench[..], more].concat());
+        assert_eq!(run.code, Some(code), "{run:#?}");
+        assert!(run.stderr.contains(why), "{run:#?}");
+    }
+}
+
+#[test]
 fn what_needs_a_gpu_is_not_measured_on_a_cpu() {
     let run = run(&[&"bench", &"--ladder", &"--device", &"cpu", &"--shape", &"32x32", &"--dtype", &"f32"]);
     assert_eq!(run.code, Some(1), "{run:#?}");

@@ -1,0 +1,23 @@
+//! What is measured: an operation with all that it takes.
+
+#[cfg(feature = "cuda")]
+use microscale::gpu::GemmWeightsKernel;
+use microscale::{Dtype, Recipe};
+
+use super::op::Op;
+use super::size::Size;
+
+/// One thing to measure.
+pub(crate) struct Case {
+    /// The operation.
+    pub op: Op,
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The dtype of the unquantized values.
+    pub dtype: Dtype,
+    /// The matrix.
+    pub size: Size,
+    /// The kernel for a product of many tokens; none for the one that is chosen.
+    #[cfg(feature = "cuda")]
+    pub kernel: Option<GemmWeightsKernel>,
+}
