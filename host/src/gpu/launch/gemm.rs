@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+use cudarc::driver::result::launch_kernel;
 use cudarc::driver::sys::{
     CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig_st, cuLaunchKernelEx,
 };
@@ -182,7 +183,8 @@ pub(in crate::gpu) fn gemm_weights<T: Activation>(
     unsafe { launch_behind(stream, &ready.function, config, kernel.edition, &mut arguments) }
 }
 
-/// Launches a kernel behind another one. Those of warp groups may start before that one is at its end.
+/// Launches a kernel behind another one. Those of warp groups may start before that one is at its end; drivers for other GPUs may be too
+/// old to know how.
 ///
 /// # Safety
 /// As for [`cudarc::driver::LaunchArgs::launch`], with pointers to the arguments.
@@ -194,29 +196,33 @@ unsafe fn launch_behind(
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
     let launching = doing("launching a product");
+    let (function, on) = (function.cu_function(), stream.cu_stream());
+    let LaunchConfig { grid_dim, block_dim, shared_mem_bytes } = config;
+    stream.context().bind_to_thread().map_err(&launching)?;
+    if edition == Edition::Mma {
+        // SAFETY: the caller's promise.
+        return unsafe { launch_kernel(function, grid_dim, block_dim, shared_mem_bytes, on, arguments) }
+            .map_err(launching);
+    }
     let mut attribute = CUlaunchAttribute_st {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
     };
-    let (x, y, z) = config.grid_dim;
-    let (threads, _, _) = config.block_dim;
     let config = CUlaunchConfig_st {
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: config.shared_mem_bytes,
-        hStream: stream.cu_stream(),
+        gridDimX: grid_dim.0,
+        gridDimY: grid_dim.1,
+        gridDimZ: grid_dim.2,
+        blockDimX: block_dim.0,
+        blockDimY: block_dim.1,
+        blockDimZ: block_dim.2,
+        sharedMemBytes: shared_mem_bytes,
+        hStream: on,
         attrs: &raw mut attribute,
-        numAttrs: u32::from(edition == Edition::Wgmma),
+        numAttrs: 1,
     };
-    stream.context().bind_to_thread().map_err(&launching)?;
     // SAFETY: the configuration and the attribute live until the call returns; the rest is the caller's promise.
-    let launched = unsafe {
-        cuLaunchKernelEx(&raw const config, function.cu_function(), arguments.as_mut_ptr(), ptr::null_mut())
-    };
+    let launched =
+        unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
     launched.result().map_err(launching)
 }
