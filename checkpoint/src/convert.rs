@@ -1,10 +1,12 @@
-//! Converting a quantized checkpoint to another convention of files, without quantizing again.
+//! Converting a quantized checkpoint to another convention of files, or exactly to another format, without quantizing again.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use microscale::{Device, ErrorStats, GlobalScale, QuantizedTensor};
+use microscale::cast::Mxfp4ToNvfp4;
+use microscale::formats::nvfp4::Direction;
+use microscale::{Device, ErrorStats, Format, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
 
 use crate::conventions::group::Group;
@@ -16,6 +18,7 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
+use crate::names::fused::fused;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
 use crate::read::checkpoint::Checkpoint;
@@ -37,6 +40,8 @@ pub struct Converted {
     pub to: FileConvention,
     /// Sums over the quantized tensors.
     pub converted: Sums,
+    /// The tensors among them that were cast to another format.
+    pub cast: u64,
     /// Sums over the tensors that were copied.
     pub copied: Sums,
     /// The tensors whose values are not the same to the bit.
@@ -75,18 +80,21 @@ pub struct Rounding {
 /// order, with its config.
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
-/// and each whose values are not the same to the bit is told of. As in [`quantize`](crate::quantize()), a few
+/// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
+/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
 /// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
 /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
 /// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
-/// hold without quantizing again; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// hold without quantizing again; [`microscale::Error::NotCast`] and [`microscale::Error::NotExact`] in [`Error::Tensor`] for what the
+/// format cannot; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
     to: FileConvention,
+    format: Option<Format>,
     out: &Path,
     device: &Device,
     progress: &mut OnProgress<'_>,
@@ -94,11 +102,12 @@ pub fn convert(
     let start = Instant::now();
     checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
-    let work = Converter::new(checkpoint, &logical, to)?;
+    let work = Converter::new(checkpoint, &logical, to, format)?;
     let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
     let mut converted = Converted {
         to,
         converted: Sums::default(),
+        cast: work.casts.len() as u64,
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
@@ -132,14 +141,21 @@ struct Converter<'a> {
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
+    /// The casts of tensors to another format, by the name of the codes.
+    casts: HashMap<&'a str, Mxfp4ToNvfp4>,
 }
 
 impl<'a> Converter<'a> {
-    fn new(checkpoint: &'a Checkpoint, logical: &'a [Logical<'a>], to: FileConvention) -> Result<Self> {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        logical: &'a [Logical<'a>],
+        to: FileConvention,
+        format: Option<Format>,
+    ) -> Result<Self> {
         let mut packed = HashMap::new();
         for tensor in logical {
             if let Logical::Packed(tensor) = tensor {
-                let storage = Storage::of_format(to, tensor.format)?;
+                let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
                 if storage.transposed != tensor.storage.transposed {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
                     return Err(Error::Convention(ConventionError::NotConverted { file, tensor, to }));
@@ -155,7 +171,10 @@ impl<'a> Converter<'a> {
         }
         let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
         let scales = scales.map(|scales| scales.name).collect();
-        let converter = Self { checkpoint, to, packed, scales };
+        let others = packed.values().map(|(packed, _)| *packed);
+        let others = others.filter(|packed| format.is_some_and(|format| format != packed.format));
+        let casts = casts(&others.collect::<Vec<_>>(), format)?;
+        let converter = Self { checkpoint, to, packed, scales, casts };
         converter.check_names()?;
         Ok(converter)
     }
@@ -163,7 +182,8 @@ impl<'a> Converter<'a> {
     /// Loaders that read the output wrongly, without an error.
     fn misread_by(&self) -> Vec<String> {
         let misread = |(packed, _): &(&Packed<'_>, _)| {
-            is_expert(packed.name) && packed.global_scale.is_some_and(|(_, scale)| scale.value() != 1.0)
+            let scale = self.global_scale(packed);
+            is_expert(packed.name) && scale.is_some_and(|scale| scale.value() != 1.0)
         };
         let ours = self.to == FileConvention::CompressedTensors;
         (ours && self.packed.values().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
@@ -192,19 +212,33 @@ impl<'a> Converter<'a> {
         Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
     }
 
+    /// The global scale of a tensor after its cast, if it has one.
+    fn global_scale(&self, packed: &Packed<'_>) -> Option<GlobalScale> {
+        match self.casts.get(packed.codes.name) {
+            Some(cast) => Some(cast.global_scale(Direction::Divisor)),
+            None => packed.global_scale.map(|(_, scale)| scale),
+        }
+    }
+
     /// Compares a quantized tensor's values before and after, and writes it, both band by band.
     fn convert(
+        &self,
         packed: &Packed<'_>,
         storage: &'static Storage,
         device: &Device,
         sink: &Sink<'_>,
     ) -> Result<Done> {
-        let before = packed.global_scale.map(|(_, scale)| scale);
+        let before = self.global_scale(packed);
         let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
         let mut rounding = rounding(packed, storage);
+        let cast = self.casts.get(packed.codes.name);
         for band in packed.bands()? {
             let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
             let tensor = packed.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?.to_tensor();
+            let tensor = match cast {
+                Some(cast) => cast_alike(packed, *cast, &tensor, device)?,
+                None => tensor,
+            };
             if let Some(rounding) = &mut rounding {
                 rounding.add(packed, &tensor, device)?;
             }
@@ -227,6 +261,59 @@ impl<'a> Converter<'a> {
         }
         done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
         Ok(done)
+    }
+}
+
+/// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs.
+fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Mxfp4ToNvfp4>> {
+    let Some(to) = format else { return Ok(HashMap::new()) };
+    let looked_at = tensors.par_iter().map(|packed| {
+        if to != Format::Nvfp4 {
+            return Err(packed.error(microscale::Error::NotCast { from: packed.format, to }));
+        }
+        let mut cast = Mxfp4ToNvfp4::default();
+        for band in packed.bands()? {
+            let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
+            let tensor = packed.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?;
+            cast = cast.look_at(tensor).map_err(|error| packed.error(error))?;
+        }
+        Ok((*packed, cast))
+    });
+    let looked_at = looked_at.collect::<Result<Vec<_>>>()?;
+    let mut shared: HashMap<_, Mxfp4ToNvfp4> = HashMap::new();
+    for (packed, cast) in &looked_at {
+        if let Some(layer) = fused(packed.name) {
+            let of_layer = shared.entry(layer).or_default();
+            *of_layer = of_layer.and(*cast);
+        }
+    }
+    let casts = looked_at.into_iter().map(|(packed, cast)| {
+        let cast = fused(packed.name).and_then(|layer| shared.get(&layer)).copied().unwrap_or(cast);
+        if cast.is_exact() {
+            Ok((packed.codes.name, cast))
+        } else {
+            Err(packed.error(microscale::Error::NotExact { span: cast.span() }))
+        }
+    });
+    casts.collect()
+}
+
+/// Casts a band, and makes sure that its values are the same.
+fn cast_alike(
+    packed: &Packed<'_>,
+    cast: Mxfp4ToNvfp4,
+    band: &QuantizedTensor,
+    device: &Device,
+) -> Result<QuantizedTensor> {
+    let error = |source| packed.error(source);
+    let after = cast.cast(band).map_err(error)?;
+    let before: Vec<f32> = device.dequantize(band).map_err(error)?;
+    let values: Vec<f32> = device.dequantize(&after).map_err(error)?;
+    let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    if before.par_iter().zip(&values).all(same) {
+        Ok(after)
+    } else {
+        Err(error(microscale::Error::Wrong("a cast")))
     }
 }
 
@@ -271,8 +358,8 @@ impl Rewrite for Converter<'_> {
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.packed.get(tensor.name) {
             Some((packed, storage)) => {
-                let mut outlines =
-                    storage.outlines(packed.name, &packed.shape, packed.global_scale.is_some());
+                let global_scale = self.global_scale(packed);
+                let mut outlines = storage.outlines(packed.name, &packed.shape, global_scale.is_some());
                 outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
                 outlines
             }
@@ -284,7 +371,7 @@ impl Rewrite for Converter<'_> {
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let done = tensors.iter().map(|tensor| {
             if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
-                return Self::convert(packed, storage, device, sink);
+                return self.convert(packed, storage, device, sink);
             }
             let with_codes = self.scales.contains(tensor.name);
             let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };

@@ -418,7 +418,8 @@ fn read_everything(path: &Path) {
     let _ = checkpoint::diagnose(&checkpoint, Some(&checkpoint), device, &mut go_on);
     let out = tempfile::tempdir().unwrap();
     for convention in [FileConvention::CompressedTensors, FileConvention::Modelopt, FileConvention::GptOss] {
-        let _ = checkpoint::convert(&checkpoint, convention, &out.path().join("out"), device, &mut go_on);
+        let _ =
+            checkpoint::convert(&checkpoint, convention, None, &out.path().join("out"), device, &mut go_on);
     }
 }
 

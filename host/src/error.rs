@@ -38,6 +38,24 @@ pub enum Error {
         found: usize,
     },
 
+    /// There is no exact cast from a format to another one.
+    #[error("{from} is not cast to {to} exactly; dequantize, and quantize again")]
+    NotCast {
+        /// The format of the tensor.
+        from: Format,
+        /// The format asked for.
+        to: Format,
+    },
+
+    /// Block scales that another format cannot hold over the same codes.
+    #[error(
+        "the scales of its blocks span {span} powers of two, and NVFP4's have 18; dequantize, and quantize again"
+    )]
+    NotExact {
+        /// The powers of two from the least scale to the largest, both included.
+        span: u32,
+    },
+
     /// Rows would overlap.
     #[error(
         "the row stride {row_stride} is smaller than the {cols} columns, so rows would overlap; raise it to {cols} or more"

@@ -35,6 +35,7 @@
 
 mod amax;
 mod bounds;
+pub mod cast;
 mod check_search;
 pub mod cpu;
 pub mod device;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::{DeviceChoice, GlobalScale, Words};
+use microscale::{DeviceChoice, Format, GlobalScale, Words};
 use microscale_checkpoint::{self as checkpoint, FileConvention, Rounding, remove_unfinished_output};
 
 use crate::options::device::device;
@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// The convention of files to write
     #[arg(long, value_parser = words::<FileConvention>())]
     to: FileConvention,
+    /// The format to cast to, exactly: nvfp4, from mxfp4 [default: each tensor's own]
+    #[arg(long, value_parser = words::<Format>())]
+    format: Option<Format>,
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
     #[arg(long)]
     out: PathBuf,
@@ -39,7 +42,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("converting");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-    let mut done = checkpoint::convert(&checkpoint, args.to, &args.out, &device, &mut update)?;
+    let mut done = checkpoint::convert(&checkpoint, args.to, args.format, &args.out, &device, &mut update)?;
     drop(bar);
     for warning in &done.misread_by {
         warn(format_args!("warning: {warning}"));
@@ -55,6 +58,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     text += &roundings(&done.rounded);
     let same = done.converted.tensors - done.rounded.len() as u64;
     text += &format!("\n{} tensors have the same values to the bit\n", count(same));
+    if let Some(format) = args.format.filter(|_| done.cast > 0) {
+        text += &format!("{} of them were cast to {format}\n", count(done.cast));
+    }
     if !done.rounded_inputs.is_empty() {
         let layers = count(done.rounded_inputs.len() as u64);
         text +=

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{Recipe, Shape};
-use microscale_test_support::{Scratch, TensorData, run, sample};
+use microscale_test_support::{Arg, Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -301,6 +301,63 @@ fn two_formats_are_converted_where_the_convention_has_both() {
     let plain = scratch.write_tensors("y.safetensors", &[("a", Dtype::F32, vec![1], vec![0; 4])]);
     let refused = run(&[&"convert", &plain, &"--to", &"modelopt", &"--out", &scratch.path("OUT")]);
     refused.fails_with(&["y.safetensors", "nothing to convert"]);
+}
+
+#[test]
+fn mxfp4_is_cast_to_nvfp4_with_the_same_values() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "MX", &["--format", "mxfp4"]).ok();
+    let before = dequantized(&scratch, "MX", "f32");
+    for to in ["compressed-tensors", "modelopt"] {
+        let out = scratch.path(to);
+        let cast: [Arg<'_>; 6] = [&"--to", &to, &"--format", &"nvfp4", &"--out", &out];
+        let text = run(&[&[&"convert" as Arg<'_>, &scratch.path("MX")], &cast[..]].concat()).ok();
+        let after = dequantized(&scratch, to, "f32");
+        assert!(before.keys().eq(after.keys()));
+        for (name, (_, shape, values, _)) in &before {
+            assert_eq!((shape, values), (&after[name].1, &after[name].2), "{name}");
+        }
+        let quantized = before.keys().filter(|name| quantizable(name)).count();
+        assert!(text.contains(&format!("{quantized} of them were cast to nvfp4")), "{text}");
+        let config = read_json(out.join("config.json"));
+        assert_eq!(
+            config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"], 16,
+            "{config}"
+        );
+    }
+    // The codes are the same, and layers that engines fuse have one global scale.
+    let (mx, nv) = (tensors(&scratch.path("MX")), tensors(&scratch.path("compressed-tensors")));
+    for (name, (_, _, codes, _)) in mx.iter().filter(|(name, _)| name.ends_with("_packed")) {
+        assert_eq!(codes, &nv[name].2, "{name}");
+    }
+    let queries: Vec<_> = nv.keys().filter(|name| name.ends_with("q_proj.weight_global_scale")).collect();
+    assert!(!queries.is_empty());
+    for name in queries {
+        for other in ["k_proj", "v_proj"] {
+            assert_eq!(nv[name].2, nv[&name.replace("q_proj", other)].2, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
+    let scratch = Scratch::new();
+    let mxfp4 = |name: &str, scales: [u8; 2]| {
+        let codes = ("a.weight_packed", Dtype::U8, vec![2, 16], vec![0x22; 32]);
+        scratch.write_tensors(name, &[codes, ("a.weight_scale", Dtype::U8, vec![2, 1], scales.to_vec())])
+    };
+    let out = scratch.path("OUT");
+    let cast = |input: &std::path::Path, format: &str| {
+        run(&[&"convert", &input, &"--to", &"compressed-tensors", &"--format", &format, &"--out", &out])
+    };
+    let wide = mxfp4("wide.safetensors", [100, 118]);
+    cast(&wide, "nvfp4").fails_with(&["a.weight", "span 19 powers of two", "quantize again"]);
+    assert!(!out.exists());
+    let other = mxfp4("other.safetensors", [100, 101]);
+    cast(&other, "mxfp8-e4m3").fails_with(&["a.weight", "not cast to mxfp8"]);
+    assert!(!out.exists());
+    cast(&other, "nvfp4").ok();
+    assert!(tensors(&out).contains_key("a.weight_global_scale"));
 }
 
 /// Some libraries write `null` for a checkpoint that is not quantized.

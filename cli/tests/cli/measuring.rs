@@ -38,7 +38,10 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "copy_bytes_per_second",
             "ratio",
             "read_bytes_per_second",
-            "read_ratio"
+            "read_ratio",
+            "kernel",
+            "operations_per_second",
+            "tensor_core_ratio"
         ]
     );
     // 64 rows of 100 values, and of four blocks with 16 bytes of codes and a scale.

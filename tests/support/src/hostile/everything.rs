@@ -110,7 +110,7 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
         watched.write(|out| quantize(&plan, out, device, go_on));
     }
     let (files, ..) = HELD[ways / HELD.len() % HELD.len()];
-    watched.write(|out| convert(&checkpoint, files, out, device, go_on));
+    watched.write(|out| convert(&checkpoint, files, None, out, device, go_on));
     let dtype = [None, Some(Dtype::F32)][ways / HELD.len() / HELD.len() % 2];
     watched.write(|out| dequantize(&checkpoint, out, dtype, device, go_on));
 }
