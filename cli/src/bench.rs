@@ -10,12 +10,14 @@
 //! | `op`, `size`, `case`, `measurement` | the operations, their sizes, what is measured, and the results |
 //! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
 //! | `cpu`, `gpu` | timing on each |
-//! | `gemv`, `weights` | the two kinds of products |
+//! | `gemv`, `weights`, `experts` | the kinds of products |
 //! | `tune` | choosing kernels for products |
 //! | `load` | the cost of a kernel's first use |
 
 pub(crate) mod case;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod experts;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -50,7 +52,13 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
     let (bytes, times) = match (op, dtype) {
-        (Op::GemvWeights | Op::GemmWeights, Dtype::F32) => return Err(op.not_measured(NO_F32)),
+        (Op::GemvWeights | Op::GemmWeights | Op::GemmExperts, Dtype::F32) => {
+            return Err(op.not_measured(NO_F32));
+        }
+        #[cfg(feature = "cuda")]
+        (Op::GemmExperts, Dtype::F16) => experts::measure::<half::f16>(case, device)?,
+        #[cfg(feature = "cuda")]
+        (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, Dtype::F16) => weights::measure::<half::f16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, Dtype::Bf16) => weights::measure::<half::bf16>(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,

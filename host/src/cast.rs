@@ -102,7 +102,7 @@ impl Mxfp4ToNvfp4 {
         }
         let shape = QuantizedShape::new(Format::Nvfp4, from.rows, from.cols);
         let scales = tensor.linear_scales();
-        // Of a row; a tensor without columns has none.
+        // Blocks of a row; a tensor without columns has none.
         let blocks = from.blocks_per_row().max(1);
         // Rows that end in the first half of a block have no second one.
         let kept = shape.blocks_per_row();

@@ -2,7 +2,7 @@
 
 use crate::launch::{Family, Kernel, KernelId};
 use crate::targets::Target;
-use crate::{amax, dequantize, errors, gemm, gemv, ladder, layout, quantize, search, weights};
+use crate::{amax, dequantize, errors, experts, gemm, gemv, ladder, layout, quantize, search, weights};
 
 impl Family {
     /// Its table.
@@ -16,6 +16,7 @@ impl Family {
             Self::Layout => layout::KERNELS,
             Self::Gemv => gemv::KERNELS,
             Self::Weights => weights::KERNELS,
+            Self::Experts => experts::KERNELS,
             Self::Gemm => gemm::KERNELS,
             Self::Wgmma => gemm::WGMMA_KERNELS,
             Self::Ladder => ladder::KERNELS,

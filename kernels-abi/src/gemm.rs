@@ -8,22 +8,21 @@ use microscale_formats::dot::CHUNK;
 
 use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, THREADS, WARP, bounded, kernel};
+use crate::schedule::Schedule;
 use crate::weights::{QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 
 /// Columns of an image of activations: a chunk for each lane of four. A k-iteration is an image or two.
 pub const COLUMNS: u32 = QUAD * CHUNK as u32;
 /// Tiles of 16 rows in a work tile, at most.
 pub const MOST_TILES: u32 = 16;
-/// Bytes of shared memory in front of the stages: barriers, and a word for all threads at its end.
+/// Bytes of shared memory in front of the stages: barriers, the [`Schedule`], and a word for all threads, eight bytes before the end.
 pub const FRONT_BYTES: u32 = 256;
+/// The offset of the [`Schedule`], behind two barriers for each stage.
+pub const SCHEDULE_OFFSET: u32 = MOST_STAGES * 16;
+const _: () = assert!(SCHEDULE_OFFSET as usize + size_of::<Schedule>() <= FRONT_BYTES as usize - 8);
 /// Counters for the tiles of 16 rows of shared work tiles, zeros before a launch and after it. There are fewer shared work tiles
 /// than thread blocks.
 pub const COUNTERS: u32 = 1 << 14;
-/// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
-/// cost what reading the same at different times does.
-const NEARLY: [u64; 2] = [7, 8];
-/// The exponent of the row tiles of a group, at most: with 32 of 128 rows, about four of 256 tokens are worked on at once.
-const MOST_ROW_BITS: u32 = 5;
 /// Stages, at most.
 pub const MOST_STAGES: u32 = 8;
 /// Bytes of shared memory that a thread block has at most, on any GPU.
@@ -282,43 +281,20 @@ impl ArrangeGrid {
     }
 }
 
-/// How work tiles fall to thread blocks, which are persistent.
-///
-/// Each thread block has as many whole work tiles as every other, one after the other. The tiles that are left, fewer than
-/// thread blocks, are shared: each by as many thread blocks as there are for each (split-K) if these are nearly all, or else all
-/// k-iterations, in their order, by all thread blocks (stream-K). Split tiles are read side by side, so that what they have in common
-/// comes from the second level of cache. Each thread block that has a part of a tile leaves its sums in memory, and the one that
-/// comes last adds them up, in the order of K.
+/// A product of weights and tokens, or experts' rows, as its kernel is told.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GemmGrid {
-    /// The weights.
+    /// The weights, or those of an expert.
     pub shape: WeightsShape,
-    /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
-    /// several token tiles, so that less is read from memory.
-    pub row_group: Divider,
     /// K-iterations of a work tile, which divide the number of one among those of all shared tiles.
     pub k_iterations: Divider,
-    /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
-    pub group: Divider,
-    /// Thread blocks of a group.
-    pub sharers: Divider,
-    /// Shared k-iterations that a thread block has, if its group has so many left.
-    pub share: Divider,
-    /// All shared k-iterations.
-    pub shared: u32,
-    /// The exponent of the row tiles of a group.
-    pub row_bits: u32,
+    /// The schedule. That of experts' rows is in their plan, and this one is what it would be if all token tiles existed.
+    pub schedule: Schedule,
     /// Tokens.
     pub tokens: u32,
-    /// Thread blocks.
-    pub thread_blocks: u32,
-    /// Work tiles that each thread block has whole.
-    pub waves: u32,
     /// Stages of the ring.
     pub stages: u32,
-    /// The number of the first shared work tile.
-    pub first_shared: u32,
 }
 
 impl GemmGrid {
@@ -338,71 +314,32 @@ impl GemmGrid {
         if tiles.checked_mul(k_iterations).is_none_or(|all| all >= 1 << 31) || shape.rows >= 1 << 31 {
             return None;
         }
-        let at_once = u64::from(at_once);
-        let (waves, left) = (tiles / at_once, tiles % at_once);
-        let shared = left * k_iterations;
-        // A tile's k-iterations in so many parts, or all of them.
-        let parts = at_once.checked_div(left).unwrap_or(1).min(k_iterations);
-        let split = left * parts * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
-        let (group, sharers) = if split { (k_iterations, parts) } else { (shared, at_once.min(shared)) };
-        let share = group.div_ceil(sharers);
-        let row_bits = row_tiles.trailing_zeros().min(MOST_ROW_BITS);
-        let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
         Some(Self {
             shape,
-            row_group: Divider::new(token_tiles << row_bits),
             k_iterations: Divider::new(k_iterations),
-            group: Divider::new(group),
-            sharers: Divider::new(sharers),
-            share: Divider::new(share),
-            shared: shared as u32,
-            row_bits,
+            schedule: Schedule::new(row_tiles as u32, token_tiles as u32, k_iterations as u32, at_once),
             tokens: tokens as u32,
-            thread_blocks: thread_blocks as u32,
-            waves: waves as u32,
             stages,
-            first_shared: (waves * thread_blocks) as u32,
         })
-    }
-
-    /// The row tile and the token tile of a work tile.
-    #[inline(always)]
-    pub fn row_and_token_tile(&self, work_tile: u32) -> [u32; 2] {
-        let (group, rest) = self.row_group.divide_32(work_tile);
-        [(group << self.row_bits) + (rest & ((1 << self.row_bits) - 1)), rest >> self.row_bits]
-    }
-
-    /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
-    #[inline(always)]
-    pub fn first_shared_k_iteration(&self, thread_block: u32) -> u32 {
-        let (group, part) = self.sharers.divide_32(thread_block);
-        let [of_group, share] = [self.group, self.share].map(|divider| divider.divisor as u32);
-        // Neither overflows: there are no more thread blocks than shared k-iterations, or counters.
-        (group * of_group).saturating_add((part * share).min(of_group)).min(self.shared)
-    }
-
-    /// The number of the thread block that has a shared k-iteration.
-    #[inline(always)]
-    pub fn sharer(&self, k_iteration: u32) -> u32 {
-        let (group, rest) = self.group.divide_32(k_iteration);
-        group * self.sharers.divisor as u32 + self.share.divide_32(rest).0
     }
 
     /// K-iterations that a thread block has, at most.
     pub fn most_k_iterations(&self) -> u64 {
-        let shared = if self.shared == 0 { 0 } else { self.share.divisor };
-        u64::from(self.waves) * self.k_iterations.divisor + shared
+        let Schedule { waves, shared, share, .. } = self.schedule;
+        let shared = if shared == 0 { 0 } else { share.divisor };
+        u64::from(waves) * self.k_iterations.divisor + shared
     }
 
     /// Thread blocks that share a work tile, at most; 1 if none is shared.
     pub fn most_sharers(&self) -> u64 {
-        if self.shared == 0 { 1 } else { self.k_iterations.divisor.div_ceil(self.share.divisor) }
+        let Schedule { shared, share, .. } = self.schedule;
+        if shared == 0 { 1 } else { self.k_iterations.divisor.div_ceil(share.divisor) }
     }
+}
 
-    /// Bytes of the sums that thread blocks leave: each of its first shared tile, and of its last.
-    pub const fn left_bytes(&self, tile: TokenTile) -> u64 {
-        2 * self.thread_blocks as u64 * tile.sums_bytes()
-    }
+/// Bytes of the sums that so many thread blocks leave: each of its first shared tile, and of its last.
+pub const fn left_bytes(thread_blocks: u32, tile: TokenTile) -> u64 {
+    2 * thread_blocks as u64 * tile.sums_bytes()
 }
 
 #[cfg(test)]
@@ -412,47 +349,6 @@ mod tests {
     fn grid(rows: u64, cols: u64, tokens: u64, at_once: u32) -> Option<GemmGrid> {
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(32) };
         GemmGrid::new(Edition::Mma.stage(TokenTile::N64), shape, tokens, at_once, 4)
-    }
-
-    #[test]
-    fn every_k_iteration_falls_to_one_thread_block() {
-        for (rows, cols, tokens, at_once) in [
-            (8192, 28672, 64, 132),
-            (256, 128, 1, 132),
-            (5000, 2880, 200, 7),
-            (512, 4096, 300, 10),
-            (256, 1280, 640, 5),
-            (8192, 28672, 512, 132),
-            (8192, 4096, 2048, 132),
-            (28672, 8192, 16, 132),
-            (2880, 2880, 1, 132),
-        ] {
-            let grid = grid(rows, cols, tokens, at_once).unwrap();
-            let tiles = rows.div_ceil(256) * tokens.div_ceil(64);
-            let whole = u64::from(grid.waves) * u64::from(grid.thread_blocks);
-            assert_eq!(whole, u64::from(grid.first_shared));
-            assert!(tiles - whole < u64::from(at_once), "there are counters for all");
-            let shared = (tiles - whole) * cols.div_ceil(128);
-            let mut next = 0;
-            for block in 0..grid.thread_blocks {
-                assert_eq!(grid.first_shared_k_iteration(block), next, "{rows} {cols} {tokens} {at_once}");
-                let end = grid.first_shared_k_iteration(block + 1);
-                assert!(end - next <= cols.div_ceil(128) as u32, "parts of no more than two tiles");
-                assert!((next..end).all(|k_iteration| grid.sharer(k_iteration) == block));
-                assert!(u64::from(end - next) <= grid.share.divisor);
-                next = end;
-            }
-            assert_eq!(u64::from(next), shared);
-            let [row_tiles, token_tiles] =
-                [rows.div_ceil(256), tokens.div_ceil(64)].map(|count| count as u32);
-            for tile in 0..tiles as u32 {
-                let [row, token] = grid.row_and_token_tile(tile);
-                assert!(row < row_tiles && token < token_tiles);
-                // There is a way back, so that each has its own.
-                let (group, in_group) = (row >> grid.row_bits, row % (1 << grid.row_bits));
-                assert_eq!(tile, ((group * token_tiles + token) << grid.row_bits) + in_group);
-            }
-        }
     }
 
     #[test]

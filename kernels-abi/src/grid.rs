@@ -14,8 +14,10 @@ pub struct Divider {
 }
 
 impl Divider {
-    /// For a divisor that is not 0.
+    /// For a divisor; 0 counts as 1.
+    #[inline(always)]
     pub const fn new(divisor: u64) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
         Self { divisor, reciprocal: u64::MAX / divisor }
     }
 

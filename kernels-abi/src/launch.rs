@@ -119,6 +119,8 @@ pub enum Family {
     Gemv,
     /// [`crate::weights`].
     Weights,
+    /// [`crate::experts`].
+    Experts,
     /// [`crate::gemm`], for every GPU.
     Gemm,
     /// [`crate::gemm`], for GPUs whose warp groups multiply.
@@ -129,7 +131,7 @@ pub enum Family {
 
 impl Family {
     /// Every family, in the order of the variants.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Quantize,
         Self::Dequantize,
         Self::Search,
@@ -138,6 +140,7 @@ impl Family {
         Self::Layout,
         Self::Gemv,
         Self::Weights,
+        Self::Experts,
         Self::Gemm,
         Self::Wgmma,
         Self::Ladder,
@@ -154,6 +157,7 @@ impl Family {
             Self::Layout => "layout",
             Self::Gemv => "gemv",
             Self::Weights => "weights",
+            Self::Experts => "experts",
             Self::Gemm => "gemm",
             Self::Wgmma => "wgmma",
             Self::Ladder => "ladder",

@@ -181,6 +181,23 @@ pub struct WeightsShape {
     pub blocks: u64,
 }
 
+/// Token tiles of a launch, each with thread blocks of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenTiles {
+    /// How many there are.
+    pub count: u64,
+    /// The exponent of the tokens of one.
+    pub bits: u32,
+}
+
+impl TokenTiles {
+    /// Those of so many tokens, for kernels that take up to so many at a time.
+    fn of(tokens: u64, most: u32) -> Self {
+        let each = (tokens.min(u64::from(most)) as u32).next_power_of_two();
+        Self { count: tokens.div_ceil(u64::from(each)), bits: each.ilog2() }
+    }
+}
+
 impl WeightsShape {
     /// Returns whether there is something to multiply with so many tokens, and kernels can count it.
     pub(crate) const fn counts(&self, tokens: u64) -> bool {
@@ -219,19 +236,29 @@ impl WeightsGrid {
     /// `None` if there is nothing to multiply, or more than a launch can count, or if these are not powers of
     /// two or more slices than a thread block has warps.
     pub fn new(shape: WeightsShape, tokens: u64, tiles: u32, slices: u32) -> Option<Self> {
+        Self::with(shape, tokens, TokenTiles::of(tokens, TILE_COLUMNS), tiles, slices)
+    }
+
+    /// [`Self::new`] with given token tiles, of eight tokens at most.
+    pub fn with(
+        shape: WeightsShape,
+        tokens: u64,
+        token_tiles: TokenTiles,
+        tiles: u32,
+        slices: u32,
+    ) -> Option<Self> {
         let shared = tiles.is_power_of_two() && slices.is_power_of_two() && slices <= WEIGHTS_THREADS / WARP;
-        if !shared || !shape.counts(tokens) {
+        if !shared || !shape.counts(tokens) || 1 << token_tiles.bits > TILE_COLUMNS {
             return None;
         }
-        let token_tile = (tokens as u32).next_power_of_two().min(TILE_COLUMNS);
         let grid = Self {
             shape,
             tokens,
             slice_bits: slices.ilog2(),
-            segment_bits: (TILE_COLUMNS / token_tile).ilog2(),
+            segment_bits: TILE_COLUMNS.ilog2() - token_tiles.bits,
             tile_bits: tiles.ilog2(),
-            token_tile_bits: token_tile.ilog2(),
-            token_tiles: Divider::new(tokens.div_ceil(u64::from(token_tile))),
+            token_tile_bits: token_tiles.bits,
+            token_tiles: Divider::new(token_tiles.count),
         };
         (grid.thread_blocks() < 1 << 31).then_some(grid)
     }
@@ -299,15 +326,33 @@ impl PipelinedGrid {
         kernel: Pipelined,
         shape: WeightsShape,
         tokens: u64,
+        slices_and_warps: [u32; 2],
+        at_once: u32,
+    ) -> Option<Self> {
+        let token_tiles = TokenTiles::of(tokens, if kernel.m1 { 1 } else { TILE_COLUMNS });
+        Self::with(kernel, shape, tokens, token_tiles, slices_and_warps, at_once)
+    }
+
+    /// [`Self::new`] with given token tiles, of eight tokens at most, or of one if the kernel is for one.
+    pub fn with(
+        kernel: Pipelined,
+        shape: WeightsShape,
+        tokens: u64,
+        token_tiles: TokenTiles,
         [slices, warps]: [u32; 2],
         at_once: u32,
     ) -> Option<Self> {
         let groups = slices.is_power_of_two() && warps.is_power_of_two() && slices <= warps;
-        if !groups || at_once == 0 || !shape.counts(tokens) || shape.cols >= PIPELINED_COLUMN_LIMIT {
+        let most = if kernel.m1 { 1 } else { TILE_COLUMNS };
+        if !groups
+            || at_once == 0
+            || !shape.counts(tokens)
+            || shape.cols >= PIPELINED_COLUMN_LIMIT
+            || 1 << token_tiles.bits > most
+        {
             return None;
         }
-        let token_tile = if kernel.m1 { 1 } else { (tokens as u32).next_power_of_two().min(TILE_COLUMNS) };
-        let segment_bits = kernel.segment_bits(token_tile.ilog2());
+        let segment_bits = kernel.segment_bits(token_tiles.bits);
         let groups = u64::from(warps / slices);
         let work_tiles = shape.rows.div_ceil(u64::from((kernel.tiles * TILE_ROWS) >> segment_bits));
         if work_tiles >= 1 << 31 {
@@ -320,9 +365,9 @@ impl PipelinedGrid {
         let columns = (u64::from(QUAD) * CHUNK as u64) << segment_bits;
         let grid = Self {
             shape,
-            token_tiles: Divider::new(tokens.div_ceil(u64::from(token_tile))),
+            token_tiles: Divider::new(token_tiles.count),
             tokens: tokens as u32,
-            token_tile_bits: token_tile.ilog2(),
+            token_tile_bits: token_tiles.bits,
             row_blocks: row_blocks as u32,
             work_tiles: [each as u32, more as u32],
             warps,

@@ -21,12 +21,16 @@ mod scheduler;
 #[cfg(microscale_wgmma)]
 mod wgmma;
 
+use core::ptr::null;
+
+use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::gemm::{ArrangeGrid, GemmGrid};
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
 use self::epilogue::Epilogue;
+use self::scheduler::Work;
 use crate::product::format::{Mxfp4, Nvfp4};
-use crate::product::operand::{Operand, Problem};
+use crate::product::operand::{Operand, Problem, Routed};
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Declares the entry points that arrange.
@@ -36,12 +40,20 @@ macro_rules! arrange_entries {
         ///
         /// # Safety
         /// `activations` holds `grid`'s tokens, without gaps, aligned to their dtype, each on 16 bytes if the grid says so; `out`
-        /// has room for [`ArrangeGrid::bytes`] and starts on 16 bytes. Both are global memory and do not overlap, and nobody
-        /// else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+        /// has room for [`ArrangeGrid::bytes`] and starts on 16 bytes. With a `plan`, which has the grid's token tiles, `from` lists
+        /// the rows of activations of its sorted rows, or is null. All are global memory, `out` overlaps nothing, and nobody
+        /// else uses it or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(activations: *const u8, out: *mut u8, grid: ArrangeGrid) {
+        pub unsafe extern "ptx-kernel" fn $name(
+            activations: *const u8,
+            out: *mut u8,
+            plan: *const Plan,
+            from: *const u32,
+            grid: ArrangeGrid,
+        ) {
+            let routed = Routed { plan, from, to: null() };
             // SAFETY: the same contract.
-            unsafe { arrange::arrange::<$dtype>(activations, out, grid) }
+            unsafe { arrange::arrange::<$dtype>(activations, out, routed, grid) }
         }
     )+};
 }
@@ -56,7 +68,9 @@ macro_rules! entries {
         /// and, of NVFP4, each row's do. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
         /// the kernel in front has made of them for this token tile and edition. `out` has room for a result a token and row,
         /// aligned to its dtype. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
-        /// [`GemmGrid::left_bytes`] on 16 bytes. `global` is a slot. All in global memory; nothing overlaps, and nobody else uses
+        /// [`left_bytes`](microscale_kernels_abi::gemm::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
+        /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
+        /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
         /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as many stages as the grid says.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
@@ -68,13 +82,17 @@ macro_rules! entries {
             out: *mut u8,
             counters: *mut u32,
             left: *mut u8,
+            plan: *const Plan,
+            from: *const u32,
+            to: *const u32,
             grid: GemmGrid,
             apply: ApplyGlobal,
         ) {
             let weights = Operand { codes, scales, global, apply };
-            let problem = Problem { weights, activations, out, shape: grid.shape };
+            let routed = Routed { plan, from, to };
+            let problem = Problem { weights, activations, out, shape: grid.shape, routed };
             // SAFETY: the same contract.
-            unsafe { $body(&Epilogue { problem: &problem, grid: &grid, counters, left }, arranged) }
+            unsafe { $body(&Epilogue { problem: &problem, work: Work::new(&grid), counters, left }, arranged) }
         }
     )+};
 }

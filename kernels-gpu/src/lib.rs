@@ -22,6 +22,7 @@
 //! | [`gemv`] | multiplies matrices with vectors, both quantized |
 //! | [`weights`] | multiplies quantized weights with activations of a few tokens, by tensor cores |
 //! | [`gemm`] | multiplies quantized weights with activations of any number of tokens, by tensor cores |
+//! | [`experts`] | sorts tokens by expert, and plans their products, which the two families above compute |
 //! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
 //! Moving a function may change the PTX: LLVM inlines functions in the order of their mangled names, in which the depth,
@@ -49,6 +50,7 @@ mod by_block;
 mod dequantize;
 mod dtype;
 mod errors;
+mod experts;
 mod format;
 mod gemm;
 mod gemv;

@@ -17,6 +17,7 @@ mod m1;
 mod m8;
 mod unpipelined;
 
+use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::weights::{PipelinedGrid, WeightsGrid};
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
@@ -25,7 +26,7 @@ use self::m1::m1;
 use self::m8::m8;
 use self::unpipelined::unpipelined;
 use crate::product::format::{Mxfp4, Nvfp4};
-use crate::product::operand::{Operand, Problem};
+use crate::product::operand::{Operand, Problem, Routed};
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Declares the entry points.
@@ -39,7 +40,9 @@ macro_rules! entries {
         /// in `ragged`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a
         /// chunk, and activations on 16 bytes; with `m1` or `m8` in their names, rows' scales are a multiple
         /// of 4 bytes and start on one. `out` has room for a result a token and row, aligned to its dtype.
-        /// `global` is a slot. All in global memory; `out` overlaps nothing, and nothing writes the others
+        /// `global` is a slot. With a `plan`, which has the grid's token tiles, weights and slots are those of
+        /// its experts, one after the other; of its sorted rows `from` and `to` list the rows of activations
+        /// and of results, or are null. All in global memory; `out` overlaps nothing, and nothing writes the others
         /// meanwhile. The launch shape and the size of shared memory are those that `microscale_kernels_abi`
         /// gives, with a [`PipelinedGrid`] those that it says.
         #[unsafe(no_mangle)]
@@ -49,12 +52,16 @@ macro_rules! entries {
             global: *const GlobalSlot,
             activations: *const u8,
             out: *mut u8,
+            plan: *const Plan,
+            from: *const u32,
+            to: *const u32,
             grid: $grid,
             apply: ApplyGlobal,
         ) {
             let weights = Operand { codes, scales, global, apply };
+            let routed = Routed { plan, from, to };
             // SAFETY: the same contract.
-            unsafe { $body(Problem { weights, activations, out, shape: grid.shape }, grid) }
+            unsafe { $body(Problem { weights, activations, out, shape: grid.shape, routed }, grid) }
         }
     )+};
 }

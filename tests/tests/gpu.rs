@@ -5,6 +5,7 @@
 mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod cases;
+    pub(crate) mod experts;
     pub(crate) mod gemm;
     pub(crate) mod operations;
     pub(crate) mod products;
@@ -17,6 +18,7 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod errors;
     pub(crate) mod executor;
+    pub(crate) mod gemm_experts;
     pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
@@ -30,8 +32,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use gpu_tests::{
-    amax, dequantize, device_buffers, errors, executor, gemm_weights, gemv, gemv_weights, layout, quantize,
-    search,
+    amax, dequantize, device_buffers, errors, executor, gemm_experts, gemm_weights, gemv, gemv_weights,
+    layout, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -102,6 +104,12 @@ const TESTS: &[Test] = &[
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_weights_refuses_a_workspace_for_less", gemm_weights::refuses_a_workspace_for_less),
     ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
+    (
+        "gemm_experts_is_near_the_exact_sum_for_every_kernel",
+        gemm_experts::is_near_the_exact_sum_for_every_kernel,
+    ),
+    ("gemm_experts_replays_in_a_graph_for_other_tokens", gemm_experts::replays_in_a_graph_for_other_tokens),
+    ("gemm_experts_refuses_what_does_not_fit", gemm_experts::refuses_what_does_not_fit),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),

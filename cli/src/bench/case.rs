@@ -1,7 +1,7 @@
-//! What is measured: an operation with all that it takes.
+//! A thing to measure: an operation with all that it takes.
 
 #[cfg(feature = "cuda")]
-use microscale::gpu::GemmWeightsKernel;
+use microscale::gpu::ExpertsKernel;
 use microscale::{Dtype, Recipe};
 
 use super::op::Op;
@@ -17,7 +17,7 @@ pub(crate) struct Case {
     pub dtype: Dtype,
     /// The matrix.
     pub size: Size,
-    /// The kernel for a product of many tokens; none for the one that is chosen.
+    /// The kernel for a product of many tokens, or of experts' weights; none for the one that is chosen.
     #[cfg(feature = "cuda")]
-    pub kernel: Option<GemmWeightsKernel>,
+    pub kernel: Option<ExpertsKernel>,
 }

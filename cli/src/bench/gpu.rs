@@ -86,7 +86,7 @@ fn in_rotation<S>(
 }
 
 /// The median times of several operations with the same sets of buffers.
-fn each_in_rotation<S, O>(
+pub(super) fn each_in_rotation<S, O>(
     stream: &Arc<CudaStream>,
     set: impl Fn() -> Result<S>,
     (operations, turns, effort): (&[O], Turns, Effort),
@@ -106,14 +106,14 @@ fn each_in_rotation<S, O>(
 
 /// The number of launches of an operation in a graph, and of the sets of buffers in rotation.
 #[derive(Clone, Copy)]
-struct Turns {
+pub(super) struct Turns {
     sets: usize,
     launches: usize,
 }
 
 impl Turns {
     /// Turns for an operation that moves so many bytes, and takes as long as a copy of so many.
-    fn of(bytes: u64, work: u64, effort: Effort) -> Self {
+    pub(super) fn of(bytes: u64, work: u64, effort: Effort) -> Self {
         let sets = sets(bytes);
         let launches = effort.graph_bytes.div_ceil(work).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
         Self { sets, launches }

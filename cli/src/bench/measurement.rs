@@ -43,8 +43,8 @@ impl Measurement {
 
     /// Multiplications and additions a second, of products of weights with tokens.
     pub(crate) fn operations_per_second(&self) -> Option<f64> {
-        let Size { rows, cols, tokens, .. } = self.size;
-        let counts = [rows, cols, tokens?.get()].map(|count| count as f64);
+        let Size { rows, cols, tokens, top_k, .. } = self.size;
+        let counts = [rows, cols, tokens?.get(), top_k.max(1)].map(|count| count as f64);
         Some(2.0 * counts.iter().product::<f64>() / self.median_seconds)
     }
 

@@ -25,8 +25,10 @@ pub(crate) enum Op {
     /// Quantized weights times activations that are not quantized; the dtype is that of activations and
     /// results.
     GemvWeights,
-    /// The same products for any number of tokens, which tensor cores compute (GPU only).
+    /// [`Self::GemvWeights`] for any number of tokens, which tensor cores compute (GPU only).
     GemmWeights,
+    /// Experts' quantized weights times the activations of the tokens that choose them (GPU only).
+    GemmExperts,
     /// [`Self::Gemv`] by the kernel whose warps take one row (GPU only).
     GemvRows1,
     /// [`Self::Gemv`] by the kernel whose warps take two rows (GPU only).
@@ -51,6 +53,7 @@ words!(Op, "operation" {
     Self::Gemv = "gemv",
     Self::GemvWeights = "gemv-weights",
     Self::GemmWeights = "gemm-weights",
+    Self::GemmExperts = "gemm-experts",
     Self::GemvRows1 = "gemv-rows1",
     Self::GemvRows2 = "gemv-rows2",
     Self::GemvRows4 = "gemv-rows4",
@@ -87,15 +90,19 @@ impl Op {
     /// Returns whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
         match self {
-            Self::QuantizeThreadABlock | Self::QuantizeWarpABlock | Self::Empty | Self::Load => true,
-            Self::GemmWeights => true,
+            Self::QuantizeThreadABlock
+            | Self::QuantizeWarpABlock
+            | Self::Empty
+            | Self::Load
+            | Self::GemmWeights
+            | Self::GemmExperts => true,
             _ => Self::GEMV_KERNELS.contains(&self),
         }
     }
 
     /// Returns whether it multiplies tokens.
     pub(crate) fn has_tokens(self) -> bool {
-        matches!(self, Self::GemvWeights | Self::GemmWeights)
+        matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmExperts)
     }
 
     /// Returns whether it takes values of a dtype.
@@ -111,12 +118,12 @@ impl Op {
         if !self.takes(dtype) {
             return Err(self.not_measured(NO_F32));
         }
-        if self.has_tokens() && size.batches > 1 {
+        if self.has_tokens() && self != Self::GemmExperts && size.batches > 1 {
             return Err(self.not_measured("with several matrices; write the shape as ROWSxCOLS"));
         }
         if !self.has_tokens() && size.tokens.is_some() {
             return Err(self.not_measured(
-                "by tokens; leave them out, or measure gemv-weights or gemm-weights by itself",
+                "by tokens; leave them out, or measure gemv-weights, gemm-weights or gemm-experts by itself",
             ));
         }
         Ok(())

@@ -17,6 +17,8 @@ pub(crate) struct Size {
     pub batches: usize,
     /// Rows of activations that weights are multiplied with; none is one, and what other operations have.
     pub tokens: Option<NonZeroUsize>,
+    /// Matrices that a row of activations is multiplied with, where they are experts' weights; 0 where they are not.
+    pub top_k: usize,
 }
 
 /// The most rows of activations: more than any batch or prompt that is multiplied at once.
@@ -54,7 +56,7 @@ impl Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, cols, batches, tokens } = self;
+        let Self { rows, cols, batches, tokens, top_k } = self;
         write!(f, "{rows}x{cols}")?;
         if *batches != 1 {
             write!(f, "x{batches}")?;
@@ -63,7 +65,8 @@ impl fmt::Display for Size {
             None => Ok(()),
             Some(1) => write!(f, ", 1 token"),
             Some(tokens) => write!(f, ", {tokens} tokens"),
-        }
+        }?;
+        if *top_k > 0 { write!(f, ", {top_k} experts each") } else { Ok(()) }
     }
 }
 
@@ -74,8 +77,8 @@ impl FromStr for Size {
         let parts: Option<Vec<usize>> =
             text.split(['x', 'X']).map(|part| part.parse().ok().filter(|count| *count > 0)).collect();
         match parts.as_deref() {
-            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1, tokens: None }),
-            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches, tokens: None }),
+            Some(&[rows, cols]) => Ok(Self { rows, cols, batches: 1, tokens: None, top_k: 0 }),
+            Some(&[rows, cols, batches]) => Ok(Self { rows, cols, batches, tokens: None, top_k: 0 }),
             _ => Err(format!(
                 "{text} is not a shape; write rows and columns as 8192x4096, several matrices as 8192x4096x2"
             )),

@@ -26,7 +26,7 @@ pub(crate) fn gemv(
     mut measured: impl FnMut(Measurement),
 ) -> Result<String> {
     let choices = GemvChoices::new(|rows, cols| {
-        let size = Size { rows, cols, batches: 1, tokens: None };
+        let size = Size { rows, cols, batches: 1, tokens: None, top_k: 0 };
         let mut fastest = (f64::INFINITY, None);
         for op in Op::GEMV_KERNELS {
             let case = Case { op, recipe: *recipe, dtype: Dtype::F16, size, kernel: None };
@@ -60,7 +60,7 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     let products: Vec<_> = products.collect();
     let choices = GemvWeightsChoices::new(|format, rows, cols| {
         let recipe = &Recipe::of(format, Convention::default_for(format))?;
-        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]) };
+        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]), top_k: 0 };
         let product = WeightsProduct::<half::bf16>::new(recipe, size)?;
         let by = products.iter().map(|(tokens, kernel)| (*tokens, WeightsKernel::Gemv(*kernel)));
         let times = by_kernels(&product, gpus.first(), &by.collect::<Vec<_>>(), Effort::LESS)?;

@@ -4,9 +4,9 @@ use microscale::cpu::{Isa, gemv_weights, gemv_weights_with};
 use microscale::{Activation, Device, QuantizedTensor, Recipe, Result, Shape};
 #[cfg(feature = "cuda")]
 use microscale::{
-    Words,
+    Error, Words,
     formats::weights::{gemm_gamma, tensor_core_gamma},
-    gpu::{GemvWeightsKernel, Gpu},
+    gpu::{ExpertsKernel, GemvWeightsKernel, Gpu},
 };
 
 use super::case::Case;
@@ -75,8 +75,15 @@ fn on_gpu<T: Activation>(product: &WeightsProduct<T>, case: &Case, gpu: &Gpu) ->
     let (tokens, shape) = (product.tokens, product.weights.shape());
     let for_few = GemvWeightsKernel::choose(shape, tokens);
     let (kernel, name) = if case.op == Op::GemmWeights {
-        let chosen = case.kernel.or_else(|| gpu.gemm_kernel(shape, tokens));
-        (WeightsKernel::Gemm(case.kernel), chosen.map_or(for_few.word(), |kernel| kernel.word()))
+        let asked = match case.kernel {
+            Some(ExpertsKernel::Many(kernel)) => Some(kernel),
+            Some(ExpertsKernel::Few(_)) => {
+                return Err(Error::NotMeasured { op: case.op.word(), how: "by a kernel for few tokens" });
+            }
+            None => None,
+        };
+        let chosen = asked.or_else(|| gpu.gemm_kernel(shape, tokens));
+        (WeightsKernel::Gemm(asked), chosen.map_or(for_few.word(), |kernel| kernel.word()))
     } else {
         (WeightsKernel::Gemv(for_few), for_few.word())
     };

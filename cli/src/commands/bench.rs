@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use comfy_table::Table;
 #[cfg(feature = "cuda")]
-use microscale::gpu::{GemmWeightsKernel, KernelId};
+use microscale::gpu::{ExpertsKernel, KernelId};
 use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
@@ -51,13 +51,16 @@ pub(crate) struct Args {
     /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
-    /// Rows of activations that gemv-weights and gemm-weights multiply with [default: 1]
+    /// Rows of activations that gemv-weights, gemm-weights and gemm-experts multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
-    /// Kernels for gemm-weights [default: the one that is chosen for the tokens]
+    /// Experts that gemm-experts multiplies a token with, of as many as the shape has matrices
+    #[arg(long, value_name = "K", default_value = "4")]
+    top_k: NonZeroUsize,
+    /// Kernels for gemm-weights and gemm-experts [default: the one that is chosen for the tokens]
     #[cfg(feature = "cuda")]
-    #[arg(long, value_parser = words::<GemmWeightsKernel>())]
-    kernel: Vec<GemmWeightsKernel>,
+    #[arg(long, value_parser = words::<ExpertsKernel>(), conflicts_with = "tune")]
+    kernel: Vec<ExpertsKernel>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -125,7 +128,7 @@ fn load(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
     let Args { op, format, convention, scale_layout, search, shape, dtype, tokens, ladder, tune, .. } = args;
     let about_values = !(format.is_empty() && convention.is_empty() && scale_layout.is_empty())
         || !(search.is_empty() && shape.is_empty() && dtype.is_empty() && tokens.is_empty());
-    if op.len() > 1 || about_values || *ladder || tune.is_some() {
+    if op.len() > 1 || about_values || *ladder || tune.is_some() || !args.kernel.is_empty() {
         return Err(
             Usage::new("load is measured by itself, of every kernel: give --device and --json only").into()
         );
@@ -183,7 +186,13 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
     }
     let mut shapes = args.shape.clone();
     if shapes.is_empty() {
-        shapes.push(Size { rows: 16384, cols: if on_cpu { 8192 } else { 16384 }, batches: 1, tokens: None });
+        shapes.push(Size {
+            rows: 16384,
+            cols: if on_cpu { 8192 } else { 16384 },
+            batches: 1,
+            tokens: None,
+            top_k: 0,
+        });
     }
     let all = [Dtype::Bf16, Dtype::F16, Dtype::F32];
     let dtypes = if args.dtype.is_empty() { &all[..] } else { &args.dtype };
@@ -210,10 +219,11 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
         }
     }
     #[cfg(feature = "cuda")]
-    if !args.kernel.is_empty() && !ops.contains(&Op::GemmWeights) {
-        return Err(
-            Usage::new("--kernel is for --op gemm-weights, which is not measured: leave it out").into()
-        );
+    if !args.kernel.is_empty() && !ops.iter().any(has_kernels) {
+        return Err(Usage::new(
+            "--kernel is for --op gemm-weights and gemm-experts, which are not measured: leave it out",
+        )
+        .into());
     }
     for case in &cases {
         case.op.check(case.dtype, case.size).map_err(Usage::new)?;
@@ -222,10 +232,16 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
     Ok(cases)
 }
 
+/// Returns whether an operation has kernels to ask for.
+#[cfg(feature = "cuda")]
+fn has_kernels(op: &Op) -> bool {
+    matches!(op, Op::GemmWeights | Op::GemmExperts)
+}
+
 /// A case with each kernel that is asked for.
 #[cfg(feature = "cuda")]
 fn by_kernels(args: &Args, case: Case) -> Vec<Case> {
-    if case.op != Op::GemmWeights || args.kernel.is_empty() {
+    if !has_kernels(&case.op) || args.kernel.is_empty() {
         return vec![case];
     }
     args.kernel.iter().map(|kernel| Case { kernel: Some(*kernel), ..case }).collect()
@@ -238,6 +254,7 @@ fn by_kernels(_: &Args, case: Case) -> [Case; 1] {
 
 /// A size with each number of tokens.
 fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
+    let size = if op == Op::GemmExperts { Size { top_k: args.top_k.get(), ..size } } else { size };
     if args.tokens.is_empty() {
         let tokens = op.has_tokens().then_some(NonZeroUsize::MIN);
         return vec![Size { tokens, ..size }];
@@ -353,6 +370,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "cols": m.size.cols,
         "batches": m.size.batches,
         "tokens": m.size.tokens,
+        "top_k": m.size.top_k,
         "device": m.device,
         "threads": m.threads,
         "bytes": m.bytes,

@@ -30,6 +30,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "cols",
             "batches",
             "tokens",
+            "top_k",
             "device",
             "threads",
             "bytes",

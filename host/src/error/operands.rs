@@ -64,6 +64,22 @@ pub enum OperandFault {
         /// Bytes that there are.
         found: u64,
     },
+    /// Experts that do not go together.
+    #[error("the experts are not {what}; pass experts that are")]
+    Experts {
+        /// What they have to be.
+        what: &'static str,
+    },
+    /// A routing of other experts, or for fewer pairs.
+    #[error(
+        "the routing has room for {pairs} pairs of a token and one of {experts} experts; make one with room for these"
+    )]
+    Routing {
+        /// Experts.
+        experts: usize,
+        /// Pairs.
+        pairs: usize,
+    },
     /// Too few vectors.
     #[error(
         "the vector tensor has {rows} rows, too few for the vectors of {batches} batches, {vector_stride} rows apart; \

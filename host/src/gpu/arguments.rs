@@ -4,6 +4,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig};
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::gemv::BLOCK_LIMIT;
+use microscale_kernels_abi::weights::WeightsFormat;
 use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid};
 
 use super::tensor::DeviceTensor;
@@ -44,11 +45,44 @@ pub(super) const fn kernel_dtype(dtype: Dtype) -> microscale_kernels_abi::Dtype 
 
 /// The way a kernel applies a tensor's global scale.
 pub(super) fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
-    Argument(match tensor.direction() {
+    apply_direction(tensor.direction())
+}
+
+/// The way a kernel applies global scales of a direction.
+pub(super) fn apply_direction(direction: Option<Direction>) -> Argument<ApplyGlobal> {
+    Argument(match direction {
         Some(Direction::Divisor) => ApplyGlobal::Divisor,
         Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
         None => ApplyGlobal::Absent,
     })
+}
+
+/// Addresses of the operands and of the results of a product with weights, and the way its global scale is applied.
+pub(super) struct Operands {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) slot: u64,
+    pub(super) activations: u64,
+    pub(super) out: u64,
+    pub(super) apply: Argument<ApplyGlobal>,
+}
+
+/// Addresses of the plan of a product with experts' weights, and of the lists of its rows of activations and of results: zeros where
+/// there is none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Routed {
+    pub(super) plan: u64,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// The format of weights as kernels know it; none if there are none for it.
+pub(super) const fn weights_format(format: Format) -> Option<WeightsFormat> {
+    match format {
+        Format::Nvfp4 => Some(WeightsFormat::Nvfp4),
+        Format::Mxfp4 => Some(WeightsFormat::Mxfp4),
+        _ => None,
+    }
 }
 
 /// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
-use microscale_kernels_abi::gemm::COUNTERS;
 
 use super::driver::doing;
 use super::gemm_weights_kernel::{GemmWeightsKernel, GemmWorkspace};
@@ -27,11 +26,7 @@ impl Gpu {
         tokens: usize,
     ) -> Result<GemmWorkspace> {
         let bytes = launch::gemm_workspace(&self.kernels, weights, tokens)?;
-        let allocating = doing("allocating a workspace");
-        Ok(GemmWorkspace {
-            counters: stream.alloc_zeros(COUNTERS as usize).map_err(&allocating)?,
-            memory: stream.alloc_zeros(bytes.max(1)).map_err(&allocating)?,
-        })
+        GemmWorkspace::new(stream, bytes)
     }
 
     /// Multiplies host memory, as [`crate::gemv_weights`] does but for the last bits: copies the operands over, multiplies,

@@ -1,9 +1,14 @@
 //! The kernels for weights in four bits times activations of many tokens, and the memory that they work in.
 
-use cudarc::driver::CudaSlice;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::{Words, words};
 use microscale_kernels_abi::Target;
-use microscale_kernels_abi::gemm::{Edition, GemmGrid, TokenTile};
+use microscale_kernels_abi::gemm::{COUNTERS, Edition, GemmGrid, TokenTile};
+
+use super::driver::doing;
+use crate::error::{Error, OperandFault, Result};
 
 /// A kernel for weights times activations of many tokens. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +56,25 @@ impl GemmWeightsKernel {
         with_times.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(kernel, _)| kernel)
     }
 
-    /// About how long an H200 takes, but for what all kernels take: for the images of activations of a thread block, for storing results, and
-    /// for adding up what several thread blocks have of a work tile. Other GPUs take longer, of each about as much.
+    /// About how long an H200 takes, but for what all kernels take. Other GPUs take longer, for each part about as much.
     fn microseconds(self, grid: &GemmGrid) -> f64 {
-        let (image, results, sharer) = match (self.edition, self.tile) {
+        let (image, results, sharer) = self.times();
+        let sharers = grid.most_sharers();
+        let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
+        grid.most_k_iterations() as f64 * f64::from(self.edition.stage(self.tile).images) * image
+            + results
+            + shared
+    }
+
+    /// The first of [`Self::times`].
+    pub(super) fn image_microseconds(self) -> f64 {
+        self.times().0
+    }
+
+    /// About how many microseconds an H200 takes for an image of activations, for storing results, and for adding up what one of
+    /// several thread blocks has of a work tile.
+    fn times(self) -> (f64, f64, f64) {
+        match (self.edition, self.tile) {
             (Edition::Wgmma, TokenTile::N16) => (0.93, 0.0, 0.35),
             (Edition::Wgmma, TokenTile::N32) => (1.0, 0.0, 0.5),
             (Edition::Wgmma, TokenTile::N64) => (1.23, 0.0, 1.5),
@@ -63,12 +83,7 @@ impl GemmWeightsKernel {
             (Edition::Mma, TokenTile::N16) => (1.2, 0.0, 0.35),
             (Edition::Mma, TokenTile::N32) => (2.0, 0.0, 0.5),
             (Edition::Mma, _) => (2.65, 0.0, 1.2),
-        };
-        let sharers = grid.most_sharers();
-        let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
-        grid.most_k_iterations() as f64 * f64::from(self.edition.stage(self.tile).images) * image
-            + results
-            + shared
+        }
     }
 }
 
@@ -77,6 +92,26 @@ impl GemmWeightsKernel {
 pub struct GemmWorkspace {
     pub(super) counters: CudaSlice<u32>,
     pub(super) memory: CudaSlice<u8>,
+}
+
+impl GemmWorkspace {
+    /// Room for so many bytes.
+    pub(super) fn new(stream: &Arc<CudaStream>, bytes: usize) -> Result<Self> {
+        let allocating = doing("allocating a workspace");
+        Ok(Self {
+            counters: stream.alloc_zeros(COUNTERS as usize).map_err(&allocating)?,
+            memory: stream.alloc_zeros(bytes.max(1)).map_err(&allocating)?,
+        })
+    }
+
+    /// Its counters and its memory, if there is room for so many bytes.
+    pub(super) fn parts(&mut self, needed: u64) -> Result<(&mut CudaSlice<u32>, &mut CudaSlice<u8>)> {
+        let found = self.memory.len() as u64;
+        if needed > found {
+            return Err(Error::Operands(OperandFault::Workspace { needed, found }));
+        }
+        Ok((&mut self.counters, &mut self.memory))
+    }
 }
 
 #[cfg(test)]

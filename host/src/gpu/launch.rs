@@ -6,6 +6,7 @@
 mod amax;
 mod dequantize;
 mod errors;
+mod experts;
 mod gemm;
 mod gemv;
 mod ladder;
@@ -16,6 +17,7 @@ mod weights;
 pub(super) use amax::{amax, plan};
 pub(super) use dequantize::{dequantize, dequantizer};
 pub(super) use errors::{error_parts, errors};
+pub(super) use experts::{choose_experts, experts_workspace, gemm_experts, route};
 pub(super) use gemm::{choose_gemm, gemm_weights, gemm_workspace};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};

@@ -19,6 +19,9 @@ mod arguments;
 mod bench_kernels;
 mod device;
 mod driver;
+mod experts;
+mod experts_kernel;
+mod gemm_experts;
 mod gemm_weights;
 mod gemm_weights_kernel;
 mod gemv;
@@ -45,6 +48,9 @@ pub use cudarc;
 pub use device::{GpuInfo, devices};
 #[doc(hidden)]
 pub use driver::doing;
+pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};
+#[doc(hidden)]
+pub use experts_kernel::ExpertsKernel;
 #[doc(hidden)]
 pub use gemm_weights_kernel::GemmWeightsKernel;
 pub use gemm_weights_kernel::GemmWorkspace;

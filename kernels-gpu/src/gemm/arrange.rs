@@ -4,6 +4,7 @@ use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::gemm::{ArrangeGrid, COLUMNS};
 use microscale_kernels_abi::launch::{THREADS, WARP};
 
+use crate::product::operand::Routed;
 use crate::product::scheduler::parts;
 use crate::product::tensor_cores::Activations;
 use crate::{ptx, warp};
@@ -19,7 +20,12 @@ const WORDS: u32 = CHUNK as u32 / EIGHT;
 /// # Safety
 /// The contract of the kernels.
 #[inline(always)]
-pub(super) unsafe fn arrange<D: Activations>(activations: *const u8, out: *mut u8, grid: ArrangeGrid) {
+pub(super) unsafe fn arrange<D: Activations>(
+    activations: *const u8,
+    out: *mut u8,
+    routed: Routed,
+    grid: ArrangeGrid,
+) {
     #[cfg(microscale_wgmma)]
     ptx::start_kernel_behind();
     let number = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
@@ -31,13 +37,17 @@ pub(super) unsafe fn arrange<D: Activations>(activations: *const u8, out: *mut u
     let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
     let (tile, of_tile) = grid.images.divide_32(image);
     let in_tile = eight * EIGHT + token;
-    let token = (tile << grid.tile_bits) + in_tile;
+    // SAFETY: the caller's contract.
+    let tokens = unsafe { routed.tile(tile, grid.tile_bits, grid.tokens) };
+    let there = in_tile < tokens.end - tokens.first;
+    // SAFETY: as above; the token exists.
+    let token = if there { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
     let row = activations.wrapping_add((u64::from(token) * grid.cols * 2) as usize);
     // The words of the chunks that lanes of a quad multiply at once, in the order of pairs in which weights are decoded.
     let words = [0, 1, 2, 3].map(|quarter| {
         let first =
             u64::from(of_tile) * u64::from(COLUMNS) + u64::from(quarter * CHUNK as u32 + word * EIGHT);
-        if token >= grid.tokens {
+        if !there {
             return [0; 4];
         }
         // SAFETY: the token exists.

@@ -34,7 +34,7 @@ fn swizzled<const IMAGES: u32>(row: u32, chunk: u32) -> u32 {
     if IMAGES == 2 { chunk ^ (row & 1) * QUAD } else { chunk }
 }
 
-/// What one of `THREADS` threads copies of a share with `N` tokens: the same part of each k-iteration.
+/// The part that one of `THREADS` threads copies of a share with `N` tokens: the same part of each k-iteration.
 pub(super) struct Source<F, const N: u32, const IMAGES: u32, const THREADS: u32> {
     /// The thread's number, and the last row of the work tile that exists.
     thread: u32,

@@ -1,22 +1,23 @@
 //! The epilogue of the GEMM: adds up what several thread blocks have of a work tile, scales, rounds and stores.
 
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::{GemmGrid, MOST_TILES, TokenTile};
+use microscale_kernels_abi::experts::ExpertTile;
+use microscale_kernels_abi::gemm::{MOST_TILES, TokenTile};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
-use super::scheduler::{Share, place, sharers};
+use super::scheduler::{Share, Work, place, sharers};
 use crate::product::operand::Problem;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
-/// What a warp adds to a counter if tensor cores could not compute its part.
+/// The number that a warp adds to a counter if tensor cores could not compute its part.
 const UNUSUAL: u32 = 1 << 16;
 
-/// What is multiplied, and where its results go.
+/// The problem, and where its results and sums go.
 pub(super) struct Epilogue<'a> {
     pub(super) problem: &'a Problem,
-    pub(super) grid: &'a GemmGrid,
+    pub(super) work: Work<'a>,
     /// A counter for each tile of 16 rows of shared work tiles, and where thread blocks leave their sums of these.
     pub(super) counters: *mut u32,
     pub(super) left: *mut u8,
@@ -37,6 +38,14 @@ const fn of_sums<const SUMS: usize>() -> TokenTile {
 }
 
 impl Epilogue<'_> {
+    /// The tokens of a share's work tile.
+    #[inline(always)]
+    pub(super) fn tokens(&self, share: &Share, tile: TokenTile) -> ExpertTile {
+        let [_, number] = self.work.schedule.row_and_token_tile(share.tile);
+        // SAFETY: the work tile exists, and so does its token tile.
+        unsafe { self.problem.routed.tile(number, tile.tokens().trailing_zeros(), self.work.grid.tokens) }
+    }
+
     /// Finishes a warp's part of a share, given the sums of some tiles of 16 rows, of which the first is `tile`. `usual` says
     /// whether tensor cores could compute it.
     ///
@@ -50,7 +59,7 @@ impl Epilogue<'_> {
         mut sums: [[f32; SUMS]; OF_WARP],
         mut usual: bool,
     ) {
-        if !share.is_whole(self.grid) {
+        if !share.is_whole(&self.work) {
             let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
@@ -70,17 +79,18 @@ impl Epilogue<'_> {
                 }
             };
         }
-        let [row_tile, token_tile] = self.grid.row_and_token_tile(share.tile);
+        let tokens = self.tokens(share, const { of_sums::<SUMS>() });
+        let problem = self.problem.of_expert::<F>(tokens.expert);
+        let [row_tile, _] = self.work.schedule.row_and_token_tile(share.tile);
         let row = row_tile * const { of_sums::<SUMS>().rows() } + tile * TILE_ROWS;
-        let token = token_tile * const { of_sums::<SUMS>().tokens() };
         // SAFETY: the caller's promise; no other warp has these rows and tokens.
         unsafe {
             if usual {
                 for i in 0..OF_WARP {
-                    self.store::<F, D, SUMS>(row + i as u32 * TILE_ROWS, token, &sums[i]);
+                    store::<F, D, SUMS>(&problem, row + i as u32 * TILE_ROWS, &tokens, &sums[i]);
                 }
             } else {
-                self.define::<F, D, SUMS>(row, OF_WARP as u32 * TILE_ROWS, token);
+                define::<F, D>(&problem, row, OF_WARP as u32 * TILE_ROWS, &tokens);
             }
         }
     }
@@ -89,7 +99,7 @@ impl Epilogue<'_> {
     #[inline(always)]
     fn sums<const SUMS: usize>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
         let tile_bytes = const { SUMS as u32 * WARP * 4 };
-        let place = u64::from(place(self.grid, work_tile, block))
+        let place = u64::from(place(&self.work, work_tile, block))
             * u64::from(const { of_sums::<SUMS>().tiles() } * tile_bytes);
         let in_place = tile * tile_bytes + warp::lane() * 16;
         self.left.wrapping_add((place + u64::from(in_place)) as usize)
@@ -107,7 +117,7 @@ impl Epilogue<'_> {
         tile: u32,
     ) -> [[f32; SUMS]; OF_WARP] {
         let mut sums = [[0.0; SUMS]; OF_WARP];
-        let [mut block, last] = sharers(self.grid, work_tile);
+        let [mut block, last] = sharers(&self.work, work_tile);
         while block <= last {
             let mut from = [self.left; AT_ONCE];
             for b in 0..AT_ONCE {
@@ -141,11 +151,11 @@ impl Epilogue<'_> {
     /// The contract of the kernels; all lanes take part, and have left their sums.
     #[inline(always)]
     unsafe fn count(&self, work_tile: u32, tile: u32, usual: bool) -> Option<bool> {
-        let [first, last] = sharers(self.grid, work_tile);
-        let number = (work_tile - self.grid.first_shared) * MOST_TILES + tile;
+        let [first, last] = sharers(&self.work, work_tile);
+        let number = (work_tile - self.work.schedule.first_shared) * MOST_TILES + tile;
         let counter = self.counters.wrapping_add(number as usize);
         let mut told = 0;
-        // What all lanes have stored comes before what the first one counts.
+        // All lanes' stores come before the first one's counting.
         warp::sync();
         if warp::lane() == 0 {
             let amount = 1 + if usual { 0 } else { UNUSUAL };
@@ -160,67 +170,66 @@ impl Epilogue<'_> {
             }
         }
         let told = warp::shuffle(told, 0);
-        // What the others stored is visible to the first lane, which has counted, and now to all.
+        // The others' stores are visible to the first lane, which has counted, and now to all.
         warp::sync();
         (told != 0).then_some(told == 2)
     }
+}
 
-    /// Stores the results of a tile of 16 rows.
-    ///
-    /// # Safety
-    /// The contract of the kernels; all lanes take part, and no other warp has these rows and tokens.
-    #[inline(always)]
-    unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
-        &self,
-        first_row: u32,
-        first_token: u32,
-        sums: &[f32; SUMS],
-    ) {
-        let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
-        let (rows, tokens) = (self.problem.shape.rows as u32, self.grid.tokens);
-        let row = first_row + of_eight;
-        let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
-        // SAFETY: the slot is readable.
-        let factor = unsafe { self.problem.weights.scaled(lowered) };
-        let mut token = first_token + quarter * 2;
-        for four in 0..SUMS / 4 {
-            // Of two rows, eight apart, the sums of two tokens.
-            for half in 0..2 {
-                let row = row + half as u32 * (TILE_ROWS / 2);
-                let [first, second] =
-                    [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32);
-                let pair = D::rounded(second, first);
-                for i in 0..2 {
-                    if row < rows && token + i < tokens {
-                        let result = u64::from(token + i) * u64::from(rows) + u64::from(row);
-                        let to = self.problem.out.cast::<u16>().wrapping_add(result as usize);
-                        // SAFETY: the result exists, and is this lane's.
-                        unsafe { *to = (pair >> (16 * i)) as u16 };
+/// Stores the results of a tile of 16 rows and a token tile.
+///
+/// # Safety
+/// The contract of the kernels; all lanes take part, and no other warp has these rows and tokens.
+#[inline(always)]
+unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
+    problem: &Problem,
+    first_row: u32,
+    tokens: &ExpertTile,
+    sums: &[f32; SUMS],
+) {
+    let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
+    let rows = problem.shape.rows as u32;
+    let row = first_row + of_eight;
+    let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
+    // SAFETY: the slot is readable.
+    let factor = unsafe { problem.weights.scaled(lowered) };
+    let mut token = tokens.first + quarter * 2;
+    for four in 0..SUMS / 4 {
+        // Two rows, eight apart, have the sums of two tokens each.
+        for half in 0..2 {
+            let row = row + half as u32 * (TILE_ROWS / 2);
+            let [first, second] = [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32);
+            let pair = D::rounded(second, first);
+            for i in 0..2 {
+                if row < rows && token + i < tokens.end {
+                    // SAFETY: the result exists, and is this lane's.
+                    unsafe {
+                        let result = problem.result(u64::from(row), token + i);
+                        *problem.out.cast::<u16>().wrapping_add(result as usize) = (pair >> (16 * i)) as u16;
                     }
                 }
             }
-            token += 8;
         }
+        token += 8;
     }
+}
 
-    /// Computes and stores the results of some rows by the definition.
-    ///
-    /// # Safety
-    /// As for [`Self::store`].
-    #[inline(always)]
-    unsafe fn define<F: Weights, D: Activations, const SUMS: usize>(
-        &self,
-        first_row: u32,
-        count: u32,
-        first_token: u32,
-    ) {
-        let tokens = [first_token, self.grid.tokens.min(first_token + const { of_sums::<SUMS>().tokens() })];
-        let end = (self.problem.shape.rows as u32).min(first_row + count);
-        let mut row = first_row;
-        while row < end {
-            // SAFETY: the caller's promise.
-            unsafe { self.problem.define::<F, D>(u64::from(row), tokens) };
-            row += 1;
-        }
+/// Computes and stores the results of some rows and a token tile by the definition.
+///
+/// # Safety
+/// As for [`store`].
+#[inline(always)]
+unsafe fn define<F: Weights, D: Activations>(
+    problem: &Problem,
+    first_row: u32,
+    count: u32,
+    tokens: &ExpertTile,
+) {
+    let end = (problem.shape.rows as u32).min(first_row + count);
+    let mut row = first_row;
+    while row < end {
+        // SAFETY: the caller's promise.
+        unsafe { problem.define::<F, D>(u64::from(row), [tokens.first, tokens.end]) };
+        row += 1;
     }
 }

@@ -5,7 +5,7 @@ use microscale_kernels_abi::weights::QUAD;
 
 use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
 use super::epilogue::Epilogue;
-use super::scheduler::Shares;
+use super::scheduler::{Shares, Work};
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -16,7 +16,7 @@ const THREADS: u32 = Edition::Mma.threads(TokenTile::N64);
 /// Tiles of a warp.
 const TILES: usize = 2;
 
-/// What a thread copies.
+/// The part that a thread copies.
 struct Copies<F, const N: u32> {
     weights: Source<F, N, 1, THREADS>,
     /// The thread's first 16 bytes of the next k-iteration's activations.
@@ -89,18 +89,25 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
 ) {
     let of_stage = const { stage_of::<N, 1>() };
     let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
-    let (problem, grid) = (epilogue.problem, epilogue.grid);
+    let (problem, Work { grid, schedule }) = (epilogue.problem, epilogue.work);
+    if warp::thread() == 0 {
+        // SAFETY: the caller's contract.
+        unsafe { epilogue.work.write_schedule(&problem.routed) };
+    }
+    warp::barrier();
     let ring = ptx::shared_address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
     let first_tile = warp_number() * TILES as u32;
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
     let of_lane = of_stage.weights_bytes() + warp::lane() * 16;
-    let mut shares = Shares::new(grid);
+    let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let [row_tile, token_tile] = grid.row_and_token_tile(share.tile);
+        let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
+        let tokens = epilogue.tokens(&share, of_stage.tile);
+        let problem = problem.of_expert::<F>(tokens.expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let image = image * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
         let mut copies = Copies::<F, N> {
-            weights: Source::new(problem, row_tile, &share, warp::thread()),
+            weights: Source::new(&problem, row_tile, &share, warp::thread()),
             activations: arranged.wrapping_add(image as usize),
             left: share.end - share.start,
             stage: 0,
@@ -115,7 +122,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             unsafe { copies.next() };
             i += 1;
         }
-        let mut rows = LaneRows::<F, N, 1>::new(problem, first_tile, share.start);
+        let mut rows = LaneRows::<F, N, 1>::new(&problem, first_tile, share.start);
         let mut sums = [[0.0; SUMS]; TILES];
         let mut far = 0;
         let (mut left, mut stage) = (share.end - share.start, 0);
@@ -158,7 +165,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
         ptx::wait_for_copies::<0>();
         // SAFETY: the caller's contract; all warps are here.
         unsafe {
-            let usual = |tile| usual_but_zeros::<F, D, N, 1>(problem, row_tile, tile, &share);
+            let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
             epilogue.finish::<F, D, SUMS, TILES>(&share, first_tile, sums, usual);

@@ -1,8 +1,54 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
-use microscale_kernels_abi::gemm::GemmGrid;
+use microscale_kernels_abi::gemm::{GemmGrid, SCHEDULE_OFFSET};
+use microscale_kernels_abi::schedule::Schedule;
 
+use crate::product::operand::Routed;
 use crate::warp;
+
+/// All the work of a launch: the product, and its schedule in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) grid: &'a GemmGrid,
+    pub(super) schedule: &'a Schedule,
+}
+
+impl<'a> Work<'a> {
+    /// The work of a grid. [`Self::write_schedule`] must come before its schedule is read.
+    #[inline(always)]
+    pub(super) fn new(grid: &'a GemmGrid) -> Self {
+        // SAFETY: in the front of shared memory, which the launch gives, and aligned. It is written before it is read.
+        Self { grid, schedule: unsafe { &*Self::place() } }
+    }
+
+    /// The place of the schedule in shared memory.
+    #[inline(always)]
+    fn place() -> *mut Schedule {
+        warp::shared::<u128>().wrapping_byte_add(SCHEDULE_OFFSET as usize).cast()
+    }
+
+    /// Brings the schedule to shared memory: the grid's, or the plan's. A barrier must follow.
+    ///
+    /// # Safety
+    /// The contract of the kernels; one thread of the block does so.
+    #[inline(always)]
+    pub(super) unsafe fn write_schedule(&self, routed: &Routed) {
+        // SAFETY: the place is in shared memory, and nobody reads it yet.
+        unsafe {
+            if routed.plan.is_null() {
+                *Self::place() = self.grid.schedule;
+            } else {
+                *Self::place() = (*routed.plan).schedule;
+            }
+        }
+    }
+
+    /// K-iterations of a work tile.
+    #[inline(always)]
+    pub(super) fn k_iterations(&self) -> u32 {
+        self.grid.k_iterations.divisor as u32
+    }
+}
 
 /// A thread block's part of a work tile.
 #[derive(Clone, Copy)]
@@ -17,22 +63,22 @@ pub(super) struct Share {
 impl Share {
     /// Returns whether this is all of the work tile.
     #[inline(always)]
-    pub(super) fn is_whole(&self, grid: &GemmGrid) -> bool {
-        self.start == 0 && self.end == grid.k_iterations.divisor as u32
+    pub(super) fn is_whole(&self, work: &Work<'_>) -> bool {
+        self.start == 0 && self.end == work.k_iterations()
     }
 }
 
-/// What a thread block has to do, and how much of it was taken: whole work tiles and shared k-iterations.
+/// The work of a thread block, and how much of it was taken: whole work tiles and shared k-iterations.
 pub(super) struct Shares<'a> {
-    grid: &'a GemmGrid,
+    work: Work<'a>,
     taken: u32,
 }
 
 impl<'a> Shares<'a> {
     /// All that the thread block has.
     #[inline(always)]
-    pub(super) fn new(grid: &'a GemmGrid) -> Self {
-        Self { grid, taken: 0 }
+    pub(super) fn new(work: Work<'a>) -> Self {
+        Self { work, taken: 0 }
     }
 
     /// The next share.
@@ -52,7 +98,7 @@ impl<'a> Shares<'a> {
     /// Takes the next share.
     #[inline(always)]
     pub(super) fn take(&mut self, share: &Share) {
-        self.taken += if self.taken < self.grid.waves { 1 } else { share.end - share.start };
+        self.taken += if self.taken < self.work.schedule.waves { 1 } else { share.end - share.start };
     }
 
     /// The share behind what was taken; none of its k-iterations if that is all.
@@ -61,33 +107,34 @@ impl<'a> Shares<'a> {
         // The same in all lanes, which a shuffle tells the assembler; and neither it nor the compiler knows that it is the same
         // as before.
         let taken = warp::shuffle(taken, 0);
-        let (block, k_iterations) = (warp::thread_block(), self.grid.k_iterations.divisor as u32);
-        let of_shared = taken.saturating_sub(self.grid.waves);
-        let next = self.grid.first_shared_k_iteration(block) + of_shared;
-        let left = self.grid.first_shared_k_iteration(block + 1) - next;
-        let (tile, start) = self.grid.k_iterations.divide_32(next);
+        let Work { grid, schedule } = self.work;
+        let (block, k_iterations) = (warp::thread_block(), self.work.k_iterations());
+        let of_shared = taken.saturating_sub(schedule.waves);
+        let next = schedule.first_shared_k_iteration(block) + of_shared;
+        let left = schedule.first_shared_k_iteration(block + 1) - next;
+        let (tile, start) = grid.k_iterations.divide_32(next);
         let end = k_iterations.min(start + left);
-        if taken < self.grid.waves {
-            Share { tile: taken * self.grid.thread_blocks + block, start: 0, end: k_iterations }
+        if taken < schedule.waves {
+            Share { tile: taken * schedule.thread_blocks + block, start: 0, end: k_iterations }
         } else {
-            Share { tile: self.grid.first_shared + tile, start, end }
+            Share { tile: schedule.first_shared + tile, start, end }
         }
     }
 }
 
 /// The first and the last of the thread blocks that have shares of a work tile.
 #[inline(always)]
-pub(super) fn sharers(grid: &GemmGrid, tile: u32) -> [u32; 2] {
-    let k_iterations = grid.k_iterations.divisor as u32;
-    let first = (tile - grid.first_shared) * k_iterations;
-    [first, first + k_iterations - 1].map(|k_iteration| grid.sharer(k_iteration))
+pub(super) fn sharers(work: &Work<'_>, tile: u32) -> [u32; 2] {
+    let k_iterations = work.k_iterations();
+    let first = (tile - work.schedule.first_shared) * k_iterations;
+    [first, first + k_iterations - 1].map(|k_iteration| work.schedule.sharer(k_iteration))
 }
 
 /// The number of the place for the sums that a thread block leaves of a shared work tile. It has two: the first
 /// for the tile in which it begins, the second for another that it does not finish.
 #[inline(always)]
-pub(super) fn place(grid: &GemmGrid, tile: u32, block: u32) -> u32 {
-    let begins_in_tile = (tile - grid.first_shared) * (grid.k_iterations.divisor as u32)
-        <= grid.first_shared_k_iteration(block);
+pub(super) fn place(work: &Work<'_>, tile: u32, block: u32) -> u32 {
+    let begins_in_tile = (tile - work.schedule.first_shared) * work.k_iterations()
+        <= work.schedule.first_shared_k_iteration(block);
     2 * block + u32::from(!begins_in_tile)
 }

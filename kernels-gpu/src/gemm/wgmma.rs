@@ -6,8 +6,7 @@ use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
 use super::epilogue::Epilogue;
-use super::scheduler::Shares;
-use crate::product::operand::Problem;
+use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::warp_group::{self, MultiplyTokens, Registers, core_matrices};
@@ -109,13 +108,19 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
 ) where
     D: Activations + MultiplyTokens<SUMS>,
 {
-    let grid = epilogue.grid;
+    let grid = epilogue.work.grid;
+    if !epilogue.problem.routed.plan.is_null() {
+        ptx::wait_for_kernel_in_front();
+    }
     let base = ptx::shared_address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
     let table = warp::shared::<u32>().wrapping_add(TABLE_BYTES as usize / 4);
     if warp::thread() == 0 {
         // SAFETY: nobody uses the word yet.
-        unsafe { *table = D::TABLE };
+        unsafe {
+            *table = D::TABLE;
+            epilogue.work.write_schedule(&epilogue.problem.routed);
+        }
         let mut i = 0;
         while i < grid.stages {
             let full = base + i * BARRIERS_BYTES;
@@ -142,7 +147,7 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
             warp_group::set_registers(Registers::Few);
         }
         // SAFETY: the caller's contract.
-        unsafe { copy::<F, N, IMAGES>(epilogue.problem, arranged, grid, base) };
+        unsafe { copy::<F, N, IMAGES>(epilogue, arranged, base) };
     }
 }
 
@@ -152,21 +157,23 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
 /// The contract of the kernels; those warps call it that do not multiply.
 #[inline(always)]
 unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
-    problem: &Problem,
+    epilogue: &Epilogue<'_>,
     arranged: *const u8,
-    grid: &GemmGrid,
     base: u32,
 ) {
+    let Work { grid, schedule } = epilogue.work;
     let activation_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
     let mut arranged_all = false;
     let mut place = Place::<N, IMAGES>::new(grid, base);
-    let mut shares = Shares::new(grid);
+    let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let [row_tile, token_tile] = grid.row_and_token_tile(share.tile);
+        let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
+        let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+        let problem = epilogue.problem.of_expert::<F>(tokens.expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let mut image = arranged.wrapping_add((image * u64::from(activation_bytes)) as usize);
-        let mut weights = Source::<F, N, IMAGES, COPYING>::new(problem, row_tile, &share, thread);
+        let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, row_tile, &share, thread);
         let mut left = share.end - share.start;
         while left > 0 {
             // In the first round nobody has to have done with the stage: the phase before the first counts as over.
@@ -208,9 +215,9 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
 ) where
     D: Activations + MultiplyTokens<SUMS>,
 {
-    let (problem, grid) = (epilogue.problem, epilogue.grid);
+    let (problem, Work { grid, schedule }) = (epilogue.problem, epilogue.work);
     let mut place = Place::<N, IMAGES>::new(grid, base);
-    let mut shares = Shares::new(grid);
+    let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let mut rows = LaneRows::<F, N, IMAGES>::new(problem, tile, share.start);
         let mut sums = [0.0; SUMS];
@@ -253,13 +260,16 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
             left -= 1;
         }
         let share = shares.again();
-        let [row_tile, _] = grid.row_and_token_tile(share.tile);
+        let [row_tile, _] = schedule.row_and_token_tile(share.tile);
         // SAFETY: the whole warp group is here.
         unsafe {
             D::wait(&mut sums);
             done(place.empty_before(), true);
-            let usual = far <= F::farthest::<D>()
-                || usual_but_zeros::<F, D, N, IMAGES>(problem, row_tile, tile, &share);
+            let usual = far <= F::farthest::<D>() || {
+                let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+                let problem = problem.of_expert::<F>(tokens.expert);
+                usual_but_zeros::<F, D, N, IMAGES>(&problem, row_tile, tile, &share)
+            };
             let usual = warp::ballot(usual) == u32::MAX;
             epilogue.finish::<F, D, SUMS, 1>(&share, tile, [sums], usual);
         }
@@ -273,7 +283,7 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
 /// The warp has, and all its products with it have been computed. All lanes take part.
 #[inline(always)]
 unsafe fn done(barrier: u32, exists: bool) {
-    // What other lanes have read comes before what the first one says.
+    // Other lanes' reads come before the first one's arrival.
     warp::sync();
     if exists && warp::lane() == 0 {
         // SAFETY: the barrier expects one arrival of each warp that multiplies.

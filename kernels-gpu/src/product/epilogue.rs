@@ -69,9 +69,7 @@ impl Problem {
     #[inline(always)]
     pub(crate) unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
         // SAFETY: the caller's promise.
-        unsafe {
-            store(self.out, u64::from(token) * self.shape.rows + row, self.weights.scaled(sum), D::OUTPUT)
-        }
+        unsafe { store(self.out, self.result(row, token), self.weights.scaled(sum), D::OUTPUT) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The operands of products: where rows lie, and loading chunks of them.
 
 use microscale_formats::dot::CHUNK;
+use microscale_kernels_abi::experts::{ExpertTile, Plan};
 use microscale_kernels_abi::weights::WeightsShape;
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
@@ -98,6 +99,7 @@ pub(crate) unsafe fn load_8(address: *const u8) -> [u32; 2] {
 }
 
 /// A quantized operand of a kernel.
+#[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub(crate) codes: *const u8,
     pub(crate) scales: *const u8,
@@ -117,18 +119,108 @@ impl Operand {
     }
 }
 
-/// A product of weights and activations: its operands, its output and its shape.
+/// How rows of activations and of results go to experts: with a null plan, there is one matrix for all. Otherwise there are sorted
+/// rows, an expert's one after the other, and of each two numbers: of the row of activations, and of the row of results. Where one of the
+/// lists is null, sorted rows are in their places.
+#[derive(Clone, Copy)]
+pub(crate) struct Routed {
+    pub(crate) plan: *const Plan,
+    pub(crate) from: *const u32,
+    pub(crate) to: *const u32,
+}
+
+impl Routed {
+    /// A token tile of 2^`bits` tokens, of so many in all.
+    ///
+    /// # Safety
+    /// The contract of the kernels; there is such a tile.
+    #[inline(always)]
+    pub(crate) unsafe fn tile(&self, number: u32, bits: u32, tokens: u32) -> ExpertTile {
+        if self.plan.is_null() {
+            let first = number << bits;
+            return ExpertTile { expert: 0, first, end: tokens.min(first + (1 << bits)), padding: 0 };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { *self.plan.wrapping_add(1).cast::<ExpertTile>().wrapping_add(number as usize) }
+    }
+
+    /// The number of a sorted row in one of the lists.
+    ///
+    /// # Safety
+    /// The contract of the kernels; there is such a row.
+    #[inline(always)]
+    pub(crate) unsafe fn listed(list: *const u32, row: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        if list.is_null() { row } else { unsafe { *list.wrapping_add(row as usize) } }
+    }
+}
+
+/// A product of weights and activations: its operands, its output, its shape, and whose weights are for which rows.
+#[derive(Clone, Copy)]
 pub(crate) struct Problem {
     pub(crate) weights: Operand,
     pub(crate) activations: *const u8,
     pub(crate) out: *mut u8,
     pub(crate) shape: WeightsShape,
+    pub(crate) routed: Routed,
 }
 
 impl Problem {
-    /// The address of a token's activations.
+    /// The product with the weights of an expert: 0, if there is one matrix for all.
     #[inline(always)]
-    pub(crate) fn token(&self, token: u32) -> *const u8 {
-        self.activations.wrapping_add((u64::from(token) * self.shape.cols * 2) as usize)
+    pub(crate) fn of_expert<F: Format>(&self, expert: u32) -> Self {
+        let WeightsShape { rows, blocks, .. } = self.shape;
+        let Row { codes, scales } = self.weights.row::<F>(u64::from(expert) * rows, blocks);
+        let global = self.weights.global.wrapping_add(expert as usize);
+        Self { weights: Operand { codes, scales, global, ..self.weights }, ..*self }
+    }
+
+    /// The number of the row of activations of a token.
+    ///
+    /// # Safety
+    /// The contract of the kernels; the token exists.
+    #[inline(always)]
+    pub(crate) unsafe fn source(&self, token: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { Routed::listed(self.routed.from, token) }
+    }
+
+    /// The address of a token's activations.
+    ///
+    /// # Safety
+    /// The contract of the kernels; the token exists.
+    #[inline(always)]
+    pub(crate) unsafe fn token(&self, token: u32) -> *const u8 {
+        // SAFETY: the caller's promise.
+        let row = unsafe { self.source(token) };
+        self.activations.wrapping_add((u64::from(row) * self.shape.cols * 2) as usize)
+    }
+
+    /// The activations of a token tile that begins with a token, for [`Self::rows_behind`]: its first row, or, where rows are listed,
+    /// the first of all.
+    #[inline(always)]
+    pub(crate) fn activations_of_tile(&self, first: u32) -> *const u8 {
+        let row = if self.routed.from.is_null() { first } else { 0 };
+        self.activations.wrapping_add((u64::from(row) * self.shape.cols * 2) as usize)
+    }
+
+    /// Rows from [`Self::activations_of_tile`] to a token's.
+    ///
+    /// # Safety
+    /// The contract of the kernels; the token exists, and is not before the tile's first.
+    #[inline(always)]
+    pub(crate) unsafe fn rows_behind(&self, first: u32, token: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        if self.routed.from.is_null() { token - first } else { unsafe { self.source(token) } }
+    }
+
+    /// The number of the result of a row and a token.
+    ///
+    /// # Safety
+    /// The contract of the kernels; both exist.
+    #[inline(always)]
+    pub(crate) unsafe fn result(&self, row: u64, token: u32) -> u64 {
+        // SAFETY: the caller's promise.
+        u64::from(unsafe { Routed::listed(self.routed.to, token) }) * self.shape.rows + row
     }
 }

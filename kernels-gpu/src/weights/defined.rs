@@ -85,7 +85,14 @@ impl Problem {
 pub(super) unsafe fn ragged<F: Weights, D: Activations>(problem: Problem, grid: WeightsGrid) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
     if row < problem.shape.rows {
-        // SAFETY: the whole warp is here, and its row is its own.
-        unsafe { problem.define::<F, D>(row, [0, grid.tokens as u32]) };
+        let mut number = 0;
+        while number < grid.token_tiles.divisor as u32 {
+            // SAFETY: the whole warp is here, and its row is its own.
+            unsafe {
+                let tile = problem.routed.tile(number, grid.token_tile_bits, grid.tokens as u32);
+                problem.of_expert::<F>(tile.expert).define::<F, D>(row, [tile.first, tile.end]);
+            }
+            number += 1;
+        }
     }
 }

@@ -171,7 +171,13 @@ pub(super) unsafe fn m1<F: Weights, D: Activations, const TILES: usize>(
     problem: Problem,
     grid: PipelinedGrid,
 ) {
-    let (block, token) = grid.token_tiles.divide_32(warp::thread_block());
+    let (block, token_tile) = grid.token_tiles.divide_32(warp::thread_block());
+    // SAFETY: the caller's contract.
+    let tile = unsafe { problem.routed.tile(token_tile, 0, grid.tokens) };
+    if tile.first == tile.end {
+        return;
+    }
+    let (problem, token) = (problem.of_expert::<F>(tile.expert), tile.first);
     let (number, lane) = (warp_number(), warp::lane());
     let (group, slice) = parts(number, grid.slice_bits);
     let rows = M1::<D, TILES>::ROWS;

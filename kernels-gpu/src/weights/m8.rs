@@ -33,8 +33,8 @@ struct M8<D, const TILES: usize> {
     sums: [[f32; SUMS]; TILES],
     /// The largest distance of a work tile's scales so far.
     far: u32,
-    /// Bytes from the token tile's first activation to the pieces that the lane copies in the warp's first
-    /// k-iteration, and how many chunks there are from theirs on; and the address that the first is copied to
+    /// Bytes from the token tile's first activation, or, where experts' rows are listed, from all rows' first one,
+    /// to the pieces that the lane copies in the warp's first k-iteration, and how many chunks there are from theirs on; and the address that the first is copied to
     /// in the first stage. Each other piece goes 32 pieces behind the one before.
     activations: [u32; COPIES],
     copied_chunks: [u32; COPIES],
@@ -58,15 +58,15 @@ impl<D: Activations, const TILES: usize> M8<D, TILES> {
     const WORK_TILE_BYTES: u32 = Self::KERNEL.work_tile_bytes();
     const FLAG: u32 = Self::KERNEL.sums_bytes();
 
-    /// Makes the multiplication of a warp with its slice of K, for a token tile of so many tokens. Tile
-    /// columns without a token repeat the last one, and their sums are not stored.
+    /// Makes the multiplication of a warp with its slice of K, for a token tile from a token on up to another.
+    /// Tile columns without a token repeat the last one, and their sums are not stored.
     ///
     /// # Safety
-    /// `warp_memory` is the warp's alone, and all its lanes take part.
+    /// The contract of the kernels; `warp_memory` is the warp's alone, and all its lanes take part.
     #[inline(always)]
     unsafe fn new<F: Weights>(
         problem: &Problem,
-        tokens: u32,
+        [first, end]: [u32; 2],
         segment_bits: u32,
         slice: u32,
         warp_memory: *mut u8,
@@ -79,7 +79,9 @@ impl<D: Activations, const TILES: usize> M8<D, TILES> {
         let (mut activations, mut copied_chunks) = ([0; COPIES], [0; COPIES]);
         for ((activations, chunks_left), i) in activations.iter_mut().zip(&mut copied_chunks).zip(0..) {
             let column = column + i * (WARP / PIECES);
-            let of_token = parts(column, segment_bits).0.min(tokens - 1) * (problem.shape.cols * 2) as u32;
+            let token = end.min(first + parts(column, segment_bits).0 + 1) - 1;
+            // SAFETY: the token exists.
+            let of_token = unsafe { problem.rows_behind(first, token) } * (problem.shape.cols * 2) as u32;
             *activations = pin_in_register(of_token + chunk(column) * ACTIVATION_BYTES + number * 16);
             *chunks_left = pin_in_register(chunks.saturating_sub(chunk(column) + number / 4));
         }
@@ -232,8 +234,12 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
     grid: PipelinedGrid,
 ) {
     let (block, token_tile) = grid.token_tiles.divide_32(warp::thread_block());
-    let tokens =
-        [token_tile << grid.token_tile_bits, grid.tokens.min((token_tile + 1) << grid.token_tile_bits)];
+    // SAFETY: the caller's contract.
+    let tile = unsafe { problem.routed.tile(token_tile, grid.token_tile_bits, grid.tokens) };
+    if tile.first == tile.end {
+        return;
+    }
+    let (problem, tokens) = (problem.of_expert::<F>(tile.expert), [tile.first, tile.end]);
     let segment_bits = M8::<D, TILES>::KERNEL.segment_bits(grid.token_tile_bits);
     let half_row_bits = const { (TILE_ROWS / 2).ilog2() } - segment_bits;
     let row_bits = half_row_bits + const { 2 * TILES as u32 }.ilog2();
@@ -249,9 +255,8 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
         let at = [slice, ptx::shared_address(warp_memory)];
         // SAFETY: the caller's contract; the memory is this warp's.
         unsafe {
-            let product =
-                M8::<D, TILES>::new::<F>(&problem, tokens[1] - tokens[0], segment_bits, slice, warp_memory);
-            let activations = problem.token(tokens[0]);
+            let product = M8::<D, TILES>::new::<F>(&problem, tokens, segment_bits, slice, warp_memory);
+            let activations = problem.activations_of_tile(tokens[0]);
             let product =
                 Mainloop::<F, _, TILES>::new(&problem, &grid, work_tiles, at, activations, product).run();
             if F::farthest::<D>() > 0 {

@@ -126,16 +126,20 @@ pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>
     let first_row =
         |group: u32| ((u64::from(block) << grid.group_bits()) + u64::from(group)) << grid.group_row_bits();
     let before = first_row(group);
-    let tokens = [
-        token_tile << grid.token_tile_bits,
-        (grid.tokens as u32).min((token_tile + 1) << grid.token_tile_bits),
-    ];
+    // SAFETY: the caller's contract.
+    let tile = unsafe { problem.routed.tile(token_tile, grid.token_tile_bits, grid.tokens as u32) };
+    let tokens = [tile.first, tile.end];
+    if tile.first == tile.end {
+        return;
+    }
+    let problem = problem.of_expert::<F>(tile.expert);
     let (slices, group_rows) = (1 << grid.slice_bits, 1 << grid.group_row_bits());
 
     let mut rows_of_lane = LaneRows {
         rows: [[problem.weights.row::<F>(0, 0); 2]; TILES],
         // Tile columns without a token repeat the last one, and their sums are not stored.
-        activations: problem.token((tokens[0] + quad).min(tokens[1] - 1)),
+        // SAFETY: the token exists.
+        activations: unsafe { problem.token((tokens[0] + quad).min(tokens[1] - 1)) },
         last: (problem.shape.cols / CHUNK as u64) as u32 - 1,
     };
     for (row, i) in rows_of_lane.rows.as_flattened_mut().iter_mut().zip(0..) {

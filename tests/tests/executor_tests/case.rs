@@ -79,16 +79,22 @@ impl Prepared {
 
     /// The slot of a tensor's global scale, zeros where there is none as in the library, and what a kernel does with it.
     pub(crate) fn global_scale(&mut self, tensor: &QuantizedTensor) -> (Argument, Argument) {
-        let scale = tensor.global_scale();
-        let mut slot = [0; size_of::<GlobalSlot>()];
-        let value = scale.map_or(0.0, GlobalScale::value).to_le_bytes();
-        slot[offset_of!(GlobalSlot, scale)..][..value.len()].copy_from_slice(&value);
-        let apply = match scale.map(GlobalScale::direction) {
+        self.global_scales(&[tensor])
+    }
+
+    /// The same of several tensors, whose global scales have one direction.
+    pub(crate) fn global_scales(&mut self, tensors: &[&QuantizedTensor]) -> (Argument, Argument) {
+        let mut slots = vec![0; tensors.len() * size_of::<GlobalSlot>()];
+        for (slot, tensor) in slots.chunks_mut(size_of::<GlobalSlot>()).zip(tensors) {
+            let value = tensor.global_scale().map_or(0.0, GlobalScale::value).to_le_bytes();
+            slot[offset_of!(GlobalSlot, scale)..][..value.len()].copy_from_slice(&value);
+        }
+        let apply = match tensors[0].global_scale().map(GlobalScale::direction) {
             Some(Direction::Divisor) => ApplyGlobal::Divisor,
             Some(Direction::Multiplier) => ApplyGlobal::Multiplier,
             None => ApplyGlobal::Absent,
         };
-        (self.memory.allocate_from("global", &slot).into(), (apply as u32).into())
+        (self.memory.allocate_from("global", &slots).into(), (apply as u32).into())
     }
 
     /// All bytes of the buffer must be these.
@@ -170,6 +176,11 @@ pub(crate) fn argument<T: Copy + Plain>(value: &T) -> Argument {
     unsafe { Argument::of(value) }
 }
 
+/// The arguments of products with one matrix for all tokens, where others have a plan and two lists of rows: nulls.
+pub(crate) fn no_experts() -> [Argument; 3] {
+    [0u64; 3].map(Argument::from)
+}
+
 /// Structures without padding.
 ///
 /// # Safety
@@ -193,6 +204,10 @@ unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
 unsafe impl Plain for microscale_kernels_abi::gemm::ArrangeGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::gemm::GemmGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::experts::RouteGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
 
 /// NVFP4's options as an argument.
 pub(crate) fn nv_options(options: &NvOptions) -> Argument {

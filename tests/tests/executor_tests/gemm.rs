@@ -4,12 +4,12 @@ use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
-use microscale_kernels_abi::gemm::{ArrangeGrid, COUNTERS, Edition, GemmGrid, TokenTile};
+use microscale_kernels_abi::gemm::{ArrangeGrid, COUNTERS, Edition, GemmGrid, TokenTile, left_bytes};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound};
 
-use super::case::{Prepared, argument};
+use super::case::{Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
 use super::weights::Weights::{self, Beyond, Cancelling, Edges, Of, Zeros};
@@ -36,7 +36,7 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 15] = [
 ];
 
 /// Bytes of shared memory that a thread block has, at most.
-const MOST_SHARED: u32 = 227 << 10;
+pub(super) const MOST_SHARED: u32 = 227 << 10;
 
 /// The word for an edition in kernels' names.
 fn edition_word(edition: Edition) -> &'static str {
@@ -67,7 +67,9 @@ fn multiplying<T: Exact + Activation>(
         .expect("a small launch");
     let arranged = case.memory.allocate_aligned("arranged", arranged_grid.bytes() as usize, 16);
     let elements = arranged_grid.thread_blocks() * u64::from(super::case::kernel("arrange_f16").elements);
-    let arguments = vec![activations.clone(), arranged.into(), argument(&arranged_grid)];
+    let [plan, from, to] = no_experts();
+    let arguments =
+        vec![activations.clone(), arranged.into(), plan.clone(), from.clone(), argument(&arranged_grid)];
     case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
 
     let stage = edition.stage(tile);
@@ -78,10 +80,11 @@ fn multiplying<T: Exact + Activation>(
     let (slot, apply) = case.global_scale(weights);
     let out = case.memory.allocate_aligned("out", size_of_val(&results[..]), 2);
     let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
-    let left = case.memory.allocate_aligned("left", grid.left_bytes(tile) as usize, 16);
+    let left =
+        case.memory.allocate_aligned("left", left_bytes(grid.schedule.thread_blocks, tile) as usize, 16);
     case.step(
         gemm_kernel::<T>(weights.format(), edition, tile),
-        u64::from(grid.thread_blocks),
+        u64::from(grid.schedule.thread_blocks),
         vec![
             codes.into(),
             scales.into(),
@@ -91,6 +94,9 @@ fn multiplying<T: Exact + Activation>(
             out.into(),
             counters.into(),
             left.into(),
+            plan,
+            from,
+            to,
             argument(&grid),
             apply,
         ],
@@ -107,7 +113,7 @@ fn multiplying<T: Exact + Activation>(
 }
 
 /// The name of a kernel.
-fn gemm_kernel<T: Activation>(format: Format, edition: Edition, tile: TokenTile) -> String {
+pub(super) fn gemm_kernel<T: Activation>(format: Format, edition: Edition, tile: TokenTile) -> String {
     let (format, dtype, edition) = (word(format), T::DTYPE.word(), edition_word(edition));
     format!("{format}_gemm_weights_{dtype}_{edition}_n{}", tile.tokens())
 }

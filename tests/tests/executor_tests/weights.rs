@@ -13,7 +13,7 @@ use microscale_test_support::weights::{
     Activations, Bound, ExactProducts, activations, is_unusual, segments, usual_scales,
 };
 
-use super::case::{Prepared, argument};
+use super::case::{Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
 
@@ -237,7 +237,8 @@ impl<T: Exact + Activation> Product<T> {
             case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
         };
         let out = case.memory.allocate_aligned("out", size_of_val(&self.results[..]), 2);
-        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), grid, apply];
+        let [plan, from, to] = no_experts();
+        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), plan, from, to, grid, apply];
         case.step(weights_kernel::<T>(weights.format(), variant), elements, arguments);
         Launched { case, out }
     }
@@ -262,7 +263,7 @@ pub(crate) struct Launched {
 }
 
 /// The name of a kernel.
-fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
+pub(super) fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
     format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
 }
 

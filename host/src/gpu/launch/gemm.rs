@@ -12,13 +12,16 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
 };
 use microscale_formats::Format;
-use microscale_kernels_abi::Kernel;
-use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange};
-use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsFormat, WeightsShape};
+use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
+use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsShape};
+use microscale_kernels_abi::{Kernel, KernelId};
 
-use crate::error::{Error, OperandFault, Result};
+use crate::element::Dtype;
+use crate::error::{Error, Result};
 use crate::gemv::Activation;
-use crate::gpu::arguments::{Argument, apply_global, config, kernel_dtype, limited, not_one_launch};
+use crate::gpu::arguments::{
+    Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, not_one_launch, weights_format,
+};
 use crate::gpu::driver::doing;
 use crate::gpu::gemm_weights_kernel::{GemmWeightsKernel, GemmWorkspace};
 use crate::gpu::kernels::Kernels;
@@ -64,10 +67,11 @@ fn gemm_grid(
     GemmGrid::new(stage, shape, tokens as u64, at_once, stages).filter(|_| stages >= 2)
 }
 
-/// The grids of both kernels.
-struct Grids {
+/// The grids of both kernels, and the thread blocks of the second.
+pub(super) struct Grids {
     arrange: ArrangeGrid,
     gemm: GemmGrid,
+    thread_blocks: u32,
 }
 
 impl Grids {
@@ -82,14 +86,35 @@ impl Grids {
         let GemmWeightsKernel { edition, tile } = kernel;
         let arrange = ArrangeGrid::new(edition, tile, weights.cols as u64, tokens as u64, aligned);
         match (arrange, gemm_grid(kernels, kernel, weights, tokens)) {
-            (Some(arrange), Some(gemm)) => Ok(Self { arrange, gemm }),
+            (Some(arrange), Some(gemm)) => {
+                Ok(Self { arrange, gemm, thread_blocks: gemm.schedule.thread_blocks })
+            }
             _ => Err(not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows))),
         }
     }
 
+    /// Those of experts' rows, so many whole token tiles at most. Their schedule is made on the device.
+    pub(super) fn of_experts(
+        kernels: &Kernels,
+        kernel: GemmWeightsKernel,
+        weights: QuantizedShape,
+        token_tiles: u64,
+        aligned: bool,
+    ) -> Result<Self> {
+        let tokens = token_tiles * u64::from(kernel.tile.tokens());
+        let grids = Self::new(kernels, kernel, weights, tokens as usize, aligned)?;
+        Ok(Self { thread_blocks: kernels.multiprocessors(), ..grids })
+    }
+
+    /// Work tiles of a token tile, and k-iterations of each, for a schedule.
+    pub(super) fn row_tiles_and_k_iterations(&self, kernel: GemmWeightsKernel) -> [u32; 2] {
+        let row_tiles = self.gemm.shape.rows.div_ceil(u64::from(kernel.tile.rows()));
+        [row_tiles as u32, self.gemm.k_iterations.divisor as u32]
+    }
+
     /// Bytes of memory that both work in: arranged activations, and behind them sums. Both are multiples of 16.
-    fn bytes(&self, kernel: GemmWeightsKernel) -> u64 {
-        self.arrange.bytes() + self.gemm.left_bytes(kernel.tile)
+    pub(super) fn bytes(&self, kernel: GemmWeightsKernel) -> u64 {
+        self.arrange.bytes() + left_bytes(self.thread_blocks, kernel.tile)
     }
 }
 
@@ -110,7 +135,7 @@ pub(in crate::gpu) fn gemm_workspace(
         }
         // With fewer tokens there may be more thread blocks, which have fewer sums each.
         let grids = Grids::new(kernels, kernel, weights, tokens, true)?;
-        let sums = 2 * u64::from(kernels.multiprocessors()) * kernel.tile.sums_bytes();
+        let sums = left_bytes(kernels.multiprocessors(), kernel.tile);
         most = most.max(grids.bytes(kernel)).max(grids.arrange.bytes() + sums);
     }
     Ok(most as usize)
@@ -131,55 +156,73 @@ pub(in crate::gpu) fn gemm_weights<T: Activation>(
     if weights.rows() == 0 || tokens == 0 {
         return Ok(());
     }
-    let format = match weights.format() {
-        Format::Nvfp4 => Some(WeightsFormat::Nvfp4),
-        Format::Mxfp4 => Some(WeightsFormat::Mxfp4),
-        _ => None,
-    };
-    let dtype = kernel_dtype(T::DTYPE);
-    let ids =
-        format.and_then(|format| Some((arrange(dtype)?, kernel.tile.kernel(kernel.edition, format, dtype)?)));
-    let no_kernel = Error::NoKernel { format: weights.format() };
-    let (arrange, gemm) = ids.filter(|_| takes(weights.shape())).ok_or(no_kernel)?;
-
     let (activations, _read) = activations.device_ptr(stream);
-    let aligned = activations.is_multiple_of(16) && weights.cols().is_multiple_of(8);
-    let grids = Grids::new(kernels, kernel, weights.shape(), tokens, aligned)?;
-    let (needed, found) = (grids.bytes(kernel), workspace.memory.len() as u64);
-    if needed > found {
-        return Err(Error::Operands(OperandFault::Workspace { needed, found }));
-    }
-    let GemmWorkspace { counters, memory } = workspace;
-    let (memory, _used) = memory.device_ptr_mut(stream);
-    let left = memory + grids.arrange.bytes();
-    let (counters, _counting) = counters.device_ptr_mut(stream);
+    let (codes, _codes) = weights.codes().device_ptr(stream);
+    let (scales, _scales) = weights.scales().device_ptr(stream);
+    let (slot, _slot) = weights.global_slot().device_ptr(stream);
     let (out, _written) = out.device_ptr_mut(stream);
+    let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
+    let aligned = activations.is_multiple_of(16) && weights.cols().is_multiple_of(8);
+    let [arrange, gemm] = ids(kernel, weights.shape(), T::DTYPE)?;
+    let grids = Grids::new(kernels, kernel, weights.shape(), tokens, aligned)?;
+    let (counters, memory) = workspace.parts(grids.bytes(kernel))?;
+    let (counters, _counting) = counters.device_ptr_mut(stream);
+    let (memory, _used) = memory.device_ptr_mut(stream);
+    let memory = [counters, memory];
+    // SAFETY: the caller checked layout and lengths, and `ids` the shape; tensors in device memory start on 256 bytes. The borrows keep
+    // the buffers from overlapping, and until the launches are enqueued.
+    unsafe {
+        enqueue(kernels, stream, (kernel, [arrange, gemm]), &operands, Routed::default(), &grids, memory)
+    }
+}
 
+/// The kernels that arrange and multiply.
+pub(super) fn ids(kernel: GemmWeightsKernel, weights: QuantizedShape, dtype: Dtype) -> Result<[KernelId; 2]> {
+    let no_kernel = Error::NoKernel { format: weights.format };
+    let Some(format) = weights_format(weights.format).filter(|_| takes(weights)) else {
+        return Err(no_kernel);
+    };
+    let dtype = kernel_dtype(dtype);
+    let ids = arrange(dtype).zip(kernel.tile.kernel(kernel.edition, format, dtype));
+    ids.map(|(arrange, gemm)| [arrange, gemm]).ok_or(no_kernel)
+}
+
+/// Enqueues both kernels, which work in `memory` with `counters`.
+///
+/// # Safety
+/// The operands are as the kernels' contracts say, and the plan is made for these grids. The counters are zeros, as each launch leaves
+/// them, and `memory` has room for what the grids say.
+pub(super) unsafe fn enqueue(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    (kernel, [arrange, gemm]): (GemmWeightsKernel, [KernelId; 2]),
+    operands: &Operands,
+    routed: Routed,
+    grids: &Grids,
+    [counters, memory]: [u64; 2],
+) -> Result<()> {
+    let Operands { codes, scales, slot, activations, out, apply } = *operands;
+    let Routed { plan, from, to } = routed;
+    let left = memory + grids.arrange.bytes();
     let ready = kernels.ready(arrange)?;
     let elements = grids.arrange.thread_blocks() * u64::from(ready.kernel.elements);
     let grid = Argument(grids.arrange);
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&activations).arg(&memory).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked the activations' length,
-    // and the workspace has room.
+    launch.arg(&activations).arg(&memory).arg(&plan).arg(&from).arg(&grid);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The rest is the caller's promise.
     unsafe { launch.launch(config(&ready.kernel, elements)?) }.map_err(doing("arranging activations"))?;
 
     let ready = kernels.ready(gemm)?;
     let shared = kernel.edition.stage(kernel.tile).shared_bytes(grids.gemm.stages);
     let launched = Kernel { shared, ..ready.kernel };
-    let config = config(&launched, u64::from(grids.gemm.thread_blocks))?;
-    let (codes, _codes) = weights.codes().device_ptr(stream);
-    let (scales, _scales) = weights.scales().device_ptr(stream);
-    let (slot, _slot) = weights.global_slot().device_ptr(stream);
-    let pointers = [codes, scales, slot, activations, memory, out, counters, left];
-    let (grid, apply) = (Argument(grids.gemm), apply_global(weights));
+    let config = config(&launched, u64::from(grids.thread_blocks))?;
+    let pointers = [codes, scales, slot, activations, memory, out, counters, left, plan, from, to];
+    let grid = Argument(grids.gemm);
     let mut arguments: Vec<*mut c_void> =
         pointers.iter().map(|pointer| ptr::from_ref(pointer) as _).collect();
     arguments.extend([ptr::from_ref(&grid) as *mut c_void, ptr::from_ref(&apply) as _]);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked layout and lengths, and
-    // `takes` the shape; tensors in device memory start on 256 bytes. The kernel before has arranged the activations for this
-    // one, and kernels of warp groups wait for it. Counters are zeros at first, and each launch leaves them so. The borrows keep the
-    // buffers from overlapping, and the driver copies the arguments.
+    // SAFETY: as above. The kernel before has arranged the activations for this one, and kernels of warp groups wait for it. The driver
+    // copies the arguments.
     unsafe { launch_behind(stream, &ready.function, config, kernel.edition, &mut arguments) }
 }
 

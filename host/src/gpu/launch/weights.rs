@@ -7,22 +7,25 @@ use microscale_formats::Format;
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{
-    Pipelined, PipelinedGrid, TOKEN_LIMIT, WeightsFormat, WeightsGrid, WeightsShape,
+    Pipelined, PipelinedGrid, TOKEN_LIMIT, TokenTiles, WeightsGrid, WeightsShape,
 };
 use microscale_kernels_abi::{Kernel, KernelId, Weights};
 
+use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gemv::Activation;
 use crate::gpu::arguments::{
-    Argument, apply_global, config, kernel_dtype, limited, limited_columns, not_one_launch,
+    Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, limited_columns, not_one_launch,
+    weights_format,
 };
 use crate::gpu::driver::doing;
 use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::tensor::DeviceTensor;
+use crate::shape::QuantizedShape;
 
 /// The kernel for a format and activations of a dtype. `ragged` says that rows are not whole chunks.
-fn id<T: Activation>(format: Format, kernel: GemvWeightsKernel, ragged: bool) -> Result<KernelId> {
+fn id(format: Format, dtype: Dtype, kernel: GemvWeightsKernel, ragged: bool) -> Result<KernelId> {
     let kind = match (kernel.kind, kernel.tiles) {
         _ if ragged => Weights::Ragged,
         (Kind::M1, 1) => Weights::M1Tiles1,
@@ -33,12 +36,7 @@ fn id<T: Activation>(format: Format, kernel: GemvWeightsKernel, ragged: bool) ->
         (Kind::Unpipelined, 1) => Weights::UnpipelinedTiles1,
         (Kind::Unpipelined, _) => Weights::UnpipelinedTiles2,
     };
-    let weights = match format {
-        Format::Nvfp4 => Some(WeightsFormat::Nvfp4),
-        Format::Mxfp4 => Some(WeightsFormat::Mxfp4),
-        _ => None,
-    };
-    let id = weights.and_then(|weights| kind.of(weights, kernel_dtype(T::DTYPE)));
+    let id = weights_format(format).and_then(|weights| kind.of(weights, kernel_dtype(dtype)));
     id.ok_or(Error::NoKernel { format })
 }
 
@@ -64,50 +62,85 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     tokens: usize,
     out: &mut impl DevicePtrMut<T>,
 ) -> Result<()> {
-    let (rows, cols) = (weights.rows(), weights.cols());
-    if rows == 0 || tokens == 0 {
+    if weights.rows() == 0 || tokens == 0 {
         return Ok(());
     }
     let (activations, _read) = activations.device_ptr(stream);
+    let (codes, _codes) = weights.codes().device_ptr(stream);
+    let (scales, _scales) = weights.scales().device_ptr(stream);
+    let (slot, _slot) = weights.global_slot().device_ptr(stream);
+    let (out, _written) = out.device_ptr_mut(stream);
+    let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
+    let of = (weights.shape(), T::DTYPE);
+    // SAFETY: the caller checked layout and lengths. The weights have a slot. The borrows keep the buffers from overlapping, and until the
+    // launch is enqueued.
+    unsafe { enqueue(kernels, stream, kernel, of, &operands, Routed::default(), (tokens, None)) }
+}
+
+/// Enqueues a kernel for weights of a shape and activations of a dtype: for so many tokens, or in given token tiles.
+///
+/// # Safety
+/// The operands are as the kernels' contracts say, but that rows need not be whole chunks or start on 16 bytes. A plan has these token
+/// tiles.
+pub(super) unsafe fn enqueue(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    kernel: GemvWeightsKernel,
+    (weights, dtype): (QuantizedShape, Dtype),
+    operands: &Operands,
+    routed: Routed,
+    (tokens, token_tiles): (usize, Option<TokenTiles>),
+) -> Result<()> {
+    let Operands { codes, scales, slot, activations, out, apply } = operands;
+    let (rows, cols) = (weights.rows, weights.cols);
     // The kernels read whole chunks, 16 bytes at a time; but one takes any. Weights in device memory start on
     // 256 bytes, so that rows of whole chunks start on 16.
     let ragged = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
-    let kernel = kernel.on(weights.shape());
-    let ready = kernels.ready(id::<T>(weights.format(), kernel, ragged)?)?;
+    let kernel = kernel.on(weights);
+    let ready = kernels.ready(id(weights.format, dtype, kernel, ragged)?)?;
     let launched = &ready.kernel;
 
     limited("rows of activations", tokens, TOKEN_LIMIT)?;
-    limited_columns(weights.shape())?;
+    limited_columns(weights)?;
     let too_many = || not_one_launch(format_args!("{rows} rows times {tokens} of activations"));
-    let [rows, cols, blocks] = [rows, cols, weights.shape().blocks_per_row()].map(|count| count as u64);
+    let [rows, cols, blocks] = [rows, cols, weights.blocks_per_row()].map(|count| count as u64);
     let (shape, tokens) = (WeightsShape { rows, cols, blocks }, tokens as u64);
     let (grid, config) = if ragged || kernel.kind == Kind::Unpipelined {
         let (tiles, slices) = if ragged { (1, 1) } else { (kernel.tiles, kernel.slices) };
-        let grid = WeightsGrid::new(shape, tokens, tiles, slices).ok_or_else(too_many)?;
+        let grid = match token_tiles {
+            Some(token_tiles) => WeightsGrid::with(shape, tokens, token_tiles, tiles, slices),
+            None => WeightsGrid::new(shape, tokens, tiles, slices),
+        };
+        let grid = grid.ok_or_else(too_many)?;
         let thread_blocks = if ragged { rows } else { grid.thread_blocks() };
         (Grid::Unpipelined(Argument(grid)), config(launched, thread_blocks)?)
     } else {
         let warps = launched.threads / WARP;
         let pipelined = Pipelined { m1: kernel.kind == Kind::M1, tiles: kernel.tiles };
-        let (warps, at_once) = ([kernel.slices.min(warps), warps], ready.at_once);
-        let grid = PipelinedGrid::new(pipelined, shape, tokens, warps, at_once).ok_or_else(too_many)?;
+        let warps = [kernel.slices.min(warps), warps];
+        let grid = match token_tiles {
+            Some(token_tiles) => {
+                // All token tiles' thread blocks are there at once, if there is room.
+                let of_each = (u64::from(ready.at_once) / token_tiles.count.max(1)).max(1);
+                PipelinedGrid::with(pipelined, shape, tokens, token_tiles, warps, of_each as u32)
+            }
+            None => PipelinedGrid::new(pipelined, shape, tokens, warps, ready.at_once),
+        };
+        let grid = grid.ok_or_else(too_many)?;
         let (threads, shared) = grid.threads_and_shared(pipelined);
         let config = config(&Kernel { threads, shared, ..*launched }, grid.thread_blocks())?;
         (Grid::Pipelined(Argument(grid)), config)
     };
-    let apply = apply_global(weights);
-    let (out, _written) = out.device_ptr_mut(stream);
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(weights.codes()).arg(weights.scales()).arg(weights.global_slot());
-    launch.arg(&activations).arg(&out);
+    launch.arg(codes).arg(scales).arg(slot).arg(activations).arg(out);
+    launch.arg(&routed.plan).arg(&routed.from).arg(&routed.to);
     match &grid {
         Grid::Pipelined(grid) => launch.arg(grid),
         Grid::Unpipelined(grid) => launch.arg(grid),
     };
-    launch.arg(&apply);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The caller checked
-    // layout and lengths; `ragged` and `GemvWeightsKernel::on` chose a kernel that takes the shape and the
-    // activations' address. The weights have a slot. The borrows keep the buffers from overlapping.
+    launch.arg(apply);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. `ragged` and `GemvWeightsKernel::on` chose a kernel
+    // that takes the shape and the activations' address. The rest is the caller's promise.
     unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;
     Ok(())
 }

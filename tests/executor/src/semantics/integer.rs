@@ -9,7 +9,11 @@ fn s16(word: u32) -> i32 {
 
 /// The function of an opcode, if it is one of these.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
-    sums(opcode).or_else(|| products(opcode)).or_else(|| dots(opcode)).or_else(|| extremes(opcode))
+    sums(opcode)
+        .or_else(|| products(opcode))
+        .or_else(|| quotients(opcode))
+        .or_else(|| dots(opcode))
+        .or_else(|| extremes(opcode))
 }
 
 /// `add`, `sub` , `neg`, `abs`: modulo two to the width.
@@ -80,6 +84,17 @@ fn products(opcode: &[&str]) -> Option<Pure> {
         ["mad", "wide", "s32"] => {
             lanes!(LWWL, |a, b, c| wide_s32(a, b).wrapping_add(c); B64 B32 B32 B64)
         }
+        _ => return None,
+    })
+}
+
+/// `div` and `rem` without a sign. What comes of a division by zero is the machine's own; here, bits that no quotient and no rest has.
+fn quotients(opcode: &[&str]) -> Option<Pure> {
+    Some(match opcode {
+        ["div", "u32"] => lanes!(WWW, |a, b| a.checked_div(b).unwrap_or(0xDEAD_BEEF); B32 B32 B32),
+        ["rem", "u32"] => lanes!(WWW, |a, b| a.checked_rem(b).unwrap_or(0xDEAD_BEEF); B32 B32 B32),
+        ["div", "u64"] => lanes!(LLL, |a, b| a.checked_div(b).unwrap_or(0xDEAD_BEEF_DEAD_BEEF); B64 B64 B64),
+        ["rem", "u64"] => lanes!(LLL, |a, b| a.checked_rem(b).unwrap_or(0xDEAD_BEEF_DEAD_BEEF); B64 B64 B64),
         _ => return None,
     })
 }

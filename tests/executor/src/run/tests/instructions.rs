@@ -114,3 +114,18 @@ fn approximations_are_chosen() {
     assert_eq!(under(Approximation::High), third);
     assert_eq!(under(Approximation::Table(std::sync::Arc::new(|bits| bits + 1))), 0x4040_0001);
 }
+
+#[test]
+fn quotients_and_rests_have_no_sign() {
+    let narrow = |instruction: &str| {
+        one(&format!("mov.b32 %r2, -7; mov.b32 %r3, 16; {instruction}.u32 %r1, %r2, %r3;"))
+    };
+    assert_eq!([narrow("div"), narrow("rem")], [u32::MAX / 16, 9]);
+    let wide = |instruction: &str| {
+        one(&format!(
+            "mov.b64 %d1, -7; mov.b64 %d2, 0x100000001; {instruction}.u64 %d1, %d1, %d2; cvt.u32.u64 %r1, %d1;"
+        ))
+    };
+    // 2^64 - 7 is (2^32 + 1) times 2^32 - 2, and 2^32 - 5 more.
+    assert_eq!([wide("div"), wide("rem")], [u32::MAX - 1, u32::MAX - 4]);
+}

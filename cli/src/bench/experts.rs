@@ -1,0 +1,153 @@
+//! Measuring products of experts' quantized weights and activations of 16 bits, on a GPU.
+
+use std::ops::Range;
+
+use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
+use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, doing as failed};
+use microscale::{
+    Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words, cpu,
+};
+
+use super::case::Case;
+use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
+use super::measurement::Times;
+use super::product::{matrix, matrix_bytes};
+use super::workload::random;
+
+/// The most rows whose results are compared.
+const COMPARED: usize = 16;
+
+/// Experts' weights, the experts of each token, one token's after the other, and activations.
+struct Mixture<T> {
+    weights: QuantizedTensor,
+    shape: QuantizedShape,
+    experts: usize,
+    top_k: usize,
+    chosen: Vec<u32>,
+    activations: Vec<T>,
+}
+
+impl<T: Activation> Mixture<T> {
+    fn new(case: &Case) -> Result<Self> {
+        let size = case.size;
+        let (tokens, experts) = (size.tokens.map_or(1, usize::from), size.batches);
+        let top_k = size.top_k.min(experts);
+        Shape::new(tokens * top_k, size.cols).span()?;
+        Shape::new(tokens * top_k, size.rows).span()?;
+        let weights = matrix(&case.recipe, size)?;
+        let shape = QuantizedShape { rows: size.rows, ..weights.shape() };
+        let mut rng = fastrand::Rng::with_seed(3);
+        let of_token = || rng.choose_multiple(0..experts as u32, top_k);
+        let chosen = std::iter::repeat_with(of_token).take(tokens).flatten().collect();
+        Ok(Self { weights, shape, experts, top_k, chosen, activations: random(tokens * size.cols, 2) })
+    }
+
+    /// An expert's weights.
+    fn expert(&self, expert: usize) -> Result<QuantizedView<'_>> {
+        let part = |bytes: usize| -> Range<usize> {
+            let each = bytes / self.experts;
+            expert * each..(expert + 1) * each
+        };
+        let (codes, scales) = (self.weights.codes(), self.weights.scales());
+        let view =
+            QuantizedView::from_parts(self.shape, &codes[part(codes.len())], &scales[part(scales.len())])?;
+        match self.weights.global_scale() {
+            Some(scale) => view.with_global_scale(scale),
+            None => Ok(view),
+        }
+    }
+
+    /// Bytes of the codes and scales of the experts that are chosen.
+    fn bytes(&self) -> u64 {
+        let chosen = (0..self.experts as u32).filter(|expert| self.chosen.contains(expert)).count();
+        (matrix_bytes(&self.weights) / self.experts * chosen) as u64
+    }
+
+    /// Compares some rows of results with the CPU's, sorted by expert as results are.
+    fn check(&self, found: &[T]) -> Result<()> {
+        let (rows, cols) = (self.shape.rows, self.shape.cols);
+        let mut sorted: Vec<_> = (0..self.chosen.len()).collect();
+        sorted.sort_by_key(|pair| self.chosen[*pair]);
+        let gamma = tensor_core_gamma(cols).max(gemm_gamma(cols));
+        let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
+        for place in (0..sorted.len()).step_by(sorted.len().div_ceil(COMPARED)) {
+            let (pair, found) = (sorted[place], &found[place * rows..][..rows]);
+            let weights = self.expert(self.chosen[pair] as usize)?;
+            let x = &self.activations[pair / self.top_k * cols..][..cols];
+            let mut expected = vec![T::default(); rows];
+            cpu::gemv_weights(weights, x, 1, &mut expected)?;
+            // The same without signs.
+            let codes = weights.codes().iter().map(|codes| codes & 0x77).collect();
+            let mut positive =
+                QuantizedTensor::from_parts(weights.shape(), codes, weights.scales().to_vec())?;
+            if let Some(scale) = weights.global_scale() {
+                positive = positive.with_global_scale(scale)?;
+            }
+            let x: Vec<T> = x.iter().map(|x| T::from_f32(x.to_f32().abs())).collect();
+            let mut magnitudes = vec![T::default(); rows];
+            cpu::gemv_weights(&positive, &x, 1, &mut magnitudes)?;
+            let near = |((found, expected), magnitude): ((&T, &T), &T)| {
+                let [found, expected, magnitude] =
+                    [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
+                let allowed = unit * expected.abs() + 2.0 * gamma * magnitude + f64::from(f32::MIN_POSITIVE);
+                found == expected || (found - expected).abs() <= allowed
+            };
+            if !found.iter().zip(&expected).zip(&magnitudes).all(near) {
+                return Err(Error::Wrong("experts' weights times activations on the GPU"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of the chosen experts' codes and scales, and times. Pairs are sorted by expert beforehand.
+pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
+    let Device::Gpus(gpus) = device else {
+        return Err(Error::NoGpu("gemm-experts is measured on GPUs only".into()));
+    };
+    let (mixture, gpu) = (Mixture::<T>::new(case)?, gpus.first());
+    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
+    // allow them.
+    unsafe { gpu.context().disable_event_tracking() };
+    let times = on_gpu(&mixture, case, gpu)?;
+    Ok((mixture.bytes(), times))
+}
+
+fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
+    let (stream, bytes) = (gpu.stream(), mixture.bytes());
+    let copying = failed("copying the activations");
+    let activations = stream.clone_htod(&mixture.activations).map_err(&copying)?;
+    let chosen = stream.clone_htod(&mixture.chosen).map_err(&copying)?;
+    let pairs = mixture.chosen.len();
+    let mut routing = DeviceRouting::zeros(stream, mixture.experts, pairs)?;
+    gpu.route_on(stream, &chosen, mixture.top_k, &mut routing)?;
+    let of_all = || {
+        let views = (0..mixture.experts).map(|expert| mixture.expert(expert));
+        DeviceExperts::from_host(stream, views.collect::<Result<Vec<_>>>()?)
+    };
+    let experts = of_all()?;
+    let kernel = case.kernel.unwrap_or_else(|| gpu.experts_kernel(&experts, pairs));
+    let mut workspace = gpu.experts_workspace(stream, &experts, pairs)?;
+    let rows = ExpertRows::Gathered;
+    let turns = Turns::of(bytes, bytes, Effort::FULL);
+    let operation = each_in_rotation(
+        stream,
+        || {
+            let results = pairs * mixture.shape.rows;
+            let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+            Ok((of_all()?, out))
+        },
+        (&[()], turns, Effort::FULL),
+        |(), (experts, out)| {
+            gpu.gemm_experts_with(kernel, stream, experts, &activations, &routing, rows, &mut workspace, out)
+        },
+        |(), (_, out)| mixture.check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
+    )?[0];
+    Ok(Times {
+        operation,
+        read: None,
+        copy: Some(copy_time(stream, bytes)?),
+        kernel: Some(kernel.word()),
+        tensor_cores_per_second: tensor_cores_per_second(gpu)?,
+    })
+}

@@ -1,0 +1,124 @@
+//! The kernels for experts' weights, and their choice.
+
+use microscale_formats::{Words, words};
+use microscale_kernels_abi::Target;
+use microscale_kernels_abi::gemm::{COLUMNS, Edition, TokenTile};
+
+use super::gemm_weights_kernel::GemmWeightsKernel;
+use super::gemv_weights_kernel::{GemvWeightsKernel, Kind};
+use crate::shape::QuantizedShape;
+
+/// A kernel for experts' weights times rows of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertsKernel {
+    /// For up to so many rows of an expert at a time.
+    Few(Few),
+    /// For many.
+    Many(GemmWeightsKernel),
+}
+
+/// The most rows of an expert at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Few {
+    /// One.
+    M1,
+    /// Two.
+    M2,
+    /// Four.
+    M4,
+    /// Eight.
+    M8,
+}
+
+impl Few {
+    /// The exponent of the number of rows.
+    pub(super) fn bits(self) -> u32 {
+        self as u32
+    }
+
+    /// The kernel that does so.
+    pub(super) fn kernel(self) -> GemvWeightsKernel {
+        match self {
+            Self::M1 => GemvWeightsKernel { kind: Kind::M1, tiles: 2, slices: 8 },
+            _ => GemvWeightsKernel { kind: Kind::M8, tiles: 1, slices: 8 },
+        }
+    }
+}
+
+/// Lists kernels by word.
+macro_rules! kernels {
+    ($($few:literal $rows:ident;)+ / $($many:literal $edition:ident $tile:ident;)+) => {
+        &[
+            $(($few, Self::Few(Few::$rows)),)+
+            $(($many, Self::Many(GemmWeightsKernel { edition: Edition::$edition, tile: TokenTile::$tile })),)+
+        ]
+    };
+}
+
+impl Words for ExpertsKernel {
+    const WHAT: &'static str = "kernel";
+
+    const WORDS: &'static [(&'static str, Self)] = kernels! {
+        "m1" M1;
+        "m2" M2;
+        "m4" M4;
+        "m8" M8;
+        /
+        "mma-n16" Mma N16;
+        "mma-n32" Mma N32;
+        "mma-n64" Mma N64;
+        "wgmma-n16" Wgmma N16;
+        "wgmma-n32" Wgmma N32;
+        "wgmma-n64" Wgmma N64;
+        "wgmma-n128" Wgmma N128;
+        "wgmma-n256" Wgmma N256;
+    };
+}
+
+words!(ExpertsKernel);
+
+impl ExpertsKernel {
+    /// The kernels of a target.
+    pub(super) fn of(target: &Target) -> impl Iterator<Item = Self> {
+        let all = Self::WORDS.iter().map(|(_, kernel)| *kernel);
+        all.filter(|kernel| match kernel {
+            Self::Few(_) => true,
+            Self::Many(kernel) => kernel.edition == Edition::Mma || target.wgmma,
+        })
+    }
+
+    /// The exponent of the rows of a token tile.
+    pub(super) fn tile_bits(self) -> u32 {
+        match self {
+            Self::Few(few) => few.bits(),
+            Self::Many(kernel) => kernel.tile.tokens().ilog2(),
+        }
+    }
+
+    /// The kernel that should take the shortest for so many pairs of a token and one of so many experts, which have about as many each.
+    /// `takes_many` says whether kernels for many rows take the weights.
+    pub(super) fn choose(
+        target: &Target,
+        takes_many: bool,
+        weights: QuantizedShape,
+        [experts, pairs]: [usize; 2],
+    ) -> Self {
+        let of_expert = pairs.div_ceil(experts.min(pairs).max(1));
+        if pairs <= 2 * 8 || !takes_many || of_expert <= 2 {
+            let few = [Few::M1, Few::M2, Few::M4];
+            return Self::Few(few.into_iter().find(|few| of_expert <= 1 << few.bits()).unwrap_or(Few::M8));
+        }
+        let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
+        let images = weights.cols.div_ceil(COLUMNS as usize) as f64;
+        let microseconds = |tile: TokenTile| {
+            // Of an expert with more rows than a tile, half a tile is empty on average.
+            let rows = of_expert as f64 / f64::from(tile.tokens());
+            let tiles = experts.min(pairs) as f64 * if rows <= 0.75 { 1.0 } else { rows + 0.5 };
+            let kernel = GemmWeightsKernel { edition, tile };
+            tiles * weights.rows.div_ceil(tile.rows() as usize) as f64 * images * kernel.image_microseconds()
+        };
+        let tiles = TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile));
+        let fastest = tiles.min_by(|a, b| microseconds(*a).total_cmp(&microseconds(*b)));
+        Self::Many(GemmWeightsKernel { edition, tile: fastest.unwrap_or(TokenTile::N16) })
+    }
+}

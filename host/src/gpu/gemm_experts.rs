@@ -1,0 +1,131 @@
+//! Products of experts' weights and activations, on a GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+
+use super::experts::{DeviceExperts, DeviceRouting, ExpertRows};
+use super::experts_kernel::ExpertsKernel;
+use super::gemm_weights_kernel::GemmWorkspace;
+use super::handle::Gpu;
+use super::launch;
+use crate::error::{Error, OperandFault, Result};
+use crate::gemv::Activation;
+use crate::shape::Shape;
+
+impl Gpu {
+    /// Sorts pairs of a token and an expert by expert, as [`Self::gemm_experts_on`] needs them: `chosen` is `[tokens, top_k]`, the experts
+    /// of each token. A number that is no expert's, as of one on another GPU, leaves its pair out. Enqueues one kernel and returns;
+    /// allocates nothing and does not wait.
+    ///
+    /// # Errors
+    /// [`OperandFault::Routing`] if `routing` is of too few pairs, [`OperandFault::Batches`] if `chosen` is not of whole tokens, and
+    /// [`Error::Gpu`].
+    pub fn route_on(
+        &self,
+        stream: &Arc<CudaStream>,
+        chosen: &impl DevicePtr<u32>,
+        top_k: usize,
+        routing: &mut DeviceRouting,
+    ) -> Result<()> {
+        let pairs = chosen.len();
+        if pairs > routing.room {
+            let DeviceRouting { experts, room, .. } = *routing;
+            return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
+        }
+        if top_k == 0 || !pairs.is_multiple_of(top_k) {
+            return Err(Error::Operands(OperandFault::Batches { rows: pairs, batches: top_k }));
+        }
+        (routing.pairs, routing.top_k) = (pairs, top_k);
+        launch::route(&self.kernels, stream, chosen, routing)
+    }
+
+    /// Makes a workspace for products of experts' weights with as many pairs of a token and an expert as given, and with fewer.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] when memory is short.
+    pub fn experts_workspace(
+        &self,
+        stream: &Arc<CudaStream>,
+        experts: &DeviceExperts,
+        pairs: usize,
+    ) -> Result<GemmWorkspace> {
+        let bytes = launch::experts_workspace(&self.kernels, experts, pairs)?;
+        GemmWorkspace::new(stream, bytes)
+    }
+
+    /// Multiplies rows of activations with their experts' weights: for each sorted pair of `routing`, `out[row, m] =
+    /// Σₖ weights[expert, m, k] · activations[row, k]`. [`ExpertRows`] says which rows these are. Enqueues two or three kernels and
+    /// returns; allocates nothing, does not wait, and nobody needs to know how many rows an expert has. The same operands give the same
+    /// bits each time, on the same GPU.
+    ///
+    /// `activations` is `[tokens, K]` or `[pairs, K]`, and `out` `[pairs, M]`, without gaps. How far results may be from the exact sums is
+    /// as for [`Self::gemv_weights_on`] and [`Self::gemm_weights_on`].
+    ///
+    /// # Errors
+    /// [`OperandFault::Routing`] if the routing is of another number of experts, those of lengths, [`OperandFault::Workspace`],
+    /// [`OperandFault::Limit`], and [`Error::Gpu`].
+    #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
+    pub fn gemm_experts_on<T: Activation>(
+        &self,
+        stream: &Arc<CudaStream>,
+        experts: &DeviceExperts,
+        activations: &impl DevicePtr<T>,
+        routing: &DeviceRouting,
+        rows: ExpertRows,
+        workspace: &mut GemmWorkspace,
+        out: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        let kernel = self.experts_kernel(experts, routing.pairs);
+        self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, workspace, out)
+    }
+
+    /// [`Self::gemm_experts_on`] by a chosen kernel: for tests and comparisons.
+    ///
+    /// # Errors
+    /// Those of [`Self::gemm_experts_on`].
+    #[doc(hidden)]
+    #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
+    pub fn gemm_experts_with<T: Activation>(
+        &self,
+        kernel: ExpertsKernel,
+        stream: &Arc<CudaStream>,
+        experts: &DeviceExperts,
+        activations: &impl DevicePtr<T>,
+        routing: &DeviceRouting,
+        rows: ExpertRows,
+        workspace: &mut GemmWorkspace,
+        out: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        if routing.experts != experts.count() {
+            let DeviceRouting { experts, room, .. } = *routing;
+            return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
+        }
+        let pairs = routing.pairs;
+        let rows_of_activations = if rows == ExpertRows::Gathered { pairs / routing.top_k } else { pairs };
+        Shape::new(rows_of_activations, experts.shape().cols).check("the activations", activations.len())?;
+        Shape::new(pairs, experts.shape().rows).check("the output", out.len())?;
+        launch::gemm_experts(
+            &self.kernels,
+            stream,
+            kernel,
+            experts,
+            activations,
+            (routing, rows),
+            workspace,
+            out,
+        )
+    }
+
+    /// The kernel that [`Self::gemm_experts_on`] chooses.
+    #[doc(hidden)]
+    pub fn experts_kernel(&self, experts: &DeviceExperts, pairs: usize) -> ExpertsKernel {
+        launch::choose_experts(&self.kernels, experts, pairs)
+    }
+
+    /// The kernels for experts' weights that this GPU's target has.
+    #[doc(hidden)]
+    pub fn experts_kernels(&self) -> impl Iterator<Item = ExpertsKernel> {
+        ExpertsKernel::of(self.kernels.target())
+    }
+}

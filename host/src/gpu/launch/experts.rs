@@ -1,0 +1,185 @@
+//! Launching products of experts' weights, and the kernels in front of them.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
+use microscale_kernels_abi::experts::{EXPERT_LIMIT, Plan, PlanGrid, RouteGrid};
+use microscale_kernels_abi::weights::TokenTiles;
+use microscale_kernels_abi::{Divider, Experts};
+
+use super::{gemm, weights};
+use crate::error::{Error, Result};
+use crate::gemv::Activation;
+use crate::gpu::arguments::{Argument, Operands, Routed, apply_direction, config, limited};
+use crate::gpu::driver::doing;
+use crate::gpu::experts::{DeviceExperts, DeviceRouting, ExpertRows};
+use crate::gpu::experts_kernel::ExpertsKernel;
+use crate::gpu::gemm_weights_kernel::GemmWorkspace;
+use crate::gpu::gemv_weights_kernel::GemvWeightsKernel;
+use crate::gpu::kernels::Kernels;
+
+// SAFETY: a `repr(C)` structure of numbers, without pointers.
+unsafe impl DeviceRepr for Argument<RouteGrid> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<PlanGrid> {}
+
+/// The first number of pairs that is too large.
+const PAIR_LIMIT: u64 = 1 << 24;
+
+/// Enqueues the sorting of pairs. The caller has checked that there is room for them.
+pub(in crate::gpu) fn route(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    chosen: &impl DevicePtr<u32>,
+    routing: &mut DeviceRouting,
+) -> Result<()> {
+    let DeviceRouting { experts, pairs, top_k, .. } = *routing;
+    limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
+    limited("experts", experts, EXPERT_LIMIT)?;
+    if experts == 0 {
+        return Ok(());
+    }
+    let grid = RouteGrid { top_k: Divider::new(top_k as u64), pairs: pairs as u32, experts: experts as u32 };
+    let ready = kernels.ready(Experts::Route.id())?;
+    let (chosen, _read) = chosen.device_ptr(stream);
+    let grid = Argument(grid);
+    let mut launch = stream.launch_builder(&ready.function);
+    launch.arg(&chosen).arg(&mut routing.ends).arg(&mut routing.tokens).arg(&mut routing.order).arg(&grid);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The routing has room for so many experts and pairs.
+    unsafe { launch.launch(config(&ready.kernel, experts as u64)?) }
+        .map_err(doing("sorting tokens by expert"))?;
+    Ok(())
+}
+
+/// The kernel for experts and so many pairs.
+pub(in crate::gpu) fn choose_experts(
+    kernels: &Kernels,
+    experts: &DeviceExperts,
+    pairs: usize,
+) -> ExpertsKernel {
+    let target = kernels.target();
+    ExpertsKernel::choose(target, takes_many(experts), experts.shape(), [experts.count(), pairs])
+}
+
+/// Returns whether kernels for many rows take the weights: each expert's scales must start on 4 bytes.
+fn takes_many(experts: &DeviceExperts) -> bool {
+    let shape = experts.shape();
+    gemm::takes(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
+}
+
+/// Token tiles of a kernel for so many pairs, and bytes of memory for their plan.
+fn plan_grid(kernel: ExpertsKernel, experts: &DeviceExperts, pairs: usize) -> Option<(PlanGrid, u64)> {
+    let grid = PlanGrid::new(experts.count() as u64, pairs as u64, kernel.tile_bits())?;
+    Some((grid, Plan::bytes(u64::from(grid.most_tiles)).next_multiple_of(256)))
+}
+
+/// Bytes that products of experts' weights with so many pairs, or fewer, work in.
+pub(in crate::gpu) fn experts_workspace(
+    kernels: &Kernels,
+    experts: &DeviceExperts,
+    pairs: usize,
+) -> Result<usize> {
+    limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
+    let mut most = 0;
+    for kernel in ExpertsKernel::of(kernels.target()) {
+        let Some((grid, plan)) = plan_grid(kernel, experts, pairs) else { continue };
+        most = most.max(plan);
+        if let ExpertsKernel::Many(kernel) = kernel
+            && takes_many(experts)
+            && experts.shape().rows > 0
+        {
+            let tiles = u64::from(grid.most_tiles);
+            // A GPU may have too little shared memory for a kernel.
+            let grids = gemm::Grids::of_experts(kernels, kernel, experts.shape(), tiles, true);
+            most = most.max(grids.map_or(0, |grids| plan + grids.bytes(kernel)));
+        }
+    }
+    Ok(most as usize)
+}
+
+/// Enqueues a plan and a product. The caller has checked that the routing is these experts', that there are so many rows of activations,
+/// and that `out` has room.
+#[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
+pub(in crate::gpu) fn gemm_experts<T: Activation>(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    kernel: ExpertsKernel,
+    experts: &DeviceExperts,
+    activations: &impl DevicePtr<T>,
+    (routing, rows): (&DeviceRouting, ExpertRows),
+    workspace: &mut GemmWorkspace,
+    out: &mut impl DevicePtrMut<T>,
+) -> Result<()> {
+    let (shape, pairs) = (experts.shape(), routing.pairs);
+    limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
+    let Some((mut grid, plan_bytes)) = plan_grid(kernel, experts, pairs) else { return Ok(()) };
+    if shape.rows == 0 {
+        return Ok(());
+    }
+    let token_tiles = TokenTiles { count: u64::from(grid.most_tiles), bits: grid.tile_bits };
+    let (activations, _read) = activations.device_ptr(stream);
+    let aligned = activations.is_multiple_of(16) && shape.cols.is_multiple_of(8);
+    let many = match kernel {
+        ExpertsKernel::Many(_) if !takes_many(experts) => {
+            return Err(Error::NoKernel { format: shape.format });
+        }
+        ExpertsKernel::Many(kernel) => {
+            let ids = gemm::ids(kernel, shape, T::DTYPE)?;
+            Some((
+                (kernel, ids),
+                gemm::Grids::of_experts(kernels, kernel, shape, token_tiles.count, aligned)?,
+            ))
+        }
+        ExpertsKernel::Few(_) => None,
+    };
+    let more = many.as_ref().map_or(0, |((kernel, _), grids)| grids.bytes(*kernel));
+    let (counters, memory) = workspace.parts(plan_bytes + more)?;
+    let (counters, _counting) = counters.device_ptr_mut(stream);
+    let (plan, _used) = memory.device_ptr_mut(stream);
+    if let Some(((kernel, _), grids)) = &many {
+        [grid.row_tiles, grid.k_iterations] = grids.row_tiles_and_k_iterations(*kernel);
+        grid.at_once = kernels.multiprocessors();
+    }
+    let (ends, _ends) = routing.ends.device_ptr(stream);
+    let (tokens, _tokens) = routing.tokens.device_ptr(stream);
+    let (order, _order) = routing.order.device_ptr(stream);
+    let ready = kernels.ready(Experts::Plan.id())?;
+    let mut launch = stream.launch_builder(&ready.function);
+    let of_plan = Argument(grid);
+    launch.arg(&ends).arg(&plan).arg(&of_plan);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. Ends are what sorting so many pairs gave, or zeros, and
+    // there is room for the plan.
+    unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("planning products with experts"))?;
+
+    let (codes, _codes) = experts.codes.device_ptr(stream);
+    let (scales, _scales) = experts.scales.device_ptr(stream);
+    let (slot, _slots) = experts.slots.device_ptr(stream);
+    let (out, _written) = out.device_ptr_mut(stream);
+    let apply = apply_direction(experts.direction());
+    let operands = Operands { codes, scales, slot, activations, out, apply };
+    let (from, to) = match rows {
+        ExpertRows::Gathered => (tokens, 0),
+        ExpertRows::Sorted => (0, 0),
+        ExpertRows::Scattered => (0, order),
+    };
+    let routed = Routed { plan, from, to };
+    // SAFETY: experts' weights are linear, each starts on what kernels ask for, and each has a slot. The plan is made for these token
+    // tiles, and the lists have the rows of all sorted pairs. The borrows keep the buffers from overlapping, and until the launches are
+    // enqueued.
+    unsafe {
+        match (&many, kernel) {
+            (Some((kernel, grids)), _) => {
+                let memory = [counters, plan + plan_bytes];
+                gemm::enqueue(kernels, stream, *kernel, &operands, routed, grids, memory)
+            }
+            (None, ExpertsKernel::Few(few)) => {
+                let (of, tiles) = ((shape, T::DTYPE), (pairs, Some(token_tiles)));
+                // Pipelined kernels find rows of activations by offsets of 32 bits.
+                let far = (pairs as u64).saturating_mul(shape.cols as u64 * 2) >= 1 << 32;
+                let kernel = if far { GemvWeightsKernel::OTHERWISE } else { few.kernel() };
+                weights::enqueue(kernels, stream, kernel, of, &operands, routed, tiles)
+            }
+            (None, ExpertsKernel::Many(_)) => Err(Error::NoKernel { format: shape.format }),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Mixtures of experts: which rows of activations are multiplied with which expert's weights.
+//!
+//! A token is multiplied with the weights of a few experts, and each pair of a token and an expert gives a row of results. A first
+//! kernel sorts the pairs by expert ([`RouteGrid`]). A second one cuts each expert's rows into token tiles ([`PlanGrid`]), and kernels
+//! of [`crate::weights`] and [`crate::gemm`] multiply them, each with its expert's weights.
+
+use crate::grid::Divider;
+use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
+use crate::schedule::Schedule;
+
+/// The first number of experts that is too large.
+pub const EXPERT_LIMIT: u64 = 1 << 16;
+
+const ROUTE: Launch = (THREADS, THREADS / WARP, 0);
+const ONE_WARP: Launch = (WARP, WARP, 0);
+
+kinds! {
+    /// The kernels in front of products with experts' weights.
+    Experts {
+        /// Sorts pairs by expert: a warp an expert.
+        Route "route_to_experts" ROUTE Nothing;
+        /// Cuts experts' rows into token tiles, and schedules them: a warp.
+        Plan "plan_experts" ONE_WARP Nothing;
+    }
+}
+
+/// A token tile: rows of activations and results that are multiplied with one expert's weights. None, if `end` is `first`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct ExpertTile {
+    /// The expert.
+    pub expert: u32,
+    /// The first row, and the one behind the last.
+    pub first: u32,
+    /// See `first`.
+    pub end: u32,
+    /// Not used.
+    pub padding: u32,
+}
+
+/// The head of a plan, behind which its [`ExpertTile`]s lie.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct Plan {
+    /// The schedule of the GEMM.
+    pub schedule: Schedule,
+}
+
+impl Plan {
+    /// Bytes of a plan with so many token tiles.
+    pub const fn bytes(token_tiles: u64) -> u64 {
+        (size_of::<Self>() + token_tiles as usize * size_of::<ExpertTile>()) as u64
+    }
+}
+
+/// How pairs of a token and an expert are sorted by expert, those of an expert by their number.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RouteGrid {
+    /// Pairs of a token, which divide a pair's number: the quotient is the token's.
+    pub top_k: Divider,
+    /// Pairs.
+    pub pairs: u32,
+    /// Experts.
+    pub experts: u32,
+}
+
+/// How experts' rows are cut into token tiles.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PlanGrid {
+    /// Experts, and how many a lane has.
+    pub experts: u32,
+    /// See `experts`.
+    pub of_lane: u32,
+    /// The exponent of the rows of a token tile.
+    pub tile_bits: u32,
+    /// Token tiles that there may be. Those that there are not are empty.
+    pub most_tiles: u32,
+    /// Row tiles of each expert's weights, for the schedule.
+    pub row_tiles: u32,
+    /// K-iterations of a work tile.
+    pub k_iterations: u32,
+    /// Thread blocks.
+    pub at_once: u32,
+}
+
+impl PlanGrid {
+    /// A plan for token tiles of 2^`tile_bits` rows of so many pairs, without a schedule; `None` if there are no pairs or experts, or more
+    /// than kernels can count.
+    pub fn new(experts: u64, pairs: u64, tile_bits: u32) -> Option<Self> {
+        if experts == 0 || experts >= EXPERT_LIMIT || pairs == 0 || pairs >= 1 << 31 {
+            return None;
+        }
+        // Each expert that has rows may have one token tile that is not full.
+        let not_full = experts.min(pairs);
+        Some(Self {
+            experts: experts as u32,
+            of_lane: experts.div_ceil(u64::from(WARP)) as u32,
+            tile_bits,
+            most_tiles: (not_full + ((pairs - not_full) >> tile_bits)) as u32,
+            row_tiles: 0,
+            k_iterations: 1,
+            at_once: 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_any_distribution() {
+        let most = |experts, pairs, bits| PlanGrid::new(experts, pairs, bits).unwrap().most_tiles;
+        // All pairs of one expert, one each, and in between.
+        for (counts, bits) in [([64, 0, 0], 4), ([1, 1, 1], 4), ([17, 17, 30], 4), ([5, 0, 2], 0)] {
+            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(*count, 1 << bits)).sum();
+            assert!(tiles <= most(3, u64::from(counts.iter().sum::<u32>()), bits), "{counts:?}");
+        }
+        assert_eq!([most(32, 4, 4), most(32, 64, 0), most(32, 64, 4)], [4, 64, 34]);
+        assert!(PlanGrid::new(0, 1, 0).is_none() && PlanGrid::new(1, 0, 0).is_none());
+        assert!(PlanGrid::new(EXPERT_LIMIT, 1, 0).is_none() && PlanGrid::new(1, 1 << 31, 0).is_none());
+    }
+
+    #[test]
+    fn tiles_lie_behind_a_plan() {
+        assert_eq!(Plan::bytes(3), size_of::<Plan>() as u64 + 48);
+        assert!(size_of::<Plan>().is_multiple_of(16));
+    }
+}

@@ -1,0 +1,149 @@
+//! The schedule of the GEMM: which thread block has which work tiles, whole or in part.
+
+use crate::grid::Divider;
+
+/// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
+/// cost what reading the same at different times does.
+const NEARLY: [u32; 2] = [7, 8];
+/// The exponent of the row tiles of a group, at most: with 32 of 128 rows, about four of 256 tokens are worked on at once.
+const MOST_ROW_BITS: u32 = 5;
+
+/// How work tiles fall to thread blocks, which are persistent.
+///
+/// Each thread block has as many whole work tiles as every other, one after the other. The tiles that are left, fewer than
+/// thread blocks, are shared: each by as many thread blocks as there are for each (split-K) if these are nearly all, or else all
+/// k-iterations, in their order, by all thread blocks (stream-K). Split tiles are read side by side, so that what they have in common
+/// comes from the second level of cache. Each thread block that has a part of a tile leaves its sums in memory, and the one that
+/// comes last adds them up, in the order of K.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Schedule {
+    /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
+    /// several token tiles, so that less is read from memory.
+    pub row_group: Divider,
+    /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
+    pub group: Divider,
+    /// Thread blocks of a group.
+    pub sharers: Divider,
+    /// Shared k-iterations that a thread block has, if its group has so many left.
+    pub share: Divider,
+    /// All shared k-iterations.
+    pub shared: u32,
+    /// The exponent of the row tiles of a group.
+    pub row_bits: u32,
+    /// Thread blocks that have work.
+    pub thread_blocks: u32,
+    /// Work tiles that each thread block has whole.
+    pub waves: u32,
+    /// The number of the first shared work tile.
+    pub first_shared: u32,
+    _padding: u32,
+}
+
+impl Schedule {
+    /// Schedules work tiles of so many k-iterations, fewer than 2³¹ in all, for a GPU that has room for so many thread blocks at once.
+    /// Hosts do so, and of experts' rows a kernel.
+    #[inline(always)]
+    pub fn new(row_tiles: u32, token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
+        let tiles = row_tiles * token_tiles;
+        let waves = tiles / at_once.max(1);
+        let left = tiles - waves * at_once;
+        let shared = left * k_iterations;
+        // A tile's k-iterations in so many parts, or all of them.
+        let parts = (at_once / left.max(1)).min(k_iterations);
+        let split = left * parts * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
+        let (group, sharers) = if split { (k_iterations, parts) } else { (shared, at_once.min(shared)) };
+        let [group, sharers] = [group, sharers].map(|count| count.max(1));
+        let row_bits = row_tiles.trailing_zeros().min(MOST_ROW_BITS);
+        let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
+        let [row_group, share] = [token_tiles << row_bits, group.div_ceil(sharers)];
+        let [row_group, group, sharers, share] =
+            [row_group, group, sharers, share].map(|divisor| Divider::new(u64::from(divisor)));
+        let first_shared = waves * thread_blocks;
+        Self {
+            row_group,
+            group,
+            sharers,
+            share,
+            shared,
+            row_bits,
+            thread_blocks,
+            waves,
+            first_shared,
+            _padding: 0,
+        }
+    }
+
+    /// The row tile and the token tile of a work tile.
+    #[inline(always)]
+    pub fn row_and_token_tile(&self, work_tile: u32) -> [u32; 2] {
+        let (group, rest) = self.row_group.divide_32(work_tile);
+        [(group << self.row_bits) + (rest & ((1 << self.row_bits) - 1)), rest >> self.row_bits]
+    }
+
+    /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
+    #[inline(always)]
+    pub fn first_shared_k_iteration(&self, thread_block: u32) -> u32 {
+        let (group, part) = self.sharers.divide_32(thread_block);
+        let [of_group, share] = [self.group, self.share].map(|divider| divider.divisor as u32);
+        // Neither overflows: there are no more thread blocks than shared k-iterations, or counters.
+        (group * of_group).saturating_add((part * share).min(of_group)).min(self.shared)
+    }
+
+    /// The number of the thread block that has a shared k-iteration.
+    #[inline(always)]
+    pub fn sharer(&self, k_iteration: u32) -> u32 {
+        let (group, rest) = self.group.divide_32(k_iteration);
+        group * self.sharers.divisor as u32 + self.share.divide_32(rest).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_k_iteration_falls_to_one_thread_block() {
+        for (row_tiles, token_tiles, k_iterations, at_once) in [
+            (32, 1, 224, 132),
+            (1, 1, 1, 132),
+            (20, 4, 23, 7),
+            (2, 5, 32, 10),
+            (1, 10, 10, 5),
+            (32, 8, 224, 132),
+            (32, 32, 32, 132),
+            (112, 1, 64, 132),
+            (12, 1, 23, 132),
+            (23, 27, 12, 132),
+            (0, 3, 5, 4),
+            (3, 0, 5, 4),
+        ] {
+            let schedule = Schedule::new(row_tiles, token_tiles, k_iterations, at_once);
+            let tiles = row_tiles * token_tiles;
+            assert_eq!(schedule.waves * schedule.thread_blocks, schedule.first_shared);
+            assert!(tiles - schedule.first_shared < at_once, "there are counters for all");
+            let mut next = 0;
+            // A launch may have more thread blocks than have work.
+            for block in 0..at_once.max(schedule.thread_blocks) {
+                assert_eq!(
+                    schedule.first_shared_k_iteration(block),
+                    next,
+                    "{row_tiles} {token_tiles} {k_iterations}"
+                );
+                let end = schedule.first_shared_k_iteration(block + 1);
+                assert!(end - next <= k_iterations, "parts of no more than two tiles");
+                assert!((next..end).all(|k_iteration| schedule.sharer(k_iteration) == block));
+                assert!(u64::from(end - next) <= schedule.share.divisor);
+                next = end;
+            }
+            assert_eq!(next, (tiles - schedule.first_shared) * k_iterations);
+            for tile in 0..tiles {
+                let [row, token] = schedule.row_and_token_tile(tile);
+                assert!(row < row_tiles && token < token_tiles);
+                // There is a way back, so that each has its own.
+                let (group, in_group) = (row >> schedule.row_bits, row % (1 << schedule.row_bits));
+                assert_eq!(tile, ((group * token_tiles + token) << schedule.row_bits) + in_group);
+            }
+        }
+    }
+}

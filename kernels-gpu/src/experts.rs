@@ -1,0 +1,121 @@
+//! What stands in front of products with experts' weights: sorting pairs of a token and an expert, and planning their token tiles.
+
+use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid};
+use microscale_kernels_abi::launch::{THREADS, WARP};
+use microscale_kernels_abi::schedule::Schedule;
+
+use crate::warp;
+
+/// Sorts pairs of a token and an expert by expert: a warp an expert.
+///
+/// # Safety
+/// `chosen` holds the expert of each of `grid`'s pairs; numbers that are no expert's are left out. `ends` has room for an end an expert,
+/// `tokens` and `pairs` for a number a pair. All in global memory, aligned; they do not overlap, and nobody else uses them meanwhile.
+/// The launch is the one that `microscale_kernels_abi` gives.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn route_to_experts(
+    chosen: *const u32,
+    ends: *mut u32,
+    tokens: *mut u32,
+    pairs: *mut u32,
+    grid: RouteGrid,
+) {
+    let expert = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
+    if expert >= grid.experts {
+        return;
+    }
+    let lane = warp::lane();
+    // SAFETY: the pair exists.
+    let of_pair =
+        |pair: u32| if pair < grid.pairs { unsafe { *chosen.wrapping_add(pair as usize) } } else { u32::MAX };
+    let (mut place, mut own) = (0, 0);
+    let mut first = 0;
+    while first < grid.pairs {
+        let of_lane = of_pair(first + lane);
+        place += warp::ballot(of_lane < expert).count_ones();
+        own += warp::ballot(of_lane == expert).count_ones();
+        first += WARP;
+    }
+    if lane == 0 {
+        // SAFETY: the expert exists, and is this warp's.
+        unsafe { *ends.wrapping_add(expert as usize) = place + own };
+    }
+    first = 0;
+    while first < grid.pairs && own > 0 {
+        let pair = first + lane;
+        let is_own = of_pair(pair) == expert;
+        let owns = warp::ballot(is_own);
+        if is_own {
+            let to = (place + (owns & ((1 << lane) - 1)).count_ones()) as usize;
+            // SAFETY: each pair has a place, as there are no more before it than pairs.
+            unsafe {
+                *tokens.wrapping_add(to) = grid.top_k.divide_32(pair).0;
+                *pairs.wrapping_add(to) = pair;
+            }
+        }
+        place += owns.count_ones();
+        first += WARP;
+    }
+}
+
+/// Cuts experts' rows into token tiles, and schedules their work tiles: a warp.
+///
+/// # Safety
+/// `ends` holds for each of `grid`'s experts where its sorted rows end, none before the one before; there are no more of them than the
+/// grid was made for. `plan` has room for [`Plan::bytes`]. Both in global memory, aligned; nobody else uses them meanwhile. The launch is
+/// the one that `microscale_kernels_abi` gives.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn plan_experts(ends: *const u32, plan: *mut Plan, grid: PlanGrid) {
+    let lane = warp::lane();
+    let first = lane * grid.of_lane;
+    let behind = grid.experts.min(first + grid.of_lane);
+    // The rows of an expert begin where those of the one before end.
+    let end_of = |expert: u32| {
+        // SAFETY: the expert exists.
+        if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) } }
+    };
+    let round_up = (1 << grid.tile_bits) - 1;
+    let mut of_lane = 0;
+    let mut expert = first;
+    while expert < behind {
+        of_lane += (end_of(expert + 1) - end_of(expert) + round_up) >> grid.tile_bits;
+        expert += 1;
+    }
+    // The tiles of all lanes up to this one.
+    let mut up_to = of_lane;
+    let mut apart = 1;
+    while apart < WARP {
+        let before = warp::shuffle(up_to, lane.wrapping_sub(apart) % WARP);
+        up_to += if lane >= apart { before } else { 0 };
+        apart *= 2;
+    }
+    let all = warp::shuffle(up_to, WARP - 1);
+    let tiles = plan.wrapping_add(1).cast::<ExpertTile>();
+    let mut place = up_to - of_lane;
+    let mut expert = first;
+    while expert < behind {
+        let (mut first, end) = (end_of(expert), end_of(expert + 1));
+        while first < end {
+            let behind = end.min(first + 1 + round_up);
+            // SAFETY: there is room for all tiles of so many rows, and this one is the lane's.
+            unsafe {
+                *tiles.wrapping_add(place as usize) = ExpertTile { expert, first, end: behind, padding: 0 }
+            };
+            (first, place) = (behind, place + 1);
+        }
+        expert += 1;
+    }
+    let mut empty = all + lane;
+    while empty < grid.most_tiles {
+        // SAFETY: as above; no lane has a tile here.
+        unsafe {
+            *tiles.wrapping_add(empty as usize) = ExpertTile { expert: 0, first: 0, end: 0, padding: 0 }
+        };
+        empty += WARP;
+    }
+    if lane == 0 {
+        let schedule = Schedule::new(grid.row_tiles, all, grid.k_iterations, grid.at_once);
+        // SAFETY: the plan's head, which is this lane's.
+        unsafe { *plan = Plan { schedule } };
+    }
+}

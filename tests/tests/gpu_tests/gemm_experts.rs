@@ -1,0 +1,264 @@
+//! Products of experts' weights: near the exact sums, or the CPU's bits where no tensor core computes them.
+
+use half::{bf16, f16};
+use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu};
+use microscale::{Activation, Error, Format, OperandFault, Words};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
+
+use super::gemv_weights::{Product, assert_same};
+
+/// What tensor cores may lose of a product: they may drop subnormal numbers.
+const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
+
+/// Experts with their rows of activations, and the experts of pairs: some number behind all for none.
+struct Mixture<T> {
+    experts: Vec<Product<T>>,
+    counts: Vec<usize>,
+    chosen: Vec<u32>,
+    /// Pairs by expert.
+    sorted: Vec<usize>,
+}
+
+impl<T: Exact + Activation> Mixture<T> {
+    /// Draws one. `counts` are the pairs of each expert, the last ones those of none.
+    fn new(format: Format, [rows, cols]: [usize; 2], counts: &[usize], scales: Scales, seed: u64) -> Self {
+        let mut chosen: Vec<_> =
+            (0..).zip(counts).flat_map(|(expert, count)| std::iter::repeat_n(expert, *count)).collect();
+        fastrand::Rng::with_seed(seed).shuffle(&mut chosen);
+        let counts = &counts[..counts.len() - 1];
+        let of = |(expert, count): (u64, &usize)| {
+            // All have global scales of one kind.
+            let weights = tensor(format, rows, cols, scales, seed + 3 * expert);
+            Product::new(weights, (*count).max(1), Activations::Common)
+        };
+        let experts = (0..).zip(counts).map(of).collect();
+        let of_expert = |expert| (0..chosen.len()).filter(|pair| chosen[*pair] == expert).collect::<Vec<_>>();
+        let sorted = (0..counts.len() as u32).flat_map(of_expert).collect();
+        Self { experts, counts: counts.to_vec(), chosen, sorted }
+    }
+
+    /// Rows of activations, in the order of pairs or sorted.
+    fn activations(&self, rows: ExpertRows) -> Vec<T> {
+        let cols = self.experts[0].weights.cols();
+        let mut x = vec![T::default(); self.chosen.len() * cols];
+        let of_experts = self.experts.iter().zip(&self.counts);
+        let of_sorted = of_experts.flat_map(|(expert, count)| expert.x.chunks(cols).take(*count));
+        for (sorted, row) in of_sorted.enumerate() {
+            let place = if rows == ExpertRows::Gathered { self.sorted[sorted] } else { sorted };
+            x[place * cols..][..cols].copy_from_slice(row);
+        }
+        x
+    }
+
+    fn on_device(&self, gpu: &Gpu) -> (DeviceExperts, DeviceRouting) {
+        let stream = gpu.stream();
+        let experts = DeviceExperts::from_host(stream, self.experts.iter().map(|expert| &expert.weights));
+        let chosen = stream.clone_htod(&self.chosen).unwrap();
+        let mut routing = DeviceRouting::zeros(stream, self.experts.len(), self.chosen.len() + 5).unwrap();
+        gpu.route_on(stream, &chosen, 1, &mut routing).unwrap();
+        (experts.unwrap(), routing)
+    }
+
+    /// Checks results of a kernel, `skipped` elements behind 256 bytes.
+    fn check(&self, gpu: &Gpu, kernel: ExpertsKernel, rows: ExpertRows, skipped: usize) {
+        let (stream, first) = (gpu.stream(), &self.experts[0].weights);
+        let what = format!("{}, {rows:?}, {:?}, {:?}", kernel.word(), first.shape(), self.counts);
+        let (experts, routing) = self.on_device(gpu);
+        let x = [vec![T::default(); skipped], self.activations(rows)].concat();
+        let x = stream.clone_htod(&x).unwrap();
+        let x = x.slice(skipped..);
+        let mut workspace = gpu.experts_workspace(stream, &experts, self.chosen.len()).unwrap();
+        let untouched = T::from_f32(7.0);
+        let results = self.chosen.len() * first.rows();
+        let mut multiplied = || {
+            let mut out = stream.clone_htod(&vec![untouched; results + 1]).unwrap();
+            let out_of = &mut out;
+            let done =
+                gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, rows, &mut workspace, out_of);
+            done.unwrap_or_else(|error| panic!("{what}: {error}"));
+            stream.clone_dtoh(&out).unwrap()
+        };
+        let found = multiplied();
+        assert_same(&multiplied(), &found, &format!("{what}, a second time"));
+        let mut left: Vec<_> = (0..=self.chosen.len()).collect();
+        let mut sorted = 0;
+        for (expert, count) in self.experts.iter().zip(&self.counts).filter(|(_, count)| **count > 0) {
+            let places = (sorted..sorted + count)
+                .map(|sorted| if rows == ExpertRows::Scattered { self.sorted[sorted] } else { sorted });
+            sorted += count;
+            left.retain(|place| !places.clone().any(|other| other == *place));
+            let of_expert: Vec<T> =
+                places.flat_map(|place| &found[place * first.rows()..][..first.rows()]).copied().collect();
+            self.check_expert(expert, &of_expert, kernel, skipped, &what);
+        }
+        for place in left {
+            let row = found[place * first.rows()..].iter().take(first.rows());
+            assert!(row.clone().all(|x| x.bits() == untouched.bits()), "{what}: wrote a row of nobody");
+        }
+    }
+
+    fn check_expert(
+        &self,
+        expert: &Product<T>,
+        found: &[T],
+        kernel: ExpertsKernel,
+        skipped: usize,
+        what: &str,
+    ) {
+        let Product { weights, results, .. } = expert;
+        let exact = ExactProducts::of(weights, &expert.x, expert.tokens);
+        let whole = weights.cols().is_multiple_of(32) && weights.blocks_per_row().is_multiple_of(4);
+        let few = |rows| Bound::of_tensor_cores::<T>(weights.cols(), [segments(rows), 1], LEAST);
+        let (bound, by_row) = match kernel.word() {
+            "m1" if whole => (Bound::of_one_token::<T>(weights, 1, LEAST), false),
+            "m1" => (few(1), true),
+            "m2" => (few(2), true),
+            "m4" => (few(4), true),
+            "m8" => (few(8), true),
+            _ => (Bound::of_gemm::<T>(weights.cols(), LEAST), true),
+        };
+        let ragged = !weights.cols().is_multiple_of(32) || skipped % 8 != 0;
+        let many = kernel.word().contains("mma");
+        let defined = |row: usize| by_row && is_unusual::<T>(weights, row) || ragged && !many;
+        for (i, (found, right)) in found.iter().zip(results).enumerate() {
+            let row = i % weights.rows();
+            assert!(
+                found.bits() == right.bits() || !defined(row),
+                "{what}: {found:?}, not {right:?}, row {row}"
+            );
+        }
+        let near = exact.check_some(found, &bound, |row| !defined(row));
+        near.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+    }
+}
+
+fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
+    // The last counts are pairs of no expert.
+    let cases: [(usize, usize, &[usize]); 6] = [
+        (40, 256, &[2, 0, 9, 1, 2]),
+        (300, 128, &[0, 1, 0, 17, 0, 0]),
+        (16, 2880, &[5, 34, 1]),
+        (260, 512, &[130, 3, 300, 0]),
+        (24, 1020, &[1, 2, 3, 4, 5, 0]),
+        (64, 768, &[1; 130]),
+    ];
+    for (seed, (rows, cols, counts)) in (0..).zip(cases) {
+        for format in [Format::Nvfp4, Format::Mxfp4] {
+            let scales = [Scales::Common, Scales::Numbers, Scales::Common, Scales::Any][seed as usize % 4];
+            let mixture = Mixture::<T>::new(format, [rows, cols], counts, scales, seed);
+            let (experts, _) = mixture.on_device(gpu);
+            let skipped = if seed == 2 { 3 } else { 0 };
+            for kernel in gpu.experts_kernels() {
+                // Kernels for many rows want NVFP4's rows in whole words of scales.
+                let words = format == Format::Mxfp4 || experts.shape().blocks_per_row().is_multiple_of(4);
+                if kernel.word().contains("mma") && !words {
+                    continue;
+                }
+                for rows in [ExpertRows::Gathered, ExpertRows::Sorted, ExpertRows::Scattered] {
+                    mixture.check(gpu, kernel, rows, skipped);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
+    every_kernel::<f16>(gpu);
+    every_kernel::<bf16>(gpu);
+}
+
+/// gpt-oss-20b's first product, by the kernel that is chosen: routing, planning and multiplying captured in one graph, with other
+/// experts chosen at each replay.
+pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
+    // Its own context state: captures do not allow cudarc's events.
+    let gpu = Gpu::new(0).unwrap();
+    // SAFETY: everything below is on one stream.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    for tokens in [1, 16, 200] {
+        let (experts, top_k, rows, cols) = (8, 4, 640, 2880);
+        let weights: Vec<_> =
+            (0..experts).map(|i| tensor(Format::Mxfp4, rows, cols, Scales::Common, 2 + 3 * i)).collect();
+        let there = DeviceExperts::from_host(stream, &weights).unwrap();
+        let mut rng = fastrand::Rng::with_seed(tokens as u64);
+        let x: Vec<bf16> = (0..tokens * cols).map(|_| bf16::from_f32(rng.f32() - 0.5)).collect();
+        let x_there = stream.clone_htod(&x).unwrap();
+        let pairs = tokens * top_k;
+        let mut chosen = stream.alloc_zeros::<u32>(pairs).unwrap();
+        let mut routing = DeviceRouting::zeros(stream, experts as usize, pairs).unwrap();
+        let mut workspace = gpu.experts_workspace(stream, &there, pairs).unwrap();
+        let mut out = stream.alloc_zeros::<bf16>(pairs * rows).unwrap();
+        // Once before, so that kernels are compiled.
+        let mut enqueue = || {
+            gpu.route_on(stream, &chosen, top_k, &mut routing).unwrap();
+            gpu.gemm_experts_on(
+                stream,
+                &there,
+                &x_there,
+                &routing,
+                ExpertRows::Gathered,
+                &mut workspace,
+                &mut out,
+            )
+            .unwrap();
+        };
+        enqueue();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        enqueue();
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        for _ in 0..3 {
+            let of_token = || rng.choose_multiple(0..experts as u32, top_k);
+            let now: Vec<u32> = std::iter::repeat_with(of_token).take(tokens).flatten().collect();
+            stream.memcpy_htod(&now, &mut chosen).unwrap();
+            graph.launch().unwrap();
+            let found = stream.clone_dtoh(&out).unwrap();
+            let mut sorted: Vec<_> = (0..pairs).collect();
+            sorted.sort_by_key(|pair| now[*pair]);
+            for (place, pair) in sorted.into_iter().enumerate().step_by(7) {
+                let weights = &weights[now[pair] as usize];
+                let exact = ExactProducts::of(weights, &x[pair / top_k * cols..][..cols], 1);
+                let bound = Bound::of_gemm::<bf16>(cols, LEAST);
+                let near = exact.check_some(&found[place * rows..][..rows], &bound, |_| true);
+                near.unwrap_or_else(|wrong| panic!("{wrong}, {tokens} tokens, pair {pair}"));
+            }
+        }
+    }
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
+
+pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
+    let stream = gpu.stream();
+    let expert = |rows, seed| tensor(Format::Nvfp4, rows, 256, Scales::Common, seed);
+    let refused = |weights: &[microscale::QuantizedTensor]| {
+        matches!(
+            DeviceExperts::from_host(stream, weights).unwrap_err(),
+            Error::Operands(OperandFault::Experts { .. })
+        )
+    };
+    // None; of two shapes; one with a divisor and one with a multiplier.
+    assert!(refused(&[]) && refused(&[expert(8, 0), expert(9, 3)]) && refused(&[expert(8, 0), expert(8, 1)]));
+    let experts = DeviceExperts::from_host(stream, &[expert(8, 0), expert(8, 3)]).unwrap();
+    let chosen = stream.clone_htod(&[0u32; 6]).unwrap();
+    let mut few = DeviceRouting::zeros(stream, 2, 5).unwrap();
+    let error = gpu.route_on(stream, &chosen, 2, &mut few).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::Routing { .. })), "{error:?}");
+    let mut routing = DeviceRouting::zeros(stream, 3, 6).unwrap();
+    gpu.route_on(stream, &chosen, 2, &mut routing).unwrap();
+    let x = stream.alloc_zeros::<f16>(6 * 256).unwrap();
+    let mut out = stream.alloc_zeros::<f16>(6 * 8).unwrap();
+    let mut workspace = gpu.experts_workspace(stream, &experts, 6).unwrap();
+    let mut multiply = |routing: &DeviceRouting, out: &mut _| {
+        gpu.gemm_experts_on(stream, &experts, &x, routing, ExpertRows::Gathered, &mut workspace, out)
+    };
+    let error = multiply(&routing, &mut out).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::Routing { .. })), "{error:?}");
+    let mut routing = DeviceRouting::zeros(stream, 2, 6).unwrap();
+    gpu.route_on(stream, &chosen, 2, &mut routing).unwrap();
+    let mut short = stream.alloc_zeros::<f16>(6 * 8 - 1).unwrap();
+    assert!(multiply(&routing, &mut short).is_err());
+    multiply(&routing, &mut out).unwrap();
+}
