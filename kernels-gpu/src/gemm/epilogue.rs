@@ -176,7 +176,12 @@ impl Epilogue<'_> {
     }
 }
 
+/// Words of places that a lane has of a token tile, at most.
+const PLACES: usize = TokenTile::N256.tokens() as usize / WARP as usize;
+
 /// Stores the results of a tile of 16 rows and a token tile.
+///
+/// A lane has sums of two rows and two tokens of each eight. Shuffles bring it four rows of one token, so that lanes store whole sectors.
 ///
 /// # Safety
 /// The contract of the kernels; all lanes take part, and no other warp has these rows and tokens.
@@ -189,28 +194,51 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
 ) {
     let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
     let rows = problem.shape.rows as u32;
-    let row = first_row + of_eight;
+    let upper = quarter % 2 == 1;
+    let row = first_row + quarter / 2 * 4 + if upper { TILE_ROWS / 2 } else { 0 };
     let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
     // SAFETY: the slot is readable.
     let factor = unsafe { problem.weights.scaled(lowered) };
-    let mut token = tokens.first + quarter * 2;
+    // Each lane finds the places of some tokens, and the others ask it.
+    let mut places = [0; PLACES];
+    for i in 0..(SUMS * 2).div_ceil(WARP as usize) {
+        let token = (tokens.first + i as u32 * WARP + warp::lane()).min(tokens.end - 1);
+        // SAFETY: the token exists.
+        places[i] = unsafe { problem.place(token) };
+    }
+    let whole = (problem.out as usize | problem.shape.rows as usize * 2) % 8 == 0;
     for four in 0..SUMS / 4 {
-        // Two rows, eight apart, have the sums of two tokens each.
-        for half in 0..2 {
-            let row = row + half as u32 * (TILE_ROWS / 2);
+        // A word has a row's results with two tokens.
+        let words = [0, 1].map(|half| {
             let [first, second] = [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32);
-            let pair = D::rounded(second, first);
-            for i in 0..2 {
-                if row < rows && token + i < tokens.end {
-                    // SAFETY: the result exists, and is this lane's.
-                    unsafe {
-                        let result = problem.result(u64::from(row), token + i);
-                        *problem.out.cast::<u16>().wrapping_add(result as usize) = (pair >> (16 * i)) as u16;
+            D::rounded(second, first)
+        });
+        // Now two rows' with one token.
+        let [low, high] = words.map(|word| {
+            let from = quarter * 8 + of_eight / 2;
+            let (a, b) = (warp::shuffle(word, from), warp::shuffle(word, from + QUAD));
+            if of_eight % 2 == 0 { (a & 0xFFFF) | b << 16 } else { a >> 16 | (b & 0xFFFF_0000) }
+        });
+        let other = warp::shuffle_xor(if upper { low } else { high }, 1);
+        let four_rows = if upper { [other, high] } else { [low, other] };
+        let in_tile = four as u32 * 8 + of_eight;
+        let place = warp::shuffle(places[four / 4], in_tile % WARP);
+        if tokens.first + in_tile < tokens.end && row < rows {
+            let result = (u64::from(place) * u64::from(rows) + u64::from(row)) as usize;
+            let to = problem.out.cast::<u16>().wrapping_add(result);
+            // SAFETY: the results exist, and are this lane's; they are whole words where rows are.
+            unsafe {
+                if whole {
+                    *to.cast::<u64>() = u64::from(four_rows[0]) | u64::from(four_rows[1]) << 32;
+                } else {
+                    for i in 0..4 {
+                        if row + (i as u32) < rows {
+                            *to.wrapping_add(i) = (four_rows[i / 2] >> (i % 2 * 16)) as u16;
+                        }
                     }
                 }
             }
         }
-        token += 8;
     }
 }
 

@@ -69,7 +69,10 @@ impl Problem {
     #[inline(always)]
     pub(crate) unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
         // SAFETY: the caller's promise.
-        unsafe { store(self.out, self.result(row, token), self.weights.scaled(sum), D::OUTPUT) }
+        unsafe {
+            let result = u64::from(self.place(token)) * self.shape.rows + row;
+            store(self.out, result, self.weights.scaled(sum), D::OUTPUT)
+        }
     }
 }
 

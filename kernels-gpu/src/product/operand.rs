@@ -214,13 +214,13 @@ impl Problem {
         if self.routed.from.is_null() { token - first } else { unsafe { self.source(token) } }
     }
 
-    /// The number of the result of a row and a token.
+    /// The number of the row of results of a token.
     ///
     /// # Safety
-    /// The contract of the kernels; both exist.
+    /// The contract of the kernels; the token exists.
     #[inline(always)]
-    pub(crate) unsafe fn result(&self, row: u64, token: u32) -> u64 {
+    pub(crate) unsafe fn place(&self, token: u32) -> u32 {
         // SAFETY: the caller's promise.
-        u64::from(unsafe { Routed::listed(self.routed.to, token) }) * self.shape.rows + row
+        unsafe { Routed::listed(self.routed.to, token) }
     }
 }
