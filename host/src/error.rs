@@ -322,6 +322,40 @@ pub enum Error {
         report: Report,
     },
 
+    /// Device memory that does not start where kernels need it to.
+    #[error(
+        "the address of {what}, {address:#x}, is not a multiple of {needed}, as the GPU's kernels need it; \
+         copy to memory that starts so, or allocate it so"
+    )]
+    Alignment {
+        /// The name of what starts there.
+        what: &'static str,
+        /// The address in device memory.
+        address: u64,
+        /// The number, in bytes, of which it must be a multiple.
+        needed: usize,
+    },
+
+    /// Device memory of another context than the stream's.
+    #[error(
+        "the memory of {what} is of another GPU or CUDA context than the stream; copy it over, or use a stream of its context"
+    )]
+    OtherContext {
+        /// The name of what lies there.
+        what: &'static str,
+    },
+
+    /// A quantized output without memory for its global scale.
+    #[error(
+        "an output in {format} needs device memory for its global scale; pass {words} words by `with_global_slot`"
+    )]
+    NoGlobalSlot {
+        /// The format.
+        format: Format,
+        /// Words of 32 bits that are needed.
+        words: usize,
+    },
+
     /// Operands of a product that do not go together.
     #[error(transparent)]
     Operands(OperandFault),

@@ -154,8 +154,8 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
             Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
         },
         |(matrix, out)| match op.gemv_kernel() {
-            Some(kernel) => gpu.gemv_with(kernel, stream, matrix, &vectors, product.batch, out),
-            None => gpu.gemv_on(stream, matrix, &vectors, product.batch, out),
+            Some(kernel) => gpu.gemv_with(kernel, stream, &*matrix, &vectors, product.batch, out),
+            None => gpu.gemv_on(stream, &*matrix, &vectors, product.batch, out),
         },
         |(_, out)| {
             let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
@@ -205,13 +205,13 @@ pub(super) fn measure_weights<T: Activation>(
         (products, turns, effort),
         |(tokens, kernel), (weights, out)| match *kernel {
             WeightsKernel::Gemv(kernel) => {
-                gpu.gemv_weights_with(kernel, stream, weights, &activations, *tokens, out)
+                gpu.gemv_weights_with(kernel, stream, &*weights, &activations, *tokens, out)
             }
             WeightsKernel::Gemm(None) => {
-                gpu.gemm_weights_on(stream, weights, &activations, *tokens, &mut workspace, out)
+                gpu.gemm_weights_on(stream, &*weights, &activations, *tokens, &mut workspace, out)
             }
             WeightsKernel::Gemm(Some(kernel)) => {
-                gpu.gemm_weights_with(kernel, stream, weights, &activations, *tokens, &mut workspace, out)
+                gpu.gemm_weights_with(kernel, stream, &*weights, &activations, *tokens, &mut workspace, out)
             }
         },
         |(tokens, _), (weights, out)| {
@@ -260,17 +260,17 @@ impl<T: Element> Set<T> {
         let Self { values, tensor, amax } = self;
         let (stream, shape, recipe) = (gpu.stream(), workload.shape, &workload.recipe);
         let baseline = match workload.op {
-            Op::Dequantize => return gpu.dequantize_on(stream, tensor, values, shape.cols),
+            Op::Dequantize => return gpu.dequantize_on(stream, &*tensor, values, shape.cols),
             Op::QuantizeThreadABlock => Baseline::ThreadABlock,
             Op::QuantizeWarpABlock => Baseline::WarpABlock,
             Op::Amax => {
                 amax.clear(stream)?;
-                return gpu.amax_on(stream, values, shape, amax);
+                return gpu.amax_on(stream, &*values, shape, amax);
             }
             _ => {
                 return gpu.quantize_on(
                     stream,
-                    values,
+                    &*values,
                     shape,
                     recipe,
                     DeviceQuantizeOptions::new().report(report),
@@ -278,7 +278,7 @@ impl<T: Element> Set<T> {
                 );
             }
         };
-        gpu.quantize_baseline_on(baseline, stream, values, shape, recipe, tensor)
+        gpu.quantize_baseline_on(baseline, stream, &*values, shape, recipe, tensor)
     }
 
     /// Compares what the timed launches left with what the CPU gives.

@@ -7,7 +7,7 @@ use microscale_kernels_abi::gemv::BLOCK_LIMIT;
 use microscale_kernels_abi::weights::WeightsFormat;
 use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid};
 
-use super::tensor::DeviceTensor;
+use super::tensor_view::DeviceTensorView;
 use crate::element::{Dtype, Element};
 use crate::error::OperandFault;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub(super) const fn kernel_dtype(dtype: Dtype) -> microscale_kernels_abi::Dtype 
 }
 
 /// The way a kernel applies a tensor's global scale.
-pub(super) fn apply_global(tensor: &DeviceTensor) -> Argument<ApplyGlobal> {
+pub(super) fn apply_global(tensor: DeviceTensorView<'_>) -> Argument<ApplyGlobal> {
     apply_direction(tensor.direction())
 }
 

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use microscale_formats::{ScaleLayout, words};
 use microscale_kernels_abi::Ladder;
 
 use super::arguments::kernel_dtype;
 use super::handle::Gpu;
 use super::launch;
-use super::tensor::DeviceTensor;
+use super::memory::DeviceView;
+use super::tensor_view::DeviceTensorViewMut;
 use crate::element::Element;
 use crate::error::Result;
 use crate::recipe::Recipe;
@@ -35,15 +36,16 @@ impl Gpu {
     /// # Errors
     /// Those of [`Gpu::quantize_on`].
     #[doc(hidden)]
-    pub fn quantize_baseline_on<T: Element>(
+    pub fn quantize_baseline_on<'v, 'o, T: Element>(
         &self,
         baseline: Baseline,
         stream: &Arc<CudaStream>,
-        values: &impl DevicePtr<T>,
+        values: impl Into<DeviceView<'v, T>>,
         shape: Shape,
         recipe: &Recipe,
-        out: &mut DeviceTensor,
+        out: impl Into<DeviceTensorViewMut<'o>>,
     ) -> Result<()> {
+        let (values, out) = (values.into(), out.into());
         shape.check("the input", values.len())?;
         let linear = Recipe { scale_layout: ScaleLayout::Linear, ..*recipe };
         out.shape().require(QuantizedShape::of(&linear, shape))?;

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::CudaStream;
 
 use super::experts::{DeviceExperts, DeviceRouting, ExpertRows};
 use super::experts_kernel::ExpertsKernel;
 use super::gemm_weights_kernel::GemmWorkspace;
+use super::gemm_workspace::GemmWorkspaceMut;
 use super::handle::Gpu;
 use super::launch;
+use super::memory::{DeviceView, DeviceViewMut};
 use crate::error::{Error, OperandFault, Result};
 use crate::gemv::Activation;
 use crate::shape::Shape;
@@ -21,13 +23,14 @@ impl Gpu {
     /// # Errors
     /// [`OperandFault::Routing`] if `routing` is of too few pairs, [`OperandFault::Batches`] if `chosen` is not of whole tokens, and
     /// [`Error::Gpu`].
-    pub fn route_on(
+    pub fn route_on<'a>(
         &self,
         stream: &Arc<CudaStream>,
-        chosen: &impl DevicePtr<u32>,
+        chosen: impl Into<DeviceView<'a, u32>>,
         top_k: usize,
         routing: &mut DeviceRouting,
     ) -> Result<()> {
+        let chosen = chosen.into();
         let pairs = chosen.len();
         if pairs > routing.room {
             let DeviceRouting { experts, room, .. } = *routing;
@@ -66,15 +69,15 @@ impl Gpu {
     /// [`OperandFault::Routing`] if the routing is of another number of experts, those of lengths, [`OperandFault::Workspace`],
     /// [`OperandFault::Limit`], and [`Error::Gpu`].
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
-    pub fn gemm_experts_on<T: Activation>(
+    pub fn gemm_experts_on<'a, T: Activation>(
         &self,
         stream: &Arc<CudaStream>,
         experts: &DeviceExperts,
-        activations: &impl DevicePtr<T>,
+        activations: impl Into<DeviceView<'a, T>>,
         routing: &DeviceRouting,
         rows: ExpertRows,
-        workspace: &mut GemmWorkspace,
-        out: &mut impl DevicePtrMut<T>,
+        workspace: impl Into<GemmWorkspaceMut<'a>>,
+        out: impl Into<DeviceViewMut<'a, T>>,
     ) -> Result<()> {
         let kernel = self.experts_kernel(experts, routing.pairs);
         self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, workspace, out)
@@ -86,21 +89,22 @@ impl Gpu {
     /// Those of [`Self::gemm_experts_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_experts_with<T: Activation>(
+    pub fn gemm_experts_with<'a, T: Activation>(
         &self,
         kernel: ExpertsKernel,
         stream: &Arc<CudaStream>,
         experts: &DeviceExperts,
-        activations: &impl DevicePtr<T>,
+        activations: impl Into<DeviceView<'a, T>>,
         routing: &DeviceRouting,
         rows: ExpertRows,
-        workspace: &mut GemmWorkspace,
-        out: &mut impl DevicePtrMut<T>,
+        workspace: impl Into<GemmWorkspaceMut<'a>>,
+        out: impl Into<DeviceViewMut<'a, T>>,
     ) -> Result<()> {
         if routing.experts != experts.count() {
             let DeviceRouting { experts, room, .. } = *routing;
             return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
         }
+        let (activations, out) = (activations.into(), out.into());
         let pairs = routing.pairs;
         let rows_of_activations = if rows == ExpertRows::Gathered { pairs / routing.top_k } else { pairs };
         Shape::new(rows_of_activations, experts.shape().cols).check("the activations", activations.len())?;
@@ -112,7 +116,7 @@ impl Gpu {
             experts,
             activations,
             (routing, rows),
-            workspace,
+            workspace.into(),
             out,
         )
     }

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::CudaStream;
 
 use super::driver::doing;
 use super::gemm_weights_kernel::{GemmWeightsKernel, GemmWorkspace};
+use super::gemm_workspace::{COUNTER_BYTES, GemmWorkspaceMut};
 use super::handle::Gpu;
 use super::launch;
+use super::memory::{DeviceView, DeviceViewMut};
 use super::tensor::DeviceTensor;
+use super::tensor_view::DeviceTensorView;
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::shape::{QuantizedShape, Shape};
@@ -27,6 +30,16 @@ impl Gpu {
     ) -> Result<GemmWorkspace> {
         let bytes = launch::gemm_workspace(&self.kernels, weights, tokens)?;
         GemmWorkspace::new(stream, bytes)
+    }
+
+    /// Bytes of a workspace in memory that is somebody else's ([`GemmWorkspaceMut::from_raw_parts`]), for products of
+    /// weights of a shape with as many tokens as given, and with fewer.
+    ///
+    /// # Errors
+    /// [`crate::OperandFault::Limit`] for more tokens than a GPU multiplies, and [`crate::Error::Gpu`] for more than a launch
+    /// covers.
+    pub fn gemm_workspace_bytes(&self, weights: QuantizedShape, tokens: usize) -> Result<usize> {
+        Ok(COUNTER_BYTES + launch::gemm_workspace(&self.kernels, weights, tokens)?)
     }
 
     /// Multiplies host memory, as [`crate::gemv_weights`] does but for the last bits: copies the operands over, multiplies,
@@ -73,15 +86,16 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`], and [`crate::OperandFault::Workspace`].
-    pub fn gemm_weights_on<T: Activation>(
+    pub fn gemm_weights_on<'w, 'a, 's, 'o, T: Activation>(
         &self,
         stream: &Arc<CudaStream>,
-        weights: &DeviceTensor,
-        activations: &impl DevicePtr<T>,
+        weights: impl Into<DeviceTensorView<'w>>,
+        activations: impl Into<DeviceView<'a, T>>,
         tokens: usize,
-        workspace: &mut GemmWorkspace,
-        out: &mut impl DevicePtrMut<T>,
+        workspace: impl Into<GemmWorkspaceMut<'s>>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let weights = weights.into();
         let Some(kernel) = self.gemm_kernel(weights.shape(), tokens) else {
             return self.gemv_weights_on(stream, weights, activations, tokens, out);
         };
@@ -94,16 +108,18 @@ impl Gpu {
     /// Those of [`Self::gemm_weights_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_weights_with<T: Activation>(
+    pub fn gemm_weights_with<'w, 'a, 's, 'o, T: Activation>(
         &self,
         kernel: GemmWeightsKernel,
         stream: &Arc<CudaStream>,
-        weights: &DeviceTensor,
-        activations: &impl DevicePtr<T>,
+        weights: impl Into<DeviceTensorView<'w>>,
+        activations: impl Into<DeviceView<'a, T>>,
         tokens: usize,
-        workspace: &mut GemmWorkspace,
-        out: &mut impl DevicePtrMut<T>,
+        workspace: impl Into<GemmWorkspaceMut<'s>>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let (weights, activations) = (weights.into(), activations.into());
+        let (workspace, out) = (workspace.into(), out.into());
         check_weights(weights.shape(), activations.len(), tokens, out.len())?;
         launch::gemm_weights(&self.kernels, stream, kernel, weights, activations, tokens, workspace, out)
     }

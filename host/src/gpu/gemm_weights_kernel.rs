@@ -8,7 +8,7 @@ use microscale_kernels_abi::Target;
 use microscale_kernels_abi::gemm::{COUNTERS, Edition, GemmGrid, TokenTile};
 
 use super::driver::doing;
-use crate::error::{Error, OperandFault, Result};
+use crate::error::Result;
 
 /// A kernel for weights times activations of many tokens. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,7 @@ impl GemmWeightsKernel {
 }
 
 /// Device memory that [`Gpu::gemm_weights_on`](super::Gpu::gemm_weights_on) works in. It serves one product after the other, not two at once.
+/// Memory that is somebody else's does as well: [`GemmWorkspaceMut`](super::GemmWorkspaceMut).
 #[derive(Debug)]
 pub struct GemmWorkspace {
     pub(super) counters: CudaSlice<u32>,
@@ -102,15 +103,6 @@ impl GemmWorkspace {
             counters: stream.alloc_zeros(COUNTERS as usize).map_err(&allocating)?,
             memory: stream.alloc_zeros(bytes.max(1)).map_err(&allocating)?,
         })
-    }
-
-    /// Its counters and its memory, if there is room for so many bytes.
-    pub(super) fn parts(&mut self, needed: u64) -> Result<(&mut CudaSlice<u32>, &mut CudaSlice<u8>)> {
-        let found = self.memory.len() as u64;
-        if needed > found {
-            return Err(Error::Operands(OperandFault::Workspace { needed, found }));
-        }
-        Ok((&mut self.counters, &mut self.memory))
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtrMut};
+use cudarc::driver::CudaStream;
 
 use super::driver::doing;
 use super::gemv_choices::GemvChoices;
 use super::gemv_kernel::GemvKernel;
 use super::handle::Gpu;
 use super::launch;
+use super::memory::DeviceViewMut;
 use super::tensor::DeviceTensor;
+use super::tensor_view::DeviceTensorView;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
@@ -46,14 +48,15 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`crate::gemv`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
-    pub fn gemv_on<T: Element>(
+    pub fn gemv_on<'m, 'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
-        matrix: &DeviceTensor,
-        vectors: &DeviceTensor,
+        matrix: impl Into<DeviceTensorView<'m>>,
+        vectors: impl Into<DeviceTensorView<'v>>,
         batch: Batch,
-        out: &mut impl DevicePtrMut<T>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let matrix = matrix.into();
         let kernel = GemvChoices::<GemvKernel>::built_in().kernel(matrix.rows(), matrix.cols());
         self.gemv_with(kernel, stream, matrix, vectors, batch, out)
     }
@@ -63,15 +66,16 @@ impl Gpu {
     /// # Errors
     /// Those of [`Self::gemv_on`].
     #[doc(hidden)]
-    pub fn gemv_with<T: Element>(
+    pub fn gemv_with<'m, 'v, 'o, T: Element>(
         &self,
         kernel: GemvKernel,
         stream: &Arc<CudaStream>,
-        matrix: &DeviceTensor,
-        vectors: &DeviceTensor,
+        matrix: impl Into<DeviceTensorView<'m>>,
+        vectors: impl Into<DeviceTensorView<'v>>,
         batch: Batch,
-        out: &mut impl DevicePtrMut<T>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let (matrix, vectors, out) = (matrix.into(), vectors.into(), out.into());
         let rows = batch.check(matrix.shape(), vectors.shape(), out.len())?;
         launch::gemv(&self.kernels, stream, kernel, matrix, vectors, batch, rows, out)
     }

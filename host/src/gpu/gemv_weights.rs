@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::CudaStream;
 
 use super::driver::doing;
 use super::gemv_choices::GemvWeightsChoices;
 use super::gemv_weights_kernel::GemvWeightsKernel;
 use super::handle::Gpu;
 use super::launch;
+use super::memory::{DeviceView, DeviceViewMut};
 use super::tensor::DeviceTensor;
+use super::tensor_view::DeviceTensorView;
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::shape::{QuantizedShape, Shape};
@@ -70,14 +72,15 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
-    pub fn gemv_weights_on<T: Activation>(
+    pub fn gemv_weights_on<'w, 'a, 'o, T: Activation>(
         &self,
         stream: &Arc<CudaStream>,
-        weights: &DeviceTensor,
-        activations: &impl DevicePtr<T>,
+        weights: impl Into<DeviceTensorView<'w>>,
+        activations: impl Into<DeviceView<'a, T>>,
         tokens: usize,
-        out: &mut impl DevicePtrMut<T>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let weights = weights.into();
         let kernel = GemvWeightsKernel::choose(weights.shape(), tokens);
         self.gemv_weights_with(kernel, stream, weights, activations, tokens, out)
     }
@@ -87,15 +90,16 @@ impl Gpu {
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
     #[doc(hidden)]
-    pub fn gemv_weights_with<T: Activation>(
+    pub fn gemv_weights_with<'w, 'a, 'o, T: Activation>(
         &self,
         kernel: GemvWeightsKernel,
         stream: &Arc<CudaStream>,
-        weights: &DeviceTensor,
-        activations: &impl DevicePtr<T>,
+        weights: impl Into<DeviceTensorView<'w>>,
+        activations: impl Into<DeviceView<'a, T>>,
         tokens: usize,
-        out: &mut impl DevicePtrMut<T>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let (weights, activations, out) = (weights.into(), activations.into(), out.into());
         check_weights(weights.shape(), activations.len(), tokens, out.len())?;
         launch::gemv_weights(&self.kernels, stream, kernel, weights, activations, tokens, out)
     }

@@ -36,9 +36,44 @@ impl Gpu {
     /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is older than
     /// compute capability 8.0; [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
-        let context = device::open(ordinal)?;
+        Self::from_context(device::open(ordinal)?)
+    }
+
+    /// The same for a context that is there already, with a stream of its own: the first stream that is made of a context has
+    /// cudarc wait for the GPU once, and from then on order uses of buffers by events, unless that was turned off
+    /// (`CudaContext::disable_event_tracking`).
+    ///
+    /// # Errors
+    /// As of [`Self::new`].
+    pub fn from_context(context: Arc<CudaContext>) -> Result<Self> {
+        Self::from_stream(context.new_stream().map_err(doing("creating a stream"))?)
+    }
+
+    /// The same for the context of a stream, on which the host-slice operations will work. No other stream is made.
+    ///
+    /// A stream that other software made becomes one of cudarc's by `CudaContext::wrap_borrowed_stream`, which neither owns nor
+    /// destroys it. PyTorch and whatever uses CUDA's runtime work in a GPU's primary context, which is `CudaContext::new`'s.
+    ///
+    /// ```no_run
+    /// use microscale::Result;
+    /// use microscale::gpu::Gpu;
+    /// use microscale::gpu::cudarc::driver::CudaContext;
+    ///
+    /// /// # Safety
+    /// /// `stream` is a stream of GPU 0's primary context, such as PyTorch's `torch.cuda.current_stream().cuda_stream`, and outlives
+    /// /// what is returned.
+    /// unsafe fn on_their_stream(stream: usize) -> Result<Gpu> {
+    ///     let context = CudaContext::new(0).expect("a GPU");
+    ///     // SAFETY: the caller's promise.
+    ///     Gpu::from_stream(unsafe { context.wrap_borrowed_stream(stream as _) })
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`Self::new`].
+    pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
+        let context = stream.context().clone();
         let info = GpuInfo::of(&context)?;
-        let stream = context.new_stream().map_err(doing("creating a stream"))?;
         let kernels = Arc::new(Kernels::new(&context, &info)?);
         let staging = Arc::new(Staging::new(&context));
         Ok(Self { info, context, stream, kernels, staging })

@@ -11,6 +11,7 @@ use microscale_formats::errors::ErrorSums;
 use super::driver::doing;
 use super::handle::Gpu;
 use super::launch;
+use super::memory::DeviceView;
 use super::quantize_options::DeviceQuantizeOptions;
 use super::staging::Staging;
 use super::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
@@ -101,8 +102,10 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         if let Some(input) = &self.input {
             let importance = importance.map(|importance| stream.clone_htod(importance)).transpose();
             let importance = importance.map_err(doing("copying importance to it"))?;
-            let options =
-                DeviceQuantizeOptions { importance: importance.as_ref(), report: Some(&mut report) };
+            let options = DeviceQuantizeOptions {
+                importance: importance.as_ref().map(DeviceView::from),
+                report: Some(&mut report),
+            };
             gpu.quantize_on(stream, input, shape, recipe, options, &mut tensor)?;
         }
         let report = recipe.accept(report.read(stream, shape, recipe.format())?)?;

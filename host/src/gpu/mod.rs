@@ -24,6 +24,7 @@ mod experts_kernel;
 mod gemm_experts;
 mod gemm_weights;
 mod gemm_weights_kernel;
+mod gemm_workspace;
 mod gemv;
 mod gemv_choices;
 mod gemv_kernel;
@@ -34,6 +35,7 @@ mod handle;
 mod kernels;
 mod launch;
 mod loaded;
+mod memory;
 mod on_device;
 mod on_host;
 mod preload;
@@ -41,6 +43,7 @@ mod ptx;
 mod quantize_options;
 mod staging;
 mod tensor;
+mod tensor_view;
 
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
@@ -54,6 +57,7 @@ pub use experts_kernel::ExpertsKernel;
 #[doc(hidden)]
 pub use gemm_weights_kernel::GemmWeightsKernel;
 pub use gemm_weights_kernel::GemmWorkspace;
+pub use gemm_workspace::GemmWorkspaceMut;
 #[doc(hidden)]
 pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
 #[doc(hidden)]
@@ -63,6 +67,8 @@ pub use gemv_weights_kernel::GemvWeightsKernel;
 pub use gpus::Gpus;
 pub use handle::Gpu;
 pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
+pub use memory::{DeviceView, DeviceViewMut};
 pub use microscale_kernels_abi::{Family, KernelId};
 pub use quantize_options::DeviceQuantizeOptions;
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
+pub use tensor_view::{DeviceTensorView, DeviceTensorViewMut};

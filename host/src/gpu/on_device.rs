@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::CudaStream;
 
-use super::driver::doing;
 use super::handle::Gpu;
 use super::launch;
+use super::memory::{DeviceView, DeviceViewMut};
 use super::quantize_options::DeviceQuantizeOptions;
-use super::tensor::{DeviceAmax, DeviceTensor};
+use super::tensor::DeviceAmax;
+use super::tensor_view::{DeviceTensorView, DeviceTensorViewMut};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::recipe::Recipe;
@@ -25,15 +26,16 @@ impl Gpu {
     /// # Errors
     /// The errors of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
     /// numbers as columns, and [`Error::Gpu`].
-    pub fn quantize_on<T: Element>(
+    pub fn quantize_on<'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
-        values: &impl DevicePtr<T>,
+        values: impl Into<DeviceView<'v, T>>,
         shape: Shape,
         recipe: &Recipe,
         options: DeviceQuantizeOptions<'_>,
-        out: &mut DeviceTensor,
+        out: impl Into<DeviceTensorViewMut<'o>>,
     ) -> Result<()> {
+        let (values, mut out) = (values.into(), out.into());
         shape.check("the input", values.len())?;
         out.shape().require(QuantizedShape::of(recipe, shape))?;
         recipe.check()?;
@@ -41,16 +43,13 @@ impl Gpu {
             let (found, columns) = (importance.len(), shape.cols);
             return Err(Error::Importance { found, columns, wrong: None });
         }
-        if out.has_padded_scales() {
-            let (_, scales, _) = out.parts_mut();
-            stream.memset_zeros(scales).map_err(doing("clearing padding"))?;
-        }
+        out.clear_padding(stream)?;
         if let Scheme::Nvfp4(arithmetic, global) = recipe.scheme {
             let absent = global == Global::Absent || shape.is_empty();
             out.set_direction((!absent).then_some(arithmetic.direction));
             if global == Global::FromAmax {
-                let (_, _, slot) = out.parts_mut();
-                stream.memset_zeros(slot).map_err(doing("clearing an amax"))?;
+                let slot = out.slot_mut()?;
+                slot.clear(stream, "the amax")?;
                 launch::amax(&self.kernels, stream, values, shape, slot)?;
                 launch::plan::<T>(&self.kernels, stream, recipe, slot)?;
             }
@@ -58,20 +57,22 @@ impl Gpu {
         launch::quantize(&self.kernels, stream, values, shape, recipe, options, out)
     }
 
-    /// Adds the largest magnitude of a matrix in device memory to `amax`: enqueues one kernel and returns.
-    /// Allocates nothing and does not wait.
+    /// Adds the largest magnitude of a matrix in device memory to `amax`, a [`DeviceAmax`] or as many words: enqueues one kernel
+    /// and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
-    /// Those of [`crate::amax`], and [`Error::Gpu`].
-    pub fn amax_on<T: Element>(
+    /// Those of [`crate::amax`], [`Error::Length`] if `amax` has fewer than [`DeviceAmax::WORDS`], and [`Error::Gpu`].
+    pub fn amax_on<'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
-        values: &impl DevicePtr<T>,
+        values: impl Into<DeviceView<'v, T>>,
         shape: Shape,
-        amax: &mut DeviceAmax,
+        amax: impl Into<DeviceViewMut<'o, u32>>,
     ) -> Result<()> {
+        let (values, mut amax) = (values.into(), amax.into());
         shape.check("the input", values.len())?;
-        launch::amax(&self.kernels, stream, values, shape, amax.slot_mut())
+        Shape::new(1, DeviceAmax::WORDS).check("the amax", amax.len())?;
+        launch::amax(&self.kernels, stream, values, shape, &mut amax)
     }
 
     /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues
@@ -79,23 +80,20 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::QuantizedShape`] if more than the scale layout differs, and [`Error::Gpu`].
-    pub fn convert_layout_on(
+    pub fn convert_layout_on<'s, 't>(
         &self,
         stream: &Arc<CudaStream>,
-        source: &DeviceTensor,
-        target: &mut DeviceTensor,
+        source: impl Into<DeviceTensorView<'s>>,
+        target: impl Into<DeviceTensorViewMut<'t>>,
     ) -> Result<()> {
+        let (source, mut target) = (source.into(), target.into());
         let (from, to) = (source.shape().scale_layout, target.shape().scale_layout);
         target.shape().require(source.shape().with_scale_layout(to))?;
-        let copying = doing("copying a quantized tensor");
-        target.set_direction(source.direction());
-        let (codes, scales, global) = target.parts_mut();
-        stream.memcpy_dtod(source.codes(), codes).map_err(&copying)?;
-        stream.memcpy_dtod(source.global_slot(), global).map_err(&copying)?;
+        target.copy_from(stream, source)?;
         if from == to {
-            return stream.memcpy_dtod(source.scales(), scales).map_err(&copying);
+            return Ok(());
         }
-        launch::convert_scales(&self.kernels, stream, source.scales(), scales, to, source.shape())
+        launch::convert_scales(&self.kernels, stream, source, &mut target)
     }
 
     /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and
@@ -103,13 +101,14 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`crate::dequantize_into`], and [`Error::Gpu`].
-    pub fn dequantize_on<T: Element>(
+    pub fn dequantize_on<'t, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
-        tensor: &DeviceTensor,
-        out: &mut impl DevicePtrMut<T>,
+        tensor: impl Into<DeviceTensorView<'t>>,
+        out: impl Into<DeviceViewMut<'o, T>>,
         row_stride: usize,
     ) -> Result<()> {
+        let (tensor, out) = (tensor.into(), out.into());
         let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
         shape.check("the output", out.len())?;
         launch::dequantize(&self.kernels, stream, tensor, out, shape)

@@ -1,7 +1,6 @@
 //! What quantizing in device memory takes beside the recipe.
 
-use cudarc::driver::CudaSlice;
-
+use super::memory::DeviceView;
 use super::tensor::DeviceReport;
 
 /// Options for quantizing one matrix in device memory. By default all errors count alike and nothing is
@@ -10,7 +9,7 @@ use super::tensor::DeviceReport;
 pub struct DeviceQuantizeOptions<'a> {
     /// The importance of each column's errors, as of [`crate::QuantizeOptions::importance`]. Numbers in device
     /// memory are not looked at: if one is negative or not finite, the choice of scales means nothing.
-    pub importance: Option<&'a CudaSlice<f32>>,
+    pub importance: Option<DeviceView<'a, f32>>,
     /// A report to add counts to. Without one, nobody learns of values that could not be kept.
     pub report: Option<&'a mut DeviceReport>,
 }
@@ -23,8 +22,8 @@ impl<'a> DeviceQuantizeOptions<'a> {
 
     /// Weights errors by column in the search for scales.
     #[must_use]
-    pub fn importance(self, columns: &'a CudaSlice<f32>) -> Self {
-        Self { importance: Some(columns), ..self }
+    pub fn importance(self, columns: impl Into<DeviceView<'a, f32>>) -> Self {
+        Self { importance: Some(columns.into()), ..self }
     }
 
     /// Adds counts of what could not be kept to a report.

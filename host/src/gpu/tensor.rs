@@ -1,14 +1,16 @@
 //! Quantized tensors, amax and reports in device memory, and their copies from and to the host.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use microscale_formats::Format;
 use microscale_formats::nvfp4::{Direction, GlobalScale};
-use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::fmt;
 use std::sync::Arc;
 
 use super::driver::doing;
+use super::memory::{DeviceView, DeviceViewMut};
 use super::staging::Staging;
+use super::tensor_view::{DeviceTensorView, DeviceTensorViewMut, GLOBAL, GLOBAL_WORDS, kernel_bytes};
 use crate::amax::Amax;
 use crate::error::{Error, Result};
 use crate::report::{Position, Report};
@@ -35,9 +37,6 @@ impl fmt::Debug for DeviceTensor {
     }
 }
 
-/// Words of a slot.
-const GLOBAL_WORDS: usize = size_of::<GlobalSlot>() / size_of::<u32>();
-
 impl DeviceTensor {
     /// Room for a matrix, filled with zeros on the stream.
     ///
@@ -45,15 +44,60 @@ impl DeviceTensor {
     /// [`Error::TooLarge`], [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`] when memory
     /// is short.
     pub fn zeros(stream: &Arc<CudaStream>, shape: QuantizedShape) -> Result<Self> {
-        if let Format::Comparison(_) = shape.format {
-            return Err(Error::NoKernel { format: shape.format });
-        }
-        let (codes, scales) = shape.bytes()?;
+        let (codes, scales) = kernel_bytes(shape)?;
         let allocating = doing("allocating a quantized tensor");
         // cudarc allocates no empty buffers: an empty tensor keeps a byte that is never used.
         let bytes = |n: usize| stream.alloc_zeros(n.max(1)).map_err(&allocating);
         let global = stream.alloc_zeros(GLOBAL_WORDS).map_err(&allocating)?;
         Ok(Self { shape, codes: bytes(codes)?, scales: bytes(scales)?, global, direction: None })
+    }
+
+    /// From codes and block scales that are in device memory. A slot for a global scale, less than a kibibyte, is allocated on the
+    /// stream; there is no global scale but by [`Self::with_global_scale`]. Nobody looks at the scales, as of
+    /// [`DeviceTensorView::from_parts`].
+    ///
+    /// # Errors
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, unless
+    /// it needs none; [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`].
+    pub fn from_parts(
+        stream: &Arc<CudaStream>,
+        shape: QuantizedShape,
+        codes: CudaSlice<u8>,
+        scales: CudaSlice<u8>,
+    ) -> Result<Self> {
+        // An empty tensor's are of a byte each, here too.
+        if kernel_bytes(shape)? != (0, 0) {
+            shape.check(codes.len(), scales.len())?;
+        }
+        let global = stream.alloc_zeros(GLOBAL_WORDS).map_err(doing("allocating a global scale"))?;
+        Ok(Self { shape, codes, scales, global, direction: None })
+    }
+
+    /// Codes, scales and the [slot of the global scale](Self::global_slot), taken apart.
+    pub fn into_parts(self) -> (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<u32>) {
+        (self.codes, self.scales, self.global)
+    }
+
+    /// A view of all of it.
+    pub fn view(&self) -> DeviceTensorView<'_> {
+        let [codes, scales] = [&self.codes, &self.scales].map(DeviceView::from);
+        DeviceTensorView::of_tensor(self.shape, codes, scales, self.direction, (&self.global).into())
+    }
+
+    /// The same blocks under a global scale, which is enqueued on the stream. Nothing waits.
+    ///
+    /// # Errors
+    /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none, and
+    /// [`Error::Gpu`].
+    pub fn with_global_scale(mut self, stream: &Arc<CudaStream>, given: GlobalScale) -> Result<Self> {
+        if !self.shape.format.has_global_scale() {
+            return Err(Error::NoGlobalScale { format: self.shape.format });
+        }
+        if !given.in_range() {
+            return Err(Error::GlobalScale { given });
+        }
+        self.set_global_scale(stream, Some(given))?;
+        Ok(self)
     }
 
     /// A copy of a tensor in host memory, made on the stream.
@@ -77,15 +121,7 @@ impl DeviceTensor {
     /// # Errors
     /// [`crate::Error::Gpu`].
     pub fn to_host(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
-        let mut host = QuantizedTensor::zeros(self.shape)?;
-        let (codes, scales) = host.parts_mut();
-        let copying = doing("copying a quantized tensor back");
-        if !scales.is_empty() {
-            stream.memcpy_dtoh(&self.codes, codes).map_err(&copying)?;
-            stream.memcpy_dtoh(&self.scales, scales).map_err(&copying)?;
-        }
-        host.set_global_scale(self.read_global(stream)?);
-        Ok(host)
+        self.view().to_host(stream)
     }
 
     /// The same, through pinned memory.
@@ -106,12 +142,7 @@ impl DeviceTensor {
 
     /// The global scale. Waits for the stream.
     pub(super) fn read_global(&self, stream: &Arc<CudaStream>) -> Result<Option<GlobalScale>> {
-        let copying = doing("copying a global scale back");
-        let mut global = [0; GLOBAL_WORDS];
-        stream.memcpy_dtoh(&self.global, &mut global).map_err(&copying)?;
-        stream.synchronize().map_err(&copying)?;
-        let value = f32::from_bits(global[0]);
-        Ok(self.direction.and_then(|direction| GlobalScale::new(direction, value)))
+        self.view().read_global(stream)
     }
 
     /// The format.
@@ -150,45 +181,39 @@ impl DeviceTensor {
         self.direction
     }
 
-    /// The global scale and the amax that it was computed from, both as bits of an f32, and 1 for each of NaN
-    /// and infinity if the input had one; the rest are the kernels' own notes.
+    /// The global scale and, where quantizing computed it, the amax that it was computed from, both as bits of an f32, and 1 for
+    /// each of NaN and infinity if the input had one; the rest are the kernels' own notes.
     pub fn global_slot(&self) -> &CudaSlice<u32> {
         &self.global
-    }
-
-    pub(super) fn parts_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>, &mut CudaSlice<u32>) {
-        (&mut self.codes, &mut self.scales, &mut self.global)
-    }
-
-    /// Returns whether there are scale bytes that belong to no block.
-    pub(super) fn has_padded_scales(&self) -> bool {
-        self.shape.scale_layout == ScaleLayout::Swizzled
-            && self.scales.len() > self.shape.rows * self.shape.blocks_per_row()
     }
 
     /// Gives it a global scale, or takes it away.
     pub(super) fn set_global_scale(
         &mut self,
-        stream: &Arc<CudaStream>,
+        stream: &CudaStream,
         global: Option<GlobalScale>,
     ) -> Result<()> {
         self.direction = global.map(|global| global.direction());
-        if let Some(global) = global {
-            let copying = doing("copying a global scale to it");
-            let word = [global.value().to_bits()];
-            stream.memcpy_htod(&word, &mut self.global.slice_mut(..1)).map_err(&copying)?;
-            // The word is on the stack.
-            stream.synchronize().map_err(&copying)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn set_direction(&mut self, direction: Option<Direction>) {
-        self.direction = direction;
+        let Some(global) = global else { return Ok(()) };
+        DeviceViewMut::from(&mut self.global).set_first(stream, GLOBAL, global.value().to_bits())
     }
 }
 
-/// The largest magnitude of matrices in device memory, to which [`super::Gpu::amax_on`] adds.
+impl<'a> From<&'a DeviceTensor> for DeviceTensorView<'a> {
+    fn from(tensor: &'a DeviceTensor) -> Self {
+        tensor.view()
+    }
+}
+
+impl<'a> From<&'a mut DeviceTensor> for DeviceTensorViewMut<'a> {
+    fn from(tensor: &'a mut DeviceTensor) -> Self {
+        let DeviceTensor { shape, codes, scales, global, direction } = tensor;
+        Self::of_tensor(*shape, codes, scales, global, direction)
+    }
+}
+
+/// The largest magnitude of matrices in device memory, to which [`super::Gpu::amax_on`] adds. Device memory that is somebody else's
+/// does as well: [`Self::WORDS`] words, of which zeros are the amax of nothing.
 pub struct DeviceAmax {
     slot: CudaSlice<u32>,
 }
@@ -200,12 +225,16 @@ impl fmt::Debug for DeviceAmax {
 }
 
 impl DeviceAmax {
+    /// Words of 32 bits that an amax takes: one that is not used, the amax as the bits of an f32, and 1 for each of NaN and
+    /// infinity if there is one.
+    pub const WORDS: usize = 4;
+
     /// An amax of nothing.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
     pub fn zeros(stream: &Arc<CudaStream>) -> Result<Self> {
-        let slot = stream.alloc_zeros(GLOBAL_WORDS).map_err(doing("allocating an amax"))?;
+        let slot = stream.alloc_zeros(Self::WORDS).map_err(doing("allocating an amax"))?;
         Ok(Self { slot })
     }
 
@@ -223,15 +252,17 @@ impl DeviceAmax {
     /// [`crate::Error::Gpu`].
     pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Amax> {
         let reading = doing("reading an amax");
-        let mut words = [0; GLOBAL_WORDS];
+        let mut words = [0; Self::WORDS];
         stream.memcpy_dtoh(&self.slot, &mut words).map_err(&reading)?;
         stream.synchronize().map_err(&reading)?;
-        let [_, amax, nan, infinite, ..] = words;
+        let [_, amax, nan, infinite] = words;
         Ok(Amax { finite: f32::from_bits(amax), nan: nan != 0, infinite: infinite != 0 })
     }
+}
 
-    pub(super) fn slot_mut(&mut self) -> &mut CudaSlice<u32> {
-        &mut self.slot
+impl<'a> From<&'a mut DeviceAmax> for DeviceViewMut<'a, u32> {
+    fn from(amax: &'a mut DeviceAmax) -> Self {
+        (&mut amax.slot).into()
     }
 }
 
@@ -320,7 +351,8 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
     assert!(std::mem::offset_of!(ReportSlot, rescaled) == 48);
     assert!(std::mem::offset_of!(ReportSlot, tried) == 56);
-    // `to_host` and `DeviceAmax::read` do the same.
+    // The first word of a slot is the global scale; kernels touch these fields alone of an amax' slot, and `DeviceAmax::read` takes
+    // them apart.
     assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
     assert!(std::mem::offset_of!(GlobalSlot, amax_bits) == 4);
     assert!(std::mem::offset_of!(GlobalSlot, nan) == 8);

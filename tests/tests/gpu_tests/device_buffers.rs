@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use half::bf16;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::cudarc::driver::{CudaStream, CudaView, DevicePtr};
-use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Gpu};
+use microscale::gpu::cudarc::driver::{CudaStream, CudaView};
+use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, DeviceView, Gpu};
 use microscale::{
     Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Search,
     Shape, amax, quantize,
@@ -25,10 +25,10 @@ fn tensor(gpu: &Gpu, shape: Shape, recipe: &Recipe) -> DeviceTensor {
 }
 
 /// Enqueues quantization to a tensor, and adds to a report.
-fn quantize_reporting<T: Element>(
+fn quantize_reporting<'v, T: Element>(
     gpu: &Gpu,
     stream: &Arc<CudaStream>,
-    values: &impl DevicePtr<T>,
+    values: impl Into<DeviceView<'v, T>>,
     shape: Shape,
     recipe: &Recipe,
     (out, report): (&mut DeviceTensor, &mut DeviceReport),

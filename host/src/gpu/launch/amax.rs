@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, PushKernelArg};
+use cudarc::driver::{CudaStream, PushKernelArg};
 use microscale_formats::mx;
 use microscale_kernels_abi::Amax;
 
@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::gpu::arguments::{config, grid, kernel_dtype};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
+use crate::gpu::memory::{DeviceView, DeviceViewMut};
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 
@@ -19,41 +20,43 @@ use crate::shape::Shape;
 const AMAX_BLOCK: usize = mx::BLOCK;
 
 /// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in
-/// too. The caller has checked that `values` holds `shape`.
+/// too. The caller has checked that `values` holds `shape`, and that the slot has the words of an amax.
 pub(in crate::gpu) fn amax<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    values: &impl DevicePtr<T>,
+    values: DeviceView<'_, T>,
     shape: Shape,
-    slot: &mut CudaSlice<u32>,
+    slot: &mut DeviceViewMut<'_, u32>,
 ) -> Result<()> {
     if shape.is_empty() {
         return Ok(());
     }
-    let (values, _read) = values.device_ptr(stream);
+    let (values, _read) = values.read(stream, "the input", 1)?;
+    let (slot, _written) = slot.write(stream, "the amax", 1)?;
     let grid = grid(shape, AMAX_BLOCK)?;
     let kind = if grid.is_aligned::<T>(values) { Amax::Aligned } else { Amax::Unaligned };
     let ready = kernels.ready(kind.of(kernel_dtype(T::DTYPE)))?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&values).arg(slot).arg(&grid);
+    launch.arg(&values).arg(&slot).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
-    // caller checked; the kernel for aligned rows is chosen only where rows start on 16 bytes; the slot is whole.
+    // caller checked; the kernel for aligned rows is chosen only where rows start on 16 bytes; the slot has the words of an amax.
     unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
         .map_err(doing("launching an amax kernel"))?;
     Ok(())
 }
 
-/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot.
+/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot, which is whole.
 pub(in crate::gpu) fn plan<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     recipe: &Recipe,
-    slot: &mut CudaSlice<u32>,
+    slot: &mut DeviceViewMut<'_, u32>,
 ) -> Result<()> {
     let Options::Nv(options) = Options::of::<T>(recipe)? else { return Ok(()) };
     let ready = kernels.ready(Amax::Nvfp4Plan.of(kernel_dtype(T::DTYPE)))?;
+    let (slot, _written) = slot.write(stream, "the amax", 1)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(slot).arg(&options);
+    launch.arg(&slot).arg(&options);
     // SAFETY: the arguments are the kernel's, in order; the slot is whole.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
     Ok(())

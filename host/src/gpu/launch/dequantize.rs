@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtrMut, PushKernelArg};
+use cudarc::driver::{CudaStream, PushKernelArg};
 use microscale_formats::Format;
 use microscale_kernels_abi::{Dequantize, KernelId};
 
@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::{apply_global, blocks_in_elements, config, grid, kernel_dtype, scale_grid};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::memory::DeviceViewMut;
+use crate::gpu::tensor_view::DeviceTensorView;
 use crate::shape::Shape;
 
 /// The kernel that dequantizes a format, by whether every row starts on 16 bytes.
@@ -37,22 +38,23 @@ pub(in crate::gpu) fn dequantizer(format: Format, dtype: Dtype, aligned: bool) -
 pub(in crate::gpu) fn dequantize<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    tensor: &DeviceTensor,
-    out: &mut impl DevicePtrMut<T>,
+    tensor: DeviceTensorView<'_>,
+    mut out: DeviceViewMut<'_, T>,
     shape: Shape,
 ) -> Result<()> {
     if shape.is_empty() {
         return Ok(());
     }
-    let (out, _written) = out.device_ptr_mut(stream);
+    let (out, _written) = out.write(stream, "the output", 1)?;
+    let ([codes, scales, global], _read) = tensor.read(stream)?;
     let grid = grid(shape, tensor.format().block())?;
     let ready = kernels.ready(dequantizer(tensor.format(), T::DTYPE, grid.is_aligned::<T>(out))?)?;
     let scale_grid = scale_grid(tensor.shape());
     let apply = apply_global(tensor);
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(tensor.codes()).arg(tensor.scales());
+    launch.arg(&codes).arg(&scales);
     if tensor.format() == Format::Nvfp4 {
-        launch.arg(tensor.global_slot());
+        launch.arg(&global);
     }
     launch.arg(&out).arg(&grid).arg(&scale_grid);
     if tensor.format() == Format::Nvfp4 {

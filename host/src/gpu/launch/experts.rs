@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
 use microscale_kernels_abi::experts::{EXPERT_LIMIT, Plan, PlanGrid, RouteGrid};
 use microscale_kernels_abi::weights::TokenTiles;
 use microscale_kernels_abi::{Divider, Experts};
@@ -14,9 +14,10 @@ use crate::gpu::arguments::{Argument, Operands, Routed, apply_direction, config,
 use crate::gpu::driver::doing;
 use crate::gpu::experts::{DeviceExperts, DeviceRouting, ExpertRows};
 use crate::gpu::experts_kernel::ExpertsKernel;
-use crate::gpu::gemm_weights_kernel::GemmWorkspace;
+use crate::gpu::gemm_workspace::GemmWorkspaceMut;
 use crate::gpu::gemv_weights_kernel::GemvWeightsKernel;
 use crate::gpu::kernels::Kernels;
+use crate::gpu::memory::{DeviceView, DeviceViewMut};
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<RouteGrid> {}
@@ -30,7 +31,7 @@ const PAIR_LIMIT: u64 = 1 << 24;
 pub(in crate::gpu) fn route(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    chosen: &impl DevicePtr<u32>,
+    chosen: DeviceView<'_, u32>,
     routing: &mut DeviceRouting,
 ) -> Result<()> {
     let DeviceRouting { experts, pairs, top_k, .. } = *routing;
@@ -41,7 +42,7 @@ pub(in crate::gpu) fn route(
     }
     let grid = RouteGrid { top_k: Divider::new(top_k as u64), pairs: pairs as u32, experts: experts as u32 };
     let ready = kernels.ready(Experts::Route.id())?;
-    let (chosen, _read) = chosen.device_ptr(stream);
+    let (chosen, _read) = chosen.read(stream, "the chosen experts", 1)?;
     let grid = Argument(grid);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&chosen).arg(&mut routing.ends).arg(&mut routing.tokens).arg(&mut routing.order).arg(&grid);
@@ -105,10 +106,10 @@ pub(in crate::gpu) fn gemm_experts<T: Activation>(
     stream: &Arc<CudaStream>,
     kernel: ExpertsKernel,
     experts: &DeviceExperts,
-    activations: &impl DevicePtr<T>,
+    activations: DeviceView<'_, T>,
     (routing, rows): (&DeviceRouting, ExpertRows),
-    workspace: &mut GemmWorkspace,
-    out: &mut impl DevicePtrMut<T>,
+    mut workspace: GemmWorkspaceMut<'_>,
+    mut out: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     let (shape, pairs) = (experts.shape(), routing.pairs);
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
@@ -117,7 +118,7 @@ pub(in crate::gpu) fn gemm_experts<T: Activation>(
         return Ok(());
     }
     let token_tiles = TokenTiles { count: u64::from(grid.most_tiles), bits: grid.tile_bits };
-    let (activations, _read) = activations.device_ptr(stream);
+    let (activations, _read) = activations.read(stream, "the activations", 1)?;
     let aligned = activations.is_multiple_of(16) && shape.cols.is_multiple_of(8);
     let many = match kernel {
         ExpertsKernel::Many(_) if !takes_many(experts) => {
@@ -133,9 +134,7 @@ pub(in crate::gpu) fn gemm_experts<T: Activation>(
         ExpertsKernel::Few(_) => None,
     };
     let more = many.as_ref().map_or(0, |((kernel, _), grids)| grids.bytes(*kernel));
-    let (counters, memory) = workspace.parts(plan_bytes + more)?;
-    let (counters, _counting) = counters.device_ptr_mut(stream);
-    let (plan, _used) = memory.device_ptr_mut(stream);
+    let ([counters, plan], _used) = workspace.write(stream, plan_bytes + more)?;
     if let Some(((kernel, _), grids)) = &many {
         [grid.row_tiles, grid.k_iterations] = grids.row_tiles_and_k_iterations(*kernel);
         grid.at_once = kernels.multiprocessors();
@@ -154,7 +153,7 @@ pub(in crate::gpu) fn gemm_experts<T: Activation>(
     let (codes, _codes) = experts.codes.device_ptr(stream);
     let (scales, _scales) = experts.scales.device_ptr(stream);
     let (slot, _slots) = experts.slots.device_ptr(stream);
-    let (out, _written) = out.device_ptr_mut(stream);
+    let (out, _written) = out.write(stream, "the output", 1)?;
     let apply = apply_direction(experts.direction());
     let operands = Operands { codes, scales, slot, activations, out, apply };
     let (from, to) = match rows {

@@ -8,9 +8,7 @@ use cudarc::driver::result::launch_kernel;
 use cudarc::driver::sys::{
     CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig_st, cuLaunchKernelEx,
 };
-use cudarc::driver::{
-    CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
-};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsShape};
@@ -23,9 +21,11 @@ use crate::gpu::arguments::{
     Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, not_one_launch, weights_format,
 };
 use crate::gpu::driver::doing;
-use crate::gpu::gemm_weights_kernel::{GemmWeightsKernel, GemmWorkspace};
+use crate::gpu::gemm_weights_kernel::GemmWeightsKernel;
+use crate::gpu::gemm_workspace::GemmWorkspaceMut;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::memory::{DeviceView, DeviceViewMut};
+use crate::gpu::tensor_view::DeviceTensorView;
 use crate::shape::QuantizedShape;
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
@@ -147,29 +147,24 @@ pub(in crate::gpu) fn gemm_weights<T: Activation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemmWeightsKernel,
-    weights: &DeviceTensor,
-    activations: &impl DevicePtr<T>,
+    weights: DeviceTensorView<'_>,
+    activations: DeviceView<'_, T>,
     tokens: usize,
-    workspace: &mut GemmWorkspace,
-    out: &mut impl DevicePtrMut<T>,
+    mut workspace: GemmWorkspaceMut<'_>,
+    mut out: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     if weights.rows() == 0 || tokens == 0 {
         return Ok(());
     }
-    let (activations, _read) = activations.device_ptr(stream);
-    let (codes, _codes) = weights.codes().device_ptr(stream);
-    let (scales, _scales) = weights.scales().device_ptr(stream);
-    let (slot, _slot) = weights.global_slot().device_ptr(stream);
-    let (out, _written) = out.device_ptr_mut(stream);
+    let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
+    let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
+    let (out, _written) = out.write(stream, "the output", 1)?;
     let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
     let aligned = activations.is_multiple_of(16) && weights.cols().is_multiple_of(8);
     let [arrange, gemm] = ids(kernel, weights.shape(), T::DTYPE)?;
     let grids = Grids::new(kernels, kernel, weights.shape(), tokens, aligned)?;
-    let (counters, memory) = workspace.parts(grids.bytes(kernel))?;
-    let (counters, _counting) = counters.device_ptr_mut(stream);
-    let (memory, _used) = memory.device_ptr_mut(stream);
-    let memory = [counters, memory];
-    // SAFETY: the caller checked layout and lengths, and `ids` the shape; tensors in device memory start on 256 bytes. The borrows keep
+    let (memory, _used) = workspace.write(stream, grids.bytes(kernel))?;
+    // SAFETY: the caller checked layout and lengths, and `ids` the shape; codes start on 16 bytes and scales on 4. The borrows keep
     // the buffers from overlapping, and until the launches are enqueued.
     unsafe {
         enqueue(kernels, stream, (kernel, [arrange, gemm]), &operands, Routed::default(), &grids, memory)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_formats::{Format, dot, nvfp4};
 use microscale_kernels_abi::gemv::GemvGrid;
 use microscale_kernels_abi::{ApplyGlobal, Divider, Dtype, Gemv};
@@ -14,7 +14,8 @@ use crate::gpu::arguments::{Argument, apply_global, config, kernel_dtype, limite
 use crate::gpu::driver::doing;
 use crate::gpu::gemv_kernel::GemvKernel;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::memory::DeviceViewMut;
+use crate::gpu::tensor_view::DeviceTensorView;
 
 /// The kernel for a format. `ragged` says that rows are not whole chunks, as MXFP4's always are.
 fn kind(format: Format, kernel: GemvKernel, ragged: bool) -> Result<Gemv> {
@@ -42,11 +43,11 @@ pub(in crate::gpu) fn gemv<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemvKernel,
-    matrix: &DeviceTensor,
-    vectors: &DeviceTensor,
+    matrix: DeviceTensorView<'_>,
+    vectors: DeviceTensorView<'_>,
     batch: Batch,
     rows: usize,
-    out: &mut impl DevicePtrMut<T>,
+    mut out: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     if rows == 0 {
         return Ok(());
@@ -70,14 +71,16 @@ pub(in crate::gpu) fn gemv<T: Element>(
     });
     let dtype = Argument(kernel_dtype(T::DTYPE));
     let [apply, vector_apply]: [Argument<ApplyGlobal>; 2] = [matrix, vectors].map(apply_global);
-    let (out, _written) = out.device_ptr_mut(stream);
+    let (out, _written) = out.write(stream, "the output", 1)?;
+    let ([codes, scales, global], _read) = matrix.read(stream)?;
+    let ([vector_codes, vector_scales, vector_global], _vectors_read) = vectors.read(stream)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(matrix.codes()).arg(matrix.scales()).arg(matrix.global_slot());
-    launch.arg(vectors.codes()).arg(vectors.scales()).arg(vectors.global_slot());
+    launch.arg(&codes).arg(&scales).arg(&global);
+    launch.arg(&vector_codes).arg(&vector_scales).arg(&vector_global);
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
     // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the
     // rows and blocks that the grid says, with linear scales, and that `out` has a result for each row;
-    // buffers start on 256 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers
+    // codes start on 16 bytes and scales on 4, and rows of whole chunks are multiples of 16. The borrows keep the buffers
     // from overlapping.
     unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, LaunchConfig, PushKernelArg};
 use microscale_kernels_abi::Ladder;
 
 use super::quantize::Options;
@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::{blocks_in_elements, config, grid};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::memory::DeviceView;
+use crate::gpu::tensor_view::DeviceTensorViewMut;
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 
@@ -21,10 +22,10 @@ pub(in crate::gpu) fn quantize_baseline<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: Ladder,
-    values: &impl DevicePtr<T>,
+    values: DeviceView<'_, T>,
     shape: Shape,
     recipe: &Recipe,
-    out: &mut DeviceTensor,
+    mut out: DeviceTensorViewMut<'_>,
 ) -> Result<()> {
     let Options::Mx(options) = Options::of::<T>(recipe)? else {
         return Err(Error::Gpu {
@@ -36,12 +37,12 @@ pub(in crate::gpu) fn quantize_baseline<T: Element>(
     if shape.is_empty() {
         return Ok(());
     }
-    let (values, _read) = values.device_ptr(stream);
+    let (values, _read) = values.read(stream, "the input", 1)?;
     let ready = kernels.ready(kernel.id())?;
     let grid = grid(shape, recipe.format().block())?;
-    let (codes, scales, _) = out.parts_mut();
+    let ([codes, scales, _], _written) = out.write(stream)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&values).arg(codes).arg(scales).arg(&grid).arg(&options);
+    launch.arg(&values).arg(&codes).arg(&scales).arg(&grid).arg(&options);
     // SAFETY: as for `quantize`; these kernels access single elements.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a baseline kernel"))?;

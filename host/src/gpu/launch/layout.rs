@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, PushKernelArg};
+use cudarc::driver::{CudaStream, PushKernelArg};
 use microscale_formats::ScaleLayout;
 use microscale_kernels_abi::{Divider, Layout, ScaleGrid};
 
@@ -10,18 +10,16 @@ use crate::error::Result;
 use crate::gpu::arguments::{Argument, config};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::shape::QuantizedShape;
+use crate::gpu::tensor_view::{DeviceTensorView, DeviceTensorViewMut};
 
-/// Enqueues the conversion of scales to the other layout. `swizzled` is the shape of the side that is
-/// swizzled.
+/// Enqueues the conversion of scales to the other layout. The caller has checked that the shapes differ in that alone.
 pub(in crate::gpu) fn convert_scales(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    source: &CudaSlice<u8>,
-    target: &mut CudaSlice<u8>,
-    to: ScaleLayout,
-    shape: QuantizedShape,
+    source: DeviceTensorView<'_>,
+    target: &mut DeviceTensorViewMut<'_>,
 ) -> Result<()> {
+    let (shape, to) = (source.shape(), target.shape().scale_layout);
     if shape.rows == 0 || shape.cols == 0 {
         return Ok(());
     }
@@ -35,8 +33,10 @@ pub(in crate::gpu) fn convert_scales(
     let grid = ScaleGrid::swizzled(shape.blocks_per_row() as u64);
     let tiles = Argument(Divider::new(grid.tiles_per_row));
     let grid = Argument(grid);
+    let ([_, source, _], _read) = source.read(stream)?;
+    let ([_, target, _], _written) = target.write(stream)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(source).arg(target).arg(&rows).arg(&grid).arg(&tiles);
+    launch.arg(&source).arg(&target).arg(&rows).arg(&grid).arg(&tiles);
     // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their
     // layouts, and there is a thread for each four bytes of the swizzled side.
     unsafe { launch.launch(config(&ready.kernel, bytes as u64)?) }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_formats::plan::NvPlan;
 use microscale_formats::shortcut::NvShortcut;
 use microscale_formats::{E2m1, E4m3, E5m2, ScaleLayout, ScaleRule, Search, Ties, mx};
@@ -14,8 +14,9 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::{Argument, blocks_in_elements, by_rows, config, grid, kernel_dtype, scale_grid};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
+use crate::gpu::memory::DeviceView;
 use crate::gpu::quantize_options::DeviceQuantizeOptions;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::tensor_view::DeviceTensorViewMut;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
@@ -100,16 +101,16 @@ impl Options {
 pub(in crate::gpu) fn quantize<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    values: &impl DevicePtr<T>,
+    values: DeviceView<'_, T>,
     shape: Shape,
     recipe: &Recipe,
     request: DeviceQuantizeOptions<'_>,
-    out: &mut DeviceTensor,
+    mut out: DeviceTensorViewMut<'_>,
 ) -> Result<()> {
     if shape.is_empty() {
         return Ok(());
     }
-    let (values, _read) = values.device_ptr(stream);
+    let (values, _read) = values.read(stream, "the input", 1)?;
     let options = Options::of::<T>(recipe)?;
     let (grid, scale_grid) = if recipe.search == Search::None {
         quantize_grids::<T>(values, shape, out.shape())?
@@ -119,15 +120,16 @@ pub(in crate::gpu) fn quantize<T: Element>(
         (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
     let ready = kernels.ready(quantizer(recipe, T::DTYPE, grid.is_aligned::<T>(values))?)?;
-    let importance = request.importance.map(|importance| importance.device_ptr(stream));
-    let importance = importance.as_ref().map_or(0, |(importance, _)| *importance);
+    let importance =
+        request.importance.map(|importance| importance.read(stream, "importance", 1)).transpose()?;
+    let importance_at = importance.as_ref().map_or(0, |(address, _)| *address);
     let search = recipe.search as u32;
     let unread = kernels.unread_report();
-    let (codes, scales, global) = out.parts_mut();
+    let ([codes, scales, global], _written) = out.write(stream)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&values).arg(codes).arg(scales);
+    launch.arg(&values).arg(&codes).arg(&scales);
     if let Options::Nv(..) = options {
-        launch.arg(global);
+        launch.arg(&global);
     }
     match request.report {
         Some(report) => launch.arg(report.slots_mut()),
@@ -139,11 +141,11 @@ pub(in crate::gpu) fn quantize<T: Element>(
         Options::Nv(options) => launch.arg(options),
     };
     if recipe.search != Search::None {
-        launch.arg(&importance).arg(&search);
+        launch.arg(&importance_at).arg(&search);
     }
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
-    // checked; codes and scales have room for its blocks because `out` has the shape; the report and the global scale
-    // have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many numbers of
+    // checked; codes and scales have room for its blocks because `out` has the shape, and start where they must; the report and the
+    // global scale have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many numbers of
     // importance as columns, or none. The borrows keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_formats::Format;
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;
@@ -21,7 +21,8 @@ use crate::gpu::arguments::{
 use crate::gpu::driver::doing;
 use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor::DeviceTensor;
+use crate::gpu::memory::{DeviceView, DeviceViewMut};
+use crate::gpu::tensor_view::DeviceTensorView;
 use crate::shape::QuantizedShape;
 
 /// The kernel for a format and activations of a dtype. `ragged` says that rows are not whole chunks.
@@ -57,19 +58,17 @@ pub(in crate::gpu) fn gemv_weights<T: Activation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemvWeightsKernel,
-    weights: &DeviceTensor,
-    activations: &impl DevicePtr<T>,
+    weights: DeviceTensorView<'_>,
+    activations: DeviceView<'_, T>,
     tokens: usize,
-    out: &mut impl DevicePtrMut<T>,
+    mut out: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     if weights.rows() == 0 || tokens == 0 {
         return Ok(());
     }
-    let (activations, _read) = activations.device_ptr(stream);
-    let (codes, _codes) = weights.codes().device_ptr(stream);
-    let (scales, _scales) = weights.scales().device_ptr(stream);
-    let (slot, _slot) = weights.global_slot().device_ptr(stream);
-    let (out, _written) = out.device_ptr_mut(stream);
+    let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
+    let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
+    let (out, _written) = out.write(stream, "the output", 1)?;
     let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
     let of = (weights.shape(), T::DTYPE);
     // SAFETY: the caller checked layout and lengths. The weights have a slot. The borrows keep the buffers from overlapping, and until the
@@ -93,8 +92,8 @@ pub(super) unsafe fn enqueue(
 ) -> Result<()> {
     let Operands { codes, scales, slot, activations, out, apply } = operands;
     let (rows, cols) = (weights.rows, weights.cols);
-    // The kernels read whole chunks, 16 bytes at a time; but one takes any. Weights in device memory start on
-    // 256 bytes, so that rows of whole chunks start on 16.
+    // The kernels read whole chunks, 16 bytes at a time; but one takes any. Codes start on 16 bytes,
+    // so that rows of whole chunks do.
     let ragged = cols == 0 || !cols.is_multiple_of(CHUNK) || !activations.is_multiple_of(16);
     let kernel = kernel.on(weights);
     let ready = kernels.ready(id(weights.format, dtype, kernel, ragged)?)?;

@@ -1,0 +1,481 @@
+//! Quantized matrices in device memory that is somebody else's: to read, and to write.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, SyncOnDrop};
+use microscale_formats::nvfp4::{Direction, GlobalScale};
+use microscale_formats::{Format, ScaleLayout};
+use microscale_kernels_abi::GlobalSlot;
+
+use super::memory::{DeviceView, DeviceViewMut};
+use crate::error::{Error, Result};
+use crate::shape::{QuantizedShape, Shape};
+use crate::tensor::QuantizedTensor;
+
+/// The number, in bytes, of which the address of codes is a multiple: products load so many at once.
+const CODES_ALIGNMENT: usize = 16;
+/// The number, in bytes, of which the address of scales is a multiple: products and conversions of layouts load them by words.
+const SCALES_ALIGNMENT: usize = 4;
+
+const CODES: &str = "the codes";
+const SCALES: &str = "the scales";
+pub(super) const GLOBAL: &str = "the global scale";
+
+/// A quantized matrix in device memory, laid out as a [`QuantizedTensor`] is. Whatever reads a
+/// `&`[`DeviceTensor`](super::DeviceTensor) reads a view as well, and copies nothing.
+///
+/// Kernels need codes on a multiple of 16 bytes, and scales on one of 4. Operations refuse others
+/// ([`Error::Alignment`]).
+///
+/// ```no_run
+/// use microscale::formats::nvfp4::Direction;
+/// use microscale::gpu::cudarc::driver::CudaSlice;
+/// use microscale::gpu::{DeviceTensorView, Gpu};
+/// use microscale::{Format, QuantizedShape, Result};
+///
+/// /// Weights in NVFP4 as they lie in one buffer, times the activations of a token.
+/// fn multiply(gpu: &Gpu, file: &CudaSlice<u8>, global: &CudaSlice<f32>, x: &CudaSlice<half::bf16>) -> Result<()> {
+///     let shape = QuantizedShape::new(Format::Nvfp4, 4096, 4096);
+///     let (codes, scales) = file.split_at(4096 * 2048);
+///     let weights = DeviceTensorView::from_parts(shape, &codes, &scales)?
+///         .with_global_scale(Direction::Multiplier, global)?;
+///     let mut out = gpu.stream().alloc_zeros::<half::bf16>(4096).expect("memory for the output");
+///     gpu.gemv_weights_on(gpu.stream(), weights, x, 1, &mut out)
+/// }
+/// ```
+///
+/// A view does not outlive its memory:
+///
+/// ```compile_fail,E0505
+/// use microscale::gpu::DeviceTensorView;
+/// use microscale::gpu::cudarc::driver::CudaSlice;
+/// use microscale::{QuantizedShape, Result};
+///
+/// fn dangling(shape: QuantizedShape, codes: CudaSlice<u8>, scales: CudaSlice<u8>) -> Result<usize> {
+///     let view = DeviceTensorView::from_parts(shape, &codes, &scales)?;
+///     drop(codes);
+///     Ok(view.rows())
+/// }
+/// ```
+#[derive(Clone, Copy)]
+pub struct DeviceTensorView<'a> {
+    shape: QuantizedShape,
+    codes: DeviceView<'a, u8>,
+    scales: DeviceView<'a, u8>,
+    global: Option<(Direction, GlobalWord<'a>)>,
+}
+
+/// The word that holds a global scale.
+#[derive(Clone, Copy)]
+enum GlobalWord<'a> {
+    /// By itself.
+    Value(DeviceView<'a, f32>),
+    /// The first one of a slot.
+    Slot(DeviceView<'a, u32>),
+}
+
+/// Shows the shape and the direction of the global scale. The bytes are the GPU's.
+impl fmt::Debug for DeviceTensorView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut view = f.debug_struct("DeviceTensorView");
+        view.field("shape", &self.shape).field("direction", &self.direction()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> DeviceTensorView<'a> {
+    /// A view of codes and block scales, with no global scale but by [`Self::with_global_scale`]. Nobody looks at the scales:
+    /// results mean nothing if one has its sign bit set in a format whose scales have none, NVFP4 for one.
+    ///
+    /// # Errors
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
+    /// [`Error::NoKernel`] for a format to compare with.
+    pub fn from_parts(
+        shape: QuantizedShape,
+        codes: impl Into<DeviceView<'a, u8>>,
+        scales: impl Into<DeviceView<'a, u8>>,
+    ) -> Result<Self> {
+        let (codes, scales) = (codes.into(), scales.into());
+        kernel_bytes(shape)?;
+        shape.check(codes.len(), scales.len())?;
+        Ok(Self { shape, codes, scales, global: None })
+    }
+
+    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with as many bytes as
+    /// [`QuantizedShape::bytes`] says. With a global scale in memory that is somebody else's, too:
+    ///
+    /// ```no_run
+    /// use microscale::formats::nvfp4::Direction;
+    /// use microscale::gpu::{DeviceTensorView, DeviceView};
+    /// use microscale::{QuantizedShape, Result};
+    ///
+    /// /// # Safety
+    /// /// There are codes, scales and a global scale, a multiplier, at the addresses, for as long as the view is used.
+    /// unsafe fn weights<'a>(shape: QuantizedShape, [codes, scales, global]: [u64; 3]) -> Result<DeviceTensorView<'a>> {
+    ///     // SAFETY: the caller's promise.
+    ///     let (view, global) = unsafe {
+    ///         (DeviceTensorView::from_raw_parts(shape, codes, scales)?, DeviceView::from_raw_parts(global, 1))
+    ///     };
+    ///     view.with_global_scale(Direction::Multiplier, global)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a format to compare with.
+    ///
+    /// # Safety
+    /// As of [`DeviceView::from_raw_parts`], for codes and for scales.
+    pub unsafe fn from_raw_parts(
+        shape: QuantizedShape,
+        codes: CUdeviceptr,
+        scales: CUdeviceptr,
+    ) -> Result<Self> {
+        let (code_bytes, scale_bytes) = kernel_bytes(shape)?;
+        // SAFETY: the caller's promise.
+        let (codes, scales) = unsafe {
+            (DeviceView::from_raw_parts(codes, code_bytes), DeviceView::from_raw_parts(scales, scale_bytes))
+        };
+        Ok(Self { shape, codes, scales, global: None })
+    }
+
+    /// The same blocks under a global scale in device memory, the first of the values. Nobody looks at it: it should be
+    /// [in range](GlobalScale::in_range). A number of the host's goes there by `stream.clone_htod(&[number])`, once.
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalScale`] if the format has none, and [`Error::Length`] without a value.
+    pub fn with_global_scale(
+        self,
+        direction: Direction,
+        value: impl Into<DeviceView<'a, f32>>,
+    ) -> Result<Self> {
+        let value = value.into();
+        if !self.shape.format.has_global_scale() {
+            return Err(Error::NoGlobalScale { format: self.shape.format });
+        }
+        Shape::new(1, 1).check(GLOBAL, value.len())?;
+        Ok(Self { global: Some((direction, GlobalWord::Value(value))), ..self })
+    }
+
+    /// The view of a tensor's parts, with a slot that holds its global scale if there is a direction.
+    pub(super) fn of_tensor(
+        shape: QuantizedShape,
+        codes: DeviceView<'a, u8>,
+        scales: DeviceView<'a, u8>,
+        direction: Option<Direction>,
+        slot: DeviceView<'a, u32>,
+    ) -> Self {
+        let global = direction.map(|direction| (direction, GlobalWord::Slot(slot)));
+        Self { shape, codes, scales, global }
+    }
+
+    /// The format.
+    pub const fn format(&self) -> Format {
+        self.shape.format
+    }
+
+    /// Format, rows, columns and scale layout.
+    pub const fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
+
+    /// Rows.
+    pub const fn rows(&self) -> usize {
+        self.shape.rows
+    }
+
+    /// Elements in a row, padding not counted.
+    pub const fn cols(&self) -> usize {
+        self.shape.cols
+    }
+
+    /// The packed codes.
+    pub const fn codes(&self) -> DeviceView<'a, u8> {
+        self.codes
+    }
+
+    /// The block scales, in the order of the scale layout.
+    pub const fn scales(&self) -> DeviceView<'a, u8> {
+        self.scales
+    }
+
+    /// The direction in which NVFP4's global scale is written down; none if there is no global scale.
+    pub fn direction(&self) -> Option<Direction> {
+        self.global.map(|(direction, _)| direction)
+    }
+
+    /// A copy in host memory. Waits for the stream.
+    ///
+    /// # Errors
+    /// Those of reading it ([`Error::Alignment`], [`Error::OtherContext`]), and [`Error::Gpu`].
+    pub fn to_host(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
+        let mut host = QuantizedTensor::zeros(self.shape)?;
+        let (codes, scales) = host.parts_mut();
+        self.codes.copy_to_host(stream, CODES, codes)?;
+        self.scales.copy_to_host(stream, SCALES, scales)?;
+        host.set_global_scale(self.read_global(stream)?);
+        Ok(host)
+    }
+
+    /// The global scale. Waits for the stream.
+    pub(super) fn read_global(&self, stream: &CudaStream) -> Result<Option<GlobalScale>> {
+        let Some((direction, word)) = self.global else { return Ok(None) };
+        let mut bits = [0];
+        match word {
+            GlobalWord::Slot(slot) => slot.copy_to_host(stream, GLOBAL, &mut bits)?,
+            GlobalWord::Value(value) => {
+                let mut number = [0.0];
+                value.copy_to_host(stream, GLOBAL, &mut number)?;
+                bits = number.map(f32::to_bits);
+            }
+        }
+        Ok(GlobalScale::new(direction, f32::from_bits(bits[0])))
+    }
+
+    /// The addresses of codes, scales and global scale, for work on a stream that reads them, which is enqueued before the guards
+    /// are dropped. Without a global scale, the last one is that of any word.
+    ///
+    /// # Errors
+    /// [`Error::Alignment`] and [`Error::OtherContext`].
+    pub(super) fn read(self, stream: &'a CudaStream) -> Result<([CUdeviceptr; 3], [SyncOnDrop<'a>; 3])> {
+        let (codes, codes_read) = self.codes.read(stream, CODES, CODES_ALIGNMENT)?;
+        let (scales, scales_read) = self.scales.read(stream, SCALES, SCALES_ALIGNMENT)?;
+        let (global, global_read) = match self.global {
+            Some((_, GlobalWord::Value(value))) => value.read(stream, GLOBAL, 1)?,
+            Some((_, GlobalWord::Slot(slot))) => slot.read(stream, GLOBAL, 1)?,
+            None => (codes, SyncOnDrop::Record(None)),
+        };
+        Ok(([codes, scales, global], [codes_read, scales_read, global_read]))
+    }
+}
+
+impl<'a> From<&DeviceTensorView<'a>> for DeviceTensorView<'a> {
+    fn from(view: &DeviceTensorView<'a>) -> Self {
+        *view
+    }
+}
+
+/// Bytes of codes and of scales of a format that has kernels.
+///
+/// # Errors
+/// [`Error::TooLarge`] and [`Error::NoKernel`].
+pub(super) fn kernel_bytes(shape: QuantizedShape) -> Result<(usize, usize)> {
+    match shape.format {
+        Format::Comparison(_) => Err(Error::NoKernel { format: shape.format }),
+        _ => shape.bytes(),
+    }
+}
+
+/// Words of a [`GlobalSlot`].
+pub(super) const GLOBAL_WORDS: usize = size_of::<GlobalSlot>() / size_of::<u32>();
+
+/// Device memory for a quantized matrix. Whatever writes a `&mut `[`DeviceTensor`](super::DeviceTensor) writes to such a view as
+/// well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
+///
+/// Codes must start on a multiple of 16 bytes, and scales on one of 4, as those of [`DeviceTensorView`].
+///
+/// Nothing else reaches the memory while the view lives:
+///
+/// ```compile_fail,E0502
+/// use microscale::gpu::DeviceTensorViewMut;
+/// use microscale::gpu::cudarc::driver::CudaSlice;
+/// use microscale::{QuantizedShape, Result};
+///
+/// fn shared(shape: QuantizedShape, mut codes: CudaSlice<u8>, mut scales: CudaSlice<u8>) -> Result<usize> {
+///     let view = DeviceTensorViewMut::from_parts(shape, &mut codes, &mut scales)?;
+///     let part = codes.slice(..16);
+///     Ok(view.shape().rows + part.len())
+/// }
+/// ```
+pub struct DeviceTensorViewMut<'a> {
+    shape: QuantizedShape,
+    codes: DeviceViewMut<'a, u8>,
+    scales: DeviceViewMut<'a, u8>,
+    slot: Option<DeviceViewMut<'a, u32>>,
+    direction: DirectionOf<'a>,
+}
+
+/// The direction of what was written.
+enum DirectionOf<'a> {
+    /// To this view.
+    View(Option<Direction>),
+    /// To what it was made of.
+    Origin(&'a mut Option<Direction>),
+}
+
+/// Shows the shape and the direction of the global scale. The bytes are the GPU's.
+impl fmt::Debug for DeviceTensorViewMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut view = f.debug_struct("DeviceTensorViewMut");
+        view.field("shape", &self.shape).field("direction", &self.direction()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> DeviceTensorViewMut<'a> {
+    /// Words of 32 bits that an output in NVFP4 needs for its global scale.
+    pub const GLOBAL_SLOT_WORDS: usize = GLOBAL_WORDS;
+
+    /// A view of memory for codes and block scales.
+    ///
+    /// # Errors
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
+    /// [`Error::NoKernel`] for a format to compare with.
+    pub fn from_parts(
+        shape: QuantizedShape,
+        codes: impl Into<DeviceViewMut<'a, u8>>,
+        scales: impl Into<DeviceViewMut<'a, u8>>,
+    ) -> Result<Self> {
+        let (codes, scales) = (codes.into(), scales.into());
+        kernel_bytes(shape)?;
+        shape.check(codes.len(), scales.len())?;
+        Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
+    }
+
+    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with room for as many bytes as
+    /// [`QuantizedShape::bytes`] says.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a format to compare with.
+    ///
+    /// # Safety
+    /// As of [`DeviceViewMut::from_raw_parts`], for codes and for scales.
+    pub unsafe fn from_raw_parts(
+        shape: QuantizedShape,
+        codes: CUdeviceptr,
+        scales: CUdeviceptr,
+    ) -> Result<Self> {
+        let (code_bytes, scale_bytes) = kernel_bytes(shape)?;
+        // SAFETY: the caller's promise.
+        let (codes, scales) = unsafe {
+            (
+                DeviceViewMut::from_raw_parts(codes, code_bytes),
+                DeviceViewMut::from_raw_parts(scales, scale_bytes),
+            )
+        };
+        Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
+    }
+
+    /// The same with memory for a global scale, which outputs in NVFP4 need: [`Self::GLOBAL_SLOT_WORDS`] words, with anything in
+    /// them. Operations write the global scale to the first word, as the bits of an f32; the others are kernels' notes.
+    ///
+    /// # Errors
+    /// [`Error::Length`] with fewer words.
+    pub fn with_global_slot(self, slot: impl Into<DeviceViewMut<'a, u32>>) -> Result<Self> {
+        let slot = slot.into();
+        Shape::new(1, GLOBAL_WORDS).check("the slot of the global scale", slot.len())?;
+        Ok(Self { slot: Some(slot), ..self })
+    }
+
+    /// The view of a tensor's parts.
+    pub(super) fn of_tensor(
+        shape: QuantizedShape,
+        codes: impl Into<DeviceViewMut<'a, u8>>,
+        scales: impl Into<DeviceViewMut<'a, u8>>,
+        slot: impl Into<DeviceViewMut<'a, u32>>,
+        direction: &'a mut Option<Direction>,
+    ) -> Self {
+        let (codes, scales, slot) = (codes.into(), scales.into(), Some(slot.into()));
+        Self { shape, codes, scales, slot, direction: DirectionOf::Origin(direction) }
+    }
+
+    /// Format, rows, columns and scale layout.
+    pub const fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
+
+    /// The direction of the global scale that the last operation wrote; none if there is no global scale.
+    pub fn direction(&self) -> Option<Direction> {
+        match &self.direction {
+            DirectionOf::View(direction) => *direction,
+            DirectionOf::Origin(direction) => **direction,
+        }
+    }
+
+    /// A view for reading what was written.
+    pub fn as_view(&self) -> DeviceTensorView<'_> {
+        let slot = self.slot.as_ref().map(DeviceViewMut::as_view);
+        let global = self.direction().zip(slot.map(GlobalWord::Slot));
+        DeviceTensorView {
+            shape: self.shape,
+            codes: self.codes.as_view(),
+            scales: self.scales.as_view(),
+            global,
+        }
+    }
+
+    pub(super) fn set_direction(&mut self, direction: Option<Direction>) {
+        match &mut self.direction {
+            DirectionOf::View(place) => *place = direction,
+            DirectionOf::Origin(place) => **place = direction,
+        }
+    }
+
+    /// The slot of an output in NVFP4.
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalSlot`].
+    pub(super) fn slot_mut(&mut self) -> Result<&mut DeviceViewMut<'a, u32>> {
+        let missing = Error::NoGlobalSlot { format: self.shape.format, words: GLOBAL_WORDS };
+        self.slot.as_mut().ok_or(missing)
+    }
+
+    /// Enqueues that scale bytes that belong to no block become zeros, with all others, if there are any.
+    pub(super) fn clear_padding(&mut self, stream: &CudaStream) -> Result<()> {
+        let blocks = self.shape.rows * self.shape.blocks_per_row();
+        if self.shape.scale_layout == ScaleLayout::Swizzled && self.scales.len() > blocks {
+            self.scales.clear(stream, SCALES)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues copies of another tensor's codes, and of its scales if they are laid out the same, and of its global scale.
+    pub(super) fn copy_from(&mut self, stream: &CudaStream, source: DeviceTensorView<'_>) -> Result<()> {
+        let (codes, scales) = self.shape.bytes()?;
+        self.set_direction(source.direction());
+        self.codes.copy_from(stream, CODES, source.codes, codes)?;
+        if source.shape.scale_layout == self.shape.scale_layout {
+            self.scales.copy_from(stream, SCALES, source.scales, scales)?;
+        }
+        match source.global {
+            Some((_, GlobalWord::Slot(slot))) => self.slot_mut()?.copy_from(stream, GLOBAL, slot, 1),
+            Some((_, GlobalWord::Value(value))) => self.slot_mut()?.copy_from(stream, GLOBAL, value, 1),
+            None => Ok(()),
+        }
+    }
+
+    /// The addresses of codes, scales and slot, for work on a stream that writes them, which is enqueued before the guards are
+    /// dropped. Without a slot, the last one is 0: only NVFP4's kernels, which have one, take it.
+    ///
+    /// # Errors
+    /// [`Error::Alignment`], [`Error::OtherContext`], and [`Error::NoGlobalSlot`].
+    pub(super) fn write<'b>(
+        &'b mut self,
+        stream: &'b CudaStream,
+    ) -> Result<([CUdeviceptr; 3], [SyncOnDrop<'b>; 3])> {
+        if self.shape.format.has_global_scale() {
+            self.slot_mut()?;
+        }
+        let (codes, codes_written) = self.codes.write(stream, CODES, CODES_ALIGNMENT)?;
+        let (scales, scales_written) = self.scales.write(stream, SCALES, SCALES_ALIGNMENT)?;
+        let (slot, slot_written) = match &mut self.slot {
+            Some(slot) => slot.write(stream, GLOBAL, 1)?,
+            None => (0, SyncOnDrop::Record(None)),
+        };
+        Ok(([codes, scales, slot], [codes_written, scales_written, slot_written]))
+    }
+}
+
+impl<'a> From<&'a mut DeviceTensorViewMut<'_>> for DeviceTensorViewMut<'a> {
+    fn from(view: &'a mut DeviceTensorViewMut<'_>) -> Self {
+        Self {
+            shape: view.shape,
+            codes: view.codes.reborrow(),
+            scales: view.scales.reborrow(),
+            slot: view.slot.as_mut().map(DeviceViewMut::reborrow),
+            direction: DirectionOf::Origin(match &mut view.direction {
+                DirectionOf::View(direction) => direction,
+                DirectionOf::Origin(direction) => direction,
+            }),
+        }
+    }
+}
