@@ -18,12 +18,14 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod errors;
     pub(crate) mod executor;
+    pub(crate) mod foreign_memory;
     pub(crate) mod gemm_experts;
     pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
     pub(crate) mod layout;
     pub(crate) mod quantize;
+    pub(crate) mod raw;
     pub(crate) mod search;
     pub(crate) mod support;
 }
@@ -32,8 +34,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use gpu_tests::{
-    amax, dequantize, device_buffers, errors, executor, gemm_experts, gemm_weights, gemv, gemv_weights,
-    layout, quantize, search,
+    amax, dequantize, device_buffers, errors, executor, foreign_memory, gemm_experts, gemm_weights, gemv,
+    gemv_weights, layout, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -119,6 +121,16 @@ const TESTS: &[Test] = &[
     ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),
     ("device_buffers_that_are_too_short_are_refused", device_buffers::that_are_too_short_are_refused),
     ("reports_add_up_and_clear", device_buffers::reports_add_up_and_clear),
+    ("foreign_memory_is_quantized_and_back", foreign_memory::is_quantized_and_back),
+    ("foreign_memory_takes_an_amax", foreign_memory::takes_an_amax),
+    ("foreign_memory_is_multiplied", foreign_memory::is_multiplied),
+    ("foreign_memory_that_starts_elsewhere_is_refused", foreign_memory::that_starts_elsewhere_is_refused),
+    ("foreign_memory_becomes_a_tensor_and_back", foreign_memory::becomes_a_tensor_and_back),
+    ("foreign_memory_on_a_stream_of_others", foreign_memory::on_a_stream_of_others),
+    (
+        "operations_allocate_nothing_and_do_not_wait",
+        foreign_memory::operations_allocate_nothing_and_do_not_wait,
+    ),
     ("streams_overlap", device_buffers::streams_overlap),
     ("graphs_capture_and_replay", device_buffers::graphs_capture_and_replay),
     ("more_than_2_to_the_32_elements", device_buffers::more_than_2_to_the_32_elements),

@@ -1,0 +1,372 @@
+//! Operations in memory and on streams that are not this library's.
+
+use std::sync::Arc;
+
+use half::bf16;
+use microscale::gpu::cudarc::driver::result::stream::StreamKind;
+use microscale::gpu::cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUgraphNodeType, CUstreamCaptureMode, cuGraphGetNodes, cuGraphNodeGetType,
+};
+use microscale::gpu::cudarc::driver::{CudaStream, result};
+use microscale::gpu::{
+    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, DeviceTensorView, DeviceTensorViewMut,
+    DeviceView, GemmWorkspaceMut, Gpu,
+};
+use microscale::{
+    Amax, Batch, Convention, Error, Format, GlobalScale, NonFinite, OperandFault, Quantized, QuantizedShape,
+    QuantizedTensor, Recipe, ScaleLayout, Search, Shape, amax, dequantize, gemv, quantize,
+};
+use microscale_test_support::cases::quantized_shape;
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::weights::Activations;
+
+use super::gemv_weights::{Product, assert_same};
+use super::raw::{Raw, RawOperand, RawTensor};
+use super::support::{assert_is_cpus, default_recipes, patterns};
+
+fn nvfp4() -> Recipe {
+    let recipe = Recipe::of(Format::Nvfp4, Convention::Modelopt).unwrap();
+    Recipe { non_finite: NonFinite::Propagate, ..recipe }
+}
+
+/// Default recipes, and NVFP4 with a global scale that is given, and without one.
+fn recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
+    use microscale::Global;
+    let mut recipes = default_recipes(scale_layout);
+    for global in [Global::Given(GlobalScale::Multiplier(0.0125)), Global::Absent] {
+        recipes.push(Recipe { scale_layout, ..nvfp4().with_global(global) });
+    }
+    recipes
+}
+
+pub(crate) fn is_quantized_and_back(gpu: &Gpu) {
+    let stream = gpu.stream();
+    let shapes = [
+        Shape::new(130, 144).with_row_stride(152),
+        Shape::new(128, 256),
+        Shape::new(3, 33),
+        Shape::new(1, 1),
+    ];
+    for shape in shapes {
+        for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+            for recipe in recipes(layout) {
+                let what = format!("{shape:?} {recipe:?}");
+                let values = patterns::<bf16>(shape.span().unwrap(), true, 21);
+                let input = Raw::of(stream, bytemuck::cast_slice(&values));
+                let mut out = RawTensor::used(stream, quantized_shape(shape, &recipe));
+                let mut report = DeviceReport::zeros(stream).unwrap();
+                let options = DeviceQuantizeOptions::new().report(&mut report);
+                let mut view = out.view_mut();
+                gpu.quantize_on(stream, input.view::<bf16>(), shape, &recipe, options, &mut view).unwrap();
+                let tensor = view.as_view().to_host(stream).unwrap();
+                let report = report.read(stream, shape, recipe.format()).unwrap();
+                assert_is_cpus(&Quantized { tensor: tensor.clone(), report }, &values, shape, &recipe);
+
+                let mut back = Raw::used(stream, shape.elements() * size_of::<f32>());
+                gpu.dequantize_on(stream, view.as_view(), back.view_mut::<f32>(), shape.cols).unwrap();
+                let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&back.read_as()), bits(&dequantize(&tensor)), "{what}");
+
+                let other = match layout {
+                    ScaleLayout::Linear => ScaleLayout::Swizzled,
+                    ScaleLayout::Swizzled => ScaleLayout::Linear,
+                };
+                let mut converted = RawTensor::used(stream, view.shape().with_scale_layout(other));
+                let mut there = converted.view_mut();
+                gpu.convert_layout_on(stream, view.as_view(), &mut there).unwrap();
+                let found = there.as_view().to_host(stream).unwrap();
+                assert_eq!(found, tensor.convert_layout(other), "{what}");
+                for raw in
+                    [&out.codes, &out.scales, &out.slot, &converted.codes, &converted.scales, &converted.slot]
+                {
+                    raw.read();
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn takes_an_amax(gpu: &Gpu) {
+    let (stream, shape) = (gpu.stream(), Shape::new(9, 161));
+    let values = patterns::<f32>(shape.elements(), true, 22);
+    let input = Raw::of(stream, bytemuck::cast_slice(&values));
+    let mut words = Raw::zeros(stream, DeviceAmax::WORDS * size_of::<u32>());
+    gpu.amax_on(stream, input.view::<f32>(), shape, words.view_mut()).unwrap();
+    let [_, bits, nan, infinite] = words.read_as::<u32>()[..] else { panic!("four words") };
+    let found = Amax { finite: f32::from_bits(bits), nan: nan != 0, infinite: infinite != 0 };
+    assert_eq!(found, amax(&values, shape).unwrap());
+
+    let mut fewer = Raw::zeros(stream, (DeviceAmax::WORDS - 1) * size_of::<u32>());
+    let refused = gpu.amax_on(stream, input.view::<f32>(), shape, fewer.view_mut());
+    assert!(matches!(refused, Err(Error::Length { expected: 4, found: 3, .. })), "{refused:?}");
+}
+
+/// Products have the bits that they have in buffers of cudarc's, and quantized vectors the CPU's.
+pub(crate) fn is_multiplied(gpu: &Gpu) {
+    const MOST: usize = 70;
+    let stream = gpu.stream();
+    for (seed, format) in [(3, Format::Nvfp4), (4, Format::Nvfp4), (5, Format::Nvfp4), (6, Format::Mxfp4)] {
+        let weights = tensor(format, 300, 1024, Scales::Common, seed);
+        let (there, raw) =
+            (DeviceTensor::from_host(stream, &weights).unwrap(), RawOperand::of(stream, &weights));
+        let bytes = gpu.gemm_workspace_bytes(weights.shape(), MOST).unwrap();
+        let raw_workspace = Raw::zeros(stream, bytes);
+        let mut workspace = gpu.gemm_workspace(stream, weights.shape(), MOST).unwrap();
+        for tokens in [1, 8, 9, MOST, MOST] {
+            let product = Product::<bf16>::new(weights.clone(), tokens, Activations::Common);
+            let x = stream.clone_htod(&product.x).unwrap();
+            let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
+            gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
+            let expected = stream.clone_dtoh(&out).unwrap();
+
+            let x = Raw::of(stream, bytemuck::cast_slice(&product.x));
+            let mut out = Raw::used(stream, 2 * product.results.len());
+            // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
+            let in_memory =
+                unsafe { GemmWorkspaceMut::from_raw_parts(raw_workspace.address(), bytes) }.unwrap();
+            gpu.gemm_weights_on(stream, raw.view(), x.view::<bf16>(), tokens, in_memory, out.view_mut())
+                .unwrap();
+            assert_same(&out.read_as::<bf16>(), &expected, &product.what());
+            if tokens <= 8 {
+                let mut out = Raw::used(stream, 2 * product.results.len());
+                gpu.gemv_weights_on(stream, raw.view(), x.view::<bf16>(), tokens, out.view_mut()).unwrap();
+                assert_same(&out.read_as::<bf16>(), &expected, &product.what());
+            }
+        }
+        raw_workspace.read();
+
+        let vectors = tensor(format, 1, 1024, Scales::Common, seed + 1);
+        let mut expected = vec![0f32; 300];
+        gemv(&weights, &vectors, Batch::default(), &mut expected).unwrap();
+        let mut out = Raw::used(stream, 4 * expected.len());
+        let of_vectors = RawOperand::of(stream, &vectors);
+        gpu.gemv_on(stream, raw.view(), of_vectors.view(), Batch::default(), out.view_mut::<f32>()).unwrap();
+        assert_same(&out.read_as::<f32>(), &expected, "gemv");
+    }
+}
+
+pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
+    let stream = gpu.stream();
+    let shape = QuantizedShape::new(Format::Mxfp4, 4, 64);
+    let memory = Raw::zeros(stream, 4096);
+    let mut out = Raw::used(stream, 4096);
+    let at = |codes: u64, scales: u64| {
+        // SAFETY: the memory is longer than what the view and the addresses need.
+        unsafe {
+            DeviceTensorView::from_raw_parts(shape, memory.address() + codes, memory.address() + scales)
+        }
+        .unwrap()
+    };
+    let refused = |view: DeviceTensorView<'_>, out: &mut Raw| {
+        let out = out.view_mut::<f32>();
+        gpu.dequantize_on(stream, view, out, shape.cols).unwrap_err()
+    };
+    let wrong = refused(at(8, 1024), &mut out);
+    assert!(matches!(wrong, Error::Alignment { what: "the codes", needed: 16, .. }), "{wrong:?}");
+    let wrong = refused(at(0, 1026), &mut out);
+    assert!(matches!(wrong, Error::Alignment { what: "the scales", needed: 4, .. }), "{wrong:?}");
+    // SAFETY: the memory is longer.
+    let odd = unsafe { DeviceView::<f32>::from_raw_parts(memory.address() + 2, 256) };
+    let mut words = Raw::zeros(stream, 16);
+    let wrong = gpu.amax_on(stream, odd, Shape::new(4, 64), words.view_mut()).unwrap_err();
+    assert!(matches!(wrong, Error::Alignment { what: "the input", needed: 4, .. }), "{wrong:?}");
+    assert!(out.read().iter().all(|byte| *byte == 0x5B));
+
+    // Memory that is missing.
+    let recipe = nvfp4();
+    let values = Raw::zeros(stream, 4 * 64 * 4);
+    let mut tensor = RawTensor::used(stream, quantized_shape(Shape::new(4, 64), &recipe));
+    let (codes, scales) = (tensor.codes.address(), tensor.scales.address());
+    // SAFETY: there are as many bytes.
+    let without = unsafe { DeviceTensorViewMut::from_raw_parts(tensor.shape, codes, scales) }.unwrap();
+    let options = DeviceQuantizeOptions::new();
+    let wrong = gpu.quantize_on(stream, values.view::<f32>(), Shape::new(4, 64), &recipe, options, without);
+    assert!(matches!(wrong, Err(Error::NoGlobalSlot { .. })), "{wrong:?}");
+    let mut short = Raw::zeros(stream, 16);
+    let wrong = tensor.view_mut().with_global_slot(short.view_mut()).map(drop);
+    assert!(matches!(wrong, Err(Error::Length { found: 4, .. })), "{wrong:?}");
+    // SAFETY: nothing is there, and nothing is done with it.
+    let wrong = unsafe { GemmWorkspaceMut::from_raw_parts(memory.address(), 4096) }.map(drop);
+    assert!(matches!(wrong, Err(Error::Operands(OperandFault::Workspace { .. }))), "{wrong:?}");
+}
+
+/// Buffers that become a tensor, and a tensor that becomes buffers.
+pub(crate) fn becomes_a_tensor_and_back(gpu: &Gpu) {
+    let stream = gpu.stream();
+    for seed in 0..3 {
+        let host = tensor(Format::Nvfp4, 30, 80, Scales::Common, seed);
+        let [codes, scales] = [host.codes(), host.scales()].map(|bytes| stream.clone_htod(bytes).unwrap());
+        let short = DeviceTensor::from_parts(
+            stream,
+            QuantizedShape { rows: 31, ..host.shape() },
+            codes.clone(),
+            scales.clone(),
+        );
+        assert!(matches!(short, Err(Error::QuantizedLength { .. })), "{short:?}");
+        let mut made = DeviceTensor::from_parts(stream, host.shape(), codes, scales).unwrap();
+        if let Some(global) = host.global_scale() {
+            made = made.with_global_scale(stream, global).unwrap();
+        }
+        assert_eq!(made.to_host(stream).unwrap(), host);
+        let (codes, scales, _) = made.into_parts();
+        let back = [codes, scales].map(|bytes| stream.clone_dtoh(&bytes).unwrap());
+        assert_eq!(back, [host.codes(), host.scales()]);
+    }
+    let empty = DeviceTensor::zeros(stream, QuantizedShape::new(Format::Nvfp4, 0, 64)).unwrap();
+    let shape = empty.shape();
+    let (codes, scales, _) = empty.into_parts();
+    let again = DeviceTensor::from_parts(stream, shape, codes, scales).unwrap();
+    assert_eq!(again.to_host(stream).unwrap(), QuantizedTensor::zeros(shape).unwrap());
+}
+
+/// A stream that something else made does the work, and is there afterwards.
+pub(crate) fn on_a_stream_of_others(gpu: &Gpu) {
+    let shape = Shape::new(40, 96);
+    let values = patterns::<f32>(shape.elements(), false, 23);
+    gpu.context().bind_to_thread().unwrap();
+    let theirs = result::stream::create(StreamKind::NonBlocking).unwrap();
+    {
+        // SAFETY: the stream is the context's and outlives this block.
+        let stream = unsafe { gpu.context().wrap_borrowed_stream(theirs) };
+        let on_theirs = Gpu::from_stream(stream.clone()).unwrap();
+        assert!(Arc::ptr_eq(on_theirs.stream(), &stream));
+        for recipe in default_recipes(ScaleLayout::Linear) {
+            let found = on_theirs.quantize(&values, shape, &recipe).unwrap();
+            assert_is_cpus(&found, &values, shape, &recipe);
+        }
+        let in_context = Gpu::from_context(gpu.context().clone()).unwrap();
+        assert_eq!(in_context.info(), gpu.info());
+        let found = in_context.quantize(&values, shape, &Recipe::default()).unwrap();
+        assert_is_cpus(&found, &values, shape, &Recipe::default());
+    }
+    gpu.context().bind_to_thread().unwrap();
+    // SAFETY: nobody else has destroyed it.
+    unsafe {
+        result::stream::synchronize(theirs).unwrap();
+        result::stream::destroy(theirs).unwrap();
+    }
+}
+
+/// Captures what is enqueued and counts kernels, memory that is set, and copies. A capture refuses to wait, and memory that is
+/// allocated is a node of another kind.
+fn captured(stream: &Arc<CudaStream>, mut enqueue: impl FnMut()) -> [usize; 3] {
+    // The driver compiles a kernel when it is first used.
+    enqueue();
+    stream.synchronize().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    enqueue();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    let mut count = 0;
+    // SAFETY: without an array, the driver writes the number of nodes.
+    unsafe { cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }.result().unwrap();
+    let mut nodes = vec![std::ptr::null_mut(); count];
+    // SAFETY: the array has room for so many.
+    unsafe { cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &raw mut count) }.result().unwrap();
+    let mut counts = [0; 3];
+    for node in nodes {
+        let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: the node is the graph's, which lives.
+        unsafe { cuGraphNodeGetType(node, &raw mut kind) }.result().unwrap();
+        match kind {
+            CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => counts[0] += 1,
+            CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET => counts[1] += 1,
+            CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY => counts[2] += 1,
+            other => panic!("a node of kind {other:?}"),
+        }
+    }
+    counts
+}
+
+/// Every operation on device memory enqueues kernels, memory that is set and copies on the device, and nothing else: neither
+/// allocations nor waits, and no events.
+pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
+    // Its own context state: captures do not allow cudarc's events.
+    let gpu = &Gpu::new(0).unwrap();
+    // SAFETY: everything below is on one stream.
+    unsafe { gpu.context().disable_event_tracking() };
+    let (stream, shape) = (gpu.stream(), Shape::new(65, 256));
+    let values = Raw::of(stream, bytemuck::cast_slice(&patterns::<bf16>(shape.elements(), false, 24)));
+    let mut words = Raw::zeros(stream, 16);
+    let amax = captured(stream, || {
+        gpu.amax_on(stream, values.view::<bf16>(), shape, words.view_mut()).unwrap();
+    });
+    assert_eq!(amax, [1, 0, 0]);
+
+    let mut report = DeviceReport::zeros(stream).unwrap();
+    let importance = Raw::of(stream, bytemuck::cast_slice(&vec![1f32; shape.cols]));
+    let mut back = Raw::used(stream, 2 * shape.elements());
+    for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+        for recipe in recipes(scale_layout) {
+            let what = format!("{recipe:?}");
+            let mut out = RawTensor::used(stream, quantized_shape(shape, &recipe));
+            let mut view = out.view_mut();
+            // Padding is set, and an amax before it is searched.
+            let padded = usize::from(scale_layout == ScaleLayout::Swizzled);
+            let planned = usize::from(recipe.scheme.global_from_amax().is_some());
+            let quantizing = captured(stream, || {
+                let options = DeviceQuantizeOptions::new().report(&mut report);
+                gpu.quantize_on(stream, values.view::<bf16>(), shape, &recipe, options, &mut view).unwrap();
+            });
+            assert_eq!(quantizing, [1 + 2 * planned, padded + planned, 0], "{what}");
+            if matches!(recipe.format(), Format::Mxfp4 | Format::Nvfp4) {
+                let search = Recipe { search: Search::Full, ..recipe };
+                let searching = captured(stream, || {
+                    let options = DeviceQuantizeOptions::new().importance(importance.view());
+                    gpu.quantize_on(stream, values.view::<bf16>(), shape, &search, options, &mut view)
+                        .unwrap();
+                });
+                assert_eq!(searching, [1 + 2 * planned, padded + planned, 0], "{what}");
+            }
+            let dequantizing = captured(stream, || {
+                gpu.dequantize_on(stream, view.as_view(), back.view_mut::<bf16>(), shape.cols).unwrap();
+            });
+            assert_eq!(dequantizing, [1, 0, 0], "{what}");
+            let global = usize::from(view.direction().is_some());
+            for to in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+                let mut converted = RawTensor::used(stream, view.shape().with_scale_layout(to));
+                let mut there = converted.view_mut();
+                let converting = captured(stream, || {
+                    gpu.convert_layout_on(stream, view.as_view(), &mut there).unwrap();
+                });
+                let same = usize::from(to == scale_layout);
+                assert_eq!(converting, [1 - same, 0, 1 + same + global], "{what} to {to:?}");
+            }
+        }
+    }
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        let weights = tensor(format, 600, 2048, Scales::Common, 0);
+        let vectors = RawOperand::of(stream, &tensor(format, 1, 2048, Scales::Common, 1));
+        let (raw, x) = (RawOperand::of(stream, &weights), Raw::zeros(stream, 70 * 2048 * 2));
+        let mut out = Raw::used(stream, 70 * 600 * 2);
+        let bytes = gpu.gemm_workspace_bytes(weights.shape(), 70).unwrap();
+        let workspace = Raw::zeros(stream, bytes);
+        let product = captured(stream, || {
+            let (matrix, vectors) = (raw.view(), vectors.view());
+            gpu.gemv_on(stream, matrix, vectors, Batch::default(), out.view_mut::<bf16>()).unwrap();
+        });
+        assert_eq!(product, [1, 0, 0], "gemv, {format}");
+        for (tokens, kernels) in [(1, 1), (8, 1), (70, 2)] {
+            let product = captured(stream, || {
+                // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
+                let workspace =
+                    unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) }.unwrap();
+                let x = x.view::<bf16>();
+                gpu.gemm_weights_on(stream, raw.view(), x, tokens, workspace, out.view_mut()).unwrap();
+            });
+            assert_eq!(product, [kernels, 0, 0], "{tokens} tokens, {format}");
+        }
+        let product = captured(stream, || {
+            gpu.gemv_weights_on(stream, raw.view(), x.view::<bf16>(), 8, out.view_mut()).unwrap();
+        });
+        assert_eq!(product, [1, 0, 0], "gemv_weights, {format}");
+    }
+    let host = quantize(&[1f32; 64], Shape::new(1, 64), &nvfp4()).unwrap().tensor;
+    let mut tensor = Some(DeviceTensor::from_host(stream, &host).unwrap());
+    let setting = captured(stream, || {
+        let set = tensor.take().unwrap().with_global_scale(stream, GlobalScale::Divisor(3.0));
+        tensor = Some(set.unwrap());
+    });
+    assert_eq!(setting, [0, 1, 0], "a global scale");
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
