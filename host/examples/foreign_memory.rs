@@ -1,0 +1,147 @@
+//! Quantizes and multiplies on a GPU in memory that is somebody else's, on a stream that is somebody else's, without a copy. The
+//! "somebody" here is the driver, asked for plain addresses as an extension of PyTorch gets them. Without a GPU it says why there
+//! is none.
+//!
+//! ```text
+//! cargo run --release --example foreign_memory
+//! ```
+
+use std::error::Error;
+
+use half::bf16;
+use microscale::gpu::cudarc::driver::result::stream::StreamKind;
+use microscale::gpu::cudarc::driver::{DriverError, result, sys};
+use microscale::gpu::{
+    DeviceQuantizeOptions, DeviceTensorViewMut, DeviceView, DeviceViewMut, GemmWorkspaceMut, Gpu, devices,
+};
+use microscale::{Convention, Format, NonFinite, QuantizedShape, Recipe, Shape, gemv_weights, quantize};
+
+const ROWS: usize = 1024;
+const COLS: usize = 2048;
+const TOKENS: usize = 32;
+
+/// The other software: its context is the GPU's primary one, as PyTorch's is, and it knows addresses.
+struct Framework {
+    stream: sys::CUstream,
+    allocated: Vec<u64>,
+}
+
+impl Framework {
+    /// The caller has made the context current.
+    fn new() -> Result<Self, DriverError> {
+        Ok(Self { stream: result::stream::create(StreamKind::NonBlocking)?, allocated: Vec::new() })
+    }
+
+    /// Bytes of device memory, zeros.
+    fn zeros(&mut self, bytes: usize) -> Result<u64, DriverError> {
+        // SAFETY: the memory is new, and has as many bytes.
+        let address = unsafe { result::malloc_sync(bytes)? };
+        self.allocated.push(address);
+        // SAFETY: as above.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream)? };
+        Ok(address)
+    }
+
+    /// A copy of values in device memory.
+    fn upload(&mut self, values: &[bf16]) -> Result<u64, DriverError> {
+        let address = self.zeros(size_of_val(values))?;
+        // SAFETY: there are as many bytes on both sides, and the copy has ended before the values go.
+        unsafe {
+            result::memcpy_htod_async(address, values, self.stream)?;
+            result::stream::synchronize(self.stream)?;
+        }
+        Ok(address)
+    }
+
+    /// Waits for the stream and reads values.
+    fn download(&self, address: u64, values: &mut [bf16]) -> Result<(), DriverError> {
+        // SAFETY: the caller knows that so many are there, and the copy has ended before they are read.
+        unsafe {
+            result::memcpy_dtoh_async(values, address, self.stream)?;
+            result::stream::synchronize(self.stream)
+        }
+    }
+}
+
+impl Drop for Framework {
+    fn drop(&mut self) {
+        // SAFETY: the addresses and the stream are this structure's, and no view is left.
+        unsafe {
+            for address in &self.allocated {
+                let _ = result::free_sync(*address);
+            }
+            let _ = result::stream::destroy(self.stream);
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let Err(microscale::Error::NoGpu(why)) = devices() {
+        println!("no GPU: {why}");
+        return Ok(());
+    }
+    let context = microscale::gpu::cudarc::driver::CudaContext::new(0)?;
+    let mut framework = Framework::new()?;
+
+    // What the other software has: weights, activations, and memory for results. An NVFP4 tensor has a slot for its global scale.
+    let recipe = Recipe {
+        non_finite: NonFinite::Propagate,
+        ..Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?
+    };
+    let (shape, quantized) = (Shape::new(ROWS, COLS), QuantizedShape::new(Format::Nvfp4, ROWS, COLS));
+    let (host_weights, host_x) = (waves(ROWS * COLS, 0.02), waves(TOKENS * COLS, 1.0));
+    let (weights, x) = (framework.upload(&host_weights)?, framework.upload(&host_x)?);
+    let (code_bytes, scale_bytes) = quantized.bytes()?;
+    let (codes, scales) = (framework.zeros(code_bytes)?, framework.zeros(scale_bytes)?);
+    let slot = framework.zeros(4 * DeviceTensorViewMut::GLOBAL_SLOT_WORDS)?;
+    let out = framework.zeros(2 * TOKENS * ROWS)?;
+
+    // The library, on the other's stream. It owns neither the stream nor any of the memory.
+    // SAFETY: the stream is of GPU 0's primary context, which `context` is, and outlives `gpu`.
+    let gpu = Gpu::from_stream(unsafe { context.wrap_borrowed_stream(framework.stream) })?;
+    let stream = gpu.stream();
+    let workspace_bytes = gpu.gemm_workspace_bytes(quantized, TOKENS)?;
+    let workspace = framework.zeros(workspace_bytes)?;
+
+    // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.
+    // The workspace was filled with zeros.
+    let (weights, x, out_there, mut tensor, workspace) = unsafe {
+        (
+            DeviceView::<bf16>::from_raw_parts(weights, ROWS * COLS),
+            DeviceView::<bf16>::from_raw_parts(x, TOKENS * COLS),
+            DeviceViewMut::<bf16>::from_raw_parts(out, TOKENS * ROWS),
+            DeviceTensorViewMut::from_raw_parts(quantized, codes, scales)?.with_global_slot(
+                DeviceViewMut::from_raw_parts(slot, DeviceTensorViewMut::GLOBAL_SLOT_WORDS),
+            )?,
+            GemmWorkspaceMut::from_raw_parts(workspace, workspace_bytes)?,
+        )
+    };
+
+    // Both calls enqueue kernels and return. Nothing is allocated or copied, and nothing waits.
+    gpu.quantize_on(stream, weights, shape, &recipe, DeviceQuantizeOptions::new(), &mut tensor)?;
+    gpu.gemm_weights_on(stream, tensor.as_view(), x, TOKENS, workspace, out_there)?;
+
+    let mut results = vec![bf16::ZERO; TOKENS * ROWS];
+    framework.download(out, &mut results)?;
+    let on_cpu = quantize(&host_weights, shape, &recipe)?.tensor;
+    let same = tensor.as_view().to_host(stream)? == on_cpu;
+    println!(
+        "the CPU quantizes to {}",
+        if same { "the same bytes" } else { "OTHER BYTES: please report this" }
+    );
+    let mut expected = vec![bf16::ZERO; TOKENS * ROWS];
+    gemv_weights(&on_cpu, &host_x, TOKENS, &mut expected)?;
+    let distances = results.iter().zip(&expected).map(|(a, b)| (a.to_f32() - b.to_f32()).abs());
+    let largest = expected.iter().map(|value| value.to_f32().abs()).fold(0.0, f32::max);
+    println!(
+        "results are up to {largest:.3}, and at most {:.5} from the CPU's",
+        distances.fold(0.0, f32::max)
+    );
+    Ok(())
+}
+
+/// Values that stand for weights or activations.
+fn waves(count: usize, size: f32) -> Vec<bf16> {
+    let value = |i: usize| (i as f32 * 0.37).sin() + (i as f32 * 0.71).sin() + (i as f32 * 1.3).sin();
+    (0..count).map(|i| bf16::from_f32(size * value(i))).collect()
+}
