@@ -22,6 +22,10 @@
 //! | quantize host memory on the CPU | [`quantize`], [`quantize_with`] [`QuantizeOptions`], [`quantize_into`], [`dequantize`], [`dequantize_into`], [`amax()`] ([`Amax`]) |
 //! | do so on whichever device there is | [`Device`], [`DeviceChoice`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
+#![cfg_attr(
+    feature = "cuda",
+    doc = "| work on a GPU in memory of other software | [`gpu::DeviceView`], [`gpu::DeviceTensorView`] |"
+)]
 //! | take the result | [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of what could not be kept, where ([`Position`]) |
 //! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |

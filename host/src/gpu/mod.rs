@@ -6,7 +6,10 @@
 //!
 //! Host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait. Device-buffer
 //! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`])
-//! only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph.
+//! only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph. They take views,
+//! [`DeviceView`] and [`DeviceTensorView`] of what they read, [`DeviceViewMut`] and [`DeviceTensorViewMut`] of what
+//! they write, which references to cudarc's buffers and to a [`DeviceTensor`] become by themselves; and so does
+//! device memory that is somebody else's, by its address.
 //!
 //! Buffers and streams are cudarc's, re-exported here as [`cudarc`]: version 0.19, and a later one with a
 //! breaking version of this crate only. A program that has cudarc for other reasons, such as candle's or
