@@ -102,10 +102,8 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         if let Some(input) = &self.input {
             let importance = importance.map(|importance| stream.clone_htod(importance)).transpose();
             let importance = importance.map_err(doing("copying importance to it"))?;
-            let options = DeviceQuantizeOptions {
-                importance: importance.as_ref().map(DeviceView::from),
-                report: Some(&mut report),
-            };
+            let importance = importance.as_ref().map(DeviceView::from);
+            let options = DeviceQuantizeOptions { importance, ..Default::default() }.report(&mut report);
             gpu.quantize_on(stream, input, shape, recipe, options, &mut tensor)?;
         }
         let report = recipe.accept(report.read(stream, shape, recipe.format())?)?;

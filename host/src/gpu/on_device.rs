@@ -25,7 +25,8 @@ impl Gpu {
     ///
     /// # Errors
     /// The errors of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
-    /// numbers as columns, and [`Error::Gpu`].
+    /// numbers as columns, [`Error::Length`] if an amax has fewer words than [`DeviceAmax::WORDS`],
+    /// [`Error::NoGlobalSlot`] if an output in NVFP4 has no memory for a global scale, and [`Error::Gpu`].
     pub fn quantize_on<'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -49,8 +50,13 @@ impl Gpu {
             out.set_direction((!absent).then_some(arithmetic.direction));
             if global == Global::FromAmax {
                 let slot = out.slot_mut()?;
-                slot.clear(stream, "the amax")?;
-                launch::amax(&self.kernels, stream, values, shape, slot)?;
+                if let Some(amax) = options.amax {
+                    Shape::new(1, DeviceAmax::WORDS).check("the amax", amax.len())?;
+                    slot.copy_from(stream, "the amax", amax, DeviceAmax::WORDS)?;
+                } else {
+                    slot.clear(stream, "the amax")?;
+                    launch::amax(&self.kernels, stream, values, shape, slot)?;
+                }
                 launch::plan::<T>(&self.kernels, stream, recipe, slot)?;
             }
         }

@@ -10,6 +10,9 @@ pub struct DeviceQuantizeOptions<'a> {
     /// The importance of each column's errors, as of [`crate::QuantizeOptions::importance`]. Numbers in device
     /// memory are not looked at: if one is negative or not finite, the choice of scales means nothing.
     pub importance: Option<DeviceView<'a, f32>>,
+    /// The amax from which a global scale is computed, if the recipe has it computed ([`crate::Global::FromAmax`]):
+    /// that of several layers, for instance, which share a global scale. Without one, the matrix' own is searched.
+    pub amax: Option<DeviceView<'a, u32>>,
     /// A report to add counts to. Without one, nobody learns of values that could not be kept.
     pub report: Option<&'a mut DeviceReport>,
 }
@@ -17,13 +20,20 @@ pub struct DeviceQuantizeOptions<'a> {
 impl<'a> DeviceQuantizeOptions<'a> {
     /// The default options.
     pub const fn new() -> Self {
-        Self { importance: None, report: None }
+        Self { importance: None, amax: None, report: None }
     }
 
     /// Weights errors by column in the search for scales.
     #[must_use]
     pub fn importance(self, columns: impl Into<DeviceView<'a, f32>>) -> Self {
         Self { importance: Some(columns.into()), ..self }
+    }
+
+    /// Takes an amax that is in device memory, a [`DeviceAmax`](super::DeviceAmax) or as many words, in place of the matrix'
+    /// own: [`super::Gpu::amax_on`] of each layer that shares a global scale makes one, and nobody waits for it.
+    #[must_use]
+    pub fn amax(self, amax: impl Into<DeviceView<'a, u32>>) -> Self {
+        Self { amax: Some(amax.into()), ..self }
     }
 
     /// Adds counts of what could not be kept to a report.

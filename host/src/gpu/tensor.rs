@@ -260,6 +260,12 @@ impl DeviceAmax {
     }
 }
 
+impl<'a> From<&'a DeviceAmax> for DeviceView<'a, u32> {
+    fn from(amax: &'a DeviceAmax) -> Self {
+        (&amax.slot).into()
+    }
+}
+
 impl<'a> From<&'a mut DeviceAmax> for DeviceViewMut<'a, u32> {
     fn from(amax: &'a mut DeviceAmax) -> Self {
         (&mut amax.slot).into()
@@ -351,6 +357,8 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
     assert!(std::mem::offset_of!(ReportSlot, rescaled) == 48);
     assert!(std::mem::offset_of!(ReportSlot, tried) == 56);
+    // Views take slots on any word.
+    assert!(align_of::<GlobalSlot>() == align_of::<u32>());
     // The first word of a slot is the global scale; kernels touch these fields alone of an amax' slot, and `DeviceAmax::read` takes
     // them apart.
     assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);

@@ -170,6 +170,44 @@ pub(crate) fn reports_add_up_and_clear(gpu: &Gpu) {
     }
 }
 
+/// Layers that share a global scale are quantized as the matrix of all their rows is, without waiting for their amax.
+pub(crate) fn layers_share_an_amax(gpu: &Gpu) {
+    fn run<T: Element>(gpu: &Gpu) {
+        const LAYERS: usize = 3;
+        let (stream, shape) = (gpu.stream(), Shape::new(20, 112));
+        // The largest magnitude is in one of them.
+        let layers: [Vec<T>; LAYERS] = std::array::from_fn(|layer| {
+            let size = if layer == 1 { 5.0 } else { 0.3 };
+            (0..shape.elements()).map(|i| T::from_f32(size * (i as f32 * 0.7).sin())).collect()
+        });
+        let inputs = layers.each_ref().map(|layer| stream.clone_htod(layer).unwrap());
+        for convention in [Convention::CompressedTensors, Convention::Torchao, Convention::Modelopt] {
+            let recipe = Recipe::of(Format::Nvfp4, convention).unwrap();
+            let together = Shape { rows: LAYERS * shape.rows, ..shape };
+            let expected = quantize(&layers.concat(), together, &recipe).unwrap().tensor;
+            let mut amax = DeviceAmax::zeros(stream).unwrap();
+            for input in &inputs {
+                gpu.amax_on(stream, input, shape, &mut amax).unwrap();
+            }
+            for (i, input) in inputs.iter().enumerate() {
+                let mut out = tensor(gpu, shape, &recipe);
+                let options = DeviceQuantizeOptions::new().amax(&amax);
+                gpu.quantize_on(stream, input, shape, &recipe, options, &mut out).unwrap();
+                let found = out.to_host(stream).unwrap();
+                assert_eq!(found.global_scale(), expected.global_scale(), "layer {i}: {recipe:?}");
+                let (codes, scales) = (found.codes().len(), found.scales().len());
+                assert!(found.codes() == &expected.codes()[i * codes..][..codes], "layer {i}: {recipe:?}");
+                assert!(
+                    found.scales() == &expected.scales()[i * scales..][..scales],
+                    "layer {i}: {recipe:?}"
+                );
+            }
+        }
+    }
+    run::<f32>(gpu);
+    run::<bf16>(gpu);
+}
+
 pub(crate) fn streams_overlap(gpu: &Gpu) {
     // cudarc's events order the uses of each buffer: what one stream writes another may read.
     let shape = Shape::new(300, 1024);

@@ -317,6 +317,14 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
                 });
                 assert_eq!(searching, [1 + 2 * planned, padded + planned, 0], "{what}");
             }
+            if planned == 1 {
+                let given = captured(stream, || {
+                    let options = DeviceQuantizeOptions::new().amax(words.view());
+                    gpu.quantize_on(stream, values.view::<bf16>(), shape, &recipe, options, &mut view)
+                        .unwrap();
+                });
+                assert_eq!(given, [2, padded, 1], "{what}");
+            }
             let dequantizing = captured(stream, || {
                 gpu.dequantize_on(stream, view.as_view(), back.view_mut::<bf16>(), shape.cols).unwrap();
             });
