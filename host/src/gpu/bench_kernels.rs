@@ -10,7 +10,7 @@ use super::arguments::kernel_dtype;
 use super::handle::Gpu;
 use super::launch;
 use super::memory::DeviceView;
-use super::tensor_view::DeviceTensorViewMut;
+use super::tensor_view_mut::DeviceTensorViewMut;
 use crate::element::Element;
 use crate::error::Result;
 use crate::recipe::Recipe;

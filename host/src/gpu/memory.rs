@@ -350,3 +350,19 @@ fn check_alignment<T>(what: &'static str, address: CUdeviceptr, len: usize, alig
     }
     Err(Error::Alignment { what, address, needed })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_start_on_their_size_and_where_kernels_need_them() {
+        let found = |address, len, alignment| check_alignment::<f32>("the input", address, len, alignment);
+        assert!(found(4, 1, 1).is_ok() && found(32, 1, 16).is_ok());
+        let refused = found(6, 1, 1).unwrap_err().to_string();
+        assert!(refused.starts_with("the address of the input, 0x6, is not a multiple of 4"), "{refused}");
+        assert!(matches!(found(40, 1, 16), Err(Error::Alignment { address: 40, needed: 16, .. })));
+        // Nothing is anywhere.
+        assert!(found(1, 0, 16).is_ok());
+    }
+}

@@ -47,6 +47,7 @@ mod quantize_options;
 mod staging;
 mod tensor;
 mod tensor_view;
+mod tensor_view_mut;
 
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
@@ -74,4 +75,5 @@ pub use memory::{DeviceView, DeviceViewMut};
 pub use microscale_kernels_abi::{Family, KernelId};
 pub use quantize_options::DeviceQuantizeOptions;
 pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
-pub use tensor_view::{DeviceTensorView, DeviceTensorViewMut};
+pub use tensor_view::DeviceTensorView;
+pub use tensor_view_mut::DeviceTensorViewMut;

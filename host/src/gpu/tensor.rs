@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::driver::doing;
 use super::memory::{DeviceView, DeviceViewMut};
 use super::staging::Staging;
-use super::tensor_view::{DeviceTensorView, DeviceTensorViewMut, GLOBAL, GLOBAL_WORDS, kernel_bytes};
+use super::tensor_view::{DeviceTensorView, GLOBAL, GLOBAL_WORDS, kernel_bytes};
+use super::tensor_view_mut::DeviceTensorViewMut;
 use crate::amax::Amax;
 use crate::error::{Error, Result};
 use crate::report::{Position, Report};
@@ -81,7 +82,7 @@ impl DeviceTensor {
     /// A view of all of it.
     pub fn view(&self) -> DeviceTensorView<'_> {
         let [codes, scales] = [&self.codes, &self.scales].map(DeviceView::from);
-        DeviceTensorView::of_tensor(self.shape, codes, scales, self.direction, (&self.global).into())
+        DeviceTensorView::of_tensor(self.shape, codes, scales, self.direction, Some((&self.global).into()))
     }
 
     /// The same blocks under a global scale, which is enqueued on the stream. Nothing waits.

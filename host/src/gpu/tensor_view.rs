@@ -1,26 +1,26 @@
-//! Quantized matrices in device memory that is somebody else's: to read, and to write.
+//! Quantized matrices in device memory that is somebody else's, to read.
 
 use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, SyncOnDrop};
+use microscale_formats::Format;
 use microscale_formats::nvfp4::{Direction, GlobalScale};
-use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::GlobalSlot;
 
-use super::memory::{DeviceView, DeviceViewMut};
+use super::memory::DeviceView;
 use crate::error::{Error, Result};
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;
 
 /// The number, in bytes, of which the address of codes is a multiple: products load so many at once.
-const CODES_ALIGNMENT: usize = 16;
+pub(super) const CODES_ALIGNMENT: usize = 16;
 /// The number, in bytes, of which the address of scales is a multiple: products and conversions of layouts load them by words.
-const SCALES_ALIGNMENT: usize = 4;
+pub(super) const SCALES_ALIGNMENT: usize = 4;
 
-const CODES: &str = "the codes";
-const SCALES: &str = "the scales";
+pub(super) const CODES: &str = "the codes";
+pub(super) const SCALES: &str = "the scales";
 pub(super) const GLOBAL: &str = "the global scale";
 
 /// A quantized matrix in device memory, laid out as a [`QuantizedTensor`] is. Whatever reads a
@@ -69,7 +69,7 @@ pub struct DeviceTensorView<'a> {
 
 /// The word that holds a global scale.
 #[derive(Clone, Copy)]
-enum GlobalWord<'a> {
+pub(super) enum GlobalWord<'a> {
     /// By itself.
     Value(DeviceView<'a, f32>),
     /// The first one of a slot.
@@ -163,10 +163,15 @@ impl<'a> DeviceTensorView<'a> {
         codes: DeviceView<'a, u8>,
         scales: DeviceView<'a, u8>,
         direction: Option<Direction>,
-        slot: DeviceView<'a, u32>,
+        slot: Option<DeviceView<'a, u32>>,
     ) -> Self {
-        let global = direction.map(|direction| (direction, GlobalWord::Slot(slot)));
+        let global = direction.zip(slot.map(GlobalWord::Slot));
         Self { shape, codes, scales, global }
+    }
+
+    /// The word that holds the global scale, if there is one.
+    pub(super) fn global_word(&self) -> Option<GlobalWord<'a>> {
+        self.global.map(|(_, word)| word)
     }
 
     /// The format.
@@ -269,213 +274,53 @@ pub(super) fn kernel_bytes(shape: QuantizedShape) -> Result<(usize, usize)> {
 /// Words of a [`GlobalSlot`].
 pub(super) const GLOBAL_WORDS: usize = size_of::<GlobalSlot>() / size_of::<u32>();
 
-/// Device memory for a quantized matrix. Whatever writes a `&mut `[`DeviceTensor`](super::DeviceTensor) writes to such a view as
-/// well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
-///
-/// Codes must start on a multiple of 16 bytes, and scales on one of 4, as those of [`DeviceTensorView`].
-///
-/// Nothing else reaches the memory while the view lives:
-///
-/// ```compile_fail,E0502
-/// use microscale::gpu::DeviceTensorViewMut;
-/// use microscale::gpu::cudarc::driver::CudaSlice;
-/// use microscale::{QuantizedShape, Result};
-///
-/// fn shared(shape: QuantizedShape, mut codes: CudaSlice<u8>, mut scales: CudaSlice<u8>) -> Result<usize> {
-///     let view = DeviceTensorViewMut::from_parts(shape, &mut codes, &mut scales)?;
-///     let part = codes.slice(..16);
-///     Ok(view.shape().rows + part.len())
-/// }
-/// ```
-pub struct DeviceTensorViewMut<'a> {
-    shape: QuantizedShape,
-    codes: DeviceViewMut<'a, u8>,
-    scales: DeviceViewMut<'a, u8>,
-    slot: Option<DeviceViewMut<'a, u32>>,
-    direction: DirectionOf<'a>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use microscale_formats::ComparisonFormat;
 
-/// The direction of what was written.
-enum DirectionOf<'a> {
-    /// To this view.
-    View(Option<Direction>),
-    /// To what it was made of.
-    Origin(&'a mut Option<Direction>),
-}
+    const SHAPE: QuantizedShape = QuantizedShape::new(Format::Nvfp4, 4, 32);
 
-/// Shows the shape and the direction of the global scale. The bytes are the GPU's.
-impl fmt::Debug for DeviceTensorViewMut<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut view = f.debug_struct("DeviceTensorViewMut");
-        view.field("shape", &self.shape).field("direction", &self.direction()).finish_non_exhaustive()
-    }
-}
-
-impl<'a> DeviceTensorViewMut<'a> {
-    /// Words of 32 bits that an output in NVFP4 needs for its global scale.
-    pub const GLOBAL_SLOT_WORDS: usize = GLOBAL_WORDS;
-
-    /// A view of memory for codes and block scales.
-    ///
-    /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::NoKernel`] for a format to compare with.
-    pub fn from_parts(
-        shape: QuantizedShape,
-        codes: impl Into<DeviceViewMut<'a, u8>>,
-        scales: impl Into<DeviceViewMut<'a, u8>>,
-    ) -> Result<Self> {
-        let (codes, scales) = (codes.into(), scales.into());
-        kernel_bytes(shape)?;
-        shape.check(codes.len(), scales.len())?;
-        Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
+    /// Views of memory that is not there, and is not looked at.
+    fn reading<'a, T>(len: usize) -> DeviceView<'a, T> {
+        // SAFETY: no work is enqueued with the view.
+        unsafe { DeviceView::from_raw_parts(256, len) }
     }
 
-    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with room for as many bytes as
-    /// [`QuantizedShape::bytes`] says.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a format to compare with.
-    ///
-    /// # Safety
-    /// As of [`DeviceViewMut::from_raw_parts`], for codes and for scales.
-    pub unsafe fn from_raw_parts(
-        shape: QuantizedShape,
-        codes: CUdeviceptr,
-        scales: CUdeviceptr,
-    ) -> Result<Self> {
-        let (code_bytes, scale_bytes) = kernel_bytes(shape)?;
-        // SAFETY: the caller's promise.
-        let (codes, scales) = unsafe {
-            (
-                DeviceViewMut::from_raw_parts(codes, code_bytes),
-                DeviceViewMut::from_raw_parts(scales, scale_bytes),
-            )
-        };
-        Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
-    }
-
-    /// The same with memory for a global scale, which outputs in NVFP4 need: [`Self::GLOBAL_SLOT_WORDS`] words, with anything in
-    /// them. Operations write the global scale to the first word, as the bits of an f32; the others are kernels' notes.
-    ///
-    /// # Errors
-    /// [`Error::Length`] with fewer words.
-    pub fn with_global_slot(self, slot: impl Into<DeviceViewMut<'a, u32>>) -> Result<Self> {
-        let slot = slot.into();
-        Shape::new(1, GLOBAL_WORDS).check("the slot of the global scale", slot.len())?;
-        Ok(Self { slot: Some(slot), ..self })
-    }
-
-    /// The view of a tensor's parts.
-    pub(super) fn of_tensor(
-        shape: QuantizedShape,
-        codes: impl Into<DeviceViewMut<'a, u8>>,
-        scales: impl Into<DeviceViewMut<'a, u8>>,
-        slot: impl Into<DeviceViewMut<'a, u32>>,
-        direction: &'a mut Option<Direction>,
-    ) -> Self {
-        let (codes, scales, slot) = (codes.into(), scales.into(), Some(slot.into()));
-        Self { shape, codes, scales, slot, direction: DirectionOf::Origin(direction) }
-    }
-
-    /// Format, rows, columns and scale layout.
-    pub const fn shape(&self) -> QuantizedShape {
-        self.shape
-    }
-
-    /// The direction of the global scale that the last operation wrote; none if there is no global scale.
-    pub fn direction(&self) -> Option<Direction> {
-        match &self.direction {
-            DirectionOf::View(direction) => *direction,
-            DirectionOf::Origin(direction) => **direction,
+    #[test]
+    fn lengths_are_the_shapes() {
+        let view = DeviceTensorView::from_parts(SHAPE, reading(64), reading(8)).unwrap();
+        assert_eq!((view.codes().len(), view.scales().len(), view.direction()), (64, 8, None));
+        for (codes, scales) in [(63, 8), (65, 8), (64, 7), (64, 9)] {
+            let refused = DeviceTensorView::from_parts(SHAPE, reading(codes), reading(scales));
+            assert!(matches!(refused, Err(Error::QuantizedLength { .. })), "{refused:?}");
         }
+        // SAFETY: no work is enqueued with the view.
+        let view = unsafe { DeviceTensorView::from_raw_parts(SHAPE, 256, 512) }.unwrap();
+        assert_eq!((view.codes().len(), view.scales().len()), (64, 8));
     }
 
-    /// A view for reading what was written.
-    pub fn as_view(&self) -> DeviceTensorView<'_> {
-        let slot = self.slot.as_ref().map(DeviceViewMut::as_view);
-        let global = self.direction().zip(slot.map(GlobalWord::Slot));
-        DeviceTensorView {
-            shape: self.shape,
-            codes: self.codes.as_view(),
-            scales: self.scales.as_view(),
-            global,
-        }
+    #[test]
+    fn formats_without_kernels_have_no_views() {
+        let shape = QuantizedShape { format: Format::Comparison(ComparisonFormat::Nf4), ..SHAPE };
+        let (codes, scales) = shape.bytes().unwrap();
+        let refused = DeviceTensorView::from_parts(shape, reading(codes), reading(scales));
+        assert!(matches!(refused, Err(Error::NoKernel { .. })), "{refused:?}");
+        // SAFETY: no work is enqueued with the view.
+        let refused = unsafe { DeviceTensorView::from_raw_parts(shape, 256, 512) };
+        assert!(matches!(refused, Err(Error::NoKernel { .. })), "{refused:?}");
     }
 
-    pub(super) fn set_direction(&mut self, direction: Option<Direction>) {
-        match &mut self.direction {
-            DirectionOf::View(place) => *place = direction,
-            DirectionOf::Origin(place) => **place = direction,
-        }
-    }
-
-    /// The slot of an output in NVFP4.
-    ///
-    /// # Errors
-    /// [`Error::NoGlobalSlot`].
-    pub(super) fn slot_mut(&mut self) -> Result<&mut DeviceViewMut<'a, u32>> {
-        let missing = Error::NoGlobalSlot { format: self.shape.format, words: GLOBAL_WORDS };
-        self.slot.as_mut().ok_or(missing)
-    }
-
-    /// Enqueues that scale bytes that belong to no block become zeros, with all others, if there are any.
-    pub(super) fn clear_padding(&mut self, stream: &CudaStream) -> Result<()> {
-        let blocks = self.shape.rows * self.shape.blocks_per_row();
-        if self.shape.scale_layout == ScaleLayout::Swizzled && self.scales.len() > blocks {
-            self.scales.clear(stream, SCALES)?;
-        }
-        Ok(())
-    }
-
-    /// Enqueues copies of another tensor's codes, and of its scales if they are laid out the same, and of its global scale.
-    pub(super) fn copy_from(&mut self, stream: &CudaStream, source: DeviceTensorView<'_>) -> Result<()> {
-        let (codes, scales) = self.shape.bytes()?;
-        self.set_direction(source.direction());
-        self.codes.copy_from(stream, CODES, source.codes, codes)?;
-        if source.shape.scale_layout == self.shape.scale_layout {
-            self.scales.copy_from(stream, SCALES, source.scales, scales)?;
-        }
-        match source.global {
-            Some((_, GlobalWord::Slot(slot))) => self.slot_mut()?.copy_from(stream, GLOBAL, slot, 1),
-            Some((_, GlobalWord::Value(value))) => self.slot_mut()?.copy_from(stream, GLOBAL, value, 1),
-            None => Ok(()),
-        }
-    }
-
-    /// The addresses of codes, scales and slot, for work on a stream that writes them, which is enqueued before the guards are
-    /// dropped. Without a slot, the last one is 0: only NVFP4's kernels, which have one, take it.
-    ///
-    /// # Errors
-    /// [`Error::Alignment`], [`Error::OtherContext`], and [`Error::NoGlobalSlot`].
-    pub(super) fn write<'b>(
-        &'b mut self,
-        stream: &'b CudaStream,
-    ) -> Result<([CUdeviceptr; 3], [SyncOnDrop<'b>; 3])> {
-        if self.shape.format.has_global_scale() {
-            self.slot_mut()?;
-        }
-        let (codes, codes_written) = self.codes.write(stream, CODES, CODES_ALIGNMENT)?;
-        let (scales, scales_written) = self.scales.write(stream, SCALES, SCALES_ALIGNMENT)?;
-        let (slot, slot_written) = match &mut self.slot {
-            Some(slot) => slot.write(stream, GLOBAL, 1)?,
-            None => (0, SyncOnDrop::Record(None)),
-        };
-        Ok(([codes, scales, slot], [codes_written, scales_written, slot_written]))
-    }
-}
-
-impl<'a> From<&'a mut DeviceTensorViewMut<'_>> for DeviceTensorViewMut<'a> {
-    fn from(view: &'a mut DeviceTensorViewMut<'_>) -> Self {
-        Self {
-            shape: view.shape,
-            codes: view.codes.reborrow(),
-            scales: view.scales.reborrow(),
-            slot: view.slot.as_mut().map(DeviceViewMut::reborrow),
-            direction: DirectionOf::Origin(match &mut view.direction {
-                DirectionOf::View(direction) => direction,
-                DirectionOf::Origin(direction) => direction,
-            }),
-        }
+    #[test]
+    fn global_scales_go_with_formats_that_have_them() {
+        let view = DeviceTensorView::from_parts(SHAPE, reading(64), reading(8)).unwrap();
+        let under = view.with_global_scale(Direction::Divisor, reading(1)).unwrap();
+        assert_eq!(under.direction(), Some(Direction::Divisor));
+        let refused = view.with_global_scale(Direction::Divisor, reading(0));
+        assert!(matches!(refused, Err(Error::Length { found: 0, .. })), "{refused:?}");
+        let shape = QuantizedShape::new(Format::Mxfp4, 4, 32);
+        let view = DeviceTensorView::from_parts(shape, reading(64), reading(4)).unwrap();
+        let refused = view.with_global_scale(Direction::Divisor, reading(1));
+        assert!(matches!(refused, Err(Error::NoGlobalScale { .. })), "{refused:?}");
     }
 }

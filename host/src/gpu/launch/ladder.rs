@@ -12,7 +12,7 @@ use crate::gpu::arguments::{blocks_in_elements, config, grid};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::memory::DeviceView;
-use crate::gpu::tensor_view::DeviceTensorViewMut;
+use crate::gpu::tensor_view_mut::DeviceTensorViewMut;
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 

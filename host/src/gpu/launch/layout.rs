@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::gpu::arguments::{Argument, config};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor_view::{DeviceTensorView, DeviceTensorViewMut};
+use crate::gpu::tensor_view::DeviceTensorView;
+use crate::gpu::tensor_view_mut::DeviceTensorViewMut;
 
 /// Enqueues the conversion of scales to the other layout. The caller has checked that the shapes differ in that alone.
 pub(in crate::gpu) fn convert_scales(

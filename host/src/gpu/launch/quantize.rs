@@ -16,7 +16,7 @@ use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::memory::DeviceView;
 use crate::gpu::quantize_options::DeviceQuantizeOptions;
-use crate::gpu::tensor_view::DeviceTensorViewMut;
+use crate::gpu::tensor_view_mut::DeviceTensorViewMut;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
