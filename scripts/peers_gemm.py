@@ -371,9 +371,13 @@ def measure(peer: PyTorch | Humming, tokens: int) -> Record:
 
 
 def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> list[Record]:
-    """Has our program measure the products with a matrix, whose results it verifies by itself."""
-    command = [*shlex.split(program), "bench", "--device", "cuda:0", "--op", "gemm-weights", "--dtype", "bf16"]
-    command += ["--shape", f"{case.shape.rows}x{case.shape.cols}"]
+    """Has our program measure the products, whose results it verifies by itself."""
+    command = [*shlex.split(program), "bench", "--device", "cuda:0", "--dtype", "bf16"]
+    shape = f"{case.shape.rows}x{case.shape.cols}"
+    if case.experts:
+        command += ["--op", "gemm-experts", "--shape", f"{shape}x{case.experts}", "--top-k", str(case.top_k)]
+    else:
+        command += ["--op", "gemm-weights", "--shape", shape]
     command += [argument for format in formats for argument in ("--format", format)]
     command += [argument for count in tokens for argument in ("--tokens", str(count))]
     with tempfile.TemporaryDirectory() as directory:
@@ -439,7 +443,7 @@ def main() -> int:
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS[:2])
-    parser.add_argument("--ours", metavar="PROGRAM", help="our program, which measures the single matrices too")
+    parser.add_argument("--ours", metavar="PROGRAM", help="our program, which measures all of it too")
     parser.add_argument("--json", type=Path, default=Path("peers_gemm.json"), help="where to write the records")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -476,8 +480,9 @@ def main() -> int:
     records = []
     for case in cases:
         print(case, flush=True)
-        if arguments.ours and not case.experts:
-            found = ours(arguments.ours, case, arguments.formats, arguments.tokens)
+        if arguments.ours:
+            tokens = arguments.grouped_tokens if case.experts else arguments.tokens
+            found = ours(arguments.ours, case, arguments.formats, tokens)
             print(*map(line_of, found), sep="\n", flush=True)
             records += found
         for make in peers[case]:
