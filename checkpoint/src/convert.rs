@@ -233,8 +233,7 @@ impl<'a> Converter<'a> {
         let mut rounding = rounding(packed, storage);
         let cast = self.casts.get(packed.codes.name);
         for band in packed.bands()? {
-            let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
-            let tensor = packed.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?.to_tensor();
+            let tensor = packed.row(&packed.blocks_in(band))?.to_tensor();
             let tensor = match cast {
                 Some(cast) => cast_alike(packed, *cast, &tensor, device)?,
                 None => tensor,
@@ -273,9 +272,8 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
         }
         let mut cast = Mxfp4ToNvfp4::default();
         for band in packed.bands()? {
-            let (size, blocks) = ([1, band.len()], packed.blocks_in(band));
-            let tensor = packed.matrix([&blocks.codes, &blocks.scales], blocks.first, size)?;
-            cast = cast.look_at(tensor).map_err(|error| packed.error(error))?;
+            let looked_at = cast.look_at(packed.row(&packed.blocks_in(band))?);
+            cast = looked_at.map_err(|error| packed.error(error))?;
         }
         Ok((*packed, cast))
     });
@@ -305,15 +303,32 @@ fn cast_alike(
     band: &QuantizedTensor,
     device: &Device,
 ) -> Result<QuantizedTensor> {
-    let error = |source| packed.error(source);
-    let after = cast.cast(band).map_err(error)?;
-    let before: Vec<f32> = device.dequantize(band).map_err(error)?;
-    let values: Vec<f32> = device.dequantize(&after).map_err(error)?;
-    let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-    if before.par_iter().zip(&values).all(same) {
-        Ok(after)
-    } else {
-        Err(error(microscale::Error::Wrong("a cast")))
+    let after = cast.cast(band).map_err(|source| packed.error(source))?;
+    match Compared::of(packed, band, &after, device)?.differing {
+        0 => Ok(after),
+        _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
+    }
+}
+
+/// The values of a band before and after. All NaN are the same.
+struct Compared {
+    values: [Vec<f32>; 2],
+    /// Values that are not the same to the bit.
+    differing: u64,
+}
+
+impl Compared {
+    fn of(
+        packed: &Packed<'_>,
+        before: &QuantizedTensor,
+        after: &QuantizedTensor,
+        device: &Device,
+    ) -> Result<Self> {
+        let dequantized = |tensor| device.dequantize(tensor).map_err(|source| packed.error(source));
+        let values: [Vec<f32>; 2] = [dequantized(before)?, dequantized(after)?];
+        let pairs = values[0].par_iter().zip(&values[1]);
+        let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+        Ok(Self { values, differing })
     }
 }
 
@@ -329,13 +344,11 @@ fn rounding(packed: &Packed<'_>, storage: &Storage) -> Option<Rounding> {
 impl Rounding {
     /// Compares a band of the tensor, which is under the scale before.
     fn add(&mut self, packed: &Packed<'_>, band: &QuantizedTensor, device: &Device) -> Result<()> {
-        let error = |source| packed.error(source);
-        let values: Vec<f32> = device.dequantize(band).map_err(error)?;
-        let converted = band.clone().with_global_scale(self.after).map_err(error)?;
-        let others: Vec<f32> = device.dequantize(&converted).map_err(error)?;
-        let pairs = values.par_iter().zip(&others);
-        self.differing += pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
-        self.errors = self.errors.and_between(&values, &others);
+        let converted = band.clone().with_global_scale(self.after);
+        let converted = converted.map_err(|source| packed.error(source))?;
+        let Compared { values: [before, after], differing } = Compared::of(packed, band, &converted, device)?;
+        self.differing += differing;
+        self.errors = self.errors.and_between(&before, &after);
         Ok(())
     }
 }

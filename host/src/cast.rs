@@ -153,7 +153,7 @@ mod tests {
         let [before, after]: [Vec<f32>; 2] = [cpu::dequantize(tensor), cpu::dequantize(cast)];
         assert_eq!(before.len(), after.len());
         for (i, (a, b)) in before.iter().zip(&after).enumerate() {
-            assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{what}: {i}: {a} became {b}");
+            assert_eq!(a.to_bits(), b.to_bits(), "{what}: {i}: {a} became {b}");
         }
     }
 

@@ -161,6 +161,15 @@ impl<'a> Packed<'a> {
         })
     }
 
+    /// Blocks as a matrix of a single row.
+    ///
+    /// # Errors
+    /// The errors of [`Self::read`].
+    pub(crate) fn row<'b>(&self, blocks: &'b Blocks<'_>) -> Result<QuantizedView<'b>> {
+        let cols = blocks.codes.len() / self.format.block_bytes() * self.format.block();
+        self.matrix([&blocks.codes, &blocks.scales], blocks.first, [1, cols])
+    }
+
     /// The values of blocks that are a matrix of so many rows and columns.
     fn dequantized<T: Element>(
         &self,
