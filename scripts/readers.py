@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import modelopt.torch.quantization as mtq
@@ -35,8 +36,9 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.utils import logging
-from transformers.utils.quantization_config import CompressedTensorsConfig, Mxfp4Config
+from transformers.utils.quantization_config import CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 BLOCK = 16
 QUANTIZED = (gguf.GGMLQuantizationType.MXFP4, gguf.GGMLQuantizationType.NVFP4)
@@ -274,6 +276,30 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return apart
 
 
+def tiny_fp8(directory: Path) -> Path:
+    """A random Llama in FP8 under a scale for each block of 128x128, as DeepSeek-V3 and Qwen3 are published."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=False, dtype="bfloat16",
+    )  # fmt: skip
+    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config())
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in LlamaForCausalLM(config).to(torch.bfloat16).state_dict().items():
+        stored |= Fp8Quantize(quantizer).convert({name: weight}) if "proj" in name else {name: weight}
+    directory.mkdir()
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    described = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+    described = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "quantization_config": described}
+    (directory / "config.json").write_text(json.dumps(described))
+    return directory
+
+
+def read_as(program: Program, model: Path, config: object) -> list[str]:
+    """Compares a checkpoint that another wrote as `microscale dequantize` and as transformers read it."""
+    return differing(program.dequantize(model, "bf16"), loaded_weights(model, config), signs_of_zeros=True)
+
+
 def modelopt_export(directory: Path) -> Path:
     """A random Llama that ModelOpt itself has quantized and exported."""
     torch.manual_seed(0)
@@ -321,6 +347,16 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--out-convention", "gpt-oss")
         return by_transformers(program, model, Mxfp4Config(dequantize=True))
 
+    def fp8() -> list[str]:
+        model = tiny_fp8(program.new("fp8"))
+        wrong = read_as(program, model, FineGrainedFP8Config(dequantize=True))
+        # What is excluded is written in bf16, with the values that it had.
+        quantized = program.quantize(model, "--format", "nvfp4", "--exclude", "*.layers.1.*")
+        before, after = program.dequantize(model, "bf16"), program.dequantize(quantized, "bf16")
+        kept = {name for name in before if ".layers.1." in name or "proj" not in name}
+        wrong += differing({name: before[name] for name in kept}, {name: after[name] for name in kept}, signs_of_zeros=True)
+        return wrong + by_transformers(program, quantized, ct)
+
     def mixture() -> list[str]:
         model = program.quantize(tiny_mixture(program.new("mixture")), "--recipe", "nvfp4-mxfp4-experts")
         theirs = experts_apart(loaded_weights(model, ct))
@@ -365,6 +401,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
                 found[model_check(name, options[1], plain)] = (
                     lambda model=model, options=options, plain=plain: by_model(program, model, *options, plain=plain)
                 )
+    found["transformers reads block FP8 the same, and NVFP4 that was made of it"] = fp8
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
     found["ModelOpt's own export, converted to compressed-tensors and back"] = exported

@@ -15,7 +15,7 @@ use crate::read::bands::row_bands;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
-use crate::read::values::{Values, float_dtype, with_values};
+use crate::read::values::{Values, with_values};
 use crate::write::progress::{OnProgress, Progress};
 
 /// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension,
@@ -80,7 +80,7 @@ fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<Error
     if bands.len() > 1
         && let Some(arithmetic) = recipe.scheme.global_from_amax()
     {
-        let (mut most, dtype) = (0.0f32, float_dtype(tensor.dtype).unwrap_or(Dtype::F32));
+        let (mut most, dtype) = (0.0f32, tensor.values_dtype().unwrap_or(Dtype::F32));
         for rows in &bands {
             let shape = Shape::new(rows.len(), cols);
             let policy = recipe.non_finite;

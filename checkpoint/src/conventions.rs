@@ -12,6 +12,7 @@
 //! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
 //! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
+//! | `scaled` | codes of eight bits under scales, which are read alone |
 
 pub(crate) mod compressed_tensors;
 pub(crate) mod convention;
@@ -21,6 +22,7 @@ pub(crate) mod group;
 pub(crate) mod ignored;
 pub(crate) mod modelopt;
 pub(crate) mod packed;
+pub(crate) mod scaled;
 pub(crate) mod storage;
 pub(crate) mod table;
 pub(crate) mod targets;

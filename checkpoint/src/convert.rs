@@ -154,6 +154,10 @@ impl<'a> Converter<'a> {
     ) -> Result<Self> {
         let mut packed = HashMap::new();
         for tensor in logical {
+            if let Logical::Plain(Tensor { scaling: Some(_), dtype, file, name, .. }) = tensor {
+                let (file, tensor, dtype) = ((*file).into(), (*name).into(), *dtype);
+                return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+            }
             if let Logical::Packed(tensor) = tensor {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
                 if storage.transposed != tensor.storage.transposed {

@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
+use bytemuck::Pod;
+use half::{bf16, f16};
 use microscale::{Device, Dtype, Element};
 
 use crate::conventions::packed::{Logical, Packed, logical};
@@ -22,6 +24,7 @@ use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unchanged};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::values::write_values;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -68,8 +71,13 @@ pub fn dequantize(
 ) -> Result<Dequantized> {
     let start = Instant::now();
     let logical = logical(checkpoint)?;
-    let mut packed = HashMap::new();
+    let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
     for tensor in &logical {
+        if let Logical::Plain(tensor) = tensor
+            && tensor.scaling.is_some()
+        {
+            scaled.insert(tensor.name, tensor);
+        }
         if let Logical::Packed(tensor) = tensor {
             if let Some(taken) =
                 checkpoint.tensor(tensor.name).filter(|taken| taken.name != tensor.codes.name)
@@ -84,16 +92,17 @@ pub fn dequantize(
             packed.insert(tensor.codes.name, &**tensor);
         }
     }
-    if packed.is_empty() {
+    if packed.is_empty() && scaled.is_empty() {
         return Err(Error::Convention(ConventionError::NothingPacked {
             doing: "dequantize",
             path: checkpoint.path.clone(),
         }));
     }
-    let scales =
-        packed.values().flat_map(|packed| packed.scale_tensors()).map(|scales| scales.name).collect();
+    // What belongs to codes is no tensor of its own.
+    let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
+    let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name)).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-    let work = Dequantizer { checkpoint, dtype, packed, scales };
+    let work = Dequantizer { checkpoint, dtype, packed, scaled, scales };
     let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
     let mut dequantized = Dequantized {
         dtype,
@@ -130,6 +139,8 @@ struct Dequantizer<'a> {
     dtype: Dtype,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
+    /// The tensors of codes under scales.
+    scaled: HashMap<&'a str, &'a Tensor<'a>>,
     /// The names of the scales, block scales and global ones.
     scales: HashSet<&'a str>,
 }
@@ -144,7 +155,7 @@ struct Done {
 }
 
 /// Dequantizes a tensor and writes its values, band by band.
-fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+fn write_packed<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
     let mut done = Done::default();
     let mut written = 0;
     for band in packed.bands()? {
@@ -163,6 +174,29 @@ fn write_values<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_
     Ok(done)
 }
 
+impl Dequantizer<'_> {
+    /// Writes the values of a tensor in a dtype, or the tensor as it is.
+    fn write_as<T: Element + Pod>(
+        &self,
+        tensor: &Tensor<'_>,
+        device: &Device,
+        sink: &Sink<'_>,
+    ) -> Result<Done> {
+        let mut done = Done::default();
+        if let Some(packed) = self.packed.get(tensor.name) {
+            return write_packed::<T>(packed, device, sink);
+        } else if let Some(scaled) = self.scaled.get(tensor.name) {
+            let from = Instant::now();
+            let bytes_after = write_values::<T>(scaled, sink)?;
+            done.busy.push(Busy { from, until: Instant::now() });
+            done.dequantized.add(scaled.elements(), scaled.bytes() as u64, bytes_after);
+        } else if !self.scales.contains(tensor.name) {
+            done.copied = sink.copy(tensor)?;
+        }
+        Ok(done)
+    }
+}
+
 impl Rewrite for Dequantizer<'_> {
     type Done = Done;
 
@@ -171,28 +205,20 @@ impl Rewrite for Dequantizer<'_> {
     }
 
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        let dtype = file_dtype(self.dtype);
         match self.packed.get(tensor.name) {
-            Some(packed) => {
-                let dtype = file_dtype(self.dtype);
-                vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }]
-            }
+            Some(packed) => vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }],
+            None if self.scaled.contains_key(tensor.name) => vec![Outline { dtype, ..unchanged(tensor) }],
             None if self.scales.contains(tensor.name) => Vec::new(),
             None => vec![unchanged(tensor)],
         }
     }
 
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
-        let done = tensors.iter().map(|tensor| {
-            if let Some(packed) = self.packed.get(tensor.name) {
-                return match self.dtype {
-                    Dtype::F32 => write_values::<f32>(packed, device, sink),
-                    Dtype::F16 => write_values::<half::f16>(packed, device, sink),
-                    Dtype::Bf16 => write_values::<half::bf16>(packed, device, sink),
-                };
-            }
-            let with_codes = self.scales.contains(tensor.name);
-            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
-            Ok(Done { copied, ..Done::default() })
+        let done = tensors.iter().map(|tensor| match self.dtype {
+            Dtype::F32 => self.write_as::<f32>(tensor, device, sink),
+            Dtype::F16 => self.write_as::<f16>(tensor, device, sink),
+            Dtype::Bf16 => self.write_as::<bf16>(tensor, device, sink),
         });
         done.collect()
     }

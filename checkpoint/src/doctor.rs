@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `finding` | everything that can be wrong, what it does and what helps |
 //! | `blocks` | scale bytes and codes, block by block |
+//! | `scaled` | the scales of codes of eight bits |
 //! | `stored` | dtypes and shapes that are read, and should not be so |
 //! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
 //! | `loaders` | what loaders are known to read wrongly, or to refuse, however right it is |
@@ -17,6 +18,7 @@ pub(crate) mod finding;
 mod global_scales;
 mod layers;
 mod loaders;
+mod scaled;
 mod stored;
 
 use std::ops::ControlFlow;
@@ -25,9 +27,11 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::conventions::packed::{Logical, resolve};
+use crate::conventions::scaled::scaled as scaled_tensor;
 use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
+use crate::read::tensor::Tensor;
 use crate::write::progress::{OnProgress, Progress};
 
 /// The result of examining a checkpoint.
@@ -68,10 +72,13 @@ pub fn diagnose(
         done += tensor.data.len() as u64;
         match resolve(checkpoint, tensor) {
             Ok(None) => {}
-            Ok(Some(Logical::Plain(tensor))) => plain.push(tensor),
+            Ok(Some(Logical::Plain(tensor))) => {
+                scaled::look(&tensor, &mut diagnosis.findings);
+                plain.push(tensor);
+            }
             Ok(Some(Logical::Packed(tensor))) => {
                 diagnosis.blocks += tensor.blocks();
-                let original = against.and_then(|against| against.tensor(tensor.name));
+                let original = against.map(|against| original(against, tensor.name)).transpose()?.flatten();
                 blocks::look(&tensor, original.as_ref(), &mut diagnosis.findings)?;
                 stored::look(&tensor, &mut diagnosis.findings);
                 if let Some((against, original)) = against.zip(original) {
@@ -87,11 +94,19 @@ pub fn diagnose(
             }
         }
     }
-    (diagnosis.quantized, diagnosis.plain) = (packed.len() as u64, plain.len() as u64);
+    let scaled = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
+    diagnosis.quantized = (packed.len() + scaled) as u64;
+    diagnosis.plain = (plain.len() - scaled) as u64;
     global_scales::look(&packed, &mut diagnosis.findings);
     loaders::look(checkpoint, &packed, &mut diagnosis.findings);
     config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
     Ok(diagnosis)
+}
+
+/// The tensor of a name with the scales that it is under, if there are any.
+fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
+    let Some(tensor) = against.tensor(name) else { return Ok(None) };
+    Ok(Some(scaled_tensor(against, tensor)?.unwrap_or(tensor)))
 }
 
 impl Diagnosis {

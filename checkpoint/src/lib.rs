@@ -88,6 +88,7 @@ pub use quantize::details::Details;
 pub use quantize::quantize;
 pub use quantize::summary::{Outcome, Plain, Summary, TensorSummary, Totals};
 pub use read::checkpoint::Checkpoint;
+pub use read::scaling::Scaling;
 pub use read::tensor::Tensor;
 pub use read::values::{Values, file_dtype, float_dtype};
 pub use reason::Reason;

@@ -110,7 +110,7 @@ pub fn quantize_part(
             checksum,
             names: renamed.names.into_iter().collect(),
             tensor_bytes: renamed.bytes,
-            tensors: done.iter().map(|done| done.summary.to_json()).collect(),
+            tensors: done.iter().filter_map(|done| Some(done.summary.as_ref()?.to_json())).collect(),
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),
         };

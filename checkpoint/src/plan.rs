@@ -3,6 +3,7 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `selection` | which tensors are quantized, and why the others are not |
+//! | `sources` | the tensors of the input, as their values are read |
 //! | `recipes`, `settings` | recipe files and presets; settings key by key |
 //! | `treatment`, `used_recipe` | the treatment of one tensor; the recipes of a plan, and the use of each |
 //! | `fusions` | whether layers that engines fuse can be one layer |
@@ -16,6 +17,7 @@ pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
 pub(crate) mod settings;
+pub(crate) mod sources;
 pub(crate) mod treatment;
 pub(crate) mod used_recipe;
 
@@ -41,6 +43,7 @@ use crate::plan::importance::Importance;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::check_search_global;
+use crate::plan::sources::sources;
 use crate::plan::treatment::{Treatment, Treatments};
 use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common, recipes_to_json};
 use crate::read::checkpoint::Checkpoint;
@@ -48,7 +51,7 @@ use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::outline::{Outline, unchanged};
+use crate::write::outline::{Outline, unquantized};
 
 /// The fate of each tensor of a checkpoint.
 pub struct Plan<'a> {
@@ -139,11 +142,8 @@ impl<'a> Plan<'a> {
         wish: impl Fn(&str) -> Wish,
         treatment_of: impl Fn(&str) -> Result<Treatment>,
     ) -> Result<Self> {
-        if let Some((method, config)) = Description::method(checkpoint) {
-            return Err(Error::Plan(PlanError::AlreadyQuantized { config, method }));
-        }
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
-        for tensor in checkpoint.tensors() {
+        for tensor in sources(checkpoint)? {
             let treatment = treatment_of(tensor.name)?;
             let reason = selection.reason_to_copy(
                 &tensor,
@@ -152,9 +152,13 @@ impl<'a> Plan<'a> {
                 Some(treatment.storage),
             );
             let reason = reason.or_else(|| treatment.unread_global(checkpoint, &tensor));
+            let reason = match (reason, tensor.scaling) {
+                (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
+                (reason, _) => reason,
+            };
             let outlines = match reason {
                 None => treatment.outlines(&tensor),
-                Some(_) => vec![unchanged(&tensor)],
+                Some(_) => vec![unquantized(&tensor)],
             };
             let recipe = match reason {
                 None => treatments.add(treatment, tensor.elements()),
@@ -275,7 +279,7 @@ impl<'a> Plan<'a> {
         let used = self.treatments.iter().enumerate().map(|(i, treatment)| {
             let mut sums = Sums::default();
             for Planned { tensor, bytes_after, .. } in self.quantized_by(i) {
-                sums.add(tensor.elements(), tensor.data.len() as u64, *bytes_after);
+                sums.add(tensor.elements(), tensor.bytes() as u64, *bytes_after);
             }
             UsedRecipe { recipe: treatment.recipe, facts: self.facts_of(treatment), sums }
         });
@@ -321,13 +325,9 @@ impl<'a> Plan<'a> {
         self.checkpoint
     }
 
-    fn planned(&self, tensor: &str) -> Option<&Planned<'a>> {
+    /// The fate of a tensor; `None` for scales, which are read with their codes.
+    pub(crate) fn planned(&self, tensor: &str) -> Option<&Planned<'a>> {
         self.places.get(tensor).map(|place| &self.tensors[*place])
-    }
-
-    /// The reason why a tensor is copied; `None` if it is quantized.
-    pub(crate) fn reason(&self, tensor: &str) -> Option<&Reason> {
-        self.planned(tensor).and_then(|planned| planned.reason.as_ref())
     }
 
     /// The treatment of a tensor, if it is quantized.
@@ -388,7 +388,7 @@ impl<'a> Plan<'a> {
                 "dtype": tensor.dtype.to_string(),
                 "shape": tensor.shape,
                 "elements": tensor.elements(),
-                "bytes_before": tensor.data.len(),
+                "bytes_before": tensor.bytes(),
                 "bytes_after": bytes_after,
                 "copied": reason.as_ref().map(Reason::to_string),
             });
@@ -428,6 +428,11 @@ impl<'a> Plan<'a> {
 
     /// Says in the output's config how its layers are stored.
     pub(crate) fn describe(&self, description: &mut Description) {
+        if Description::method(self.checkpoint).is_some() {
+            // What is said about the cache of keys and values stays.
+            description.take_cache();
+            description.remove();
+        }
         let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
         let ignore = ignored(self.checkpoint, copied.map(|planned| planned.tensor));
         self.convention.describe(&self.groups(), &ignore, description);

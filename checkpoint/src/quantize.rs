@@ -17,6 +17,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::time::Instant;
 
+use half::bf16;
 use microscale::device::{Device, Part, QuantizedThere};
 use microscale::{GlobalScale, QuantizedTensor, Recipe, Search, check_search};
 
@@ -24,7 +25,7 @@ use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::names::fused::Fused;
-use crate::plan::Plan;
+use crate::plan::{Plan, Planned};
 use crate::quantize::chooser::{Chooser, Sources};
 use crate::quantize::details::Details;
 use crate::quantize::matrix::Matrix;
@@ -37,9 +38,10 @@ use crate::read::values::with_values;
 use crate::reason::Reason;
 use crate::write::busy::Busy;
 use crate::write::others::Skipped;
-use crate::write::outline::{Outline, unchanged};
+use crate::write::outline::{Outline, unquantized};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::values::write_values;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -71,8 +73,10 @@ pub(crate) struct Quantizer<'a> {
 }
 
 /// The outcome of a tensor.
+#[derive(Default)]
 pub(crate) struct Done {
-    pub(crate) summary: TensorSummary,
+    /// Nothing is said of scales that are read with their codes.
+    pub(crate) summary: Option<TensorSummary>,
     /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
     /// The times in which it was quantized, if it was.
@@ -102,7 +106,7 @@ impl<'a> Quantizer<'a> {
         Summary {
             recipes: self.plan.recipes(),
             device: device.to_string(),
-            tensors: done.into_iter().map(|done| done.summary).collect(),
+            tensors: done.into_iter().filter_map(|done| done.summary).collect(),
             skipped,
             seconds: start.elapsed().as_secs_f64(),
             quantize_seconds,
@@ -111,10 +115,19 @@ impl<'a> Quantizer<'a> {
     }
 
     fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
-        sink.write(tensor.name, tensor.data)?;
+        let bytes_after = match tensor.scaling {
+            Some(_) => write_values::<bf16>(tensor, sink)?,
+            None => sink.copy(tensor)?.bytes_after,
+        };
         let outcome = Outcome::Copied(reason.clone());
-        let summary = TensorSummary::new(tensor, tensor.data.len() as u64, outcome);
-        Ok(Done { summary, checked_blocks: 0, busy: Vec::new() })
+        let summary = Some(TensorSummary::new(tensor, bytes_after, outcome));
+        Ok(Done { summary, ..Done::default() })
+    }
+
+    /// A stored tensor as it is read, if it is to be quantized.
+    fn to_quantize(&self, tensor: &Tensor<'_>) -> Option<&Tensor<'a>> {
+        let planned = self.plan.planned(tensor.name).filter(|planned| planned.reason.is_none());
+        planned.map(|planned| &planned.tensor)
     }
 
     /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if others were
@@ -156,7 +169,7 @@ impl<'a> Quantizer<'a> {
         };
         let recipe = self.plan.number_of(tensor.name);
         let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes_after, outcome) };
-        Ok(Done { summary, checked_blocks: written.checked_blocks, busy })
+        Ok(Done { summary: Some(summary), checked_blocks: written.checked_blocks, busy })
     }
 
     /// Writes codes and scales of some rows, and looks at them as closely as is wanted.
@@ -254,19 +267,27 @@ impl Rewrite for Quantizer<'_> {
     }
 
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        match self.plan.reason(tensor.name) {
-            None => self.plan.of(tensor.name).outlines(tensor),
-            Some(_) => vec![unchanged(tensor)],
+        match self.plan.planned(tensor.name) {
+            None => Vec::new(),
+            Some(Planned { reason: None, tensor, .. }) => self.plan.of(tensor.name).outlines(tensor),
+            Some(Planned { tensor, .. }) => vec![unquantized(tensor)],
         }
     }
 
+    fn bytes(&self, tensor: &Tensor<'_>) -> usize {
+        let values = self.to_quantize(tensor).and_then(|tensor| {
+            Some((tensor.elements() as usize).saturating_mul(tensor.values_dtype()?.bytes()))
+        });
+        values.unwrap_or(tensor.data.len())
+    }
+
     fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
-        self.chooser.layer(tensor).filter(|_| self.plan.reason(tensor.name).is_none())
+        self.chooser.layer(tensor).filter(|_| self.to_quantize(tensor).is_some())
     }
 
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let storage_of = |tensor: &Tensor<'_>| self.plan.of(tensor.name).storage;
-        let quantized = tensors.iter().filter(|tensor| self.plan.reason(tensor.name).is_none());
+        let quantized = tensors.iter().filter_map(|tensor| self.to_quantize(tensor));
         let matrices =
             quantized.map(|tensor| Ok((tensor, Source::matrix(tensor, storage_of(tensor), device)?)));
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
@@ -275,9 +296,10 @@ impl Rewrite for Quantizer<'_> {
             Ok((tensor.name, Source::new(**tensor, storage, device, matrix.as_ref(), origin)?))
         });
         let sources = sources.collect::<Result<Sources<'_>>>()?;
-        let done = tensors.iter().map(|tensor| match self.plan.reason(tensor.name) {
-            Some(reason) => Self::copy(tensor, reason, sink),
-            None => self.quantize(tensor, &sources, device, sink),
+        let done = tensors.iter().map(|tensor| match self.plan.planned(tensor.name) {
+            None => Ok(Done::default()),
+            Some(Planned { tensor, reason: Some(reason), .. }) => Self::copy(tensor, reason, sink),
+            Some(Planned { tensor, .. }) => self.quantize(tensor, &sources, device, sink),
         });
         done.collect()
     }

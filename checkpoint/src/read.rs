@@ -7,6 +7,7 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
 //! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `scaling` | codes of eight bits under scales, and their values |
 //! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
 //! | `config`, `description`, `json` | the JSON files, and what they say about weights |
 
@@ -18,6 +19,7 @@ pub(crate) mod header;
 pub(crate) mod index;
 pub(crate) mod json;
 pub(crate) mod memory;
+pub(crate) mod scaling;
 pub(crate) mod shard;
 pub(crate) mod tensor;
 pub(crate) mod transposed;

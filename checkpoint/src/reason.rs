@@ -31,6 +31,8 @@ pub enum Reason {
     FirstLayers(usize),
     /// The tensor belongs to one of the last layers, as many as a recipe keeps.
     LastLayers(usize),
+    /// Codes under scales that are not quantized, for this reason: their values are written, in bf16.
+    Dequantized(Box<Reason>),
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -67,6 +69,7 @@ impl fmt::Display for Reason {
             Self::FirstLayers(n) => write!(f, "of the first {n} layers"),
             Self::LastLayers(1) => f.write_str("of the last layer"),
             Self::LastLayers(n) => write!(f, "of the last {n} layers"),
+            Self::Dequantized(reason) => write!(f, "{reason}; dequantized to bf16"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }

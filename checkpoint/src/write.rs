@@ -8,6 +8,7 @@
 //! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
 //! | `outline` | the outline of a tensor of the output |
 //! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
+//! | `values` | a tensor's values in another dtype |
 //! | `others` | the files that are not weights |
 //! | `place`, `output` | what a path leads to, and whether it may be written; the output until it is complete |
 //! | `progress` | reports of the progress of an operation |
@@ -23,6 +24,7 @@ pub(crate) mod place;
 pub(crate) mod progress;
 pub(crate) mod rewrite;
 pub(crate) mod temporary;
+pub(crate) mod values;
 pub(crate) mod work;
 pub(crate) mod workers;
 pub(crate) mod writer;

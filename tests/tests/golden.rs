@@ -5,4 +5,5 @@ mod golden_tests {
     mod mx;
     mod mx_groups;
     mod nvfp4;
+    mod scaled;
 }

@@ -7,7 +7,6 @@ use crate::names::naming::Naming;
 use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
-use crate::read::values::float_dtype;
 
 /// The linear layers of a checkpoint that its config must tell loaders to ignore, given the tensors that are
 /// not quantized: by every name that a loader has for them. What may be linear or not is among them, because
@@ -25,7 +24,7 @@ pub(crate) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = 
 /// Returns whether a tensor that is not quantized is the weight of a linear layer; `None` if its name leaves
 /// that open. Embeddings and norms are no linear layers to loaders.
 pub(crate) fn is_linear(naming: Naming, tensor: &Tensor<'_>) -> Option<bool> {
-    float_dtype(tensor.dtype).map_or(Some(false), |_| naming.is_linear(tensor.name, tensor.shape))
+    tensor.values_dtype().map_or(Some(false), |_| naming.is_linear(tensor.name, tensor.shape))
 }
 
 /// The output head's module, for a model that generates text and stores no head because it is the embedding's

@@ -10,10 +10,11 @@ use std::borrow::Cow;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
 
+use crate::conventions::scaled;
+use crate::conventions::scaled::scaled;
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::conventions::table::{CONVENTIONS, stored};
 use crate::dtype::FileDtype;
-use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
@@ -22,7 +23,7 @@ use crate::read::tensor::{Tensor, elements};
 /// A tensor by the name that the model knows it by.
 #[derive(Clone, Debug)]
 pub enum Logical<'a> {
-    /// Stored as it is.
+    /// Stored as it is, or as codes under scales.
     Plain(Tensor<'a>),
     /// Stored as codes and scales.
     Packed(Box<Packed<'a>>),
@@ -170,10 +171,21 @@ pub(crate) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
     if let Some(packed) = of_codes(checkpoint, tensor) {
         return packed.map(|packed| Some(Logical::Packed(packed.into())));
     }
+    if let Some(scaled) = scaled(checkpoint, tensor)? {
+        return Ok(Some(Logical::Plain(scaled)));
+    }
     for owner in stored().flat_map(|storage| storage.owners_of(tensor.name)) {
         let codes = checkpoint.tensor(&owner);
         if let Some(Ok(packed)) = codes.and_then(|codes| of_codes(checkpoint, codes))
             && packed.scale_tensors().any(|scales| scales.name == tensor.name)
+        {
+            return Ok(None);
+        }
+    }
+    for owner in scaled::owners_of(tensor.name) {
+        let codes = checkpoint.tensor(&owner);
+        if let Some(codes) = codes.filter(|codes| of_codes(checkpoint, *codes).is_none())
+            && matches!(scaled(checkpoint, codes), Ok(Some(_)))
         {
             return Ok(None);
         }
@@ -220,7 +232,7 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
             Some(scales) => claimed = Some(format!("{} with scales of {}", codes.dtype, scales.dtype)),
             None if codes.dtype == storage.codes => {
                 let missing = format!("its scales, {name}{}, are missing", storage.scales_suffix);
-                return Some(Err(missing_part(&codes, missing)));
+                return Some(Err(codes.without(missing)));
             }
             None => {}
         }
@@ -229,15 +241,7 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
         Some(dtypes) => format!("{dtypes} is no format that can be read"),
         None => CONVENTIONS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes))?,
     };
-    Some(Err(unreadable(&codes, why)))
-}
-
-fn unreadable(codes: &Tensor<'_>, why: String) -> Error {
-    Error::Convention(ConventionError::Packed { file: codes.file.into(), tensor: codes.name.into(), why })
-}
-
-fn missing_part(codes: &Tensor<'_>, what: String) -> Error {
-    unreadable(codes, format!("{what}; complete the checkpoint"))
+    Some(Err(codes.unreadable(why)))
 }
 
 /// Puts a quantized tensor together, and checks that its parts fit.
@@ -249,7 +253,7 @@ fn packed<'a>(
     storage: &'static Storage,
 ) -> Result<Packed<'a>> {
     if let Some(why) = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name)) {
-        return Err(unreadable(&codes, why));
+        return Err(codes.unreadable(why));
     }
     let format = storage.format;
     let scales_shape = scales.map(|scales| scales.shape);
@@ -259,12 +263,12 @@ fn packed<'a>(
         let why = format!(
             "codes of shape {codes_shape:?} and scales of shape {scales_shape:?} are not {word} blocks of {block}"
         );
-        return Err(unreadable(&codes, why));
+        return Err(codes.unreadable(why));
     };
     let of = |global: &StoredGlobal| -> Option<Result<(Tensor<'a>, GlobalScale)>> {
         let name = global.name_for(name)?;
         let Some(stored) = checkpoint.tensor(&name) else {
-            let missing = || missing_part(&codes, format!("its global scale, {name}, is missing"));
+            let missing = || codes.without(format!("its global scale, {name}, is missing"));
             return (!global.optional).then(|| Err(missing()));
         };
         let one = if global.shape_for(&shape) == stored.shape { one_of_equals(stored) } else { stored };
@@ -298,14 +302,8 @@ fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
 pub(crate) fn global_scale(tensor: &Tensor<'_>, direction: Direction) -> Result<GlobalScale> {
     let value = (tensor.dtype == FileDtype::F32).then(|| tensor.data.try_into().ok()).flatten();
     let value = value.map(f32::from_le_bytes).ok_or_else(|| {
-        Error::Convention(ConventionError::Packed {
-            file: tensor.file.into(),
-            tensor: tensor.name.into(),
-            why: format!(
-                "a global scale is one F32, and this is {} of shape {:?}",
-                tensor.dtype, tensor.shape
-            ),
-        })
+        let (dtype, shape) = (tensor.dtype, tensor.shape);
+        tensor.unreadable(format!("a global scale is one F32, and this is {dtype} of shape {shape:?}"))
     })?;
     let given = GlobalScale::of(direction, value);
     if given.in_range() {

@@ -7,7 +7,7 @@ use super::finding::{Defect, Finding};
 use crate::conventions::packed::Packed;
 use crate::error::Result;
 use crate::read::tensor::Tensor;
-use crate::read::values::{Values, float_dtype};
+use crate::read::values::Values;
 
 /// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less
 /// than this is no rounding.
@@ -27,7 +27,7 @@ pub(super) fn look(
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     let mut found = |defect, what| findings.push(Finding::in_packed(defect, packed, what));
-    if float_dtype(original.dtype).is_none() || original.shape != packed.shape {
+    if original.values_dtype().is_none() || original.shape != packed.shape {
         let (shape, dtype, expected) = (original.shape, original.dtype, &packed.shape);
         let what = format!("the original is {dtype} of shape {shape:?}, this {expected:?}");
         found(Defect::OtherValues, what);

@@ -11,7 +11,7 @@ use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::bands::row_bands;
 use crate::read::tensor::Tensor;
-use crate::read::values::{float_dtype, with_values};
+use crate::read::values::with_values;
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
 const ZEROS: f64 = 0.05;
@@ -64,7 +64,7 @@ pub(super) fn look(
     let mut counts = counts.fold(Counts::default(), Counts::then);
     let blocks = packed.blocks();
     let comparable =
-        |original: &&Tensor<'_>| float_dtype(original.dtype).is_some() && original.shape == packed.shape;
+        |original: &&Tensor<'_>| original.values_dtype().is_some() && original.shape == packed.shape;
     if counts.zeros.blocks > 0
         && let Some(original) = original.filter(comparable)
     {

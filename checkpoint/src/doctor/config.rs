@@ -34,6 +34,7 @@ pub(super) fn look(
             let what = format!("there is no {QUANTIZATION}, but {} tensors are quantized", packed.len());
             found(Some(first.name), what);
         }
+        (Some(_), None) if plain.iter().any(|tensor| tensor.scaling.is_some()) => {}
         (Some((method, file)), None) => {
             let what = format!("{} says {method}, but no tensor is quantized in a known way", file.display());
             found(None, what);

@@ -42,7 +42,8 @@ pub(super) fn layers(
     }
     // transformers goes by its modules' names; the loaders of other conventions by those of the file too.
     let by_modules = packed.iter().any(|packed| packed.convention() == FileConvention::CompressedTensors);
-    for tensor in plain.iter().filter(|tensor| is_linear(naming, tensor) == Some(true)) {
+    let plain = plain.iter().filter(|tensor| tensor.scaling.is_none());
+    for tensor in plain.filter(|tensor| is_linear(naming, tensor) == Some(true)) {
         let (layer, dtype) = (module(tensor.name), tensor.dtype);
         let module = naming.module(layer);
         if is_ignored(&module) || !by_modules && is_ignored(layer) {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use microscale::{Format, ScaleLayout, Words};
 
+use crate::dtype::FileDtype;
 use crate::file_convention::FileConvention;
 
 /// An error about storage: a tensor stored in no known way, or one that no convention of files can store.
@@ -88,6 +89,23 @@ pub enum ConventionError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
+        /// The convention asked for.
+        to: FileConvention,
+    },
+
+    /// Codes of eight bits under scales, which are read and not written.
+    #[error(
+        "{}: tensor {tensor}: {dtype} under scales is read and not written, so that it is not converted to {}; \
+         quantize the checkpoint anew, or dequantize it first",
+        .file.display(), .to.word()
+    )]
+    Scaled {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The dtype of the codes.
+        dtype: FileDtype,
         /// The convention asked for.
         to: FileConvention,
     },

@@ -57,12 +57,17 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let mut description = Description::of(checkpoint);
     for (shard, note) in checkpoint.shards.iter().zip(notes) {
         meter.before(&shard.name.to_string_lossy())?;
-        let to = output.place(&shard.name)?;
-        let shared = take(&directory.shard(shard), &to, &note)?;
-        if shared.is_none() {
-            return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
+        // Of scales alone, which are written with their codes, no index names a shard any more.
+        let is_left = checkpoint.index.is_none() || note.names.iter().any(|(_, new)| !new.is_empty());
+        let mut shared = None;
+        if is_left {
+            let to = output.place(&shard.name)?;
+            let Some(place) = take(&directory.shard(shard), &to, &note)? else {
+                return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
+            };
+            shared = place;
         }
-        taken.push((shard, shared.flatten(), note.checksum));
+        taken.push((shard, shared, note.checksum));
         meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
         renamed.extend(Renamed { names: note.names.into_iter().collect(), bytes: note.tensor_bytes });
         tensors.extend(note.tensors);

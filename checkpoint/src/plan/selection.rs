@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::names::glob::matcher;
 use crate::names::naming::Naming;
 use crate::read::tensor::Tensor;
-use crate::read::values::float_dtype;
 use crate::reason::Reason;
 
 /// The selection of tensors to quantize.
@@ -77,7 +76,7 @@ impl Selection {
         if let Wish::Keep(reason) = wish {
             return Some(reason);
         }
-        if float_dtype(tensor.dtype).is_none() {
+        if tensor.values_dtype().is_none() {
             return Some(Reason::Dtype(tensor.dtype));
         }
         let included =
@@ -126,7 +125,7 @@ mod tests {
     use microscale::Format;
 
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
-        let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x") };
+        let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
         selection
             .reason_to_copy(&tensor, Naming::default(), Wish::Nothing, Some(storage))

@@ -13,7 +13,6 @@ use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
 use crate::quantize::source::Source;
 use crate::read::tensor::Tensor;
-use crate::read::values::float_dtype;
 
 /// Chooses each tensor's global scale while a checkpoint is quantized.
 pub(crate) struct Chooser<'a> {
@@ -128,7 +127,7 @@ impl<'a> Chooser<'a> {
             most = most.max(self.with(part, sources, device, |source| source.amax(recipe))?);
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
-        let dtype = parts.first().and_then(|part| float_dtype(part.dtype)).unwrap_or(Dtype::F32);
+        let dtype = parts.first().and_then(Tensor::values_dtype).unwrap_or(Dtype::F32);
         let plain = arithmetic.global_scale(most, |x| dtype.narrow(x));
         if !searching {
             return Ok(Found { plain, best: plain });

@@ -5,7 +5,6 @@ use std::ops::Range;
 use microscale::{Position, Shape};
 
 use crate::conventions::storage::Storage;
-use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
@@ -27,13 +26,8 @@ impl<'a> Matrix<'a> {
         } else {
             tensor.values_in(rows.start * cols..rows.end * cols)
         };
-        let values = values.ok_or_else(|| {
-            Error::Convention(ConventionError::Packed {
-                file: tensor.file.into(),
-                tensor: tensor.name.into(),
-                why: format!("{} cannot be quantized", tensor.dtype),
-            })
-        })?;
+        let values =
+            values.ok_or_else(|| tensor.unreadable(format!("{} cannot be quantized", tensor.dtype)))?;
         Ok(Self { values, shape })
     }
 }

@@ -61,7 +61,7 @@ pub struct TensorSummary {
 /// The outcome of a tensor.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Copied, and why.
+    /// Not quantized, and why: copied, but for codes under scales, whose values are written.
     Copied(Reason),
     /// Quantized.
     Quantized {
@@ -126,7 +126,7 @@ impl TensorSummary {
             dtype: tensor.dtype,
             shape: tensor.shape.into(),
             elements: tensor.elements(),
-            bytes_before: tensor.data.len() as u64,
+            bytes_before: tensor.bytes() as u64,
             bytes_after,
             recipe: None,
             outcome,

@@ -100,8 +100,11 @@ impl Checkpoint {
 
     /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
     pub(crate) fn forget(&self, tensor: &Tensor<'_>) {
-        if let Some((shard, _)) = self.places.get(tensor.name) {
-            self.shards[*shard].forget(tensor.data);
+        let scales = tensor.scaling.map(|scaling| (scaling.name, scaling.data));
+        for (name, data) in [(tensor.name, tensor.data)].into_iter().chain(scales) {
+            if let Some((shard, _)) = self.places.get(name) {
+                self.shards[*shard].forget(data);
+            }
         }
     }
 

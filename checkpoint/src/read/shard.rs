@@ -118,7 +118,7 @@ impl Shard {
     fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
         let Stored { name, dtype, shape, range } = stored;
         let data = self.map.get(range.clone())?;
-        Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path })
+        Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None })
     }
 }
 

@@ -4,7 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use microscale::Dtype;
+
 use crate::dtype::FileDtype;
+use crate::error::Error;
+use crate::error::convention::ConventionError;
+use crate::read::scaling::Scaling;
 use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
@@ -20,6 +25,8 @@ pub struct Tensor<'a> {
     pub data: &'a [u8],
     /// The file that it is in.
     pub file: &'a Path,
+    /// The scales that make values of its codes, if it is of codes and they were looked up.
+    pub scaling: Option<Scaling<'a>>,
 }
 
 /// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
@@ -33,11 +40,21 @@ impl fmt::Debug for Tensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tensor = f.debug_struct("Tensor");
         tensor.field("name", &self.name).field("dtype", &self.dtype).field("shape", &self.shape);
-        tensor.field("file", &self.file).finish_non_exhaustive()
+        tensor.field("scaling", &self.scaling).field("file", &self.file).finish_non_exhaustive()
     }
 }
 
 impl<'a> Tensor<'a> {
+    /// The error that it is stored in no known way.
+    pub(crate) fn unreadable(&self, why: String) -> Error {
+        Error::Convention(ConventionError::Packed { file: self.file.into(), tensor: self.name.into(), why })
+    }
+
+    /// The error that a tensor is missing that belongs to it.
+    pub(crate) fn without(&self, what: String) -> Error {
+        self.unreadable(format!("{what}; complete the checkpoint"))
+    }
+
     /// Elements.
     pub fn elements(&self) -> u64 {
         elements(self.shape)
@@ -51,13 +68,27 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// The values, if the dtype is one that can be quantized.
-    pub fn values(&self) -> Option<Values<'a>> {
-        Values::new(self.dtype, self.data)
+    /// Bytes of everything that is stored of it.
+    pub fn bytes(&self) -> usize {
+        self.data.len() + self.scaling.map_or(0, |scaling| scaling.data.len())
     }
 
-    /// The values of some elements, if the dtype is one that can be quantized.
+    /// The dtype of its values, if it has values that can be quantized: those of codes under scales are F32.
+    pub fn values_dtype(&self) -> Option<Dtype> {
+        if self.scaling.is_some() { Some(Dtype::F32) } else { float_dtype(self.dtype) }
+    }
+
+    /// The values, if it has some that can be quantized.
+    pub fn values(&self) -> Option<Values<'a>> {
+        self.values_in(0..self.elements() as usize)
+    }
+
+    /// The values of some elements, if it has values that can be quantized.
     pub(crate) fn values_in(&self, elements: Range<usize>) -> Option<Values<'a>> {
+        if let Some(scaling) = &self.scaling {
+            let values = scaling.values(self.dtype, self.shape, self.data, elements)?;
+            return Some(Values::F32(values.into()));
+        }
         let size = float_dtype(self.dtype)?.bytes();
         Values::new(self.dtype, self.data.get(elements.start * size..elements.end * size)?)
     }

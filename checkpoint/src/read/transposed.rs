@@ -7,13 +7,13 @@ use microscale::{Dtype, Element};
 use rayon::prelude::*;
 
 use crate::read::tensor::Tensor;
-use crate::read::values::{Values, float_dtype, typed};
+use crate::read::values::{Values, typed};
 
 impl Tensor<'_> {
     /// Rows of the transposes of the matrices in the last two dimensions, counted through all of them; `None`
     /// for a dtype that cannot be quantized.
     pub(crate) fn transposed_rows(&self, rows: Range<usize>) -> Option<Values<'static>> {
-        Some(match float_dtype(self.dtype)? {
+        Some(match self.values_dtype()? {
             Dtype::F32 => Values::F32(transposed_rows(self, rows).into()),
             Dtype::F16 => Values::F16(transposed_rows(self, rows).into()),
             Dtype::Bf16 => Values::Bf16(transposed_rows(self, rows).into()),
@@ -24,21 +24,34 @@ impl Tensor<'_> {
 fn transposed_rows<T: Element + Pod>(tensor: &Tensor<'_>, rows: Range<usize>) -> Vec<T> {
     let [.., height, width] = *tensor.shape else { return typed(tensor.data).into_owned() };
     let mut transposed_rows = Vec::with_capacity(rows.len() * height);
-    let matrix = height * width * size_of::<T>();
     if tensor.data.is_empty() {
         return transposed_rows;
     }
-    for (place, data) in tensor.data.chunks_exact(matrix).enumerate() {
+    for place in rows.start / width..rows.end.div_ceil(width) {
         let before = place * width;
-        let (start, end) = (rows.start.max(before), rows.end.min(before + width));
-        if start < end {
-            let row = width * size_of::<T>();
-            let range = (start - before) * size_of::<T>()..(end - before) * size_of::<T>();
-            let tile = columns(data, row, range);
-            transposed_rows.extend(transposed(&typed::<T>(&tile), &[height, end - start]));
-        }
+        let (start, end) = (rows.start.max(before) - before, rows.end.min(before + width) - before);
+        let tile = tile(tensor, place, start..end, size_of::<T>());
+        transposed_rows.extend(transposed(&typed::<T>(&tile), &[height, end - start]));
     }
     transposed_rows
+}
+
+/// Some columns of the matrix at a place of a tensor, as values of so many bytes.
+fn tile(tensor: &Tensor<'_>, place: usize, wanted: Range<usize>, bytes: usize) -> Vec<u8> {
+    let (rows, width) = tensor.matrix();
+    let height = tensor.shape.iter().rev().nth(1).copied().unwrap_or(rows);
+    let rows = place * height..(place + 1) * height;
+    if tensor.scaling.is_some() {
+        let row = |row: usize| tensor.values_in(row * width + wanted.start..row * width + wanted.end);
+        let values = rows.filter_map(row).filter_map(|values| match values {
+            Values::F32(values) => Some(values),
+            _ => None,
+        });
+        return values.flat_map(|values| bytemuck::cast_slice(&values).to_vec()).collect();
+    }
+    let row = width * bytes;
+    let matrix = tensor.data.get(rows.start * row..rows.end * row).unwrap_or_default();
+    columns(matrix, row, wanted.start * bytes..wanted.end * bytes)
 }
 
 /// Columns of a matrix of bytes.
@@ -91,7 +104,8 @@ mod tests {
         }
         let data: &[u8] = bytemuck::cast_slice(&values);
         let file = std::path::Path::new("x");
-        let tensor = Tensor { name: "a", dtype: file_dtype(Dtype::F32), shape: &shape, data, file };
+        let tensor =
+            Tensor { name: "a", dtype: file_dtype(Dtype::F32), shape: &shape, data, file, scaling: None };
         for rows in [0..393, 0..1, 100..131, 100..300, 392..393, 131..131] {
             let Some(Values::F32(found)) = tensor.transposed_rows(rows.clone()) else { panic!("floats") };
             assert_eq!(found[..], transposed[rows.start * 70..rows.end * 70]);

@@ -18,6 +18,12 @@ impl Outline {
     }
 }
 
+/// The outline of a tensor that is not quantized: copied, or if it is of codes under scales its values in bf16.
+pub(crate) fn unquantized(tensor: &Tensor<'_>) -> Outline {
+    let copied = unchanged(tensor);
+    if tensor.scaling.is_some() { Outline { dtype: FileDtype::BF16, ..copied } } else { copied }
+}
+
 /// The outline of a tensor that is copied.
 pub(crate) fn unchanged(tensor: &Tensor<'_>) -> Outline {
     Outline { name: tensor.name.into(), dtype: tensor.dtype, shape: tensor.shape.into() }

@@ -24,6 +24,11 @@ pub(crate) trait Rewrite: Sync {
     /// The tensors that take one's place. None, if they are written together with another.
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
 
+    /// Bytes of a tensor's values where a device works on them.
+    fn bytes(&self, tensor: &Tensor<'_>) -> usize {
+        tensor.data.len()
+    }
+
     /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices
     /// have memory of their own, the parts in a shard then are written together.
     fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {

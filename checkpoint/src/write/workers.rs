@@ -90,8 +90,8 @@ pub(crate) fn write_shards<R: Rewrite>(
     meter: &mut Meter<'_, '_>,
     mut complete: impl FnMut(&ShardOutput<'_>, Renamed, &[R::Done]) -> Result<()>,
 ) -> Result<Vec<R::Done>> {
-    let largest =
-        outputs.iter().flat_map(|output| output.shard.tensors()).map(|tensor| tensor.data.len()).max();
+    let tensors = outputs.iter().flat_map(|output| output.shard.tensors());
+    let largest = tensors.map(|tensor| work.bytes(&tensor)).max();
     let devices = device.workers(largest.unwrap_or(0)).map_err(Error::Device)?;
     let schedule = Mutex::new(Schedule {
         outputs,

@@ -32,7 +32,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let (row, bytes) = row(entry);
         rows.add_row(row);
         total += bytes;
-        quantized += u64::from(entry.histogram.is_some());
+        quantized += u64::from(entry.histogram.is_some() || entry.tensor.stored().scaling.is_some());
         if let Some(histogram) = &entry.histogram {
             match sums.iter_mut().find(|sum| sum.format == histogram.format) {
                 Some(sum) => sum.add(histogram),
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// A tensor's line and its bytes.
 fn row(entry: &Inspected<'_>) -> ([String; 6], u64) {
     let (format, size, global_scale) = match &entry.tensor {
-        Logical::Plain(tensor) => (tensor.dtype.to_string(), tensor.data.len(), None),
+        Logical::Plain(tensor) => (tensor.dtype.to_string(), tensor.bytes(), None),
         Logical::Packed(packed) => (packed.format.to_string(), packed.bytes(), packed.global_scale),
     };
     let (mut scales, mut nan) = (String::new(), String::new());
@@ -72,6 +72,10 @@ fn row(entry: &Inspected<'_>) -> ([String; 6], u64) {
             .scale_range()
             .map_or("none".into(), |(low, high)| format!("{} … {}", value(low), value(high)));
         nan = count(histogram.nan_scales());
+    }
+    if let Some(scaling) = entry.tensor.stored().scaling {
+        let [rows, cols] = scaling.block;
+        scales = format!("{} for {rows}×{cols}", scaling.dtype);
     }
     let global_scale = global_scale.map_or(String::new(), |(_, scale)| match scale {
         GlobalScale::Divisor(divisor) => format!("1 / {divisor}"),

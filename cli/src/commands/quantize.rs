@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
-    /// Copy matching tensors; has the last word (may be given several times)
+    /// Leave matching tensors unquantized; has the last word (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     exclude: Vec<String>,
     /// auto, cpu, cuda:N or cuda:all
@@ -303,7 +303,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
     let mut tensors: Vec<_> = plan.tensors.iter().collect();
     tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
     for Planned { tensor, reason, bytes_after, recipe, .. } in tensors {
-        let before = tensor.data.len() as u64;
+        let before = tensor.bytes() as u64;
         let becomes = match reason {
             None => distinction(&recipes[*recipe], &recipes),
             Some(reason) => {

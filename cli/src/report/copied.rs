@@ -1,4 +1,4 @@
-//! The list of tensors that were copied, with the reasons, and of files that were not.
+//! The list of tensors that were not quantized, with the reasons, and of files that were not.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use super::rows::table;
 use crate::markup::Markup;
 use crate::text::table::{bytes, count, natural_order, shape};
 
-/// The tensors that were copied, by reason, the commonest first.
+/// The tensors that were not quantized, by reason, the commonest first.
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let mut reasons: BTreeMap<String, Vec<&TensorSummary>> = BTreeMap::new();
     for tensor in &summary.tensors {
@@ -19,7 +19,7 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
     reasons.sort_by_key(|(_, tensors)| Reverse(tensors.len()));
-    table(m, "Copied byte for byte", &["tensor", "dtype", "shape", ">bytes"], |rows| {
+    table(m, "Not quantized", &["tensor", "dtype", "shape", ">bytes"], |rows| {
         for (reason, mut tensors) in reasons {
             tensors.sort_by(|a, b| natural_order(&a.name, &b.name));
             rows.body(|rows| {

@@ -26,6 +26,7 @@ mod recipes;
 mod refusing;
 mod report;
 mod reporting;
+mod scaled;
 mod search;
 mod writing;
 

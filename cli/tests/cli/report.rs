@@ -90,7 +90,7 @@ fn the_report_says_what_the_json_says() {
             shows(&line[5], &entry["loss"]["relative_squared_error"]);
             shows(&line[6], &entry["loss"]["sqnr_db"]);
         }
-        let listed = rows(&page, "Copied byte for byte");
+        let listed = rows(&page, "Not quantized");
         for entry in &copied {
             assert!(listed.iter().any(|line| entry["name"] == line[0].as_str()), "{entry}");
         }

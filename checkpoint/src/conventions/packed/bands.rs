@@ -11,7 +11,7 @@ use crate::read::bands::{bands, transposed_bands};
 use crate::read::memory::afford;
 use crate::read::tensor::elements;
 use crate::read::transposed::{columns, transposed};
-use crate::read::values::{Values, float_dtype};
+use crate::read::values::Values;
 
 /// Codes, two a byte where they have four bits, and linear block scales of consecutive blocks.
 pub(crate) struct Blocks<'a> {
@@ -25,7 +25,7 @@ impl<'a> Logical<'a> {
     /// Returns whether it has values: it is of floats, quantized or not.
     pub(crate) fn has_values(&self) -> bool {
         match self {
-            Self::Plain(tensor) => float_dtype(tensor.dtype).is_some(),
+            Self::Plain(tensor) => tensor.values_dtype().is_some(),
             Self::Packed(_) => true,
         }
     }

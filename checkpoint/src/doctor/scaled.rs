@@ -1,0 +1,15 @@
+//! The check of codes of eight bits under scales: scales that are no numbers.
+
+use super::finding::{Defect, Finding};
+use crate::read::tensor::Tensor;
+
+/// Looks at the scales of a tensor, if it has some.
+pub(super) fn look(tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
+    let Some(scaling) = &tensor.scaling else { return };
+    let mut wrong = scaling.scales().enumerate().filter(|(_, scale)| !scale.is_finite());
+    if let Some((first, scale)) = wrong.next() {
+        let (count, of) = (1 + wrong.count(), scaling.scales().count());
+        let what = format!("{count} of the {of} scales in {}, the first at {first} ({scale})", scaling.name);
+        findings.push(Finding::of(Defect::NanScales, tensor, what));
+    }
+}

@@ -1,0 +1,259 @@
+//! Checkpoints whose weights are codes of eight bits under scales, as input.
+
+use std::path::PathBuf;
+
+use half::bf16;
+use microscale_test_support::{Arg, Scratch, TensorData, run};
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+use super::parts::files;
+use super::{Tensors, floats, noise, quantize, read_json, tensors};
+
+const SHAPE: [usize; 2] = [200, 320];
+
+/// Codes of E4M3 that are numbers.
+fn codes(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..SHAPE[0] * SHAPE[1]).map(|_| random.u8(..0x7F) | random.u8(..2) << 7).collect()
+}
+
+/// The scales of blocks of 128x128, of which the last ones are smaller.
+fn scales(seed: u64) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..2 * 3).map(|_| (random.f32() + 0.5) / 3e3).collect()
+}
+
+fn bf16s(n: usize) -> Vec<u8> {
+    noise(n).into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()
+}
+
+/// A model of block FP8 in three shards, of which the last has nothing but scales of the first one's codes.
+fn block_fp8(scratch: &Scratch) -> PathBuf {
+    let weight = |name, seed| (name, Dtype::F8_E4M3, SHAPE.to_vec(), codes(seed));
+    let scale = |name, seed| (name, Dtype::F32, vec![2, 3], floats(&scales(seed)));
+    let first: Vec<TensorData> = vec![
+        ("lm_head.weight", Dtype::BF16, vec![64, 320], bf16s(64 * 320)),
+        ("model.norm.weight", Dtype::BF16, vec![320], bf16s(320)),
+        weight("model.layers.0.self_attn.q_proj.weight", 1),
+        weight("model.layers.0.self_attn.k_proj.weight", 2),
+        scale("model.layers.0.self_attn.q_proj.weight_scale_inv", 3),
+    ];
+    let second: Vec<TensorData> = vec![
+        weight("model.layers.1.mlp.down_proj.weight", 5),
+        scale("model.layers.1.mlp.down_proj.weight_scale_inv", 6),
+        ("model.layers.1.mlp.down_proj.input_scale", Dtype::F32, vec![], floats(&[0.5])),
+    ];
+    let third = vec![scale("model.layers.0.self_attn.k_proj.weight_scale_inv", 4)];
+    let shards = [("a.safetensors", first), ("b.safetensors", second), ("c.safetensors", third)];
+    let mut entries = Vec::new();
+    for (shard, tensors) in &shards {
+        scratch.write_tensors(format!("IN/{shard}"), tensors);
+        entries.extend(tensors.iter().map(|(name, ..)| (*name, *shard)));
+    }
+    scratch.write_index("IN", &entries);
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+    });
+    scratch.write("IN/config.json", config.to_string());
+    scratch.path("IN")
+}
+
+/// What `dequantize` makes of IN.
+fn dequantized(scratch: &Scratch, dtype: &str) -> Tensors {
+    let out = scratch.path(dtype);
+    run(&[&"dequantize", &scratch.path("IN"), &"--dtype", &dtype, &"--out", &out]).ok();
+    tensors(&out)
+}
+
+/// The tensors without the files that they are in.
+fn contents(tensors: &Tensors) -> Vec<(&str, &Dtype, &[usize], &[u8])> {
+    tensors
+        .iter()
+        .map(|(name, (dtype, shape, data, _))| (name.as_str(), dtype, &shape[..], &data[..]))
+        .collect()
+}
+
+#[test]
+fn values_are_codes_times_their_blocks_scales() {
+    let scratch = Scratch::new();
+    block_fp8(&scratch);
+    let back = dequantized(&scratch, "f32");
+    let names: Vec<_> = back.keys().map(String::as_str).collect();
+    assert_eq!(names.len(), 5, "{names:?}");
+    for (name, of_codes, of_scales) in
+        [("model.layers.0.self_attn.k_proj.weight", 2, 4), ("model.layers.1.mlp.down_proj.weight", 5, 6)]
+    {
+        let (codes, scales) = (codes(of_codes), scales(of_scales));
+        let expected = codes.iter().enumerate().map(|(i, code)| {
+            let (row, col) = (i / SHAPE[1], i % SHAPE[1]);
+            microscale::formats::E4m3::from_bits(*code).to_f32() * scales[row / 128 * 3 + col / 128]
+        });
+        let expected: Vec<f32> = expected.collect();
+        assert_eq!((&back[name].0, &back[name].1[..]), (&Dtype::F32, &SHAPE[..]));
+        assert_eq!(back[name].2, floats(&expected), "{name}");
+    }
+    let config = read_json(scratch.path("f32/config.json"));
+    assert!(config.get("quantization_config").is_none(), "{config}");
+}
+
+#[test]
+fn quantizing_is_that_of_the_values_in_every_convention() {
+    let scratch = Scratch::new();
+    let input = block_fp8(&scratch);
+    let bf16 = dequantized(&scratch, "bf16");
+    dequantized(&scratch, "f32");
+    for (options, method) in [
+        (&["--format", "nvfp4"][..], "compressed-tensors"),
+        (&["--format", "mxfp4"], "compressed-tensors"),
+        (&["--format", "nvfp4", "--convention", "modelopt", "--out-convention", "modelopt"], "modelopt"),
+    ] {
+        let (out, other) = (format!("Q-{}", options.join("")), format!("F-{}", options.join("")));
+        let text = quantize(&scratch, &input, &out, options).ok();
+        quantize(&scratch, &scratch.path("f32"), &other, options).ok();
+        let (ours, expected) = (tensors(&scratch.path(&out)), tensors(&scratch.path(&other)));
+        // What is not quantized is in the dtype that it was dequantized to there.
+        let quantized = |tensors: &Tensors| -> Vec<_> {
+            contents(tensors)
+                .into_iter()
+                .filter(|(name, ..)| name.contains("_proj"))
+                .map(|(name, _, shape, data)| (name.to_string(), shape.to_vec(), data.to_vec()))
+                .collect()
+        };
+        assert_eq!(quantized(&ours), quantized(&expected), "{options:?}");
+        assert!(ours.keys().all(|name| !name.ends_with("_inv") && !name.ends_with("input_scale")));
+        assert_eq!(ours["lm_head.weight"].2, bf16["lm_head.weight"].2);
+        assert!(text.contains("output head"), "{text}");
+        let config = read_json(scratch.path(&out).join("config.json"));
+        let quantization = &config["quantization_config"];
+        assert_eq!(quantization["quant_method"], method);
+        assert_eq!(quantization["ignore"], json!(["lm_head"]));
+        assert!(quantization.get("weight_block_size").is_none() && config["model_type"] == "qwen3");
+        let index = read_json(scratch.path(&out).join("model.safetensors.index.json"));
+        let listed: Vec<_> = index["weight_map"].as_object().unwrap().keys().cloned().collect();
+        assert!(ours.keys().all(|name| listed.contains(name)) && listed.len() == ours.len(), "{index}");
+        run(&[&"doctor", &scratch.path(&out), &"--against", &input]).ok();
+    }
+}
+
+#[test]
+fn layers_that_are_excluded_are_bf16() {
+    let scratch = Scratch::new();
+    let input = block_fp8(&scratch);
+    let exclude = ["--format", "nvfp4", "--exclude", "*.layers.1.*"];
+    let plan = run(&[
+        &[&"quantize" as Arg<'_>, &input, &"--dry-run"],
+        &exclude.each_ref().map(|a| a as Arg<'_>)[..],
+    ]
+    .concat())
+    .ok();
+    assert!(plan.contains("excluded by \"*.layers.1.*\"; dequantized to bf16"), "{plan}");
+    let text = quantize(&scratch, &input, "Q", &exclude).ok();
+    assert!(text.contains("excluded by \"*.layers.1.*\"; dequantized to bf16"), "{text}");
+    let (ours, bf16) = (tensors(&scratch.path("Q")), dequantized(&scratch, "bf16"));
+    let name = "model.layers.1.mlp.down_proj.weight";
+    assert_eq!((&ours[name].0, &ours[name].1, &ours[name].2), (&Dtype::BF16, &bf16[name].1, &bf16[name].2));
+    assert!(ours.keys().filter(|found| found.contains("layers.1")).eq([name]), "{:?}", ours.keys());
+    let config = read_json(scratch.path("Q/config.json"));
+    assert_eq!(config["quantization_config"]["ignore"], json!(["lm_head", "model.layers.1.mlp.down_proj"]));
+    run(&[&"doctor", &scratch.path("Q"), &"--against", &input]).ok();
+}
+
+#[test]
+fn parts_make_the_same_files() {
+    let scratch = Scratch::new();
+    let input = block_fp8(&scratch);
+    quantize(&scratch, &input, "ONE", &["--format", "nvfp4"]).ok();
+    for part in ["1/2", "2/2"] {
+        quantize(&scratch, &input, "OUT", &["--format", "nvfp4", "--part", part]).ok();
+    }
+    run(&[&"merge", &input, &"--out", &scratch.path("OUT")]).ok();
+    let merged = files(&scratch.path("OUT"));
+    assert_eq!(merged, files(&scratch.path("ONE")));
+    assert!(merged.keys().all(|file| !file.ends_with("c.safetensors")), "{:?}", merged.keys());
+}
+
+#[test]
+fn scales_that_do_not_fit_are_refused_by_name() {
+    let weight: TensorData = ("a.weight", Dtype::F8_E4M3, SHAPE.to_vec(), codes(1));
+    let scale = |dtype: Dtype, shape: &[usize]| -> TensorData {
+        let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        ("a.weight_scale_inv", dtype, shape.to_vec(), vec![0; bytes])
+    };
+    let config = json!({ "quantization_config": { "quant_method": "fp8", "weight_block_size": [128, 128] } });
+    for (scales, parts) in [
+        (None, &["its scales, a.weight_scale_inv, are missing"][..]),
+        (Some(scale(Dtype::F32, &[2, 2])), &["[200, 320]", "[2, 2]", "a.weight_scale_inv", "128x128"]),
+        (Some(scale(Dtype::F32, &[6])), &["[6]", "128x128"]),
+        (Some(scale(Dtype::I32, &[2, 3])), &["a.weight_scale_inv, are I32"]),
+    ] {
+        let scratch = Scratch::new();
+        let tensors: Vec<_> = [weight.clone()].into_iter().chain(scales).collect();
+        scratch.write_tensors("IN/model.safetensors", &tensors);
+        scratch.write("IN/config.json", config.to_string());
+        let (input, out) = (scratch.path("IN"), scratch.path("OUT"));
+        let parts = [&["model.safetensors", "a.weight"], parts].concat();
+        quantize(&scratch, &input, "OUT", &[]).fails_with(&parts);
+        run(&[&"dequantize", &input, &"--out", &out]).fails_with(&parts);
+        run(&[&"compare", &input, &input]).fails_with(&parts);
+        let text = run(&[&"inspect", &input]).ok();
+        assert!(text.contains("cannot be read") && parts.iter().all(|part| text.contains(part)), "{text}");
+        let found = run(&[&"doctor", &input]);
+        assert!(found.code == Some(1) && found.stdout.contains("unreadable"), "{found:?}");
+        assert!(!out.exists());
+    }
+    // Other blocks are as the config says.
+    let scratch = Scratch::new();
+    scratch.write_tensors("IN/model.safetensors", &[weight, scale(Dtype::F32, &[4, 3])]);
+    let config = json!({ "quantization_config": { "quant_method": "fp8", "weight_block_size": [64, 128] } });
+    scratch.write("IN/config.json", config.to_string());
+    quantize(&scratch, &scratch.path("IN"), "OUT", &[]).ok();
+}
+
+#[test]
+fn reading_commands_understand_them() {
+    let scratch = Scratch::new();
+    let input = block_fp8(&scratch);
+    let text = run(&[&"inspect", &input]).ok();
+    assert!(text.contains("F8_E4M3") && text.contains("F32 for 128×128"), "{text}");
+    assert!(text.contains("5 tensors in 3 files, 3 of them quantized"), "{text}");
+    run(&[&"doctor", &input]).ok();
+    dequantized(&scratch, "f32");
+    let text = run(&[&"compare", &input, &scratch.path("f32")]).ok();
+    let total = text.lines().find(|line| line.starts_with("total")).unwrap_or_default();
+    assert!(total.split_whitespace().eq(["total", "0", "∞", "0", "1.000000"]), "{text}");
+    run(&[&"convert", &input, &"--to", &"modelopt", &"--out", &scratch.path("OUT")])
+        .fails_with(&["F8_E4M3 under scales", "quantize the checkpoint anew"]);
+    // A scale that is no number is a finding.
+    let mut broken = scales(3);
+    broken[4] = f32::INFINITY;
+    let weight: TensorData = ("a.weight", Dtype::F8_E4M3, SHAPE.to_vec(), codes(1));
+    let file = scratch.write_tensors(
+        "x.safetensors",
+        &[weight, ("a.weight_scale_inv", Dtype::F32, vec![2, 3], floats(&broken))],
+    );
+    let found = run(&[&"doctor", &file]);
+    assert!(
+        found.stdout.contains("1 of the 6 scales in a.weight_scale_inv, the first at 4 (inf)"),
+        "{found:?}"
+    );
+}
+
+/// The config of a model that is quantized in another way still says so.
+#[test]
+fn other_methods_are_not_mistaken() {
+    let scratch = Scratch::new();
+    let weight: TensorData = ("a.weight", Dtype::F8_E4M3, SHAPE.to_vec(), codes(1));
+    scratch.write_tensors("IN/model.safetensors", &[weight]);
+    let config: Value = json!({ "quantization_config": { "quant_method": "gptq" } });
+    scratch.write("IN/config.json", config.to_string());
+    quantize(&scratch, &scratch.path("IN"), "OUT", &[]).fails_with(&["gptq", "quantized already"]);
+}

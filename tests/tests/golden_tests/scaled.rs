@@ -1,0 +1,76 @@
+//! Codes of eight bits under scales: the values that libraries make of what they store.
+
+use std::ops::ControlFlow;
+
+use microscale::{Device, Dtype};
+use microscale_checkpoint::{Checkpoint, Difference, Logical, Values, compare, dequantize, logical};
+use microscale_test_support::Scratch;
+use microscale_test_support::golden::{files, folder};
+
+/// The end of the names of values that a library made of a tensor.
+const EXPECTED: &str = ".expected";
+
+/// The files, by folder and name.
+fn each_file(mut what: impl FnMut(&str, Checkpoint)) {
+    let files = files("scaled");
+    assert!(!files.is_empty());
+    for name in files {
+        let path = folder("scaled").join(format!("{name}.safetensors"));
+        let checkpoint = Checkpoint::open(&path).expect("a file that can be read");
+        what(&name, checkpoint);
+    }
+}
+
+/// The tensors whose values a library made.
+fn expected_values(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.tensors().filter(|tensor| tensor.name.ends_with(EXPECTED)).count() as u64
+}
+
+#[test]
+fn values_are_those_of_the_libraries() {
+    each_file(|file, checkpoint| {
+        let tensors = logical(&checkpoint).expect("codes and scales that fit");
+        let mut compared = 0;
+        for tensor in &tensors {
+            let expected = format!("{}{EXPECTED}", tensor.name());
+            let Some(expected) = checkpoint.tensor(&expected) else { continue };
+            let Logical::Plain(tensor) = tensor else { panic!("{file}: {} is in blocks", tensor.name()) };
+            let scaling = tensor.scaling.unwrap_or_else(|| panic!("{file}: {} has no scales", tensor.name));
+            assert!(tensors.iter().all(|other| other.name() != scaling.name), "{file}: {}", scaling.name);
+            assert_eq!(tensor.values_dtype(), Some(Dtype::F32));
+            let (Some(Values::F32(values)), Some(Values::F32(expected))) =
+                (tensor.values(), expected.values())
+            else {
+                panic!("{file}: {} has no values", tensor.name)
+            };
+            assert_eq!(values.len(), expected.len());
+            for (i, (value, expected)) in values.iter().zip(expected.iter()).enumerate() {
+                let same = value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
+                assert!(same, "{file}: {}: {i}: {value} and not {expected}", tensor.name);
+            }
+            compared += 1;
+        }
+        let expected = expected_values(&checkpoint);
+        assert!(compared == expected && compared > 0, "{file}: {compared} of {expected}");
+    });
+}
+
+#[test]
+fn what_is_dequantized_has_the_same_values() {
+    each_file(|file, checkpoint| {
+        let scratch = Scratch::new();
+        let out = scratch.path("out.safetensors");
+        let done =
+            dequantize(&checkpoint, &out, Some(Dtype::F32), &Device::Cpu, &mut |_| ControlFlow::Continue(()));
+        let expected = expected_values(&checkpoint);
+        assert_eq!(done.map(|done| done.dequantized.tensors).expect("values"), expected, "{file}");
+        let back = Checkpoint::open(&out).expect("a file of floats");
+        let comparison =
+            compare(&checkpoint, &back, &Device::Cpu, &mut |_| ControlFlow::Continue(())).expect("both");
+        assert!(comparison.only_first.is_empty() && comparison.only_second.is_empty(), "{file}");
+        for tensor in comparison.tensors {
+            let Difference::Values(errors) = tensor.difference else { panic!("{file}: {}", tensor.name) };
+            assert_eq!(errors.max_abs_error(), 0.0, "{file}: {}", tensor.name);
+        }
+    });
+}
