@@ -17,14 +17,14 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import gguf
 import modelopt.torch.quantization as mtq
 import numpy as np
 import torch
 from modelopt.torch.export import export_hf_checkpoint
-from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+from reader_inputs import tiny_compressed, tiny_fp8
 from reader_models import MIXTURES, MODELS, Model
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -36,7 +36,6 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.utils import logging
 from transformers.utils.quantization_config import CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
@@ -276,31 +275,25 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return apart
 
 
-def tiny_fp8(directory: Path) -> Path:
-    """A random Llama in FP8 under a scale for each block of 128x128, as DeepSeek-V3 and Qwen3 are published."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, tie_word_embeddings=False, dtype="bfloat16",
-    )  # fmt: skip
-    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config())
-    stored: dict[str, torch.Tensor] = {}
-    for name, weight in LlamaForCausalLM(config).to(torch.bfloat16).state_dict().items():
-        stored |= Fp8Quantize(quantizer).convert({name: weight}) if "proj" in name else {name: weight}
-    directory.mkdir()
-    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
-    described = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
-    described = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "quantization_config": described}
-    (directory / "config.json").write_text(json.dumps(described))
-    return directory
-
-
 def read_as(program: Program, model: Path, config: object) -> list[str]:
     """Compares a checkpoint that another wrote as `microscale dequantize` and as transformers read it."""
     return differing(program.dequantize(model, "bf16"), loaded_weights(model, config), signs_of_zeros=True)
 
 
-def modelopt_export(directory: Path) -> Path:
+def by_modelopt_fp8(program: Program, model: Path) -> list[str]:
+    """Compares a checkpoint in FP8 as ModelOpt dequantizes it."""
+    stored, ours = tensors(model), program.dequantize(model, "f32")
+    theirs: dict[str, torch.Tensor] = {}
+    for name, codes in stored.items():
+        if codes.dtype == torch.float8_e4m3fn:
+            quantized = FP8QTensor(codes.shape, torch.float32, codes)
+            theirs[name] = quantized.dequantize(dtype=torch.float32, scale=stored[f"{name}_scale"])
+    if not theirs:
+        raise RuntimeError("no tensor is FP8")
+    return differing({name: ours[name] for name in theirs}, theirs, signs_of_zeros=True)
+
+
+def modelopt_export(directory: Path, recipe: dict) -> Path:
     """A random Llama that ModelOpt itself has quantized and exported."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -309,7 +302,7 @@ def modelopt_export(directory: Path) -> Path:
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.config.architectures = ["LlamaForCausalLM"]
-    model = mtq.quantize(model, mtq.W4A16_NVFP4_CFG, lambda model: model(torch.arange(32)[None]))
+    model = mtq.quantize(model, recipe, lambda model: model(torch.arange(32)[None]))
     export_hf_checkpoint(model, export_dir=str(directory))
     return directory
 
@@ -334,7 +327,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     ct = CompressedTensorsConfig(dequantize=True)
 
     def exported() -> list[str]:
-        original = modelopt_export(program.new("modelopt-export"))
+        original = modelopt_export(program.new("modelopt-export"), mtq.W4A16_NVFP4_CFG)
         converted = program.convert(original, "compressed-tensors")
         back = program.convert(converted, "modelopt")
         wrong = by_modelopt(program, original) + by_transformers(program, converted, ct) + by_modelopt(program, back)
@@ -356,6 +349,15 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         kept = {name for name in before if ".layers.1." in name or "proj" not in name}
         wrong += differing({name: before[name] for name in kept}, {name: after[name] for name in kept}, signs_of_zeros=True)
         return wrong + by_transformers(program, quantized, ct)
+
+    def eight_bits(kind: str) -> list[str]:
+        model = tiny_compressed(program.new(kind), kind)
+        return read_as(program, model, ct) + by_transformers(program, program.quantize(model, "--format", "nvfp4"), ct)
+
+    def modelopt_fp8() -> list[str]:
+        model = modelopt_export(program.new("modelopt-fp8"), mtq.FP8_DEFAULT_CFG)
+        quantized = program.quantize(model, "--format", "nvfp4", "--out-convention", "modelopt")
+        return by_modelopt_fp8(program, model) + by_modelopt(program, quantized)
 
     def mixture() -> list[str]:
         model = program.quantize(tiny_mixture(program.new("mixture")), "--recipe", "nvfp4-mxfp4-experts")
@@ -402,6 +404,9 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
                     lambda model=model, options=options, plain=plain: by_model(program, model, *options, plain=plain)
                 )
     found["transformers reads block FP8 the same, and NVFP4 that was made of it"] = fp8
+    for kind in ["float", "int"]:
+        found[f"transformers reads {kind}-quantized the same, and NVFP4 that was made of it"] = lambda kind=kind: eight_bits(kind)
+    found["ModelOpt reads its own FP8 the same, and NVFP4 that was made of it"] = modelopt_fp8
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
     found["ModelOpt's own export, converted to compressed-tensors and back"] = exported

@@ -3,7 +3,7 @@
     python make_scaled.py           # rewrites the files
     python make_scaled.py --check   # fails if any file differs from what the libraries give now
 
-Each tensor X and its scales lie in a file under the library's names; X.expected is what the library makes of them in f32.
+Each tensor X and its scales lie in a file under the library's names; X.expected is what the library makes of them, in f32 or in the dtype of its scales.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams, maybe_pad_tensor_for_block_quant
+from modelopt.torch.quantization.qtensor.fp8_tensor import FP8QTensor
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 from transformers.utils.quantization_config import FineGrainedFP8Config
@@ -57,8 +61,54 @@ def transformers_fp8() -> File:
     return tensors, metadata
 
 
+def compressed_tensors() -> File:
+    """One scale for a tensor, for each row, or for each 128x128 of a matrix that is not whole blocks."""
+    tensors: Tensors = {}
+
+    def add(name: str, weight: torch.Tensor, dtype: torch.dtype, **args: object) -> None:
+        weights = QuantizationArgs(num_bits=8, symmetric=True, dynamic=False, **args)
+        scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+        if weights.strategy == "block":
+            padded = maybe_pad_tensor_for_block_quant(weight, (128, 128))
+            parts = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+            low, high = parts.amin(dim=(1, 3)), parts.amax(dim=(1, 3))
+        else:
+            low, high = weight.aminmax(dim=1, keepdim=True) if weights.strategy == "channel" else weight.aminmax()
+        scale, _ = calculate_qparams(low, high, weights)
+        compressor = BaseCompressor.get_value_from_registry(f"{weights.type}-quantized")
+        stored = compressor.compress({"weight": weight, "weight_scale": scale.to(dtype)}, scheme)
+        with_every_code(stored["weight"])
+        tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"] = stored["weight"], stored["weight_scale"]
+        tensors[f"{name}.weight.expected"] = compressor.decompress(stored, scheme)["weight"]
+
+    float8, int8 = {"type": "float"}, {"type": "int"}
+    add("channel", weights((96, 160), 5), torch.float32, strategy="channel", **float8)
+    add("channel_bf16", weights((96, 160), 6), torch.bfloat16, strategy="channel", **float8)
+    add("tensor", weights((32, 96), 7), torch.float32, strategy="tensor", **float8)
+    add("int8", weights((64, 160), 8), torch.float32, strategy="channel", **int8)
+    add("int8_bf16", weights((64, 160), 9), torch.bfloat16, strategy="channel", **int8)
+    add("block", weights((200, 300), 10), torch.float32, strategy="block", block_structure=[128, 128], **float8)
+    return tensors, {"library": "compressed-tensors", "version": version("compressed-tensors"), "function": "decompress"}
+
+
+def modelopt_fp8() -> File:
+    """One scale for a tensor, without dimensions."""
+    weight = weights((64, 96), 11)
+    scale = weight.abs().amax() / 448
+    codes = FP8QTensor.quantize(weight, scale)[0]._quantized_data
+    with_every_code(codes)
+    expected = FP8QTensor(weight.shape, torch.float32, codes).dequantize(dtype=torch.float32, scale=scale)
+    tensors = {"fc.weight": codes, "fc.weight_scale": scale, "fc.weight.expected": expected}
+    tensors["fc.input_scale"] = torch.tensor(0.25)
+    return tensors, {"library": "modelopt", "version": version("nvidia-modelopt"), "function": "FP8QTensor.dequantize"}
+
+
 def files() -> dict[str, File]:
-    return {f"transformers-{version('transformers')}-fp8.safetensors": transformers_fp8()}
+    return {
+        f"transformers-{version('transformers')}-fp8.safetensors": transformers_fp8(),
+        f"compressed-tensors-{version('compressed-tensors')}-8-bits.safetensors": compressed_tensors(),
+        f"modelopt-{version('nvidia-modelopt')}-fp8.safetensors": modelopt_fp8(),
+    }
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::scaling::Scaling;
 use crate::read::tensor::{Tensor, elements};
 
 /// A tensor by the name that the model knows it by.
@@ -121,6 +122,14 @@ impl<'a> Packed<'a> {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
         [rows, cols]
+    }
+
+    /// The same as codes of eight bits under scales, if it is that.
+    pub(crate) fn scaled(&self) -> Option<Tensor<'a>> {
+        let of_bytes = self.format == Format::Mxfp8E4m3 && self.shape.len() > 1;
+        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| of_bytes)?;
+        let scaling = Scaling { name, dtype, data, file, block: [1, self.format.block()], shared: false };
+        Some(Tensor { scaling: Some(scaling), ..self.codes })
     }
 
     /// Blocks.

@@ -3,6 +3,10 @@
 //! | codes X | scales | of |
 //! |---|---|---|
 //! | F8_E4M3 | `X_scale_inv`, for each block of rows and columns | DeepSeek-V3, Qwen3-FP8; transformers' method `fp8` |
+//! | F8_E4M3, I8 | `X_scale`, for the tensor, each row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
+//! | F8_E4M3 | `X_scale`, for the tensor or each row | ModelOpt's FP8 |
+//!
+//! MXFP8 is a format that is written too, and so is known to [`packed`](crate::conventions::packed).
 //!
 //! Scales are F32, F16, BF16 or powers of two (F8_E8M0, or U8 of the same bytes). A code is multiplied with its scale,
 //! whatever that is called. How large blocks are is what the config says, or else [`BLOCK`].
@@ -15,16 +19,20 @@ use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, quantization};
 use crate::read::scaling::{Scaling, are_codes, are_scales, grid};
-use crate::read::tensor::Tensor;
+use crate::read::tensor::{Tensor, elements};
 
 /// The ends of the names of scales, after those of their codes.
-const SCALES: [&str; 1] = ["_scale_inv"];
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+
+/// The end of the names of zero points, which must all be 0.
+const ZERO_POINT: &str = "_zero_point";
 
 /// The ends of the names of what goes with codes and is about a layer's inputs, in the place of [`WEIGHT`].
-const INPUTS: [&str; 2] = [".input_scale", ".activation_scale"];
+const INPUTS: [&str; 3] = [".input_scale", ".input_zero_point", ".activation_scale"];
 
-/// The methods whose configs say that there are such codes, and the end of the names of their scales.
-const METHODS: [(&str, &str); 1] = [("fp8", "_scale_inv")];
+/// The beginnings of the methods whose weights of such codes have scales, and the end of the names of these.
+const METHODS: [(&str, &str); 3] =
+    [("fp8", "_scale_inv"), ("compressed-tensors", "_scale"), ("modelopt", "_scale")];
 
 /// Rows and columns of a block, where no config says it.
 const BLOCK: [usize; 2] = [128, 128];
@@ -35,8 +43,7 @@ const BLOCK: [usize; 2] = [128, 128];
 /// [`ConventionError::Packed`](crate::ConventionError::Packed) for scales that do not fit, and for those that are
 /// not there although the config says that there are some.
 pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Result<Option<Tensor<'a>>> {
-    let [.., rows, cols] = *codes.shape else { return Ok(None) };
-    if !are_codes(codes.dtype) || codes.data.is_empty() {
+    if !are_codes(codes.dtype) || codes.shape.len() < 2 || codes.data.is_empty() {
         return Ok(None);
     }
     let found = SCALES.iter().find_map(|end| checkpoint.tensor(&format!("{}{end}", codes.name)));
@@ -49,33 +56,66 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
     if !are_scales(dtype) {
         return Err(codes.unreadable(format!("its scales, {name}, are {dtype}, which no scales are")));
     }
-    let block = block(checkpoint);
-    let of_matrix = grid([rows, cols], block);
-    let matrices = &codes.shape[..codes.shape.len() - 2];
-    if shape.split_last_chunk() != Some((matrices, &of_matrix)) {
-        let (codes_shape, [height, width]) = (codes.shape, block);
-        return Err(codes.unreadable(format!(
-            "codes of shape {codes_shape:?} and scales of shape {shape:?} ({name}) are not one scale for each block of \
-             {height}x{width}"
-        )));
+    if let Some(zero_points) = checkpoint.tensor(&format!("{}{ZERO_POINT}", codes.name))
+        && zero_points.data.iter().any(|byte| *byte != 0)
+    {
+        let zero_points = zero_points.name;
+        return Err(
+            codes.unreadable(format!("its zero points, {zero_points}, are not 0, which is not understood"))
+        );
     }
-    let scaling = Scaling { name, dtype, data, file, block, shared: false };
+    let blocks = blocks(checkpoint);
+    let mut fitting: Vec<_> = blocks.iter().filter_map(|block| fit(codes.shape, shape, *block)).collect();
+    fitting.dedup();
+    let [(block, shared)] = fitting[..] else {
+        let sizes: Vec<_> = blocks.iter().map(|[rows, cols]| format!("{rows}x{cols}")).collect();
+        let (codes_shape, sizes) = (codes.shape, sizes.join(" or "));
+        let are = match fitting.is_empty() {
+            true => "are neither one scale for all, nor for each row, nor",
+            false => "may be one scale",
+        };
+        return Err(codes.unreadable(format!(
+            "codes of shape {codes_shape:?} and scales of shape {shape:?} ({name}) {are} for each block of {sizes}"
+        )));
+    };
+    let scaling = Scaling { name, dtype, data, file, block, shared };
     Ok(Some(Tensor { scaling: Some(scaling), ..codes }))
 }
 
 /// The error of a weight that has no scales, if the config says that it should.
 fn without_scales(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<Error> {
     let (method, _) = Description::method(checkpoint)?;
-    let (_, end) = METHODS.iter().find(|(known, _)| method == *known)?;
+    let (_, end) = METHODS.iter().find(|(known, _)| method.starts_with(known))?;
     let is_weight = codes.name.ends_with(WEIGHT);
     is_weight.then(|| codes.without(format!("its scales, {}{end}, are missing", codes.name)))
 }
 
-/// Rows and columns of a block, by the config.
-fn block(checkpoint: &Checkpoint) -> [usize; 2] {
+/// Rows and columns of the block that each scale is for, and whether all matrices share theirs; `None` if the
+/// scales are not as many as that needs. Of scales for blocks, these are of the size that is given.
+fn fit(codes: &[usize], scales: &[usize], block: [usize; 2]) -> Option<([usize; 2], bool)> {
+    let (matrices, &[rows, cols]) = codes.split_last_chunk()?;
+    if elements(scales) == 1 {
+        return Some(([rows, cols], true));
+    }
+    let whole = [[1, cols], [rows, cols], block];
+    let of_matrices =
+        |block: &[usize; 2]| scales.split_last_chunk() == Some((matrices, &grid([rows, cols], *block)));
+    let of_rows = matrices.is_empty() && scales == [rows];
+    let block = if of_rows { Some([1, cols]) } else { whole.into_iter().find(of_matrices) };
+    block.map(|block| (block, false))
+}
+
+/// Rows and columns of blocks, by the config: of compressed-tensors', each group may have others.
+fn blocks(checkpoint: &Checkpoint) -> Vec<[usize; 2]> {
     let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
-    let stated = config.and_then(|config| sizes(config.get("weight_block_size")?));
-    stated.unwrap_or(BLOCK)
+    let groups = config.and_then(|config| config.get("config_groups")?.as_object());
+    let groups = groups.into_iter().flat_map(|groups| groups.values());
+    let of_groups = groups.filter_map(|group| sizes(group.get("weights")?.get("block_structure")?));
+    let of_all = config.and_then(|config| sizes(config.get("weight_block_size")?));
+    let mut blocks: Vec<_> = of_all.into_iter().chain(of_groups).collect();
+    blocks.sort();
+    blocks.dedup();
+    if blocks.is_empty() { vec![BLOCK] } else { blocks }
 }
 
 /// Two sizes, none of them 0.
@@ -87,7 +127,8 @@ fn sizes(json: &Value) -> Option<[usize; 2]> {
 
 /// The names of the codes that a tensor of this name may belong to.
 pub(crate) fn owners_of(name: &str) -> impl Iterator<Item = String> {
-    let scales = SCALES.iter().filter_map(|end| name.strip_suffix(end)).map(String::from);
+    let ends = SCALES.iter().chain([&ZERO_POINT]);
+    let scales = ends.filter_map(|end| name.strip_suffix(end)).map(String::from);
     let inputs = INPUTS.iter().filter_map(|end| name.strip_suffix(end));
     scales.chain(inputs.map(|layer| format!("{layer}{WEIGHT}")))
 }

@@ -96,7 +96,7 @@ fn other_ways_of_storing_8_bit_floats_are_left_alone() {
     let scratch = Scratch::new();
     let codes = |name, dtype| (name, dtype, vec![4, 32], vec![0x38; 128]);
     let tensors_in = [
-        codes("a.weight", Dtype::F8_E4M3),
+        codes("a.weight", Dtype::F8_E5M2),
         ("a.weight_scale", Dtype::F32, vec![4, 1], floats(&[1.0; 4])),
         codes("b.weight", Dtype::F8_E5M2),
         ("b.weight_scale", Dtype::U8, vec![4, 1], vec![127; 4]),

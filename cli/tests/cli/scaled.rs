@@ -257,3 +257,95 @@ fn other_methods_are_not_mistaken() {
     scratch.write("IN/config.json", config.to_string());
     quantize(&scratch, &scratch.path("IN"), "OUT", &[]).fails_with(&["gptq", "quantized already"]);
 }
+
+/// The methods of configs, and a layer's codes and scales by their names.
+fn one_scale_for_many() -> Vec<(&'static str, Vec<TensorData>)> {
+    let weight = |dtype| ("a.weight", dtype, SHAPE.to_vec(), codes(7));
+    let scale = |dtype, shape: &[usize], bytes| ("a.weight_scale", dtype, shape.to_vec(), bytes);
+    let rows: Vec<f32> = noise(SHAPE[0]).iter().map(|value| value.abs() / 64.0 + 1e-4).collect();
+    let (f32s, powers) = (floats(&rows), vec![120; SHAPE[0] * SHAPE[1] / 32]);
+    let bf16s: Vec<u8> = rows.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+    let input = |bytes| ("a.input_scale", Dtype::F32, vec![], bytes);
+    vec![
+        ("compressed-tensors", vec![weight(Dtype::F8_E4M3), scale(Dtype::F32, &[SHAPE[0], 1], f32s)]),
+        ("compressed-tensors", vec![weight(Dtype::F8_E4M3), scale(Dtype::BF16, &[1], bf16s[..2].to_vec())]),
+        ("compressed-tensors", vec![weight(Dtype::I8), scale(Dtype::BF16, &[SHAPE[0], 1], bf16s)]),
+        (
+            "modelopt",
+            vec![weight(Dtype::F8_E4M3), scale(Dtype::F32, &[], floats(&[0.01])), input(floats(&[1.0]))],
+        ),
+        // MXFP8, which is a format of ours as well.
+        (
+            "compressed-tensors",
+            vec![weight(Dtype::F8_E4M3), scale(Dtype::U8, &[SHAPE[0], SHAPE[1] / 32], powers)],
+        ),
+    ]
+}
+
+#[test]
+fn scales_of_rows_tensors_and_blocks_of_a_row_are_input_too() {
+    for (method, tensors_in) in one_scale_for_many() {
+        let scratch = Scratch::new();
+        let head = ("lm_head.weight", Dtype::BF16, vec![64, 320], bf16s(64 * 320));
+        let stored: Vec<_> = [head].into_iter().chain(tensors_in.clone()).collect();
+        scratch.write_tensors("IN/model.safetensors", &stored);
+        let config = json!({ "quantization_config": { "quant_method": method, "kv_cache_scheme": null } });
+        scratch.write("IN/config.json", config.to_string());
+        let input = scratch.path("IN");
+        run(&[&"doctor", &input]);
+        let values = dequantized(&scratch, "f32");
+        assert!(values.keys().eq(["a.weight", "lm_head.weight"]), "{:?}", values.keys());
+        for options in [&["--format", "nvfp4"][..], &["--format", "mxfp4"]] {
+            let (out, other) = (format!("Q{}", options[1]), format!("F{}", options[1]));
+            quantize(&scratch, &input, &out, options).ok();
+            quantize(&scratch, &scratch.path("f32"), &other, options).ok();
+            let (ours, expected) = (tensors(&scratch.path(&out)), tensors(&scratch.path(&other)));
+            assert!(ours.keys().eq(expected.keys()), "{:?} and {:?}", ours.keys(), expected.keys());
+            for (name, (_, shape, bytes, _)) in ours.iter().filter(|(name, _)| name.starts_with("a.")) {
+                assert_eq!((shape, bytes), (&expected[name].1, &expected[name].2), "{method}: {name}");
+            }
+        }
+        let only = ["--include", "lm_head.*", "--exclude", "a.*"];
+        quantize(&scratch, &input, "KEPT", &only).ok();
+        let (kept, bf16) = (tensors(&scratch.path("KEPT")), dequantized(&scratch, "bf16"));
+        assert_eq!((kept["a.weight"].0, &kept["a.weight"].2), (Dtype::BF16, &bf16["a.weight"].2));
+        assert!(!kept.contains_key("a.weight_scale") && !kept.contains_key("a.input_scale"));
+    }
+}
+
+#[test]
+fn what_is_more_than_codes_and_scales_is_refused_by_name() {
+    let weight: TensorData = ("a.weight", Dtype::I8, SHAPE.to_vec(), codes(1));
+    let scale: TensorData = ("a.weight_scale", Dtype::F32, vec![SHAPE[0], 1], floats(&[0.5; SHAPE[0]]));
+    let zeros = |bytes| ("a.weight_zero_point", Dtype::I8, vec![SHAPE[0], 1], bytes);
+    let mut points = vec![0; SHAPE[0]];
+    let scratch = Scratch::new();
+    let symmetric =
+        scratch.write_tensors("x.safetensors", &[weight.clone(), scale.clone(), zeros(points.clone())]);
+    quantize(&scratch, &symmetric, "X.safetensors", &[]).ok();
+    assert!(!tensors(&scratch.path("X.safetensors")).contains_key("a.weight_zero_point"));
+    points[7] = 3;
+    let other = scratch.write_tensors("y.safetensors", &[weight.clone(), scale.clone(), zeros(points)]);
+    quantize(&scratch, &other, "Y.safetensors", &[]).fails_with(&[
+        "a.weight",
+        "a.weight_zero_point",
+        "not 0",
+    ]);
+    let scaled = ("a.pre_quant_scale", Dtype::BF16, vec![320], bf16s(320));
+    let smooth = scratch.write_tensors("z.safetensors", &[weight.clone(), scale, scaled]);
+    quantize(&scratch, &smooth, "Z.safetensors", &[]).fails_with(&["a.weight", "a.pre_quant_scale"]);
+    let few = ("a.weight_scale", Dtype::F32, vec![SHAPE[0] - 1, 1], floats(&[0.5; SHAPE[0] - 1]));
+    let file = scratch.write_tensors("w.safetensors", &[weight, few]);
+    quantize(&scratch, &file, "W.safetensors", &[]).fails_with(&[
+        "[199, 1]",
+        "neither one scale for all, nor for each row, nor for each block of 128x128",
+    ]);
+}
+
+#[test]
+fn formats_of_four_bits_are_still_quantized_already() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &microscale_test_support::sample(), "Q", &["--format", "mxfp4"]).ok();
+    quantize(&scratch, &scratch.path("Q"), "AGAIN", &[])
+        .fails_with(&["compressed-tensors", "quantized already"]);
+}
