@@ -68,6 +68,8 @@ impl GgmlType {
     pub const F16: Self = Self(1);
     /// bfloat16.
     pub const BF16: Self = Self(30);
+    /// Q8_0: a scale in f16 and the codes of 32 elements, of eight bits.
+    pub const Q8_0: Self = Self(8);
     /// MXFP4: a scale byte and the codes of 32 elements.
     pub const MXFP4: Self = Self(39);
     /// NVFP4: four scale bytes and the codes of 64 elements.

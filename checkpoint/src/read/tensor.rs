@@ -7,8 +7,10 @@ use std::path::Path;
 use microscale::Dtype;
 
 use crate::dtype::FileDtype;
+use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
 use crate::error::convention::ConventionError;
+use crate::gguf::q8_0;
 use crate::read::scaling::Scaling;
 use crate::read::values::{Values, float_dtype};
 
@@ -28,6 +30,9 @@ pub struct Tensor<'a> {
     /// The scales that make values of its codes, if it is of codes and they were looked up.
     pub scaling: Option<Scaling<'a>>,
 }
+
+/// ggml's blocks that are read as values.
+const Q8_0: FileDtype = FileDtype::Ggml(GgmlType::Q8_0);
 
 /// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
 /// others be any.
@@ -73,9 +78,10 @@ impl<'a> Tensor<'a> {
         self.data.len() + self.scaling.map_or(0, |scaling| scaling.data.len())
     }
 
-    /// The dtype of its values, if it has values that can be quantized: those of codes under scales are F32.
+    /// The dtype of its values, if it has values that can be quantized: those of codes under scales are F32, and so are Q8_0's.
     pub fn values_dtype(&self) -> Option<Dtype> {
-        if self.scaling.is_some() { Some(Dtype::F32) } else { float_dtype(self.dtype) }
+        let are_made = self.scaling.is_some() || self.dtype == Q8_0;
+        if are_made { Some(Dtype::F32) } else { float_dtype(self.dtype) }
     }
 
     /// The values, if it has some that can be quantized.
@@ -88,6 +94,9 @@ impl<'a> Tensor<'a> {
         if let Some(scaling) = &self.scaling {
             let values = scaling.values(self.dtype, self.shape, self.data, elements)?;
             return Some(Values::F32(values.into()));
+        }
+        if self.dtype == Q8_0 {
+            return Some(Values::F32(q8_0::values(self.data, elements)?.into()));
         }
         let size = float_dtype(self.dtype)?.bytes();
         Values::new(self.dtype, self.data.get(elements.start * size..elements.end * size)?)

@@ -1,6 +1,6 @@
 //! GGUF files: written and read back, with the metadata that they came with.
 
-use half::bf16;
+use half::{bf16, f16};
 use microscale::{Convention, Format, Recipe, Shape, quantize as quantized};
 use microscale_test_support::{Scratch, run, sample};
 
@@ -10,6 +10,7 @@ use super::{floats, noise, quantize};
 pub(super) type Stored = (String, Vec<u64>, u32, Vec<u8>);
 
 pub(super) const F32: u32 = 0;
+const Q8_0: u32 = 8;
 const BF16: u32 = 30;
 const MXFP4: u32 = 39;
 pub(super) const NVFP4: u32 = 40;
@@ -103,6 +104,7 @@ pub(super) fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
         let size = match kind {
             F32 => elements * 4,
             BF16 => elements * 2,
+            Q8_0 => elements / 32 * 34,
             MXFP4 => elements / 32 * 17,
             NVFP4 => elements / 64 * 36,
             _ => panic!("type {kind}"),
@@ -304,4 +306,45 @@ fn a_recipe_may_mix_both_formats() {
     scratch.write("recipe.toml", rule("mxfp8-e4m3"));
     let refused = quantize(&scratch, &input, "no.gguf", &["--recipe", recipe.to_str().unwrap()]);
     refused.fails_with(&["recipe.toml:4: format: gguf", "has no mxfp8-e4m3"]);
+}
+
+/// Q8_0's blocks, and the values that they are.
+fn q8_0(blocks: usize) -> (Vec<u8>, Vec<f32>) {
+    let (mut random, mut bytes, mut values) = (fastrand::Rng::with_seed(8), Vec::new(), Vec::new());
+    for scale in noise(blocks) {
+        let scale = f16::from_f32(scale);
+        bytes.extend(scale.to_le_bytes());
+        let codes: [i8; 32] = std::array::from_fn(|_| random.i8(..));
+        bytes.extend(codes.map(|code| code as u8));
+        values.extend(codes.map(|code| f32::from(code) * scale.to_f32()));
+    }
+    (bytes, values)
+}
+
+#[test]
+fn q8_0_is_quantized_like_its_values_and_copied_where_it_stays() {
+    let (bytes, values) = q8_0(6 * 4);
+    let with = |kind, data: Vec<u8>| {
+        let tensor = |name: &str| (name.to_string(), vec![6, 128], kind, data.clone());
+        [tensor("blk.0.attn_q.weight"), tensor("output.weight")]
+    };
+    for (format, kind) in [("mxfp4", MXFP4), ("nvfp4", NVFP4)] {
+        let scratch = Scratch::new();
+        let input = scratch.write("in.gguf", file(&metadata(), &with(Q8_0, bytes.clone())));
+        let floats = scratch.write("floats.gguf", file(&metadata(), &with(F32, floats(&values))));
+        quantize(&scratch, &input, "out.gguf", &["--format", format]).ok();
+        quantize(&scratch, &floats, "expected.gguf", &["--format", format]).ok();
+        let [ours, expected] =
+            ["out.gguf", "expected.gguf"].map(|name| parse(&std::fs::read(scratch.path(name)).unwrap()));
+        assert_eq!(ours.0, expected.0);
+        let quantized = |tensors: &[Stored]| -> Vec<Stored> {
+            tensors.iter().filter(|(name, ..)| name.starts_with("blk")).cloned().collect()
+        };
+        assert_eq!(quantized(&ours.1), quantized(&expected.1));
+        assert!(ours.1.iter().any(|(.., found, _)| *found == kind));
+        let [_, head] = with(Q8_0, bytes.clone());
+        assert_eq!(ours.1.iter().find(|(name, ..)| name == "output.weight"), Some(&head));
+        let same = run(&[&"compare", &input, &floats]).ok();
+        assert!(same.lines().any(|line| line.starts_with("total") && line.contains('∞')), "{same}");
+    }
 }
