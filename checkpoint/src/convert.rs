@@ -111,7 +111,7 @@ pub fn convert(
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
-        dropped_cache: dropped_cache(checkpoint, to),
+        dropped_cache: Description::dropped_cache(checkpoint, to),
         misread_by: work.misread_by(),
         skipped,
         seconds: start.elapsed().as_secs_f64(),
@@ -355,14 +355,6 @@ impl Rounding {
         self.errors = self.errors.and_between(&before, &after);
         Ok(())
     }
-}
-
-/// The quantization of the cache of keys and values that is declared in a config and that the other
-/// convention cannot declare: gpt-oss' says nothing about it.
-fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
-    let mut description = Description::of(checkpoint);
-    let other = description.take_cache();
-    other.or_else(|| (description.fp8_cache && to == FileConvention::GptOss).then(|| "FP8".into()))
 }
 
 impl Rewrite for Converter<'_> {

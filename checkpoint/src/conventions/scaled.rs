@@ -86,8 +86,14 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
 fn without_scales(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<Error> {
     let (method, _) = Description::method(checkpoint)?;
     let (_, end) = METHODS.iter().find(|(known, _)| method.starts_with(known))?;
-    let is_weight = codes.name.ends_with(WEIGHT);
-    is_weight.then(|| codes.without(format!("its scales, {}{end}, are missing", codes.name)))
+    let layer = codes.name.strip_suffix(WEIGHT)?;
+    if let Some(scales) = checkpoint.tensor(&format!("{layer}.scale")) {
+        let name = scales.name;
+        return Some(codes.unreadable(format!(
+            "its scales, {name}, are as DeepSeek-V4 has them, which is not understood"
+        )));
+    }
+    Some(codes.without(format!("its scales, {}{end}, are missing", codes.name)))
 }
 
 /// Rows and columns of the block that each scale is for, and whether all matrices share theirs; `None` if the

@@ -1,4 +1,4 @@
-//! What loaders are known to do with an output that they should not: said before it is written.
+//! What loaders are known to do with an output that they should not, and what it lacks: said before it is written.
 
 use microscale::{Format, Words};
 use serde_json::Value;
@@ -8,6 +8,7 @@ use crate::file_convention::FileConvention;
 use crate::names::weight::is_expert;
 use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
+use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
 /// A warning of experts in NVFP4 with global scales, by the convention of compressed-tensors.
@@ -16,14 +17,21 @@ pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales
      \"none\" in a recipe's rule for \"*.experts.*\", both do";
 
 impl Plan<'_> {
-    /// Loaders that read the output wrongly, without an error; what reads it right, and what all read right.
+    /// Loaders that read the output wrongly, without an error; what reads it right, and what all read right. What
+    /// the output does not say any more.
     pub fn misread_by(&self) -> Vec<String> {
         let scaled =
             |(tensor, treatment): (Tensor<'_>, &Treatment)| is_expert(tensor.name) && treatment.has_global();
         let ours = self.convention == FileConvention::CompressedTensors;
         let experts = ours && self.treated().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
-        experts.into_iter().chain(self.adapter()).collect()
+        experts.into_iter().chain(self.adapter()).chain(self.cache()).collect()
+    }
+
+    /// A warning if the config of an input of eight bits says what the output's will not.
+    fn cache(&self) -> Option<String> {
+        let cache = Description::dropped_cache(self.checkpoint(), self.convention)?;
+        Some(format!("the config will no longer say how the cache of keys and values is quantized: {cache}"))
     }
 
     /// A warning if weights of an adapter are to be quantized.

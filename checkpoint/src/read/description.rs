@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 
@@ -88,6 +89,14 @@ impl Description {
         let is_float = cache.get("type").and_then(Value::as_str) == Some("float");
         self.fp8_cache = cache.as_str() == Some("FP8") || is_float && number("num_bits") == Some(8);
         (!self.fp8_cache).then(|| self.cache().map(Value::to_string)).flatten()
+    }
+
+    /// The quantization of the cache of keys and values that a config declares and that another convention's
+    /// cannot: gpt-oss' says nothing about it.
+    pub(crate) fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
+        let mut description = Self::of(checkpoint);
+        let other = description.take_cache();
+        other.or_else(|| (description.fp8_cache && to == FileConvention::GptOss).then(|| "FP8".into()))
     }
 
     /// Takes away what says that weights are quantized.

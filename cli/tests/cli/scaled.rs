@@ -192,6 +192,10 @@ fn scales_that_do_not_fit_are_refused_by_name() {
     for (scales, parts) in [
         (None, &["its scales, a.weight_scale_inv, are missing"][..]),
         (Some(scale(Dtype::F32, &[2, 2])), &["[200, 320]", "[2, 2]", "a.weight_scale_inv", "128x128"]),
+        (
+            Some(("a.scale", Dtype::F8_E8M0, vec![2, 3], vec![120; 6])),
+            &["its scales, a.scale, are as DeepSeek-V4 has them"],
+        ),
         (Some(scale(Dtype::F32, &[6])), &["[6]", "128x128"]),
         (Some(scale(Dtype::I32, &[2, 3])), &["a.weight_scale_inv, are I32"]),
     ] {
@@ -340,6 +344,27 @@ fn what_is_more_than_codes_and_scales_is_refused_by_name() {
         "[199, 1]",
         "neither one scale for all, nor for each row, nor for each block of 128x128",
     ]);
+}
+
+#[test]
+fn what_is_said_about_the_cache_stays_or_is_told_of() {
+    let fp8 =
+        json!({ "dynamic": false, "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": true });
+    let int8 = json!({ "num_bits": 8, "type": "int" });
+    for (cache, kept) in [(fp8, true), (int8, false)] {
+        let scratch = Scratch::new();
+        let (_, stored) = one_scale_for_many().remove(0);
+        scratch.write_tensors("IN/model.safetensors", &stored);
+        let method = json!({ "quant_method": "compressed-tensors", "kv_cache_scheme": cache });
+        scratch.write("IN/config.json", json!({ "quantization_config": method }).to_string());
+        let ran = quantize(&scratch, &scratch.path("IN"), "OUT", &["--format", "nvfp4"]);
+        assert_eq!(!ran.stderr.contains("no longer say how the cache of keys and values"), kept, "{ran:?}");
+        ran.ok();
+        let config = read_json(scratch.path("OUT/config.json"));
+        let said = &config["quantization_config"]["kv_cache_scheme"];
+        assert_eq!(said.is_object(), kept, "{config}");
+        assert!(!kept || said["num_bits"] == 8 && said["type"] == "float", "{config}");
+    }
 }
 
 #[test]
