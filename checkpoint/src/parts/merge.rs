@@ -1,5 +1,6 @@
 //! Merging: the finished shards become the output.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,6 +11,7 @@ use crate::error::parts::PartsError;
 use crate::error::{Error, Result};
 use crate::parts::directory::Directory;
 use crate::parts::note::Note;
+use crate::plan::sources::sources;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::write::others::Skipped;
@@ -51,6 +53,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let start = Instant::now();
     let directory = Directory::find(checkpoint, out)?;
     let notes = notes(checkpoint, &directory)?;
+    let sources: HashSet<_> = sources(checkpoint)?.into_iter().map(|tensor| tensor.name).collect();
     let output = Output::create(checkpoint, out)?;
     let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());
     let mut meter = Meter::new(checkpoint.tensors(), progress);
@@ -58,7 +61,8 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     for (shard, note) in checkpoint.shards.iter().zip(notes) {
         meter.before(&shard.name.to_string_lossy())?;
         // Of scales alone, which are written with their codes, no index names a shard any more.
-        let is_left = checkpoint.index.is_none() || note.names.iter().any(|(_, new)| !new.is_empty());
+        let is_left =
+            checkpoint.index.is_none() || shard.tensors().any(|tensor| sources.contains(tensor.name));
         let mut shared = None;
         if is_left {
             let to = output.place(&shard.name)?;
