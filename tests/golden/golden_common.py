@@ -22,7 +22,7 @@ def as_torch(rows: np.ndarray) -> torch.Tensor:
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality of type, shape and bits, so that NaN equals itself and -0 does not equal +0."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def matches(path: Path, tensors: Tensors, metadata: dict[str, str]) -> bool:

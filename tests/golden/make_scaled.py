@@ -57,6 +57,10 @@ def transformers_fp8() -> File:
     tensors |= quantized("bf16.weight", weights((128, 128), 2), dtype=torch.bfloat16)
     tensors |= quantized("powers.weight", weights((256, 128), 3), scale_fmt="ue8m0")
     tensors |= quantized("experts.gate_up_proj", weights((2, 128, 128), 4))
+    # DeepSeek-V4's names, which transformers maps to the others as it loads them.
+    for end in ("weight", "weight.expected"):
+        tensors[f"v4.{end}"] = tensors[f"powers.{end}"].clone()
+    tensors["v4.scale"] = tensors["powers.weight_scale_inv"].clone()
     metadata = {"library": "transformers", "version": version("transformers"), "function": "Fp8Dequantize"}
     return tensors, metadata
 

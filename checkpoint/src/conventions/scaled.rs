@@ -3,6 +3,7 @@
 //! | codes X | scales | of |
 //! |---|---|---|
 //! | F8_E4M3 | `X_scale_inv`, for each block of rows and columns | DeepSeek-V3, Qwen3-FP8; transformers' method `fp8` |
+//! | F8_E4M3 | `.scale` in the place of X's `.weight`, for each block | DeepSeek-V4's layers, and its experts where they are FP8 |
 //! | F8_E4M3, I8 | `X_scale`, for the tensor, each row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
 //! | F8_E4M3 | `X_scale`, for the tensor or each row | ModelOpt's FP8 |
 //!
@@ -14,6 +15,7 @@
 use serde_json::Value;
 
 use crate::conventions::table::CONVENTIONS;
+use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
@@ -23,6 +25,9 @@ use crate::read::tensor::{Tensor, elements};
 
 /// The ends of the names of scales, after those of their codes.
 const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+
+/// The end of the names of scales of FP8 in the place of [`WEIGHT`].
+const BESIDE: &str = ".scale";
 
 /// The end of the names of zero points, which must all be 0.
 const ZERO_POINT: &str = "_zero_point";
@@ -47,7 +52,18 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
         return Ok(None);
     }
     let found = SCALES.iter().find_map(|end| checkpoint.tensor(&format!("{}{end}", codes.name)));
-    let Some(scales) = found else { return without_scales(checkpoint, &codes).map_or(Ok(None), Err) };
+    let beside = || checkpoint.tensor(&format!("{}{BESIDE}", codes.name.strip_suffix(WEIGHT)?));
+    let beside = beside().filter(|_| found.is_none());
+    if let Some(scales) =
+        beside.filter(|scales| (codes.dtype, scales.dtype) == (FileDtype::I8, FileDtype::F8_E8M0))
+    {
+        let name = scales.name;
+        let why = format!("with {name} it is MXFP4 as DeepSeek-V4 stores experts, which is not understood");
+        return Err(codes.unreadable(why));
+    }
+    let Some(scales) = found.or(beside.filter(|_| codes.dtype == FileDtype::F8_E4M3)) else {
+        return without_scales(checkpoint, &codes).map_or(Ok(None), Err);
+    };
     if let Some(why) = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, codes.name))
     {
         return Err(codes.unreadable(why));
@@ -86,14 +102,8 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
 fn without_scales(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<Error> {
     let (method, _) = Description::method(checkpoint)?;
     let (_, end) = METHODS.iter().find(|(known, _)| method.starts_with(known))?;
-    let layer = codes.name.strip_suffix(WEIGHT)?;
-    if let Some(scales) = checkpoint.tensor(&format!("{layer}.scale")) {
-        let name = scales.name;
-        return Some(codes.unreadable(format!(
-            "its scales, {name}, are as DeepSeek-V4 has them, which is not understood"
-        )));
-    }
-    Some(codes.without(format!("its scales, {}{end}, are missing", codes.name)))
+    let is_weight = codes.name.ends_with(WEIGHT);
+    is_weight.then(|| codes.without(format!("its scales, {}{end}, are missing", codes.name)))
 }
 
 /// Rows and columns of the block that each scale is for, and whether all matrices share theirs; `None` if the
@@ -135,6 +145,6 @@ fn sizes(json: &Value) -> Option<[usize; 2]> {
 pub(crate) fn owners_of(name: &str) -> impl Iterator<Item = String> {
     let ends = SCALES.iter().chain([&ZERO_POINT]);
     let scales = ends.filter_map(|end| name.strip_suffix(end)).map(String::from);
-    let inputs = INPUTS.iter().filter_map(|end| name.strip_suffix(end));
-    scales.chain(inputs.map(|layer| format!("{layer}{WEIGHT}")))
+    let beside = INPUTS.iter().chain([&BESIDE]).filter_map(|end| name.strip_suffix(end));
+    scales.chain(beside.map(|layer| format!("{layer}{WEIGHT}")))
 }

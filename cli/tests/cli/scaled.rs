@@ -192,10 +192,6 @@ fn scales_that_do_not_fit_are_refused_by_name() {
     for (scales, parts) in [
         (None, &["its scales, a.weight_scale_inv, are missing"][..]),
         (Some(scale(Dtype::F32, &[2, 2])), &["[200, 320]", "[2, 2]", "a.weight_scale_inv", "128x128"]),
-        (
-            Some(("a.scale", Dtype::F8_E8M0, vec![2, 3], vec![120; 6])),
-            &["its scales, a.scale, are as DeepSeek-V4 has them"],
-        ),
         (Some(scale(Dtype::F32, &[6])), &["[6]", "128x128"]),
         (Some(scale(Dtype::I32, &[2, 3])), &["a.weight_scale_inv, are I32"]),
     ] {
@@ -214,6 +210,24 @@ fn scales_that_do_not_fit_are_refused_by_name() {
         assert!(found.code == Some(1) && found.stdout.contains("unreadable"), "{found:?}");
         assert!(!out.exists());
     }
+    // DeepSeek-V4's experts, which are MXFP4 beside FP8.
+    let experts: [TensorData; 2] = [
+        ("a.weight", Dtype::I8, vec![4, 32], vec![0x21; 128]),
+        ("a.scale", Dtype::F8_E8M0, vec![4, 2], vec![127; 8]),
+    ];
+    let scratch = Scratch::new();
+    let file = scratch.write_tensors("x.safetensors", &experts);
+    quantize(&scratch, &file, "OUT", &[]).fails_with(&["a.weight", "a.scale", "MXFP4 as DeepSeek-V4"]);
+    // Its other layers have scales of powers of two, or F32, under that name.
+    let powers: TensorData = ("a.scale", Dtype::F8_E8M0, vec![2, 3], vec![110, 112, 114, 116, 118, 120]);
+    let renamed: TensorData = ("a.weight_scale_inv", powers.1, powers.2.clone(), powers.3.clone());
+    for (name, scales) in [("beside", powers), ("after", renamed)] {
+        scratch.write_tensors(format!("{name}/model.safetensors"), &[weight.clone(), scales]);
+        scratch.write(format!("{name}/config.json"), config.to_string());
+        quantize(&scratch, &scratch.path(name), &format!("Q-{name}"), &["--format", "nvfp4"]).ok();
+    }
+    let [beside, after] = ["Q-beside", "Q-after"].map(|name| tensors(&scratch.path(name)));
+    assert_eq!(beside, after);
     // Other blocks are as the config says.
     let scratch = Scratch::new();
     scratch.write_tensors("IN/model.safetensors", &[weight, scale(Dtype::F32, &[4, 3])]);
