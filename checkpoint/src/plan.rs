@@ -101,6 +101,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized),
+    /// [`ConventionError::Packed`](crate::ConventionError::Packed) for codes that are not understood,
     /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), and those of [`FileConvention::check`].
     pub fn new(
         checkpoint: &'a Checkpoint,

@@ -12,11 +12,11 @@ use crate::reason::Reason;
 
 /// The selection of tensors to quantize.
 ///
-/// By default those called `*.weight` that are F32, F16 or BF16, have two dimensions or more and are not
-/// norms, embeddings, output heads, routers or convolutions, by the model's architecture if it is known and
-/// by their names if not. Patterns to include add any float tensor of two dimensions or
-/// more, whatever its name; patterns to exclude have the last word. In a pattern `*` stands for any
-/// characters, dots included.
+/// By default those called `*.weight` that are F32, F16, BF16 or other values that are
+/// [read](crate::Tensor::values_dtype), have two dimensions or more and are not norms, embeddings, output heads,
+/// routers or convolutions, by the model's architecture if it is known and by their names if not. Patterns to
+/// include add any float tensor of two dimensions or more, whatever its name; patterns to exclude have the last
+/// word. In a pattern `*` stands for any characters, dots included.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     include: Vec<GlobMatcher>,

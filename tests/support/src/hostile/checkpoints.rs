@@ -39,6 +39,8 @@ pub const HEADER_WORDS: &[&str] = &[
     "_blocks",
     "_scales",
     "_scale_2",
+    "_scale_inv",
+    "_zero_point",
     "_global_scale",
     ".input_scale",
     ".experts.down_proj",
@@ -78,6 +80,8 @@ const ENDS: &[&str] = &[
     "_blocks",
     "_scales",
     "_weight_scale",
+    "_scale_inv",
+    "_zero_point",
     ".scale",
     ".input_scale",
 ];
@@ -103,6 +107,10 @@ pub(super) enum Way {
     Mxfp8,
     Modelopt,
     GptOss,
+    /// FP8 with a scale for each block.
+    Fp8,
+    /// INT8 with a scale for each row.
+    Int8,
 }
 
 const WAYS: &[Way] = &[
@@ -114,6 +122,8 @@ const WAYS: &[Way] = &[
     Way::Mxfp8,
     Way::Modelopt,
     Way::GptOss,
+    Way::Fp8,
+    Way::Int8,
 ];
 
 /// Layers and how each is stored.
@@ -162,6 +172,15 @@ impl Template {
                 Way::Mxfp8 => {
                     add(layer.into(), "F8_E4M3", vec![rows, cols], 8);
                     add(format!("{layer}_scale"), "U8", mx, 8);
+                }
+                Way::Fp8 => {
+                    let scales = vec![rows.div_ceil(128), cols.div_ceil(128)];
+                    add(layer.into(), "F8_E4M3", vec![rows, cols], 8);
+                    add(format!("{layer}_scale_inv"), "F32", scales, 32);
+                }
+                Way::Int8 => {
+                    add(layer.into(), "I8", vec![rows, cols], 8);
+                    add(format!("{layer}_scale"), "BF16", vec![rows, 1], 16);
                 }
                 Way::Modelopt => {
                     add(layer.into(), "U8", codes, 8);
