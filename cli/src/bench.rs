@@ -47,20 +47,17 @@ use crate::bench::workload::Workload;
 /// none; [`Error::Wrong`] if the output differs from the reference's.
 pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
     let Case { op, ref recipe, dtype, size, .. } = *case;
-    op.check(dtype, size)?;
+    op.check(dtype, size, matches!(device, Device::Cpu))?;
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
     let (bytes, times) = match (op, dtype) {
-        (Op::GemvWeights | Op::GemmWeights | Op::GemmExperts, Dtype::F32) => {
-            return Err(op.not_measured(NO_F32));
-        }
+        (Op::GemmExperts, Dtype::F32) => return Err(op.not_measured(NO_F32)),
         #[cfg(feature = "cuda")]
         (Op::GemmExperts, Dtype::F16) => experts::measure::<half::f16>(case, device)?,
         #[cfg(feature = "cuda")]
         (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
-        (Op::GemvWeights | Op::GemmWeights, Dtype::F16) => weights::measure::<half::f16>(case, device)?,
-        (Op::GemvWeights | Op::GemmWeights, Dtype::Bf16) => weights::measure::<half::bf16>(case, device)?,
+        (Op::GemvWeights | Op::GemmWeights, _) => weights::measure(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,
         (_, Dtype::F16) => measure_as::<half::f16>(op, recipe, size, device)?,
         (_, Dtype::Bf16) => measure_as::<half::bf16>(op, recipe, size, device)?,

@@ -1,10 +1,10 @@
-//! Weights in four bits times activations in 16: what GEMV computes for each row of its matrix and each
-//! vector that is not quantized.
+//! Weights in four bits times activations in f32 or 16 bits: what GEMV computes for each row of its matrix and
+//! each vector that is not quantized.
 //!
 //! The elements form groups of [`GROUP`]: a block of NVFP4, half a block of MXFP4. A group's products
-//! with a 128th of the weights are exact in f32, whatever an activation is; they are added in order, each sum
-//! rounded to f32. That is the group's [`fraction`]. Whether a product is fused with its sum makes no
-//! difference, and none of it can overflow: sixteen times 6/128 is below 1.
+//! with a 128th of the weights are fused to their sum, in order, each sum rounded to f32. That is the group's
+//! [`fraction`]. Products of activations in 16 bits are exact in f32, whatever these are, so that fusing makes no
+//! difference there. None of it can overflow: sixteen times 6/128 is below 1.
 //!
 //! A fraction times twice the block scale is fused to one of [`STREAMS`](crate::dot::STREAMS) sums of f32,
 //! the one that the group's chunk has in [`dot`](crate::dot); groups come in order. Twice, because twice
@@ -19,7 +19,8 @@
 //! ```
 //!
 //! with the global scale in w. δ is what sums of f32 lose below its normal numbers: nothing in NVFP4, whose
-//! terms are multiples of 2^−149 here, and at most K · 2^−148 in MXFP4. A stream overflows where its products
+//! terms are multiples of 2^−149 here, and at most K · 2^−148 in MXFP4; of activations in f32, which may have lower
+//! bits, K · 2^−142 times the largest block scale in either, if that is 1 or more, and K · 2^−142 if not. A stream overflows where its products
 //! come to 64 times the largest f32, and are infinite or NaN from there.
 //!
 //! GPUs add the products by tensor cores, and differ from that in their last bits. A tensor core multiplies
@@ -43,6 +44,23 @@
 //! or those of a thread block's part of it, of which the sums are added in f32 in the order of K. γ is [`gemm_gamma`], most of which
 //! never comes to pass; δ, and where sums overflow, are as for several tokens.
 //!
+//! # Many tokens on CPUs
+//!
+//! Of five tokens and more, a row's elements form segments of [`SEGMENT`]. Weights come under their scales first: as 64ths in
+//! NVFP4 ([`nvfp4_weight`]), over the row's largest scale in MXFP4 ([`mxfp4_weight`]). Either is exact, with six bits. A
+//! [`segment`]'s products are fused to its sum, in order, each sum rounded to f32. The sums of all segments are added in f32, in
+//! order, and come under [`NVFP4_FACTOR`] or the row's largest scale, and then under the global scale, in f64; that is rounded
+//! once. γ is [`segments_gamma`], while K is below 2^19. δ is K · 2^−144 in NVFP4, and K · 2^−150 times the row's largest scale in MXFP4.
+//!
+//! Rows with scales that are NaN, or under which weights that are not zeros would be below f32's normal numbers ([`SPAN`]), and
+//! sums that are infinite or NaN, are computed as of few tokens.
+//!
+//! Instructions that multiply and add pairs of bf16 (AVX-512 BF16) round twice for each pair, in an order that is theirs, and take
+//! subnormal numbers for zeros. γ is the same with them; δ is K · 2^−114 in NVFP4, and K · 2^−123 times the row's largest scale in
+//! MXFP4.
+//!
+//! # GPUs of several warps a row
+//!
 //! The order follows, too, from how many warps share a row (slices of K). For several tokens, runs of 128
 //! elements go to a row's parts in turn: each warp has segments side by side, eight over the number of tokens
 //! as a power of two. Parts are added in f64, warp by warp. For one token, chunks of 32 go to the lanes in
@@ -51,17 +69,17 @@
 
 use crate::arithmetic::Fused;
 use crate::dot::Sums;
-use crate::{E2m1x2, E4m3, E8m0};
+use crate::{E2m1, E2m1x2, E4m3, E8m0};
 
 /// Elements of a group: the largest number that is in one block of either format.
 pub const GROUP: usize = 16;
 
 /// A 128th of the sum of a group's products, without its scale. Where there are no activations left, nothing
 /// is added.
-pub fn fraction(codes: &[u8], activations: &[f32]) -> f32 {
+pub fn fraction<F: Fused>(codes: &[u8], activations: &[f32]) -> f32 {
     let pairs = codes.iter().map(|codes| E2m1x2::from_bits(*codes));
     let weights = pairs.flat_map(|pair| [pair.low(), pair.high()]).map(|code| code.to_f32() / 128.0);
-    weights.zip(activations).fold(0.0, |sum, (weight, x)| sum + weight * x)
+    weights.zip(activations).fold(0.0, |sum, (weight, x)| F::fma(weight, *x, sum))
 }
 
 /// Adds a group of NVFP4 to a stream's sum. NaN if the scale is.
@@ -79,6 +97,38 @@ pub fn add_mxfp4<F: Fused>(sum: f32, fraction: f32, scale: E8m0) -> f32 {
         254 => F::fma(2.0 * fraction, scale.to_f32(), sum),
         byte => F::fma(fraction, f32::from_bits((u32::from(byte) + 1) << 23), sum),
     }
+}
+
+/// Elements of a segment, whose products with activations are added in one sum of f32.
+pub const SEGMENT: usize = 256;
+
+/// The factor of sums with [`nvfp4_weight`].
+pub const NVFP4_FACTOR: f64 = 64.0;
+
+/// The exponents from the largest scale of a row to the smallest one under which every weight is a normal number by [`mxfp4_weight`].
+pub const SPAN: u8 = 125;
+
+/// A 64th of a weight under its scale: exact.
+pub fn nvfp4_weight(code: E2m1, scale: E4m3) -> f32 {
+    code.to_f32() / 64.0 * scale.to_f32()
+}
+
+/// A weight under its scale over the largest scale of the row: exact, if there are no more than [`SPAN`] exponents between them, or
+/// the code is zero.
+pub fn mxfp4_weight(code: E2m1, scale: E8m0, largest: E8m0) -> f32 {
+    // Beyond the span, the code is zero.
+    let ratio = largest.to_bits().saturating_sub(scale.to_bits()).min(SPAN + 1);
+    code.to_f32() * f32::from_bits(u32::from(127 - ratio) << 23)
+}
+
+/// The sum of the products of a segment's weights, one after the other.
+pub fn segment<F: Fused>(weights: &[f32], activations: &[f32]) -> f32 {
+    weights.iter().zip(activations).fold(0.0, |sum, (weight, x)| F::fma(*weight, *x, sum))
+}
+
+/// γ of sums of many tokens on CPUs, for rows of so many elements.
+pub fn segments_gamma(cols: usize) -> f64 {
+    (SEGMENT + 1 + cols.div_ceil(SEGMENT)) as f64 / f64::from(1 << 24)
 }
 
 /// γ of sums by tensor cores, for rows of so many elements.
@@ -115,11 +165,11 @@ mod tests {
     #[test]
     fn a_group_is_a_128th_of_its_sum() {
         // 6 · 2 − 4 · 0.5 + 0.5 · 3 = 11.5; the code after them meets no activation.
-        assert_eq!(fraction(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 128.0);
-        assert_eq!(fraction(&[0x77; 8], &[f32::MAX; 16]), 0.75 * f32::MAX);
+        assert_eq!(fraction::<Exact>(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 128.0);
+        assert_eq!(fraction::<Exact>(&[0x77; 8], &[f32::MAX; 16]), 0.75 * f32::MAX);
         // Exact down to where a bf16 ends.
         let least = f32::from_bits(1 << 16);
-        assert_eq!(fraction(&[0x01], &[least, 0.0]), least / 256.0);
+        assert_eq!(fraction::<Exact>(&[0x01], &[least, 0.0]), least / 256.0);
     }
 
     #[test]

@@ -77,14 +77,25 @@ impl Batch {
     }
 }
 
-/// A dtype of activations: [`half::f16`] or [`half::bf16`].
+/// A dtype of activations: [`f32`], [`half::f16`] or [`half::bf16`].
 pub trait Activation: Element + sealed::Sealed {}
 
+impl Activation for f32 {}
 impl Activation for half::f16 {}
 impl Activation for half::bf16 {}
 
+/// A dtype of activations that tensor cores multiply: [`half::f16`] or [`half::bf16`].
+#[cfg(feature = "cuda")]
+pub trait TensorCoreActivation: Activation {}
+
+#[cfg(feature = "cuda")]
+impl TensorCoreActivation for half::f16 {}
+#[cfg(feature = "cuda")]
+impl TensorCoreActivation for half::bf16 {}
+
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for f32 {}
     impl Sealed for half::f16 {}
     impl Sealed for half::bf16 {}
 }

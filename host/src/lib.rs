@@ -29,7 +29,7 @@
 //! | take the result | [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of what could not be kept, where ([`Position`]) |
 //! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
-//! | multiply quantized weights with activations of 16 bits | [`gemv_weights()`] ([`Activation`]) |
+//! | multiply quantized weights with activations | [`gemv_weights()`] of a few tokens, [`gemm_weights()`] of any number ([`Activation`]) |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
 //! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
 //! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
@@ -64,7 +64,8 @@ mod view;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemv, gemv_weights, quantize, quantize_into, quantize_with,
+    amax, dequantize, dequantize_into, gemm_weights, gemv, gemv_weights, quantize, quantize_into,
+    quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};

@@ -5,6 +5,7 @@ mod property_tests {
     mod amax;
     mod dequantize;
     mod errors;
+    mod gemm;
     mod gemv;
     mod inputs;
     mod large;

@@ -3,10 +3,8 @@
 use std::ops::Range;
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
-use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, doing as failed};
-use microscale::{
-    Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words, cpu,
-};
+use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, TensorCoreActivation, doing as failed};
+use microscale::{Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words, cpu};
 
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
@@ -27,7 +25,7 @@ struct Mixture<T> {
     activations: Vec<T>,
 }
 
-impl<T: Activation> Mixture<T> {
+impl<T: TensorCoreActivation> Mixture<T> {
     fn new(case: &Case) -> Result<Self> {
         let size = case.size;
         let (tokens, experts) = (size.tokens.map_or(1, usize::from), size.batches);
@@ -101,7 +99,7 @@ impl<T: Activation> Mixture<T> {
 }
 
 /// The bytes of the chosen experts' codes and scales, and times. Pairs are sorted by expert beforehand.
-pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
+pub(super) fn measure<T: TensorCoreActivation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
     let Device::Gpus(gpus) = device else {
         return Err(Error::NoGpu("gemm-experts is measured on GPUs only".into()));
     };
@@ -113,7 +111,7 @@ pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u6
     Ok((mixture.bytes(), times))
 }
 
-fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
+fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
     let (stream, bytes) = (gpu.stream(), mixture.bytes());
     let copying = failed("copying the activations");
     let activations = stream.clone_htod(&mixture.activations).map_err(&copying)?;

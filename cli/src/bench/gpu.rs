@@ -8,9 +8,9 @@ use microscale::gpu::cudarc::driver::sys::{
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
     Baseline, DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemmWeightsKernel,
-    GemvWeightsKernel, Gpu, doing as failed,
+    GemvWeightsKernel, Gpu, TensorCoreActivation, doing as failed,
 };
-use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
+use microscale::{Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
 use super::measurement::{Times, median};
 use super::op::Op;
@@ -181,7 +181,7 @@ const OPERATIONS_PER_BYTE: u64 = 150;
 
 /// The median times of products of weights and activations, of which there are those of so many tokens;
 /// `check` is given the results of the first of them.
-pub(super) fn measure_weights<T: Activation>(
+pub(super) fn measure_weights<T: TensorCoreActivation>(
     gpu: &Gpu,
     (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
     (products, effort): (&[ByKernel], Effort),

@@ -25,7 +25,7 @@ pub(crate) enum Op {
     /// Quantized weights times activations that are not quantized; the dtype is that of activations and
     /// results.
     GemvWeights,
-    /// [`Self::GemvWeights`] for any number of tokens, which tensor cores compute (GPU only).
+    /// [`Self::GemvWeights`] for any number of tokens, which tensor cores compute on a GPU.
     GemmWeights,
     /// Experts' quantized weights times the activations of the tokens that choose them (GPU only).
     GemmExperts,
@@ -94,7 +94,6 @@ impl Op {
             | Self::QuantizeWarpABlock
             | Self::Empty
             | Self::Load
-            | Self::GemmWeights
             | Self::GemmExperts => true,
             _ => Self::GEMV_KERNELS.contains(&self),
         }
@@ -105,17 +104,17 @@ impl Op {
         matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmExperts)
     }
 
-    /// Returns whether it takes values of a dtype.
-    pub(crate) fn takes(self, dtype: Dtype) -> bool {
-        !self.has_tokens() || dtype != Dtype::F32
+    /// Returns whether it takes values of a dtype: tensor cores take no activations in f32.
+    pub(crate) fn takes(self, dtype: Dtype, on_cpu: bool) -> bool {
+        !self.has_tokens() || dtype != Dtype::F32 || on_cpu
     }
 
     /// Checks that there is such a thing to measure.
     ///
     /// # Errors
     /// [`Error::NotMeasured`].
-    pub(crate) fn check(self, dtype: Dtype, size: Size) -> Result<()> {
-        if !self.takes(dtype) {
+    pub(crate) fn check(self, dtype: Dtype, size: Size, on_cpu: bool) -> Result<()> {
+        if !self.takes(dtype, on_cpu) {
             return Err(self.not_measured(NO_F32));
         }
         if self.has_tokens() && self != Self::GemmExperts && size.batches > 1 {
@@ -134,4 +133,6 @@ impl Op {
     }
 }
 
-pub(super) const NO_F32: &str = "with activations in f32; choose the dtype f16 or bf16";
+/// Why f32 is not measured.
+pub(super) const NO_F32: &str =
+    "with activations in f32 on a GPU; choose the dtype f16 or bf16, or --device cpu";

@@ -1,12 +1,14 @@
-//! Measuring products of quantized weights and activations of 16 bits.
+//! Measuring products of quantized weights and activations.
 
-use microscale::cpu::{Isa, gemv_weights, gemv_weights_with};
-use microscale::{Activation, Device, QuantizedTensor, Recipe, Result, Shape};
+use half::{bf16, f16};
+use microscale::cpu::{Isa, gemm_weights, gemv_weights, gemv_weights_with};
+use microscale::formats::weights::segments_gamma;
+use microscale::{Activation, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
 #[cfg(feature = "cuda")]
 use microscale::{
     Error, Words,
     formats::weights::{gemm_gamma, tensor_core_gamma},
-    gpu::{ExpertsKernel, GemvWeightsKernel, Gpu},
+    gpu::{ExpertsKernel, GemvWeightsKernel, Gpu, TensorCoreActivation},
 };
 
 use super::case::Case;
@@ -15,6 +17,7 @@ use super::cpu;
 use super::gpu::{Effort, WeightsKernel};
 use super::measurement::Times;
 #[cfg(feature = "cuda")]
+use super::op::NO_F32;
 use super::op::Op;
 use super::product::{matrix, matrix_bytes, verify};
 use super::size::Size;
@@ -51,27 +54,44 @@ impl<T: Activation> WeightsProduct<T> {
 }
 
 /// The bytes of the weights' codes and scales, and times.
-pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
-    let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
-    let times = match device {
-        Device::Cpu => on_cpu(&product)?,
+pub(super) fn measure(case: &Case, device: &Device) -> Result<(u64, Times)> {
+    match (device, case.dtype) {
+        (Device::Cpu, Dtype::F32) => on_cpu::<f32>(case),
+        (Device::Cpu, Dtype::F16) => on_cpu::<f16>(case),
+        (Device::Cpu, Dtype::Bf16) => on_cpu::<bf16>(case),
         #[cfg(feature = "cuda")]
-        Device::Gpus(gpus) => on_gpu(&product, case, gpus.first())?,
-    };
-    Ok((matrix_bytes(&product.weights) as u64, times))
+        (Device::Gpus(gpus), Dtype::F16) => on_gpu::<f16>(case, gpus.first()),
+        #[cfg(feature = "cuda")]
+        (Device::Gpus(gpus), Dtype::Bf16) => on_gpu::<bf16>(case, gpus.first()),
+        #[cfg(feature = "cuda")]
+        (Device::Gpus(_), Dtype::F32) => Err(Error::NotMeasured { op: case.op.word(), how: NO_F32 }),
+    }
 }
 
-fn on_cpu<T: Activation>(product: &WeightsProduct<T>) -> Result<Times> {
+fn on_cpu<T: Activation>(case: &Case) -> Result<(u64, Times)> {
+    let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
+    let WeightsProduct { weights, activations, tokens } = &product;
     let mut out = product.results();
-    let times = cpu::measure_product(&product.weights, |weights| {
-        gemv_weights(weights, &product.activations, product.tokens, &mut out)
+    let many = case.op == Op::GemmWeights;
+    let times = cpu::measure_product(weights, |weights| {
+        if many {
+            gemm_weights(weights, activations, *tokens, &mut out)
+        } else {
+            gemv_weights(weights, activations, *tokens, &mut out)
+        }
     })?;
-    verify("gemv-weights", &out, &product.expected()?)?;
-    Ok(times)
+    if many {
+        product.nearly(segments_gamma(weights.cols()))?.check("gemm-weights", &out)?;
+    } else {
+        verify("gemv-weights", &out, &product.expected()?)?;
+    }
+    Ok((matrix_bytes(weights) as u64, times))
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu<T: Activation>(product: &WeightsProduct<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
+fn on_gpu<T: TensorCoreActivation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
+    let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
+    let bytes = matrix_bytes(&product.weights) as u64;
     let (tokens, shape) = (product.tokens, product.weights.shape());
     let for_few = GemvWeightsKernel::choose(shape, tokens);
     let (kernel, name) = if case.op == Op::GemmWeights {
@@ -87,62 +107,91 @@ fn on_gpu<T: Activation>(product: &WeightsProduct<T>, case: &Case, gpu: &Gpu) ->
     } else {
         (WeightsKernel::Gemv(for_few), for_few.word())
     };
-    let operation = by_kernels(product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
-    Ok(Times {
+    let operation = by_kernels(&product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
+    let times = Times {
         operation,
         read: None,
-        copy: Some(super::gpu::copy_time(gpu.stream(), matrix_bytes(&product.weights) as u64)?),
+        copy: Some(super::gpu::copy_time(gpu.stream(), bytes)?),
         kernel: Some(name),
         tensor_cores_per_second: super::gpu::tensor_cores_per_second(gpu)?,
-    })
+    };
+    Ok((bytes, times))
 }
 
 /// The most tokens whose results are compared.
-#[cfg(feature = "cuda")]
 const COMPARED: usize = 32;
+
+/// The results of some tokens, to compare others with that are as far from the exact ones.
+struct Nearly<T> {
+    rows: usize,
+    /// The tokens, the first and the last among them.
+    compared: Vec<usize>,
+    expected: Vec<T>,
+    /// The same without signs.
+    magnitudes: Vec<T>,
+    gamma: f64,
+}
+
+impl<T: Activation> WeightsProduct<T> {
+    /// Results by few tokens' arithmetic, given the γ of the others.
+    fn nearly(&self, gamma: f64) -> Result<Nearly<T>> {
+        let Self { weights, activations, tokens } = self;
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let count = COMPARED.min(*tokens);
+        let compared: Vec<_> = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1)).collect();
+        let of_compared: Vec<T> =
+            compared.iter().flat_map(|token| &activations[token * cols..][..cols]).copied().collect();
+        let mut expected = vec![T::default(); count * rows];
+        gemv_weights(weights, &of_compared, count, &mut expected)?;
+        let codes = weights.codes().iter().map(|codes| codes & 0x77).collect();
+        let mut without_signs =
+            QuantizedTensor::from_parts(weights.shape(), codes, weights.scales().to_vec())?;
+        if let Some(scale) = weights.global_scale() {
+            without_signs = without_signs.with_global_scale(scale)?;
+        }
+        let of_compared: Vec<T> = of_compared.iter().map(|x| T::from_f32(x.to_f32().abs())).collect();
+        let mut magnitudes = vec![T::default(); count * rows];
+        gemv_weights(&without_signs, &of_compared, count, &mut magnitudes)?;
+        Ok(Nearly { rows, compared, expected, magnitudes, gamma })
+    }
+}
+
+impl<T: Activation> Nearly<T> {
+    /// Checks the results of as many tokens as there are.
+    ///
+    /// # Errors
+    /// [`microscale::Error::Wrong`].
+    fn check(&self, what: &'static str, found: &[T]) -> Result<()> {
+        // A unit in the last place of the dtype, relative to a number.
+        let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
+        let near = |((found, expected), magnitude): ((&T, &T), &T)| {
+            let [found, expected, magnitude] = [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
+            let allowed = unit * expected.abs() + 2.0 * self.gamma * magnitude + f64::from(f32::MIN_POSITIVE);
+            found == expected || (found - expected).abs() <= allowed
+        };
+        let rows = self.rows;
+        let found = self.compared.iter().map_while(|token| found.get(token * rows..)?.get(..rows));
+        let right = self.expected.chunks(rows).zip(self.magnitudes.chunks(rows));
+        let all = found
+            .zip(right)
+            .all(|(found, (expected, magnitudes))| found.iter().zip(expected).zip(magnitudes).all(near));
+        if all { Ok(()) } else { Err(microscale::Error::Wrong(what)) }
+    }
+}
 
 /// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far
 /// from the CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
-pub(super) fn by_kernels<T: Activation>(
+pub(super) fn by_kernels<T: TensorCoreActivation>(
     product: &WeightsProduct<T>,
     gpu: &Gpu,
     products: &[super::gpu::ByKernel],
     effort: Effort,
 ) -> Result<Vec<f64>> {
     let WeightsProduct { weights, activations, tokens } = product;
-    let (rows, cols) = (weights.rows(), weights.cols());
-    // The first and the last among them.
-    let count = COMPARED.min(*tokens);
-    let compared: Vec<_> = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1)).collect();
-    let of_compared: Vec<T> =
-        compared.iter().flat_map(|token| &activations[token * cols..][..cols]).copied().collect();
-    let mut expected = vec![T::default(); count * rows];
-    gemv_weights(weights, &of_compared, count, &mut expected)?;
-    // The same without signs.
-    let codes = weights.codes().iter().map(|codes| codes & 0x77).collect();
-    let mut magnitudes_of = QuantizedTensor::from_parts(weights.shape(), codes, weights.scales().to_vec())?;
-    if let Some(scale) = weights.global_scale() {
-        magnitudes_of = magnitudes_of.with_global_scale(scale)?;
-    }
-    let of_compared: Vec<T> = of_compared.iter().map(|x| T::from_f32(x.to_f32().abs())).collect();
-    let mut magnitudes = vec![T::default(); count * rows];
-    gemv_weights(&magnitudes_of, &of_compared, count, &mut magnitudes)?;
-
-    let gamma = tensor_core_gamma(cols).max(gemm_gamma(cols));
-    // A unit in the last place of the dtype, relative to a number.
-    let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
-    let near = |((found, expected), magnitude): ((&T, &T), &T)| {
-        let [found, expected, magnitude] = [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
-        let allowed = unit * expected.abs() + 2.0 * gamma * magnitude + f64::from(f32::MIN_POSITIVE);
-        found == expected || (found - expected).abs() <= allowed
-    };
+    let cols = weights.cols();
+    let nearly = product.nearly(tensor_core_gamma(cols).max(gemm_gamma(cols)))?;
     super::gpu::measure_weights(gpu, (weights, activations, *tokens), (products, effort), |found| {
-        let found = compared.iter().map_while(|token| found.get(token * rows..)?.get(..rows));
-        let right = expected.chunks(rows).zip(magnitudes.chunks(rows));
-        let all = found
-            .zip(right)
-            .all(|(found, (expected, magnitudes))| found.iter().zip(expected).zip(magnitudes).all(near));
-        if all { Ok(()) } else { Err(microscale::Error::Wrong("weights times activations on the GPU")) }
+        nearly.check("weights times activations on the GPU", found)
     })
 }

@@ -201,7 +201,7 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
         for &size in &shapes {
             for &dtype in dtypes {
                 for &op in &ops {
-                    if !args.dtype.is_empty() || op.takes(dtype) {
+                    if !args.dtype.is_empty() || op.takes(dtype, on_cpu) {
                         for size in sizes(args, op, size) {
                             let case = Case {
                                 op,
@@ -226,7 +226,7 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
         .into());
     }
     for case in &cases {
-        case.op.check(case.dtype, case.size).map_err(Usage::new)?;
+        case.op.check(case.dtype, case.size, on_cpu).map_err(Usage::new)?;
         case.size.check().map_err(Usage::new)?;
     }
     Ok(cases)

@@ -1,8 +1,8 @@
-//! Products of quantized weights and activations of 16 bits, over rayon's threads.
+//! Products of quantized weights and activations of a few tokens, over rayon's threads.
 
 use super::isa::Isa;
 use super::rows::{Row, each_rows, finished};
-use super::weigh::{Prepared, ROWS, TOKENS};
+use super::weigh::{Prepared, ROWS, RowSums, TOKENS};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
@@ -54,29 +54,38 @@ pub fn gemv_weights_with<'a, T: Activation>(
 /// Multiplies operands that were found to fit, for as many tokens as the output has room for.
 fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
-    let globals = [weights.global_scale()];
-    let mut by_row = vec![T::default(); out.len().min(rows * TOKENS)];
     for (block, out) in out.chunks_mut(TOKENS * rows).enumerate() {
         let tokens = out.len() / rows;
         let activations = activations.part(block * TOKENS * cols, tokens * cols);
         let prepared = Prepared::of(activations, cols, tokens);
-        let by_row = &mut by_row[..rows * tokens];
-        each_rows(weights, by_row, ROWS, tokens, |first, out| {
-            let mut sums = [[0.0; TOKENS]; ROWS];
-            // The last row fills up the array, and only the rows that exist are taken.
-            let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
-            let rows = &rows[..out.len() / tokens];
-            isa.weigh(weights.format(), rows, &prepared, &mut sums);
-            for (out, sums) in out.chunks_mut(tokens).zip(sums) {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = finished(sum, &globals);
-                }
+        multiply_block(weights, out, |rows, sums| isa.weigh(weights.format(), rows, &prepared, sums));
+    }
+}
+
+/// The products of up to [`TOKENS`] tokens, given what sums up those of up to [`ROWS`] rows.
+pub(super) fn multiply_block<T: Element>(
+    weights: QuantizedView<'_>,
+    out: &mut [T],
+    sum_up: impl Fn(&[Row<'_>], &mut RowSums) + Sync,
+) {
+    let rows = weights.rows();
+    let tokens = out.len() / rows;
+    let globals = [weights.global_scale()];
+    let mut by_row = vec![T::default(); out.len()];
+    each_rows(weights, &mut by_row, ROWS, tokens, |first, out| {
+        let mut sums = [[0.0; TOKENS]; ROWS];
+        // The last row fills up the array, and only the rows that exist are taken.
+        let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
+        sum_up(&rows[..out.len() / tokens], &mut sums);
+        for (out, sums) in out.chunks_mut(tokens).zip(sums) {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = finished(sum, &globals);
             }
-        });
-        for (token, out) in out.chunks_mut(rows).enumerate() {
-            for (out, row) in out.iter_mut().zip(by_row.chunks(tokens)) {
-                *out = row[token];
-            }
+        }
+    });
+    for (token, out) in out.chunks_mut(rows).enumerate() {
+        for (out, row) in out.iter_mut().zip(by_row.chunks(tokens)) {
+            *out = row[token];
         }
     }
 }

@@ -7,8 +7,12 @@ use std::sync::{Arc, OnceLock};
 
 use microscale_formats::errors::ErrorSums;
 
+use super::arranged::{Arranged, Word};
 use super::decoder::Decoder;
 use super::hessian::{self, Hessians};
+#[cfg(target_arch = "x86_64")]
+use super::panels::Pairs;
+use super::panels::{self, PanelRows, Scratch, Singles, TokenSums};
 use super::piece::Output;
 use super::policy::Tally;
 use super::rows::Row;
@@ -19,11 +23,13 @@ use super::vector::Neon;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
+#[cfg(target_arch = "x86_64")]
+use super::weigh_pairs::{self, PreparedPairs};
 use super::widen::ByElement;
 #[cfg(target_arch = "x86_64")]
 use super::widen::F16c;
 use super::{by_definition, decode, dot, errors, groups, plain, prefetch, reference, search, weigh};
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use microscale_formats::{Format, Words, words};
 
@@ -41,6 +47,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL on x86-64.
     Avx512,
+    /// AVX-512 with BF16. Only [`gemm_weights`](crate::gemm_weights()) of bf16 differs from [`Self::Avx512`]'s.
+    Avx512Bf16,
 }
 
 words!(Isa, "instruction set" {
@@ -49,6 +57,7 @@ words!(Isa, "instruction set" {
     Self::Neon = "neon",
     Self::Avx2 = "avx2",
     Self::Avx512 = "avx512",
+    Self::Avx512Bf16 = "avx512-bf16",
 });
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
@@ -124,6 +133,18 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
+            pub(super) fn multiply(
+                format: Format,
+                rows: &PanelRows<'_>,
+                x: &Arranged,
+                first_tile: usize,
+                sums: &mut [TokenSums],
+                scratch: &mut Scratch,
+            ) {
+                panels::multiply::<$vector, Singles>(format, rows, x, first_tile, sums, scratch);
+            }
+
+            $(#[target_feature(enable = $features)])?
             pub(super) fn errors<T: Element>(values: &[T], approximation: &[f32]) -> ErrorSums {
                 // Parts of a row follow each other, with other work between them.
                 prefetch::after(values);
@@ -139,6 +160,27 @@ instance!(portable, Portable, ByElement<Portable>);
 instance!(avx2, Avx2, F16c<Avx2>, "avx2,bmi2,f16c,fma,popcnt");
 #[cfg(target_arch = "x86_64")]
 instance!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
+
+/// What AVX-512 BF16 adds.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
+fn multiply_pairs(
+    format: Format,
+    rows: &PanelRows<'_>,
+    x: &Arranged,
+    first_tile: usize,
+    sums: &mut [TokenSums],
+    scratch: &mut Scratch,
+) {
+    panels::multiply::<Avx512, Pairs>(format, rows, x, first_tile, sums, scratch);
+}
+
+/// As [`multiply_pairs`], for a few tokens.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
+fn weigh_pairs(format: Format, rows: &[Row<'_>], x: &PreparedPairs, sums: &mut weigh::RowSums) {
+    weigh_pairs::weigh::<Avx512>(format, rows, x, sums);
+}
 
 #[cfg(target_arch = "aarch64")]
 instance!(neon, Neon, ByElement<Neon>, "neon");
@@ -159,7 +201,7 @@ macro_rules! by_instance {
                 unsafe { avx2::$function($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if $isa.is_available() => {
+            Isa::Avx512 | Isa::Avx512Bf16 if $isa.is_available() => {
                 // SAFETY: the features that the instance enables were just detected on this CPU.
                 unsafe { avx512::$function($($arg),*) }
             }
@@ -218,8 +260,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
         }
     }
 
@@ -262,7 +306,7 @@ impl Isa {
         let Output { codes, scales } = output;
         // Most of the time goes to the search, which is compiled once for all: an instance for AVX-512 would add
         // 100 kB to every program.
-        let isa = if self == Self::Avx512 { Self::Avx2 } else { self };
+        let isa = if matches!(self, Self::Avx512 | Self::Avx512Bf16) { Self::Avx2 } else { self };
         by_dtype!(Elements, values => {
             by_instance!(isa, quantize_hessian(values, hessians, rule, codes, scales))
         })
@@ -307,5 +351,44 @@ impl Isa {
             return rows.iter().zip(sums).for_each(|(row, sums)| weigh::reference(format, *row, x, sums));
         }
         by_instance!(self, weigh(format, rows, x, sums));
+    }
+
+    /// How activations of a dtype are multiplied where there are many tokens.
+    pub(super) fn word_of(self, dtype: Dtype) -> Word {
+        let pairs = self == Self::Avx512Bf16 && dtype == Dtype::Bf16 && self.is_available();
+        if pairs { Word::Pair } else { Word::Single }
+    }
+
+    /// Adds to the sums of some tiles' tokens, by token. The reference does it otherwise.
+    pub(super) fn multiply(
+        self,
+        format: Format,
+        rows: &PanelRows<'_>,
+        x: &Arranged,
+        first_tile: usize,
+        sums: &mut [TokenSums],
+        scratch: &mut Scratch,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if x.word() == Word::Pair && Self::Avx512Bf16.is_available() {
+            // SAFETY: the features that the function enables were just detected on this CPU.
+            return unsafe { multiply_pairs(format, rows, x, first_tile, sums, scratch) };
+        }
+        by_instance!(self, multiply(format, rows, x, first_tile, sums, scratch));
+    }
+
+    /// The sums of rows' products with each token's activations, in pairs, if this machine has the instructions.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn weigh_pairs(
+        self,
+        format: Format,
+        rows: &[Row<'_>],
+        x: &PreparedPairs,
+        sums: &mut weigh::RowSums,
+    ) {
+        if self == Self::Avx512Bf16 && self.is_available() {
+            // SAFETY: the features that the function enables were just detected on this CPU.
+            unsafe { weigh_pairs(format, rows, x, sums) };
+        }
     }
 }

@@ -4,17 +4,17 @@
 //! Values go down from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! quantize   dequantize   gemv   gemv_weights                     operations: checks, threads
+//! quantize   dequantize   gemv   gemm_weights → gemv_weights      operations: checks, threads
 //! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
 //! importance                                                      what weighs errors, for pieces
 //! isa → reference                                                 the instances; the definition
-//! plain   hessian → search, decode   errors   dot   weigh         a piece, a row
+//! plain   hessian → search, decode   errors   dot   panels, weigh_pairs → weigh    a piece, a row, several rows
 //! rule   decoder                                                  a recipe, a tensor: as loops need them
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
 //! piece → policy → blocks                                         output, counts, the definition of blocks
 //! thresholds   values                                             codes and values of 16 bits, looked up
 //! products → vector → halfwords → machines                        vectors, a file for each instruction set
-//! pieces   rows   prefetch   stream                               memory
+//! pieces   rows   prefetch   stream   arranged                    memory
 //! ```
 //!
 //! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same
@@ -24,6 +24,7 @@
 //! these files.
 
 mod amax;
+mod arranged;
 mod blocks;
 mod by_definition;
 mod contiguous;
@@ -32,6 +33,7 @@ mod decoder;
 mod dequantize;
 mod dot;
 mod errors;
+mod gemm_weights;
 mod gemv;
 mod gemv_weights;
 mod groups;
@@ -41,6 +43,7 @@ mod importance;
 mod isa;
 mod lanes;
 mod machines;
+mod panels;
 mod piece;
 mod pieces;
 mod plain;
@@ -59,6 +62,8 @@ mod thresholds;
 mod values;
 mod vector;
 mod weigh;
+#[cfg(target_arch = "x86_64")]
+mod weigh_pairs;
 mod widen;
 
 pub use amax::amax;
@@ -68,6 +73,9 @@ pub(crate) use decoder::Decoder;
 #[doc(hidden)]
 pub use dequantize::dequantize_with;
 pub use dequantize::{dequantize, dequantize_into};
+pub use gemm_weights::gemm_weights;
+#[doc(hidden)]
+pub use gemm_weights::gemm_weights_with;
 pub use gemv::gemv;
 #[doc(hidden)]
 pub use gemv::gemv_with;

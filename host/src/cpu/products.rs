@@ -5,6 +5,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -102,6 +104,9 @@ pub(super) trait Products: Vector {
     /// Rows of weights that are multiplied at once: several, where there are registers for the sums of all.
     const ROWS: usize = 1;
 
+    /// True if there are registers for 24 vectors of sums.
+    const MANY_REGISTERS: bool = false;
+
     /// Zeros.
     fn no_sums() -> Self::Sums;
 
@@ -130,6 +135,20 @@ pub(super) trait Products: Vector {
 
     /// A 128th of each of their weights, the elements in order.
     fn fractions(column: Self::Column) -> [Self::Number; 8];
+}
+
+/// Vectors that multiply pairs of bf16, the one with the lower index in the lower bits.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait PairProducts: Products {
+    /// The first four bytes of sixteen groups of eight, and the others.
+    fn halves_of_groups(codes: &[u8; STEP]) -> [Self::Bits; 2];
+
+    /// The weights of the lowest codes of each 16 bits.
+    fn pairs(codes: Self::Bits) -> Self::Number;
+
+    /// Adds the products of two pairs in each lane. Each addition is rounded, or the two products' sum and the
+    /// addition of that; subnormal numbers may be taken for zeros.
+    fn add_pairs(sums: Self::Number, a: Self::Number, b: Self::Number) -> Self::Number;
 }
 
 /// E4M3 of no sign that are numbers: f16 has a bit more of exponent, whose bias is larger by 8.

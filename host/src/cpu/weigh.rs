@@ -1,37 +1,33 @@
-//! Products of quantized weights and activations of 16 bits: sixteen chunks at a time, a lane a chunk.
+//! Products of quantized weights and activations: sixteen chunks at a time, a lane a chunk.
 //! Several rows and tokens share what is read and decoded.
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
 use microscale_formats::{E4m3, E8m0, Format};
 
+use super::arranged::Aligned;
 use super::prefetch::ask_for;
 use super::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
 use super::rows::Row;
 use super::vector::{LANES, Lanes, Scalars};
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::elements::{Elements, by_dtype};
 
 /// Tokens that share one reading of the weights from memory.
 pub(super) const TOKENS: usize = 8;
 
 /// Tokens that share the decoding of weights: as many as have room for their sums in registers.
-const TOKEN_TILE: usize = 4;
+pub(super) const TOKEN_TILE: usize = 4;
 
 /// Rows that share the reading of activations.
 pub(super) const ROWS: usize = 4;
 
 /// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a
 /// core.
-const AHEAD: usize = 1024;
+pub(super) const AHEAD: usize = 1024;
 
 /// The sums of some rows, for each token.
 pub(super) type RowSums = [[f64; TOKENS]; ROWS];
-
-/// As many activations as a vector has lanes, where no vector is in two cache lines.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Aligned(Lanes<f32>);
 
 /// The activations of some tokens.
 pub(super) struct Prepared {
@@ -41,6 +37,8 @@ pub(super) struct Prepared {
 /// Those of up to [`TOKEN_TILE`] tokens.
 struct TokenTile {
     tokens: usize,
+    /// True if an activation's product with a 128th of a weight is exact in f32.
+    is_exact: bool,
     /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros,
     /// and so is the last of three tokens.
     tiles: Vec<Aligned>,
@@ -69,7 +67,7 @@ impl TokenTile {
                 }
             }
         }
-        Self { tokens: places, tiles }
+        Self { tokens: places, is_exact: T::DTYPE != Dtype::F32, tiles }
     }
 
     /// A token's activations for a group of weights.
@@ -86,7 +84,7 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &Prepared, sums: &mut [
         for (token, sum) in sums[..token_tile.tokens].iter_mut().enumerate() {
             let mut streams = [0.0; STREAMS];
             for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
-                let fraction = weights::fraction(codes, &token_tile.group(token, i));
+                let fraction = weights::fraction::<Scalars>(codes, &token_tile.group(token, i));
                 let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
                 let scale = row.scales[i * GROUP / format.block()];
                 *stream = match format {
@@ -115,7 +113,7 @@ const fn order(half: usize, group: usize) -> [u8; LANES] {
 }
 
 /// What the formats do differently.
-trait Scales {
+pub(super) trait Scales {
     /// Scales of a tile.
     const COUNT: usize;
 
@@ -123,7 +121,7 @@ trait Scales {
     fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2];
 }
 
-struct Nvfp4;
+pub(super) struct Nvfp4;
 
 impl Scales for Nvfp4 {
     const COUNT: usize = 2 * LANES;
@@ -142,7 +140,7 @@ impl Scales for Nvfp4 {
     }
 }
 
-struct Mxfp4;
+pub(super) struct Mxfp4;
 
 impl Scales for Mxfp4 {
     const COUNT: usize = LANES;
@@ -204,9 +202,9 @@ fn of_token_tiles<V: Products, S: Scales, const R: usize>(
 ) {
     for (i, token_tile) in x.token_tiles.iter().enumerate() {
         match token_tile.tokens {
-            1 => of_token_tile::<V, S, 1, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
-            2 => of_token_tile::<V, S, 2, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
-            _ => of_token_tile::<V, S, TOKEN_TILE, R>(rows, &token_tile.tiles, sums, i * TOKEN_TILE),
+            1 => of_token_tile::<V, S, 1, R>(rows, token_tile, sums, i * TOKEN_TILE),
+            2 => of_token_tile::<V, S, 2, R>(rows, token_tile, sums, i * TOKEN_TILE),
+            _ => of_token_tile::<V, S, TOKEN_TILE, R>(rows, token_tile, sums, i * TOKEN_TILE),
         }
     }
 }
@@ -215,12 +213,13 @@ fn of_token_tiles<V: Products, S: Scales, const R: usize>(
 #[inline(always)]
 fn of_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
     rows: [Row<'_>; R],
-    x: &[Aligned],
+    x: &TokenTile,
     sums: &mut [[f64; TOKENS]; R],
     first: usize,
 ) {
+    let is_exact = x.is_exact;
     let mut streams = [[[V::splat(0.0); N]; R]; 2];
-    let mut tiles = x.chunks_exact(CHUNK * N);
+    let mut tiles = x.tiles.chunks_exact(CHUNK * N);
     let whole = rows[0].codes.len() / (2 * TILE);
     for pair in 0..whole {
         for (i, streams) in streams.iter_mut().enumerate() {
@@ -236,11 +235,11 @@ fn of_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
                 }
             }
             if V::ROWS == R {
-                tile::<V, S, N, R>(streams, codes, scales, x);
+                tile::<V, S, N, R>(streams, codes, scales, x, is_exact);
             } else {
                 for r in 0..R {
                     let streams = std::array::from_mut(&mut streams[r]);
-                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x);
+                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x, is_exact);
                 }
             }
         }
@@ -259,7 +258,7 @@ fn of_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
         for r in 0..R {
             (codes[r], scales[r]) = (&filled[r].0, &filled[r].1);
         }
-        tile::<V, S, N, R>(&mut streams[i], codes, scales, x);
+        tile::<V, S, N, R>(&mut streams[i], codes, scales, x, is_exact);
     }
     for r in 0..R {
         for token in 0..N {
@@ -285,6 +284,7 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
     codes: [&[u8; TILE]; R],
     bytes: [&[u8]; R],
     x: &[Aligned],
+    is_exact: bool,
 ) {
     let zeros = V::splat(0.0);
     let (mut scales, mut columns) = ([[zeros; R]; 2], [V::columns(codes[0]); R]);
@@ -304,8 +304,8 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
                 for token in 0..N {
                     let x = V::load(&x[(8 * column + i) * N + token].0);
                     for r in 0..R {
-                        // The product is exact, so that both are the same.
-                        sums[r][token] = if V::FUSED {
+                        // Where the product is exact, both are the same.
+                        sums[r][token] = if V::FUSED || !is_exact {
                             V::fma(fractions[r][i], x, sums[r][token])
                         } else {
                             V::add(V::mul(fractions[r][i], x), sums[r][token])

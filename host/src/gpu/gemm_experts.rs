@@ -12,7 +12,7 @@ use super::handle::Gpu;
 use super::launch;
 use super::memory::{DeviceView, DeviceViewMut};
 use crate::error::{Error, OperandFault, Result};
-use crate::gemv::Activation;
+use crate::gemv::TensorCoreActivation;
 use crate::shape::Shape;
 
 impl Gpu {
@@ -69,7 +69,7 @@ impl Gpu {
     /// [`OperandFault::Routing`] if the routing is of another number of experts, those of lengths, [`OperandFault::Workspace`],
     /// [`OperandFault::Limit`], and [`Error::Gpu`].
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
-    pub fn gemm_experts_on<'a, T: Activation>(
+    pub fn gemm_experts_on<'a, T: TensorCoreActivation>(
         &self,
         stream: &Arc<CudaStream>,
         experts: &DeviceExperts,
@@ -89,7 +89,7 @@ impl Gpu {
     /// Those of [`Self::gemm_experts_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_experts_with<'a, T: Activation>(
+    pub fn gemm_experts_with<'a, T: TensorCoreActivation>(
         &self,
         kernel: ExpertsKernel,
         stream: &Arc<CudaStream>,

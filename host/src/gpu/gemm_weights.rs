@@ -13,7 +13,7 @@ use super::memory::{DeviceView, DeviceViewMut};
 use super::tensor::DeviceTensor;
 use super::tensor_view::DeviceTensorView;
 use crate::error::Result;
-use crate::gemv::{Activation, check_weights};
+use crate::gemv::{TensorCoreActivation, check_weights};
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
@@ -47,7 +47,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemm_weights_on`].
-    pub fn gemm_weights<'a, T: Activation>(
+    pub fn gemm_weights<'a, T: TensorCoreActivation>(
         &self,
         weights: impl Into<QuantizedView<'a>>,
         activations: &[T],
@@ -86,7 +86,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`], and [`crate::OperandFault::Workspace`].
-    pub fn gemm_weights_on<'w, 'a, 's, 'o, T: Activation>(
+    pub fn gemm_weights_on<'w, 'a, 's, 'o, T: TensorCoreActivation>(
         &self,
         stream: &Arc<CudaStream>,
         weights: impl Into<DeviceTensorView<'w>>,
@@ -108,7 +108,7 @@ impl Gpu {
     /// Those of [`Self::gemm_weights_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_weights_with<'w, 'a, 's, 'o, T: Activation>(
+    pub fn gemm_weights_with<'w, 'a, 's, 'o, T: TensorCoreActivation>(
         &self,
         kernel: GemmWeightsKernel,
         stream: &Arc<CudaStream>,

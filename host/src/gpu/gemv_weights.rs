@@ -13,7 +13,7 @@ use super::memory::{DeviceView, DeviceViewMut};
 use super::tensor::DeviceTensor;
 use super::tensor_view::DeviceTensorView;
 use crate::error::Result;
-use crate::gemv::{Activation, check_weights};
+use crate::gemv::{TensorCoreActivation, check_weights};
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
@@ -30,7 +30,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
-    pub fn gemv_weights<'a, T: Activation>(
+    pub fn gemv_weights<'a, T: TensorCoreActivation>(
         &self,
         weights: impl Into<QuantizedView<'a>>,
         activations: &[T],
@@ -72,7 +72,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`crate::gemv_weights`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
-    pub fn gemv_weights_on<'w, 'a, 'o, T: Activation>(
+    pub fn gemv_weights_on<'w, 'a, 'o, T: TensorCoreActivation>(
         &self,
         stream: &Arc<CudaStream>,
         weights: impl Into<DeviceTensorView<'w>>,
@@ -90,7 +90,7 @@ impl Gpu {
     /// # Errors
     /// Those of [`Self::gemv_weights_on`].
     #[doc(hidden)]
-    pub fn gemv_weights_with<'w, 'a, 'o, T: Activation>(
+    pub fn gemv_weights_with<'w, 'a, 'o, T: TensorCoreActivation>(
         &self,
         kernel: GemvWeightsKernel,
         stream: &Arc<CudaStream>,

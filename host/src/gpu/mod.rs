@@ -49,6 +49,7 @@ mod tensor;
 mod tensor_view;
 mod tensor_view_mut;
 
+pub use crate::gemv::TensorCoreActivation;
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
 pub use cudarc;

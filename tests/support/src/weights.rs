@@ -38,7 +38,7 @@ pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastr
             let magnitude = 2f64.powi(T::SMALLEST_EXPONENT + random.i32(1..14));
             T::round_f64((random.f64() - 0.5) * magnitude)
         }
-        _ => T::of_bits(random.u32(..1 << 16)),
+        _ => T::of_bits(random.u32(..) >> (32 - T::BITS)),
     };
     let fits = |x: &T| kind == Activations::Any || x.to_f64().is_finite();
     std::iter::repeat_with(|| one(random)).filter(fits).take(count).collect()
@@ -71,6 +71,32 @@ impl Bound {
         Self {
             gamma: (16 + 2 * cols.div_ceil(1024)) as f64 * 2f64.powi(-24),
             delta: if weights.format() == Format::Mxfp4 { cols as f64 * 2f64.powi(-148) } else { 0.0 },
+        }
+    }
+
+    /// The same for activations in f32: all terms lose bits below f32's. A product with a 128th of a weight loses half of
+    /// 2^−149, which comes under 128 times the block scale; a group that is added, of which there are fewer, half of that as a 64th.
+    pub fn of_singles(weights: &QuantizedTensor, row: usize) -> Self {
+        let most = largest_scale(weights, row).max(1.0);
+        let delta = weights.cols() as f64 * 2f64.powi(-142) * most;
+        Self { delta, ..Self::of_definition(weights) }
+    }
+
+    /// The bound of a row of many tokens on a CPU. Each product meets 256 roundings in its segment, and one for each segment; one is
+    /// room for products of errors. Each loses half of 2^−149, as a 64th in NVFP4 and under the largest scale in MXFP4.
+    ///
+    /// With pairs of bf16, a pair meets two roundings. An instruction loses 2^−126 of each of two sums, and takes activations below
+    /// 2^−126 for zeros: of weights that are 42 at most in NVFP4, and 6 in MXFP4.
+    pub fn of_segments(weights: &QuantizedTensor, row: usize, pairs: bool) -> Self {
+        let cols = weights.cols();
+        let (unit, most) = match weights.format() {
+            Format::Mxfp4 => (largest_scale(weights, row), 6.0),
+            _ => (64.0, 42.0),
+        };
+        let lost = if pairs { (1.0 + most) * 2f64.powi(-126) } else { 2f64.powi(-150) };
+        Self {
+            gamma: (256 + cols.div_ceil(256) + 1) as f64 * 2f64.powi(-24),
+            delta: cols as f64 * lost * unit,
         }
     }
 
@@ -138,10 +164,23 @@ impl Bound {
         self.gamma * magnitudes + self.delta * scale
     }
 
+    /// The larger of two bounds.
+    pub fn or(self, other: Self) -> Self {
+        Self { gamma: self.gamma.max(other.gamma), delta: self.delta.max(other.delta) }
+    }
+
     /// Twice the bound: for the distance of two results.
     pub fn twice(self) -> Self {
         Self { gamma: 2.0 * self.gamma, delta: 2.0 * self.delta }
     }
+}
+
+/// The largest scale of a row that is a number.
+fn largest_scale(weights: &QuantizedTensor, row: usize) -> f64 {
+    let blocks = weights.blocks_per_row();
+    let scales = weights.scales()[row * blocks..][..blocks].iter();
+    let values = scales.map(|scale| oracle::value(weights.format(), ONE, *scale, None));
+    values.filter(|scale| scale.is_finite()).fold(0.0, f64::max)
 }
 
 /// Segments of each token, which fill the tile columns that so many tokens leave free.

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu};
-use microscale::{Activation, Error, Format, OperandFault, Words};
+use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, TensorCoreActivation};
+use microscale::{Error, Format, OperandFault, Words};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
@@ -22,7 +22,7 @@ struct Mixture<T> {
     sorted: Vec<usize>,
 }
 
-impl<T: Exact + Activation> Mixture<T> {
+impl<T: Exact + TensorCoreActivation> Mixture<T> {
     /// Draws one. `counts` are the pairs of each expert, the last ones those of none.
     fn new(format: Format, [rows, cols]: [usize; 2], counts: &[usize], scales: Scales, seed: u64) -> Self {
         let mut chosen: Vec<_> =
@@ -137,7 +137,7 @@ impl<T: Exact + Activation> Mixture<T> {
     }
 }
 
-fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
+fn every_kernel<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
     // The last counts are pairs of no expert.
     let cases: [(usize, usize, &[usize]); 6] = [
         (40, 256, &[2, 0, 9, 1, 2]),

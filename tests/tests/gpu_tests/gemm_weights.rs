@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceTensor, GemmWeightsKernel, Gpu};
-use microscale::{Activation, Error, Format, OperandFault};
+use microscale::gpu::{DeviceTensor, GemmWeightsKernel, Gpu, TensorCoreActivation};
+use microscale::{Error, Format, OperandFault};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual};
@@ -14,7 +14,7 @@ use super::gemv_weights::{Product, assert_same};
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
 /// Multiplies by a kernel from device memory, activations `skipped` elements behind 256 bytes; twice, with the same workspace.
-fn on_gpu<T: Exact + Activation>(
+fn on_gpu<T: Exact + TensorCoreActivation>(
     gpu: &Gpu,
     product: &Product<T>,
     kernel: GemmWeightsKernel,
@@ -38,7 +38,7 @@ fn on_gpu<T: Exact + Activation>(
 }
 
 /// Checks results: rows with unusual scales have the CPU's bits.
-fn check<T: Exact + Activation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
+fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
     let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
     let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
     for kernel in gpu.gemm_kernels() {

@@ -3,10 +3,8 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu};
-use microscale::{
-    Activation, Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights,
-};
+use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu, TensorCoreActivation};
+use microscale::{Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{
@@ -23,7 +21,7 @@ pub(super) struct Product<T> {
     pub(super) results: Vec<T>,
 }
 
-impl<T: Exact + Activation> Product<T> {
+impl<T: Exact + TensorCoreActivation> Product<T> {
     pub(super) fn new(weights: QuantizedTensor, tokens: usize, kind: Activations) -> Self {
         let mut random = fastrand::Rng::with_seed((weights.cols() * 31 + tokens) as u64);
         let x: Vec<T> = activations(weights.cols() * tokens, kind, &mut random);
@@ -133,7 +131,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
 /// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
 /// them so.
 pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
-    fn check<T: Exact + Activation>(gpu: &Gpu) {
+    fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();
         for (tokens, cols) in [(1, 1056), (3, 96), (8, 160), (17, 2048)] {
             let (shape, blocks) = (QuantizedShape::new(Format::Mxfp4, 300, cols), cols / 32);
@@ -177,7 +175,12 @@ pub(crate) fn from_anywhere_equals_the_cpu(gpu: &Gpu) {
 
 /// Layers of models, against the CPU: both may be off.
 pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
-    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, (rows, cols): (usize, usize), tokens: usize) {
+    fn check<T: Exact + TensorCoreActivation>(
+        gpu: &Gpu,
+        format: Format,
+        (rows, cols): (usize, usize),
+        tokens: usize,
+    ) {
         // Without a global scale: f16 holds all results.
         let weights = tensor(format, rows, cols, Scales::Common, 2);
         let product = Product::<T>::new(weights, tokens, Activations::Common);
@@ -211,7 +214,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
 
 /// 99.9 % of what common operands give is the exact sum's rounding or a neighbour of it.
 pub(crate) fn is_mostly_within_a_unit_in_the_last_place(gpu: &Gpu) {
-    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
+    fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
         let weights = tensor(format, rows, cols, Scales::Common, rows as u64);
         let product = Product::<T>::new(weights, 1, Activations::Common);
         let exact = ExactProducts::of(&product.weights, &product.x, 1);

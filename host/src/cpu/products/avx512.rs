@@ -21,6 +21,7 @@ impl Products for Avx512 {
     type Column = __m512i;
 
     const ROWS: usize = 4;
+    const MANY_REGISTERS: bool = true;
 
     #[inline(always)]
     fn no_sums() -> __m512d {

@@ -1,5 +1,7 @@
 //! Every method of every instruction set's vectors against the same for each element.
 
+#[cfg(target_arch = "x86_64")]
+use microscale_formats::arithmetic::Machine;
 use microscale_formats::{E2m1x2, dot};
 
 use super::*;
@@ -84,5 +86,37 @@ fn avx2_products() {
 fn avx512_products() {
     if Isa::available().any(|isa| isa == Isa::Avx512) {
         check::<Avx512>();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx512_bf16_products() {
+    if !Isa::available().any(|isa| isa == Isa::Avx512Bf16) {
+        return;
+    }
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..500 {
+        let codes: [u8; STEP] = std::array::from_fn(|_| random.u8(..));
+        let weight = |group: usize, i: usize| {
+            let pair = E2m1x2::from_bits(codes[8 * group + i / 2]);
+            [pair.low(), pair.high()][i % 2].to_f32()
+        };
+        for (half, halves) in Avx512::halves_of_groups(&codes).into_iter().enumerate() {
+            for i in 0..4 {
+                let pairs = Avx512::pairs(Avx512::shift_right(halves, 4 * i as u32));
+                let x: Lanes<[u16; 2]> =
+                    std::array::from_fn(|_| [random.u16(0x3F80..0x4000), random.u16(0xBF80..0xC000)]);
+                let words = x.map(|[low, high]| f32::from_bits(u32::from(low) | u32::from(high) << 16));
+                let found = Avx512::store(Avx512::add_pairs(Avx512::splat(0.5), pairs, Avx512::load(&words)));
+                let first = 8 * half + i;
+                // Few bits, so that nothing is rounded.
+                let expected: Lanes<f32> = std::array::from_fn(|lane| {
+                    let [low, high] = x[lane].map(|bits| f32::from_bits(u32::from(bits) << 16));
+                    0.5 + weight(lane, first) * low + weight(lane, first + 4) * high
+                });
+                assert_eq!(found, expected);
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ use microscale_kernels_abi::{Divider, Experts};
 
 use super::{gemm, weights};
 use crate::error::{Error, Result};
-use crate::gemv::Activation;
+use crate::gemv::TensorCoreActivation;
 use crate::gpu::arguments::{Argument, Operands, Routed, apply_direction, config, limited};
 use crate::gpu::driver::doing;
 use crate::gpu::experts::{DeviceExperts, DeviceRouting, ExpertRows};
@@ -101,7 +101,7 @@ pub(in crate::gpu) fn experts_workspace(
 /// Enqueues a plan and a product. The caller has checked that the routing is these experts', that there are so many rows of activations,
 /// and that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-pub(in crate::gpu) fn gemm_experts<T: Activation>(
+pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: ExpertsKernel,

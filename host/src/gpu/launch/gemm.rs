@@ -16,7 +16,7 @@ use microscale_kernels_abi::{Kernel, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gemv::Activation;
+use crate::gemv::TensorCoreActivation;
 use crate::gpu::arguments::{
     Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, not_one_launch, weights_format,
 };
@@ -143,7 +143,7 @@ pub(in crate::gpu) fn gemm_workspace(
 
 /// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-pub(in crate::gpu) fn gemm_weights<T: Activation>(
+pub(in crate::gpu) fn gemm_weights<T: TensorCoreActivation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemmWeightsKernel,

@@ -13,7 +13,7 @@ use microscale_kernels_abi::{Kernel, KernelId, Weights};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gemv::Activation;
+use crate::gemv::TensorCoreActivation;
 use crate::gpu::arguments::{
     Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, limited_columns, not_one_launch,
     weights_format,
@@ -54,7 +54,7 @@ enum Grid {
 
 /// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has
 /// room.
-pub(in crate::gpu) fn gemv_weights<T: Activation>(
+pub(in crate::gpu) fn gemv_weights<T: TensorCoreActivation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: GemvWeightsKernel,

@@ -1,0 +1,282 @@
+//! Products of weights and activations of many tokens: near the exact sums on every instruction set, and the same on every run.
+
+use half::{bf16, f16};
+use microscale::cpu::{Isa, gemm_weights_with, gemv_weights_with};
+use microscale::{
+    Activation, Dtype, Error, Format, OperandFault, QuantizedShape, QuantizedTensor, ScaleLayout, Words,
+    gemm_weights,
+};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::{self, Exact};
+use microscale_test_support::weights::{Activations, Bound, ExactProducts, activations};
+use proptest::prelude::*;
+
+use super::inputs::runs;
+
+const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+
+/// Multiplies, and looks at what follows the results.
+fn multiplied<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {
+    let mut found = vec![T::of_bits(0x1234); weights.rows() * tokens + 1];
+    gemm_weights_with(isa, weights, x, tokens, &mut found).expect("operands that fit");
+    assert_eq!(found.pop().expect("one more").bits(), 0x1234, "{isa:?} wrote too much");
+    found
+}
+
+fn bits<T: Exact>(values: &[T]) -> Vec<u32> {
+    values.iter().map(|x| x.bits()).collect()
+}
+
+/// Checks a product on every instruction set.
+fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) {
+    let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());
+    let exact = ExactProducts::of(weights, x, tokens);
+    let expected = multiplied(Isa::Reference, weights, x, tokens);
+    for isa in Isa::available() {
+        let found = multiplied(isa, weights, x, tokens);
+        let pairs = isa == Isa::Avx512Bf16 && T::DTYPE == Dtype::Bf16;
+        if isa != Isa::Reference && !pairs {
+            assert_eq!(bits(&found), bits(&expected), "{isa:?}, {what}");
+            continue;
+        }
+        for row in 0..weights.rows() {
+            let mut bound = Bound::of_segments(weights, row, pairs);
+            if tokens <= 4 || are_far_apart(weights, row) {
+                let few = Bound::of_definition(weights);
+                bound = bound.or(if T::DTYPE == Dtype::F32 { Bound::of_singles(weights, row) } else { few });
+            }
+            let near = exact.check_some(&found, &bound, |other| other == row);
+            near.unwrap_or_else(|wrong| panic!("{wrong}, {isa:?}, {what}"));
+        }
+    }
+}
+
+/// Returns whether a row's scales may be too far apart for segments.
+fn are_far_apart(weights: &QuantizedTensor, row: usize) -> bool {
+    let blocks = weights.blocks_per_row();
+    let scales = &weights.scales()[row * blocks..][..blocks];
+    let ends = (scales.iter().min().copied(), scales.iter().max().copied());
+    weights.format() == Format::Mxfp4 && ends.1.unwrap_or(0) - ends.0.unwrap_or(0) > 125
+}
+
+fn check_all(weights: &QuantizedTensor, tokens: usize, kind: Activations, random: &mut fastrand::Rng) {
+    let count = tokens * weights.cols();
+    check::<f32>(weights, &activations(count, kind, random), tokens);
+    check::<f16>(weights, &activations(count, kind, random), tokens);
+    check::<bf16>(weights, &activations(count, kind, random), tokens);
+}
+
+#[test]
+fn every_instruction_set_is_near_the_exact_sum() {
+    let mut random = fastrand::Rng::with_seed(9);
+    let mut seed = 0;
+    for format in FORMATS {
+        for cols in [1, 16, 32, 48, 100, 256, 272, 500, 1040, 4112, 4400] {
+            for (rows, tokens) in [(5, 1), (3, 2), (1, 5), (3, 8), (17, 9), (49, 7), (100, 21), (2, 270)] {
+                for (kind, scales) in [
+                    (Activations::Common, Scales::Common),
+                    (Activations::Numbers, Scales::Numbers),
+                    (Activations::Tiny, Scales::Common),
+                    (Activations::Any, Scales::Any),
+                ] {
+                    seed += 1;
+                    if rows * cols * tokens < 1 << 20 {
+                        check_all(&tensor(format, rows, cols, scales, seed), tokens, kind, &mut random);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_make_no_difference() {
+    let mut random = fastrand::Rng::with_seed(4);
+    let weights = tensor(Format::Nvfp4, 200, 1300, Scales::Common, 3);
+    let x: Vec<bf16> = activations(300 * 1300, Activations::Common, &mut random);
+    for isa in Isa::available().filter(|isa| *isa != Isa::Reference) {
+        let by = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| bits(&multiplied(isa, &weights, &x, 300)))
+        };
+        let one = by(1);
+        for threads in [2, 3, 7] {
+            assert_eq!(by(threads), one, "{isa:?}, {threads} threads");
+        }
+    }
+}
+
+/// A token's results do not depend on those beside it.
+#[test]
+fn tokens_make_no_difference() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let weights = tensor(Format::Mxfp4, 70, 600, Scales::Common, 3);
+    let mut x: Vec<bf16> = activations(20 * 600, Activations::Common, &mut random);
+    // One is not finite.
+    x[7 * 600 + 5] = bf16::INFINITY;
+    for isa in Isa::available() {
+        let all = bits(&multiplied(isa, &weights, &x, 20));
+        for tokens in if isa == Isa::Avx512Bf16 { 9..20 } else { 5..20 } {
+            assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), all[..tokens * 70], "{isa:?}, {tokens}");
+        }
+    }
+}
+
+#[test]
+fn few_tokens_have_the_bits_of_gemv_weights() {
+    let mut random = fastrand::Rng::with_seed(6);
+    let weights = tensor(Format::Nvfp4, 35, 600, Scales::Common, 3);
+    let x: Vec<f32> = activations(4 * 600, Activations::Common, &mut random);
+    for isa in Isa::available() {
+        for tokens in 1..=4 {
+            let mut expected = vec![0.0; tokens * 35];
+            gemv_weights_with(isa, &weights, &x, tokens, &mut expected).expect("operands that fit");
+            assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), bits(&expected), "{isa:?}, {tokens}");
+        }
+    }
+}
+
+/// Activations in f32 are not rounded to fewer bits.
+#[test]
+fn f32_keeps_its_bits() {
+    for format in FORMATS {
+        let shape = QuantizedShape::new(format, 20, 32);
+        let (codes, scales) = shape.bytes().expect("a small tensor");
+        // Ones, one of them in each row.
+        let mut ones = vec![0; codes];
+        ones.chunks_mut(16).for_each(|row| row[5] = 2);
+        let scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
+        let weights = QuantizedTensor::from_parts(shape, ones, vec![scale; scales]).expect("parts that fit");
+        let x: Vec<f32> = (0..9 * 32).map(|i| 1.0 + f32::EPSILON * i as f32).collect();
+        for isa in Isa::available() {
+            for (token, found) in multiplied(isa, &weights, &x, 9).chunks(20).enumerate() {
+                assert_eq!(found, [x[token * 32 + 10]; 20], "{isa:?}");
+            }
+        }
+    }
+}
+
+/// The scale byte 0 is what blocks of zeros have, whatever the others are.
+#[test]
+fn scales_far_apart_are_exact() {
+    let shape = QuantizedShape::new(Format::Mxfp4, 20, 64);
+    // Only the block with the lower scale meets activations that are not zeros.
+    let x: Vec<f32> = (0..6 * 64).map(|i| if i % 64 < 32 { 0.0 } else { 1.0 }).collect();
+    for (low, codes) in [(0, 0x00), (0, 0x11), (1, 0x80), (104, 0x11)] {
+        for high in [120, 126, 160, 229, 254] {
+            let all = (0..20 * 32).map(|i| if i / 16 % 2 == 0 { 0x22 } else { codes }).collect();
+            let weights = QuantizedTensor::from_parts(shape, all, [high, low].repeat(20));
+            let weights = weights.expect("parts that fit");
+            check(&weights, &x, 6);
+            let halves = if codes == 0x11 { 16.0 } else { 0.0 };
+            let expected = (halves * 2f64.powi(i32::from(low) - 127)) as f32;
+            for isa in Isa::available() {
+                assert_eq!(multiplied(isa, &weights, &x, 6), [expected; 120], "{isa:?}, {high}, {codes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_scale_costs_its_row() {
+    for format in FORMATS {
+        let clean = tensor(format, 60, 96, Scales::Common, 2);
+        let shape = clean.shape();
+        let (codes, mut scales) = clean.clone().into_parts();
+        scales[7 * shape.blocks_per_row() + 1] = oracle::nan_scale(format);
+        let spoilt = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
+        let clean = QuantizedTensor::from_parts(shape, clean.codes().to_vec(), clean.scales().to_vec());
+        let clean = clean.expect("parts that fit");
+        let x: Vec<bf16> = (0..9 * 96).map(|i| bf16::from_f32(i as f32 - 90.5)).collect();
+        for isa in Isa::available() {
+            let mut expected = bits(&multiplied(isa, &clean, &x, 9));
+            expected.iter_mut().skip(7).step_by(60).for_each(|y| *y = 0x7FC0);
+            assert_eq!(bits(&multiplied(isa, &spoilt, &x, 9)), expected, "{isa:?}, {format}");
+        }
+    }
+}
+
+#[test]
+fn activations_that_are_not_finite_come_out() {
+    for format in FORMATS {
+        let shape = QuantizedShape::new(format, 2, 64);
+        let (codes, scales) = shape.bytes().expect("a small tensor");
+        // Sixes, and zeros.
+        let codes = (0..codes).map(|i| if i < 32 { 0x77 } else { 0 }).collect();
+        let weights = QuantizedTensor::from_parts(shape, codes, vec![0x38; scales]).expect("parts that fit");
+        for isa in Isa::available() {
+            let mut x = vec![bf16::ONE; 64 * 6];
+            x[64 + 40] = bf16::INFINITY;
+            x[2 * 64 + 40] = bf16::NEG_INFINITY;
+            x[4 * 64 + 40] = -bf16::NAN;
+            let found = multiplied(isa, &weights, &x, 6);
+            let finite = found[0].to_bits();
+            assert!(found[0].is_finite());
+            let expected = [finite, 0, 0x7F80, 0x7FC0, 0xFF80, 0x7FC0, finite, 0, 0x7FC0, 0x7FC0, finite, 0];
+            assert_eq!(bits(&found), expected.map(u32::from), "{isa:?}");
+        }
+    }
+}
+
+/// Whatever activations are, what overflows is the result.
+#[test]
+fn the_largest_activations_do_not_overflow() {
+    for (format, scale) in [(Format::Nvfp4, 1), (Format::Mxfp4, 100)] {
+        let shape = QuantizedShape::new(format, 2, 96);
+        let (codes, scales) = shape.bytes().expect("a small tensor");
+        let weights = QuantizedTensor::from_parts(shape, vec![0x77; codes], vec![scale; scales]);
+        let weights = weights.expect("parts that fit");
+        check(&weights, &[bf16::MAX; 6 * 96], 6);
+        check(&weights, &[f32::MAX; 6 * 96], 6);
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let weights = tensor(Format::Nvfp4, 6, 64, Scales::Common, 2);
+    let multiply = |weights: &QuantizedTensor, x: usize, out: usize| {
+        gemm_weights(weights, &vec![1f32; x], 9, &mut vec![0.0; out])
+    };
+    assert!(multiply(&weights, 9 * 64, 54).is_ok());
+    let short = multiply(&weights, 9 * 64 - 1, 54);
+    assert!(matches!(short, Err(Error::Length { what: "the activations", .. })), "{short:?}");
+    let short = multiply(&weights, 9 * 64, 53);
+    assert!(matches!(short, Err(Error::Length { what: "the output", .. })), "{short:?}");
+    let swizzled = multiply(&weights.convert_layout(ScaleLayout::Swizzled), 9 * 64, 54);
+    let refused = matches!(swizzled, Err(Error::Operands(OperandFault::Layout { what: "weights" })));
+    assert!(refused, "{swizzled:?}");
+    let wide = QuantizedTensor::zeros(QuantizedShape::new(Format::Mxfp8E4m3, 6, 64)).expect("a small tensor");
+    let refused = multiply(&wide, 9 * 64, 54);
+    assert!(matches!(refused, Err(Error::Operands(OperandFault::Weights { .. }))), "{refused:?}");
+}
+
+#[test]
+fn nothing_comes_of_nothing() {
+    for format in FORMATS {
+        for (rows, cols, tokens) in [(0, 64, 9), (3, 0, 9), (0, 0, 9), (3, 64, 0)] {
+            let weights = tensor(format, rows, cols, Scales::Common, 2);
+            for isa in Isa::available() {
+                let found = multiplied(isa, &weights, &vec![1f32; cols * tokens], tokens);
+                assert_eq!(found, vec![0.0; rows * tokens], "{isa:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(runs(100))]
+
+    #[test]
+    fn any_shape_is_multiplied(
+        mxfp4 in any::<bool>(),
+        (rows, cols, tokens) in (1..120usize, 1..1500usize, 1..40usize),
+        any_scale in any::<bool>(),
+        (kind, seed) in (0..Activations::ALL.len(), any::<u64>()),
+    ) {
+        let scales = if any_scale { Scales::Any } else { Scales::Numbers };
+        let weights = tensor(FORMATS[usize::from(mxfp4)], rows, cols, scales, seed);
+        let kind = Activations::ALL[kind];
+        let mut random = fastrand::Rng::with_seed(seed);
+        check_all(&weights, tokens, kind, &mut random);
+    }
+}
