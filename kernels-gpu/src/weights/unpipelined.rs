@@ -110,29 +110,40 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
     }
 }
 
+/// The thread block's number among those of its token tile, its expert's product and its tokens. A shuffle hides from the compiler that
+/// this is the same each time, so that it takes no registers in between.
+///
+/// # Safety
+/// The contract of the kernels; all lanes take part.
+#[inline(always)]
+unsafe fn work<F: Weights>(problem: &Problem, grid: &WeightsGrid) -> (u32, Problem, [u32; 2]) {
+    let (block, token_tile) = grid.token_tiles.divide_32(warp::shuffle(warp::thread_block(), 0));
+    // SAFETY: the caller's promise.
+    let tile = unsafe { problem.routed.tile(token_tile, grid.token_tile_bits, grid.tokens as u32) };
+    (block, problem.of_expert::<F>(tile.expert), [tile.first, tile.end])
+}
+
 /// Multiplies weights with up to eight tokens at a time.
 ///
 /// # Safety
 /// The contract of the kernels whose names have `unpipelined`.
 #[inline(always)]
 pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>(
-    problem: Problem,
+    whole: Problem,
     grid: WeightsGrid,
 ) {
-    let (block, token_tile) = grid.token_tiles.divide_32(warp::thread_block());
+    // SAFETY: the caller's contract.
+    let (block, problem, tokens) = unsafe { work::<F>(&whole, &grid) };
+    if tokens[0] == tokens[1] {
+        return;
+    }
     let (number, lane) = (warp::thread() / WARP, warp::lane());
     let (group, slice) = parts(number, grid.slice_bits);
     let (quad, segment) = parts(lane / QUAD, grid.segment_bits);
-    let first_row =
-        |group: u32| ((u64::from(block) << grid.group_bits()) + u64::from(group)) << grid.group_row_bits();
-    let before = first_row(group);
-    // SAFETY: the caller's contract.
-    let tile = unsafe { problem.routed.tile(token_tile, grid.token_tile_bits, grid.tokens as u32) };
-    let tokens = [tile.first, tile.end];
-    if tile.first == tile.end {
-        return;
-    }
-    let problem = problem.of_expert::<F>(tile.expert);
+    let first_row = |block: u32, group: u32| {
+        ((u64::from(block) << grid.group_bits()) + u64::from(group)) << grid.group_row_bits()
+    };
+    let before = first_row(block, group);
     let (slices, group_rows) = (1 << grid.slice_bits, 1 << grid.group_row_bits());
 
     let mut rows_of_lane = LaneRows {
@@ -203,11 +214,14 @@ pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>
         }
     }
     warp::barrier();
+    // SAFETY: the caller's contract.
+    let (block, problem, tokens) = unsafe { work::<F>(&whole, &grid) };
+    let before = first_row(block, group);
     let mut output = warp::thread();
     while output < 1 << (grid.group_bits() + grid.group_row_bits() + grid.token_tile_bits) {
         let (rest, row_in_group) = parts(output, grid.group_row_bits());
         let (group, token_in_tile) = parts(rest, grid.token_tile_bits);
-        let (row, token) = (first_row(group) + u64::from(row_in_group), tokens[0] + token_in_tile);
+        let (row, token) = (first_row(block, group) + u64::from(row_in_group), tokens[0] + token_in_tile);
         let (mut sum, mut all_usual) = (0.0, 1);
         let mut part = 0;
         while part < slices << grid.segment_bits {
