@@ -19,7 +19,7 @@
 //! |---|---|
 //! | say what is wanted | [`Recipe`] of a [`Format`] and a [`Convention`]: [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`] |
 //! | say where the values lie | [`Shape`], [`Strided`] ([`MatrixShape`] is either), of an [`Element`] type ([`Dtype`]) |
-//! | quantize host memory on the CPU | [`quantize`], [`quantize_with`] [`QuantizeOptions`], [`quantize_into`], [`dequantize`], [`dequantize_into`], [`amax()`] ([`Amax`]) |
+//! | quantize host memory on the CPU | [`quantize`], [`quantize_with`] [`QuantizeOptions`], [`quantize_into`], [`quantize_into_parts`], [`dequantize`], [`dequantize_into`], [`amax()`] ([`Amax`]) |
 //! | do so on whichever device there is | [`Device`], [`DeviceChoice`] |
 #![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
 #![cfg_attr(
@@ -65,7 +65,7 @@ pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
     amax, dequantize, dequantize_into, gemm_weights, gemv, gemv_weights, quantize, quantize_into,
-    quantize_with,
+    quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};

@@ -8,7 +8,6 @@ use microscale_formats::{Format, GlobalScale, ScaleLayout};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::layout;
 use crate::report::Report;
 use crate::shape::QuantizedShape;
 use crate::view::QuantizedView;
@@ -164,11 +163,7 @@ impl QuantizedView<'_> {
     /// A copy with its scales in a layout. Padding is left out or added, as zeros.
     pub fn convert_layout(&self, scale_layout: ScaleLayout) -> QuantizedTensor {
         let shape = self.shape().with_scale_layout(scale_layout);
-        let scales = match (self.shape().scale_layout, scale_layout) {
-            (ScaleLayout::Linear, ScaleLayout::Swizzled) => layout::swizzle(self.scales(), shape),
-            (_, ScaleLayout::Linear) => self.linear_scales().into_owned(),
-            (ScaleLayout::Swizzled, ScaleLayout::Swizzled) => self.scales().to_vec(),
-        };
+        let scales = self.scales_in(scale_layout).into_owned();
         QuantizedTensor::of_parts(shape, self.codes().to_vec(), scales, self.global_scale())
     }
 }

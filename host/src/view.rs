@@ -136,9 +136,21 @@ impl<'a> QuantizedView<'a> {
 
     /// The block scales in linear order: copied, if they are in another.
     pub fn linear_scales(&self) -> Cow<'a, [u8]> {
-        match self.shape.scale_layout {
-            ScaleLayout::Linear => Cow::Borrowed(self.scales),
-            ScaleLayout::Swizzled => Cow::Owned(layout::unswizzle(self.scales, self.shape)),
+        self.scales_in(ScaleLayout::Linear)
+    }
+
+    /// The block scales in a layout: copied, if they are in another. Padding is left out or added, as zeros.
+    pub fn scales_in(&self, scale_layout: ScaleLayout) -> Cow<'a, [u8]> {
+        match (self.shape.scale_layout, scale_layout) {
+            (ScaleLayout::Linear, ScaleLayout::Swizzled) => {
+                Cow::Owned(layout::swizzle(self.scales, self.shape.with_scale_layout(scale_layout)))
+            }
+            (ScaleLayout::Swizzled, ScaleLayout::Linear) => {
+                Cow::Owned(layout::unswizzle(self.scales, self.shape))
+            }
+            (ScaleLayout::Linear, ScaleLayout::Linear) | (ScaleLayout::Swizzled, ScaleLayout::Swizzled) => {
+                Cow::Borrowed(self.scales)
+            }
         }
     }
 

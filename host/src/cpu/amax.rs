@@ -8,7 +8,7 @@ use crate::amax::Amax;
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
-use crate::shape::Shape;
+use crate::shape::{MatrixShape, Shape, Strided};
 
 /// Elements that are looked at again together if there is a NaN or an infinity, and one by one if it is among
 /// them.
@@ -17,9 +17,8 @@ const PART: usize = 1 << 12;
 /// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
 ///
 /// # Errors
-/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if the shape does not
-/// fit.
-pub fn amax<T: Element>(values: &[T], shape: Shape) -> Result<Amax> {
+/// If the slice does not hold the shape, those that [`quantize`](super::quantize()) has for it.
+pub fn amax<T: Element>(values: &[T], shape: impl Into<MatrixShape>) -> Result<Amax> {
     amax_with(Isa::best(), values, shape)
 }
 
@@ -27,13 +26,22 @@ pub fn amax<T: Element>(values: &[T], shape: Shape) -> Result<Amax> {
 ///
 /// # Errors
 /// Those of [`amax`].
-pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: Shape) -> Result<Amax> {
-    shape.check("the input", values.len())?;
-    Ok(amax_of(isa, Elements::of(values), shape))
+pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: impl Into<MatrixShape>) -> Result<Amax> {
+    let shape = shape.into();
+    shape.check(values.len())?;
+    Ok(amax_of_matrix(isa, Elements::of(values), &shape.simplified()))
 }
 
-/// [`amax`] of values that were found to hold their shape.
-pub(super) fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
+/// [`amax`] of values that were found to hold their shape, which is simplified.
+pub(super) fn amax_of_matrix(isa: Isa, values: Elements<'_>, shape: &MatrixShape) -> Amax {
+    match shape {
+        MatrixShape::Rows(shape) => amax_of(isa, values, *shape),
+        MatrixShape::Strided(strided) => by_dtype!(Elements, values => amax_of_strided(isa, values, strided)),
+    }
+}
+
+/// The same of rows.
+fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     if shape.is_empty() {
         return Amax::default();
     }
@@ -56,8 +64,42 @@ pub(super) fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     })
 }
 
+/// The largest magnitude of a matrix that its slice holds, in the order of memory.
+fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
+    const PIECE: usize = 1 << 16;
+    /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
+    const PART: usize = 1 << 12;
+    if strided.is_empty() {
+        return Amax::default();
+    }
+    let [(n, outer), (middle, stride), (inner, step)] = strided.in_memory_order();
+    let pieces = inner.div_ceil(PIECE);
+    let one = |index: usize| {
+        let (at, line) = (index % pieces * PIECE, index / pieces);
+        let far = |count: usize, index: usize, stride: usize| if count > 1 { index * stride } else { 0 };
+        let step = if inner > 1 { step } else { 1 };
+        let start = far(n, line / middle, outer) + far(middle, line % middle, stride) + at * step;
+        let len = PIECE.min(inner - at);
+        let mut sum = Amax::default();
+        if step == 1 {
+            values[start..][..len]
+                .chunks(PART)
+                .for_each(|part| sum.add(amax_of_part(isa, Elements::of(part))));
+        } else {
+            let values = values[start..].iter().step_by(step).take(len);
+            values.for_each(|value| sum.add(Amax::of_value(value.to_f32())));
+        }
+        sum
+    };
+    let plus = |mut sum: Amax, part| {
+        sum.add(part);
+        sum
+    };
+    (0..n * middle * pieces).into_par_iter().map(one).reduce(Amax::default, plus)
+}
+
 /// The amax of elements that follow each other.
-pub(super) fn amax_of_part(isa: Isa, values: Elements<'_>) -> Amax {
+fn amax_of_part(isa: Isa, values: Elements<'_>) -> Amax {
     let most = f32::from_bits(isa.amax_bits(values));
     if most.is_finite() {
         return Amax { finite: most, ..Amax::default() };

@@ -9,24 +9,22 @@ use crate::error::Result;
 use crate::layout::swizzle;
 use crate::recipe::Recipe;
 use crate::report::{Position, Report};
-use crate::shape::Strided;
-use crate::tensor::QuantizedTensor;
+use crate::shape::{QuantizedShape, Strided};
 
 /// Quantizes a matrix to a comparison format. The caller has checked that the slice holds the matrix and that
-/// `out` is what the recipe makes of it.
+/// `codes` and `scales` have the bytes of what the recipe makes of it.
 pub(super) fn quantize<T: Element>(
     values: &[T],
     strided: &Strided,
     recipe: &Recipe,
     format: ComparisonFormat,
-    out: &mut QuantizedTensor,
+    codes: &mut [u8],
+    scales: &mut [u8],
 ) -> Result<Report> {
-    out.set_global_scale(None);
     if strided.is_empty() {
         return Ok(Report::default());
     }
-    let shape = out.shape();
-    let (codes, scales) = out.parts_mut();
+    let shape = QuantizedShape::of(recipe, strided.shape());
     let report = match shape.scale_layout {
         ScaleLayout::Linear => rows(values, strided, recipe, format, codes, scales),
         ScaleLayout::Swizzled => {

@@ -83,5 +83,5 @@ pub use gemv_weights::gemv_weights;
 #[doc(hidden)]
 pub use gemv_weights::gemv_weights_with;
 pub use isa::Isa;
-pub use quantize::{quantize, quantize_into, quantize_with};
+pub use quantize::{quantize, quantize_into, quantize_into_parts, quantize_with};
 pub(crate) use vector::Scalars;

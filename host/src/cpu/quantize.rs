@@ -3,13 +3,13 @@
 use half::{bf16, f16};
 use microscale_formats::GlobalScale;
 
-use super::amax::amax_of;
+use super::amax::amax_of_matrix;
 use super::by_definition;
 use super::contiguous::ContiguousRequest;
 use super::importance::PreparedImportance;
 use super::isa::Isa;
 use super::rule::{Kind, Rule};
-use super::strided::{self, StridedRequest};
+use super::strided::StridedRequest;
 use crate::amax::Amax;
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, by_dtype};
@@ -72,7 +72,28 @@ pub fn quantize_into<T: Element>(
     options: QuantizeOptions<'_>,
     out: &mut QuantizedTensor,
 ) -> Result<Report> {
-    Request::new(Elements::of(values), shape.into(), recipe, options)?.quantize(out)
+    let request = Request::new(Elements::of(values), shape.into(), recipe, options)?;
+    out.shape().require(request.quantized())?;
+    request.quantize(out)
+}
+
+/// [`quantize_with`] into codes and scales in somebody else's memory, laid out as a [`QuantizedTensor`]'s are. Returns the
+/// global scale, if there is one, with the report.
+///
+/// # Errors
+/// The errors of [`quantize_with`], and [`Error::QuantizedLength`] if `codes` or `scales` do not have exactly the bytes that
+/// [`QuantizedShape::bytes`] says.
+pub fn quantize_into_parts<T: Element>(
+    values: &[T],
+    shape: impl Into<MatrixShape>,
+    recipe: &Recipe,
+    options: QuantizeOptions<'_>,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(Option<GlobalScale>, Report)> {
+    let request = Request::new(Elements::of(values), shape.into(), recipe, options)?;
+    request.quantized().check(codes.len(), scales.len())?;
+    request.quantize_parts(codes, scales)
 }
 
 /// A matrix to quantize, and how.
@@ -102,22 +123,28 @@ impl<'a> Request<'a> {
         QuantizedShape::of(self.recipe, self.shape.dense())
     }
 
-    /// Quantizes to a tensor.
+    /// Quantizes to a tensor of this shape.
     fn quantize(&self, out: &mut QuantizedTensor) -> Result<Report> {
-        out.shape().require(self.quantized())?;
+        let (codes, scales) = out.parts_mut();
+        let (global_scale, report) = self.quantize_parts(codes, scales)?;
+        out.set_global_scale(global_scale);
+        Ok(report)
+    }
+
+    /// Quantizes to codes and scales that have the bytes of this shape.
+    fn quantize_parts(&self, codes: &mut [u8], scales: &mut [u8]) -> Result<(Option<GlobalScale>, Report)> {
         self.recipe.check()?;
         let Self { isa, values, recipe, ref importance, .. } = *self;
+        let quantized = self.quantized();
         if let Scheme::Comparison(format) = recipe.scheme {
             let strided = self.shape.strided();
-            return by_dtype!(Elements, values => {
-                by_definition::quantize(values, &strided, recipe, format, out)
+            let report = by_dtype!(Elements, values => {
+                by_definition::quantize(values, &strided, recipe, format, codes, scales)
             });
+            return Ok((None, report?));
         }
         let (rule, global_scale) = self.rule();
         let empty = self.shape.dense().is_empty();
-        out.set_global_scale(global_scale.filter(|_| !empty));
-        let quantized = out.shape();
-        let (codes, scales) = out.parts_mut();
         let report = match self.shape {
             _ if empty => Report::default(),
             MatrixShape::Rows(shape) => {
@@ -127,7 +154,7 @@ impl<'a> Request<'a> {
                 StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() }.quantize(quantized, codes, scales)
             }),
         };
-        recipe.accept(report)
+        Ok((global_scale.filter(|_| !empty), recipe.accept(report)?))
     }
 
     /// The rule of the recipe for these values, and the global scale to store.
@@ -146,12 +173,6 @@ impl<'a> Request<'a> {
     }
 
     fn amax(&self) -> Amax {
-        let Self { isa, values, .. } = *self;
-        match &self.shape {
-            MatrixShape::Rows(shape) => amax_of(isa, values, *shape),
-            MatrixShape::Strided(strided) => {
-                by_dtype!(Elements, values => strided::amax(isa, values, strided))
-            }
-        }
+        amax_of_matrix(self.isa, self.values, &self.shape)
     }
 }

@@ -5,13 +5,11 @@ use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
 use rayon::prelude::*;
 
-use super::amax::amax_of_part;
 use super::importance::PreparedImportance;
 use super::isa::Isa;
 use super::piece::Output;
 use super::pieces::TASK_BLOCKS;
 use super::rule::Rule;
-use crate::amax::Amax;
 use crate::element::Element;
 use crate::elements::Elements;
 use crate::layout::scatter_row;
@@ -187,38 +185,4 @@ fn rows_a_task(size: usize, quantized: QuantizedShape) -> usize {
     let tasks = quantized.rows.div_ceil(ROWS);
     let tile = if tasks < 4 * rayon::current_num_threads() { LINE / size } else { ROWS };
     (TASK_BLOCKS / quantized.blocks_per_row()).next_multiple_of(tile).max(tile)
-}
-
-/// The largest magnitude of a matrix that its slice holds, in the order of memory.
-pub(super) fn amax<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
-    const PIECE: usize = 1 << 16;
-    /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
-    const PART: usize = 1 << 12;
-    if strided.is_empty() {
-        return Amax::default();
-    }
-    let [(n, outer), (middle, stride), (inner, step)] = strided.in_memory_order();
-    let pieces = inner.div_ceil(PIECE);
-    let one = |index: usize| {
-        let (at, line) = (index % pieces * PIECE, index / pieces);
-        let far = |count: usize, index: usize, stride: usize| if count > 1 { index * stride } else { 0 };
-        let step = if inner > 1 { step } else { 1 };
-        let start = far(n, line / middle, outer) + far(middle, line % middle, stride) + at * step;
-        let len = PIECE.min(inner - at);
-        let mut sum = Amax::default();
-        if step == 1 {
-            values[start..][..len]
-                .chunks(PART)
-                .for_each(|part| sum.add(amax_of_part(isa, Elements::of(part))));
-        } else {
-            let values = values[start..].iter().step_by(step).take(len);
-            values.for_each(|value| sum.add(Amax::of_value(value.to_f32())));
-        }
-        sum
-    };
-    let plus = |mut sum: Amax, part| {
-        sum.add(part);
-        sum
-    };
-    (0..n * middle * pieces).into_par_iter().map(one).reduce(Amax::default, plus)
 }

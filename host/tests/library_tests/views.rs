@@ -2,8 +2,9 @@
 
 use half::bf16;
 use microscale::{
-    Batch, Convention, Error, Format, GlobalScale, QuantizedShape, QuantizedTensor, QuantizedView, Recipe,
-    ScaleLayout, Shape, dequantize, dequantize_into, gemv, gemv_weights, quantize,
+    Batch, Convention, Error, Format, GlobalScale, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    QuantizedView, Recipe, ScaleLayout, Shape, Strided, amax, dequantize, dequantize_into, gemv,
+    gemv_weights, quantize, quantize_into_parts,
 };
 
 /// The bytes of a tensor in one buffer, as in a file: scales, then codes, on odd addresses.
@@ -93,4 +94,45 @@ fn refuse_what_tensors_refuse() {
     let view = QuantizedView::from_parts(mxfp4, &codes, &[0; 2]).expect("bytes of a tensor");
     let none = view.with_global_scale(GlobalScale::Multiplier(1.0));
     assert!(matches!(none, Err(Error::NoGlobalScale { .. })), "{none:?}");
+}
+
+#[test]
+fn quantizing_writes_to_somebody_elses_memory() {
+    let strided = Strided::along(&[70, 6], 0).expect("an axis");
+    let values: Vec<f32> = (0..70 * 6).map(|i| (i as f32 * 0.37).sin() * (i % 13) as f32).collect();
+    for format in Format::ALL {
+        for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+            let recipe = Recipe::of(format, Convention::default_for(format)).expect("its own convention");
+            let recipe = Recipe { scale_layout, ..recipe };
+            let expected = quantize(&values, strided, &recipe).expect("finite values");
+            let lengths = (expected.tensor.codes().len(), expected.tensor.scales().len());
+            let into = |codes: &mut [u8], scales: &mut [u8]| {
+                quantize_into_parts(&values, strided, &recipe, QuantizeOptions::new(), codes, scales)
+            };
+            let (mut codes, mut scales) = (vec![0xA5; lengths.0], vec![0x5A; lengths.1]);
+            let (global_scale, report) = into(&mut codes, &mut scales).expect("room");
+            assert_eq!((&codes[..], &scales[..]), (expected.tensor.codes(), expected.tensor.scales()));
+            assert_eq!((global_scale, report), (expected.tensor.global_scale(), expected.report));
+
+            for (fewer, what) in [((1, 0), "codes"), ((0, 1), "scales")] {
+                let refused = into(&mut codes[fewer.0..], &mut scales[fewer.1..]);
+                let Err(Error::QuantizedLength { what: found, .. }) = refused else { panic!("{refused:?}") };
+                assert_eq!(found, what);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_amax_of_strided_values_leaves_gaps_alone() {
+    let mut values = vec![f32::NAN; 400];
+    let strided = Strided { outer: 2, outer_stride: 190, rows: 3, row_stride: 60, cols: 5, col_stride: 7 };
+    let place = |o: usize, r: usize, k: usize| o * 190 + r * 60 + k * 7;
+    for (o, r, k) in (0..30).map(|i| (i / 15, i / 5 % 3, i % 5)) {
+        values[place(o, r, k)] = 0.5;
+    }
+    values[place(1, 2, 4)] = -8.0;
+    let found = amax(&values, strided).expect("it fits");
+    assert_eq!((found.finite, found.nan, found.infinite), (8.0, false, false));
+    assert!(matches!(amax(&values[..300], strided), Err(Error::StridedLength { .. })));
 }
