@@ -7,6 +7,7 @@ pub(crate) mod file;
 pub(crate) mod given;
 pub(crate) mod output;
 pub(crate) mod parts;
+pub(crate) mod place;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 

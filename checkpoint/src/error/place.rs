@@ -1,0 +1,115 @@
+//! The place of an error, for those who show it by itself: the file and the tensor that it is about.
+
+use std::path::Path;
+
+use crate::error::Error;
+use crate::error::convention::ConventionError;
+use crate::error::directory::DirectoryError;
+use crate::error::file::FileError;
+use crate::error::given::GivenError;
+use crate::error::output::OutputError;
+use crate::error::parts::PartsError;
+use crate::error::plan::PlanError;
+
+impl Error {
+    /// The file or directory that the error is about, and the tensor, where it names them. Of two files it is the one that is
+    /// read, or the first.
+    pub fn place(&self) -> (Option<&Path>, Option<&str>) {
+        let (file, tensor) = match self {
+            Self::Io { path, .. } => (Some(path), None),
+            Self::File(error) => of_file(error),
+            Self::Directory(error) => of_directory(error),
+            Self::Convention(error) => of_convention(error),
+            Self::Plan(error) => of_plan(error),
+            Self::Given(error) => of_given(error),
+            Self::Output(error) => of_output(error),
+            Self::Parts(PartsError::Missing { directory, .. } | PartsError::Differ { directory, .. }) => {
+                (Some(directory), None)
+            }
+            Self::Tensor { file, tensor, .. }
+            | Self::Memory { file, tensor, .. }
+            | Self::ShapeMismatch { first: file, tensor, .. }
+            | Self::NothingInCommon { first: file, first_name: tensor, .. } => (Some(file), Some(tensor)),
+            Self::Recipe(_) | Self::Device(_) | Self::Interrupted => (None, None),
+        };
+        (file.map(|file| file.as_path()), tensor.map(String::as_str))
+    }
+}
+
+/// What errors name.
+type Place<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
+
+fn of_file(error: &FileError) -> Place<'_> {
+    match error {
+        FileError::HeaderTensor { file, tensor, .. }
+        | FileError::GgufTensor { file, tensor, .. }
+        | FileError::NotInGguf { file, tensor, .. }
+        | FileError::NotInSafetensors { file, tensor, .. } => (Some(file), Some(tensor)),
+        FileError::Header { file, .. }
+        | FileError::OtherKind { file, .. }
+        | FileError::Gguf { file, .. }
+        | FileError::PartOfGguf { file, .. }
+        | FileError::TooLong { file, .. }
+        | FileError::Json { file, .. }
+        | FileError::Index { file, .. }
+        | FileError::JsonContent { file, .. } => (Some(file), None),
+    }
+}
+
+fn of_directory(error: &DirectoryError) -> Place<'_> {
+    match error {
+        DirectoryError::NoWeights { path, .. }
+        | DirectoryError::Pickles { file: path, .. }
+        | DirectoryError::Ambiguous { first: path, .. } => (Some(path), None),
+        DirectoryError::ShardPath { index, tensor, .. }
+        | DirectoryError::MissingShard { index, tensor, .. }
+        | DirectoryError::NotInShard { index, tensor, .. }
+        | DirectoryError::NotInIndex { index, tensor, .. }
+        | DirectoryError::Duplicate { tensor, first: index, .. } => (Some(index), Some(tensor)),
+    }
+}
+
+fn of_convention(error: &ConventionError) -> Place<'_> {
+    match error {
+        ConventionError::Unheld { file, tensor, .. }
+        | ConventionError::Packed { file, tensor, .. }
+        | ConventionError::NotConverted { file, tensor, .. } => (Some(file), Some(tensor)),
+        ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
+            (Some(path), None)
+        }
+        ConventionError::NotStored { .. } | ConventionError::ScaleLayout { .. } => (None, None),
+    }
+}
+
+fn of_plan(error: &PlanError) -> Place<'_> {
+    match error {
+        PlanError::AlreadyQuantized { config: path, .. } | PlanError::NothingToQuantize { path } => {
+            (Some(path), None)
+        }
+        PlanError::FusedDiffer { file, first, .. } => (Some(file), Some(first)),
+        PlanError::NoGlobalSearch { .. } | PlanError::NothingToCheck { .. } => (None, None),
+    }
+}
+
+fn of_given(error: &GivenError) -> Place<'_> {
+    match error {
+        GivenError::NoGlobalScale { file, tensor, .. }
+        | GivenError::GlobalScaleTwice { file, tensor, .. }
+        | GivenError::ImportanceTwice { file, tensor, .. }
+        | GivenError::ImportanceShape { file, tensor, .. }
+        | GivenError::ImportanceNumber { file, tensor, .. } => (Some(file), Some(tensor)),
+        GivenError::ImportanceUnused => (None, None),
+    }
+}
+
+fn of_output(error: &OutputError) -> Place<'_> {
+    match error {
+        OutputError::Exists { path, .. }
+        | OutputError::Kind { path, .. }
+        | OutputError::Parent { path, .. }
+        | OutputError::Overlap { input: path, .. }
+        | OutputError::Same { first: path, .. }
+        | OutputError::NotParts { path, .. } => (Some(path), None),
+        OutputError::NameTaken { file, tensor, .. } => (Some(file), Some(tensor)),
+    }
+}
