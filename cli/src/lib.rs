@@ -1,4 +1,5 @@
-//! The command-line program: one file a subcommand, each a thin layer over the libraries.
+//! The command-line program as a function, [`main`]: for `main.rs`, and for those who carry the program along, as the Python
+//! package does. One file a subcommand, each a thin layer over the libraries.
 //!
 //! | room | what it knows |
 //! |---|---|
@@ -29,7 +30,7 @@ mod signals;
 mod streams;
 mod text;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use microscale::cpu::Isa;
@@ -73,18 +74,31 @@ enum Command {
     Man(commands::man::Args),
 }
 
-fn main() -> ExitCode {
+/// Exit code of a command line that is wrong.
+const WRONG_USAGE: u8 = 2;
+
+/// Runs the program with its arguments, the first of which is its name, and returns its exit code.
+///
+/// To be called once, before the process has other threads, and to be followed by the process's end: what it does about signals
+/// stays. If a signal asks it to end, it does not return.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     signals::watch();
-    let code = run();
+    let code = run(arguments);
     signals::end();
     code
 }
 
-fn run() -> ExitCode {
-    let command = Cli::parse().command;
+fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let command = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli.command,
+        Err(told) => {
+            let _ = told.print();
+            return if told.use_stderr() { WRONG_USAGE } else { 0 };
+        }
+    };
     if let Err(why) = Isa::asked() {
         warn(format_args!("error: {why}"));
-        return ExitCode::from(2);
+        return WRONG_USAGE;
     }
     let result = match command {
         Command::Quantize(args) => commands::quantize::run(args),
@@ -101,11 +115,11 @@ fn run() -> ExitCode {
         Command::Man(args) => commands::man::run(args, Cli::command()),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Ok(()) => 0,
+        Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
             warn(format_args!("error: {error:#}"));
-            if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if error.is::<Usage>() { WRONG_USAGE } else { 1 }
         }
     }
 }
