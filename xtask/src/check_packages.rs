@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The members of the workspace that are not published.
-const UNPUBLISHED: [&str; 4] =
-    ["xtask", "microscale-tests", "microscale-executor", "microscale-test-support"];
+const UNPUBLISHED: [&str; 5] =
+    ["xtask", "microscale-python", "microscale-tests", "microscale-executor", "microscale-test-support"];
 
 /// The packages whose unit tests are run. Of the others cargo checks that the tests compile, which takes a
 /// fraction of the time.

@@ -1,0 +1,49 @@
+"""Quantize arrays, tensors and checkpoints to the 4-bit microscaling formats MXFP4 and NVFP4, and to MXFP8.
+
+    q = microscale.quantize(x)              # x: an array of numpy or a tensor of PyTorch, [..., K]
+    q.codes, q.scales, q.global_scale       # in the library that x is from
+    back = microscale.dequantize(q)
+
+Arrays are read where they lie. Other threads of Python run meanwhile, so that nothing may write to an argument before its
+function returns.
+"""
+
+from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint
+from microscale._errors import CheckpointError, Error, NonFiniteError
+from microscale._microscale import __version__
+from microscale._tensors import (
+    Amax,
+    Loss,
+    Quantized,
+    Report,
+    amax,
+    compare,
+    dequantize,
+    gemv,
+    linear,
+    quantize,
+    swizzle,
+)
+
+__all__ = [
+    "Amax",
+    "CheckpointError",
+    "Error",
+    "Loss",
+    "NonFiniteError",
+    "Quantized",
+    "Report",
+    "__version__",
+    "amax",
+    "compare",
+    "convert",
+    "dequantize",
+    "doctor",
+    "gemv",
+    "inspect",
+    "linear",
+    "merge",
+    "quantize",
+    "quantize_checkpoint",
+    "swizzle",
+]

@@ -1,0 +1,122 @@
+"""Arrays of other libraries: outputs in the library that the input is from, and nothing imported that the caller has not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+#: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
+_TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e8m0fnu")
+_VALUES = ("float32", "float16", "bfloat16")
+
+
+def is_torch(x: Any) -> bool:
+    """Whether `x` is a tensor of PyTorch, which is looked for only if it was imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _torch_readable(x: Any, what: str) -> Any:
+    import torch
+
+    if x.device.type != "cpu":
+        raise TypeError(
+            f"{what} is a tensor on {x.device}, whose memory this version does not read; pass {what}.cpu()"
+        )
+    if x.layout != torch.strided:
+        raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
+    x = x.detach()
+    name = str(x.dtype).removeprefix("torch.")
+    return x.view(torch.uint8) if name in _TORCH_BYTES else x
+
+
+def readable(x: Any, what: str) -> Any:
+    """An object over the same memory that the extension module can read: values, codes or scales."""
+    if is_torch(x):
+        return _torch_readable(x, what)
+    if hasattr(x, "__array_interface__"):
+        return x
+    if hasattr(x, "__dlpack__"):
+        if hasattr(x, "__cuda_array_interface__"):
+            raise TypeError(
+                f"{what} is in a GPU's memory, which this version does not read; copy it to the host, "
+                "with x.get() for CuPy or jax.device_get(x) for JAX"
+            )
+        return x
+    if isinstance(x, (list, tuple)):
+        raise TypeError(f"{what} is a {type(x).__name__}; pass numpy.asarray({what}, dtype=numpy.float32)")
+    try:
+        view = memoryview(x)
+    except TypeError:
+        raise TypeError(
+            f"{what} is of type {type(x).__name__}; pass an array of numpy, a tensor of PyTorch on a CPU, or another object that "
+            "has __dlpack__ or the buffer protocol"
+        ) from None
+    return _numpy(what).asarray(view)
+
+
+def _numpy(what: str) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise ImportError(
+            f"{what} has the buffer protocol alone, which is read through numpy; install numpy, or pass a tensor of PyTorch"
+        ) from None
+    return numpy
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array without values, from PyTorch if `like` is, or else from numpy. `dtype` is a name: `uint8`, `float32`, ..."""
+    if is_torch(like):
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    try:
+        import numpy
+    except ImportError:
+        raise ImportError("the result would be an array of numpy, which is not installed; install it, or pass `out`") from None
+    return numpy.empty(shape, dtype=numpy_dtype(dtype))
+
+
+def numpy_dtype(name: str) -> Any:
+    """numpy's dtype of this name; those that numpy lacks are from ml_dtypes."""
+    import numpy
+
+    if name in ("uint8", "float32", "float16"):
+        return numpy.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(f"numpy has no {name}; install ml_dtypes, which has it, or choose float32 or float16") from None
+    return numpy.dtype(getattr(ml_dtypes, name))
+
+
+def value_dtype(dtype: Any) -> str:
+    """The name of a dtype of values, given as a name, a dtype of numpy or PyTorch, or a scalar type."""
+    if isinstance(dtype, str):
+        name = dtype
+    elif hasattr(dtype, "name"):
+        name = dtype.name
+    else:
+        name = getattr(dtype, "__name__", str(dtype))
+    name = name.removeprefix("torch.")
+    if name not in _VALUES:
+        raise TypeError(f"dtype is {name}; choose float32, float16 or bfloat16")
+    return name
+
+
+def dtype_name(x: Any) -> str:
+    """The name of an array's dtype: `float32` of numpy's and of PyTorch's."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def typed(x: Any, name: str) -> Any:
+    """Bytes as a view of the dtype of this name, from PyTorch or ml_dtypes."""
+    if is_torch(x):
+        import torch
+
+        dtype = getattr(torch, name, None)
+        if dtype is None:
+            raise TypeError(f"this PyTorch has no {name}; use a newer one, or the bytes as they are")
+        return x.view(dtype)
+    return x.view(numpy_dtype(name))

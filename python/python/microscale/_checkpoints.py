@@ -1,0 +1,134 @@
+"""Checkpoints: safetensors files, directories in Hugging Face layout, GGUF."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Union
+
+from microscale import _microscale
+
+Path = Union[str, "os.PathLike[str]"]
+#: Called before each tensor with its name, the bytes that are done, and all bytes. What it raises stops the operation.
+Progress = Callable[[str, int, int], Any]
+
+
+def _told(result: tuple[str, list[str]]) -> dict[str, Any]:
+    facts, cautions = result
+    for caution in cautions:
+        warnings.warn(caution, stacklevel=3)
+    return json.loads(facts)
+
+
+def quantize_checkpoint(
+    path: Path,
+    out: Path | None,
+    *,
+    recipe: Path | None = None,
+    format: str | None = None,
+    convention: str | None = None,
+    scale_rule: str | None = None,
+    ties: str | None = None,
+    search: str | None = None,
+    search_global: bool = False,
+    global_scale: float | str | None = None,
+    non_finite: str | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    out_convention: str | None = None,
+    device: str = "auto",
+    part: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Quantizes a checkpoint. `out` appears when it is complete; a failure, an exception of `progress` and Ctrl-C leave nothing.
+
+    Args:
+        path: a .safetensors or .gguf file, or a directory.
+        out: what to write, a file or a directory like `path`; None says what would be done, and writes nothing.
+        recipe: a file (.toml), or the name of a recipe that comes with the package, such as `nvfp4`. What else is given goes
+            before what it says for all tensors.
+        format, convention, scale_rule, ties, search, search_global, global_scale, non_finite: as the program's options.
+        include, exclude: patterns of tensors to quantize too, or to copy.
+        out_convention: of files: `compressed-tensors`, `modelopt`, `gpt-oss`, `gguf`.
+        device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
+        part: (I, N) does the I-th of N parts into OUT.parts, for :func:`merge`.
+        progress: is called before each tensor with its name, the bytes done and all bytes.
+
+    Returns:
+        What `microscale quantize --json` writes: settings, totals, and each tensor; and `notes` on loaders that refuse the
+        output.
+
+    Raises:
+        CheckpointError: with the file and the tensor that it is about.
+    """
+    arguments = {
+        "recipe": None if recipe is None else os.fspath(recipe),
+        "format": format,
+        "convention": convention,
+        "scale_rule": scale_rule,
+        "ties": ties,
+        "search": search,
+        "search_global": search_global,
+        "global_scale": global_scale,
+        "non_finite": non_finite,
+        "include": list(include),
+        "exclude": list(exclude),
+        "out_convention": out_convention,
+    }
+    return _told(_microscale.quantize_checkpoint(path, out, arguments, device, part, progress))
+
+
+def merge(path: Path, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Puts together the parts that :func:`quantize_checkpoint` made of `path` with `part` and this `out`."""
+    return json.loads(_microscale.merge_checkpoint(path, out, progress))
+
+
+def convert(
+    path: Path,
+    out: Path,
+    *,
+    to: str,
+    format: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Writes a quantized checkpoint by another convention of files, without quantizing again.
+
+    Args:
+        path: a quantized checkpoint.
+        out: what to write.
+        to: `compressed-tensors`, `modelopt`, `gpt-oss` or `gguf`.
+        format: `nvfp4` casts MXFP4 to it where that is exact.
+        device: compares all values before and after.
+        progress: as in :func:`quantize_checkpoint`.
+
+    Returns:
+        Sums over the tensors, and under `rounded` those whose values are not the same to the bit.
+    """
+    return _told(_microscale.convert_checkpoint(path, out, to, format, device, progress))
+
+
+def doctor(
+    path: Path, *, against: Path | None = None, device: str = "auto", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Looks for what is wrong with a quantized checkpoint.
+
+    Args:
+        path: a quantized checkpoint.
+        against: the checkpoint that was quantized, with which values are compared.
+        device: dequantizes.
+        progress: as in :func:`quantize_checkpoint`.
+
+    Returns:
+        `findings`, a list that is empty if all is well, each with `defect`, `tensor`, `file`, `what`, `effect` and `fix`; and
+        how much was looked at.
+    """
+    return json.loads(_microscale.diagnose_checkpoint(path, against, device, progress))
+
+
+def inspect(path: Path) -> list[dict[str, Any]]:
+    """Lists the tensors of a checkpoint: names, shapes, formats or dtypes, files, bytes; of quantized ones also blocks and
+    scales."""
+    return json.loads(_microscale.inspect_checkpoint(path))

@@ -1,0 +1,210 @@
+"""PyTorch as it expects it: operators that `torch.compile` goes through, and linear layers with quantized weights.
+
+    microscale.torch.quantize_(model, "nvfp4")
+    model(tokens)                       # on the CPU, activations in float16 or bfloat16
+    model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: compressed-tensors' names
+
+The operators are `torch.ops.microscale.quantize`, `dequantize` and `linear`. Tensors must be on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microscale import _tensors
+from microscale._errors import Error
+
+#: Elements of a block, by format.
+_BLOCK = {"nvfp4": 16, "mxfp4": 32}
+
+
+def _block(format: str) -> int:
+    if format not in _BLOCK:
+        raise Error(f"layers are quantized to nvfp4 or mxfp4, not to {format}; choose one of them")
+    return _BLOCK[format]
+
+
+def _number(global_scale: float | None) -> Tensor:
+    """A global scale as a tensor: of one element, or of none."""
+    return torch.tensor([] if global_scale is None else [global_scale], dtype=torch.float32)
+
+
+def _quantized(codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int) -> Any:
+    number = global_scale.item() if global_scale.numel() else None
+    return _tensors.Quantized(
+        codes,
+        scales,
+        format=format,
+        shape=(*codes.shape[:-1], cols),
+        global_scale=number,
+        direction=direction if number is not None else None,
+    )
+
+
+@torch.library.custom_op("microscale::quantize", mutates_args=())
+def _quantize(
+    x: Tensor, format: str, convention: str | None, search: str | None, non_finite: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes uint8 `[..., code bytes]`, scales uint8 `[..., blocks]` and the global scale float32 `[1]`, or `[0]` if there is none,
+    of `x` `[..., K]` in NVFP4 or MXFP4."""
+    _block(format)
+    q = _tensors.quantize(x, format, convention=convention, search=search, non_finite=non_finite)
+    return q.codes, q.scales, _number(q.global_scale)
+
+
+@_quantize.register_fake
+def _(x, format, convention, search, non_finite):
+    block = _block(format)
+    blocks = (x.shape[-1] + block - 1) // block
+    codes = torch.empty((*x.shape[:-1], blocks * block // 2), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((*x.shape[:-1], blocks), dtype=torch.uint8, device=x.device)
+    return codes, scales, torch.empty((1 if format == "nvfp4" else 0,), dtype=torch.float32, device=x.device)
+
+
+@torch.library.custom_op("microscale::dequantize", mutates_args=())
+def _dequantize(
+    codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int, dtype: torch.dtype
+) -> Tensor:
+    """The values `[..., cols]` of codes and scales. `direction` is that of the global scale, `divisor` or `multiplier`."""
+    return _quantized(codes, scales, global_scale, format, direction, cols).dequantize(dtype)
+
+
+@_dequantize.register_fake
+def _(codes, scales, global_scale, format, direction, cols, dtype):
+    return torch.empty((*codes.shape[:-1], cols), dtype=dtype, device=codes.device)
+
+
+@torch.library.custom_op("microscale::linear", mutates_args=())
+def _linear(x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str) -> Tensor:
+    """`x` `[..., K]`, float16 or bfloat16, times weights `[M, K]`: `[..., M]`."""
+    weights = _quantized(codes, scales, global_scale, format, direction, x.shape[-1])
+    return _tensors.linear(weights, x.contiguous())
+
+
+@_linear.register_fake
+def _(x, codes, scales, global_scale, format, direction):
+    return x.new_empty((*x.shape[:-1], codes.shape[0]))
+
+
+def _linear_context(ctx, inputs, output):
+    x, *parts, ctx.format, ctx.direction = inputs
+    ctx.cols = x.shape[-1]
+    ctx.save_for_backward(*parts)
+
+
+def _linear_backward(ctx, gradient):
+    weights = torch.ops.microscale.dequantize(
+        *ctx.saved_tensors, ctx.format, ctx.direction, ctx.cols, gradient.dtype
+    )
+    return gradient @ weights, None, None, None, None, None
+
+
+torch.library.register_autograd("microscale::linear", _linear_backward, setup_context=_linear_context)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weights are in NVFP4 or MXFP4. Gradients go through it to its input, and its weights stay.
+
+    Its state has compressed-tensors' names: `weight_packed` uint8 `[M, K / 2]`, `weight_scale` `[M, K / block]` (float8_e4m3fn for
+    NVFP4, uint8 for MXFP4), `weight_global_scale` float32 `[1]` (NVFP4, a divisor), and `bias`.
+
+    float16 and bfloat16 are multiplied with the weights as they are; float32 with the weights dequantized to it.
+    """
+
+    def __init__(self, weights: _tensors.Quantized, bias: Tensor | None = None) -> None:
+        """Takes the tensors of `weights` `[M, K]`, quantized from a tensor of PyTorch with linear scales."""
+        super().__init__()
+        block = _block(weights.format)
+        if weights.direction == "multiplier":
+            raise Error(
+                "the state of a layer has compressed-tensors' names, whose global scale is a divisor; choose the convention "
+                "compressed-tensors or transformer-engine"
+            )
+        if weights.layout != "linear" or weights.cols % block or len(weights.shape) != 2:
+            raise Error(f"weights must be a matrix with linear scales and whole blocks of {block}; they are {weights!r}")
+        self.format = weights.format
+        self.out_features, self.in_features = weights.shape
+        scales = weights.scales.view(torch.float8_e4m3fn) if self.format == "nvfp4" else weights.scales
+        self.register_buffer("weight_packed", weights.codes)
+        self.register_buffer("weight_scale", scales)
+        number = _number(weights.global_scale) if weights.global_scale is not None else None
+        self.register_buffer("weight_global_scale", number)
+        self.bias = None if bias is None else nn.Parameter(bias.detach())
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, format: str = "nvfp4", **options: Any) -> QuantizedLinear:
+        """Quantizes the weights of a layer. `options` are those of :func:`microscale.quantize`."""
+        return cls(_tensors.quantize(layer.weight, format, **options), layer.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """Moves the layer. `model.to(torch.bfloat16)` is about its bias: scales stay what they are."""
+        scales = {name: getattr(self, name) for name in ("weight_scale", "weight_global_scale")}
+        super()._apply(fn, recurse)
+        for name, before in scales.items():
+            after = getattr(self, name)
+            if after is not None and after.dtype != before.dtype:
+                setattr(self, name, before.to(after.device))
+        return self
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        number = self.weight_global_scale
+        none = number if number is not None else self.weight_packed.new_empty((0,), dtype=torch.float32)
+        return self.weight_packed, self.weight_scale.view(torch.uint8), none
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights `[M, K]` in a dtype."""
+        return torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., K]` to `[..., M]`."""
+        if x.dtype == torch.float32:
+            return nn.functional.linear(x, self.dequantize(), self.bias)
+        y = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor")
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}"
+
+
+def quantize_(
+    model: nn.Module,
+    recipe: str | Mapping[str, Any] = "nvfp4",
+    *,
+    exclude: Iterable[str] = ("lm_head", "*.lm_head"),
+    filter: Callable[[str, nn.Linear], bool] | None = None,
+) -> list[str]:
+    """Puts a :class:`QuantizedLinear` in the place of each `nn.Linear` of a model, in place.
+
+    Layers whose rows are no whole number of blocks are left alone. Each layer has a global scale of its own; for checkpoints that
+    engines serve, where fused layers share one, use :func:`microscale.quantize_checkpoint`.
+
+    Args:
+        model: the model, on a CPU.
+        recipe: a format, or a mapping with `format` and other options of :func:`microscale.quantize`.
+        exclude: patterns of layers to leave alone.
+        filter: if given, whether to quantize a layer, by its name and itself.
+
+    Returns:
+        The names of the layers that were quantized.
+    """
+    options = {"format": recipe} if isinstance(recipe, str) else dict(recipe)
+    block, patterns = _block(options.get("format", "nvfp4")), tuple(exclude)
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module.in_features % block == 0
+        and not any(fnmatchcase(name, pattern) for pattern in patterns)
+        and (filter is None or filter(name, module))
+    ]
+    for name, layer in layers:
+        if not name:
+            raise Error("the model is a linear layer itself; use QuantizedLinear.from_linear")
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, QuantizedLinear.from_linear(layer, **options))
+    return [name for name, _ in layers]

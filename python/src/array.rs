@@ -1,0 +1,298 @@
+//! Arrays of other libraries: where their elements lie. Nothing is copied.
+
+use microscale::{Dtype, Element, MatrixShape, Shape, Strided};
+use pyo3::prelude::*;
+
+use crate::errors::{error, of_tensors, type_error};
+
+/// The type of an array's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    F32,
+    F16,
+    Bf16,
+    /// Bytes, or floats of one byte.
+    Bytes,
+}
+
+impl Kind {
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Bytes => 1,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::Bytes => "uint8",
+        }
+    }
+}
+
+/// An array in the memory of CPUs, alive as long as this is.
+pub(crate) struct Array {
+    what: &'static str,
+    data: *mut u8,
+    kind: Kind,
+    dims: Vec<usize>,
+    /// In elements, one for each dimension; 1 where a dimension has but one element.
+    strides: Vec<isize>,
+    writable: bool,
+    _owner: Py<PyAny>,
+}
+
+impl Array {
+    /// Of its parts. Strides are in elements; without them there are no gaps.
+    pub(crate) fn new(
+        what: &'static str,
+        data: *mut u8,
+        kind: Kind,
+        dims: Vec<usize>,
+        strides: Option<Vec<isize>>,
+        writable: bool,
+        owner: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let mut strides = strides.unwrap_or_else(|| dense(&dims));
+        let counted = dims.iter().zip(&mut strides).filter(|(count, _)| **count <= 1);
+        counted.for_each(|(_, stride)| *stride = 1);
+        let empty = dims.contains(&0);
+        if !empty && (data.is_null() || !data.addr().is_multiple_of(kind.bytes())) {
+            let (name, bytes) = (kind.name(), kind.bytes());
+            return Err(type_error(format!(
+                "{what} does not begin at a multiple of {bytes} bytes, as {name} must; pass a copy of it"
+            )));
+        }
+        Ok(Self { what, data, kind, dims, strides, writable, _owner: owner })
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The sizes of the array.
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// The array as a matrix: the last dimension is a row's, the others count rows.
+    pub(crate) fn matrix(&self, py: Python<'_>) -> PyResult<MatrixShape> {
+        let strides = self.positive(py)?;
+        let Some(axis) = self.dims.len().checked_sub(1) else {
+            return Err(error(py, format!("{} has no dimensions; it must have one or more", self.what)));
+        };
+        if self.is_dense() {
+            let cols = self.dims[axis];
+            let rows = self.dims[..axis].iter().product();
+            return Ok(Shape::new(rows, cols).into());
+        }
+        let strided =
+            Strided::from_strides(&self.dims, &strides, axis).map_err(|error| of_tensors(py, error))?;
+        Ok(strided.into())
+    }
+
+    /// The array as a matrix of rows whose elements follow each other.
+    pub(crate) fn rows(&self, py: Python<'_>) -> PyResult<Shape> {
+        let strides = self.positive(py)?;
+        let apart = || {
+            let what = self.what;
+            error(
+                py,
+                format!(
+                    "{what} has rows whose elements lie apart, or rows at uneven distances; pass a contiguous copy of it"
+                ),
+            )
+        };
+        let Some((&cols, leading)) = self.dims.split_last() else {
+            return Err(error(py, format!("{} has no dimensions; it must have one or more", self.what)));
+        };
+        if self.is_dense() {
+            return Ok(Shape::new(leading.iter().product(), cols));
+        }
+        if strides[leading.len()] != 1 {
+            return Err(apart());
+        }
+        let (mut rows, mut row_stride) = (1, cols);
+        for (&count, &stride) in leading.iter().zip(&strides).rev().filter(|(count, _)| **count > 1) {
+            if rows == 1 {
+                row_stride = stride;
+            } else if stride != rows * row_stride {
+                return Err(apart());
+            }
+            rows *= count;
+        }
+        Ok(Shape::new(rows, cols).with_row_stride(row_stride))
+    }
+
+    /// The strides, none of which goes backwards.
+    fn positive(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        let strides: Option<Vec<usize>> =
+            self.strides.iter().map(|stride| usize::try_from(*stride).ok()).collect();
+        strides.ok_or_else(|| {
+            error(
+                py,
+                format!(
+                    "{} is a view that goes backwards (a negative stride); pass a contiguous copy of it",
+                    self.what
+                ),
+            )
+        })
+    }
+
+    /// Returns whether the elements follow each other without gaps, in the order of the dimensions.
+    fn is_dense(&self) -> bool {
+        let mut expected = 1isize;
+        self.dims.contains(&0)
+            || self.dims.iter().zip(&self.strides).rev().filter(|(count, _)| **count > 1).all(
+                |(count, stride)| {
+                    let fits = *stride == expected;
+                    expected = expected.saturating_mul(*count as isize);
+                    fits
+                },
+            )
+    }
+
+    /// Elements from the first to the last, gaps included.
+    fn span(&self) -> usize {
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        let steps = self.dims.iter().zip(&self.strides);
+        steps.fold(1, |span: usize, (count, stride)| {
+            span.saturating_add((count - 1).saturating_mul(stride.unsigned_abs()))
+        })
+    }
+
+    /// The addresses of the array's bytes.
+    fn range(&self) -> std::ops::Range<usize> {
+        let start = self.data.addr();
+        start..start.saturating_add(self.span().saturating_mul(self.kind.bytes()))
+    }
+
+    /// All elements from the first to the last, gaps included.
+    fn slice<T>(&self, kind: Kind) -> &[T] {
+        assert!(self.kind == kind && size_of::<T>() == kind.bytes(), "the type is the kind's");
+        assert!(self.strides.iter().all(|stride| *stride >= 0), "strides are looked at first");
+        match self.span() {
+            0 => &[],
+            // SAFETY: who made the array promises that its elements are where its shape and strides say, and keeps them
+            // there as long as `_owner` lives. The address is not null and was found to be aligned for the kind, whose
+            // bits are all values. What lies between rows is memory of the same allocation, for strides do not go
+            // backwards. That nobody writes to an argument while a function works on it, the package asks of its users, as
+            // every library does that lets go of the interpreter's lock.
+            span => unsafe { std::slice::from_raw_parts(self.data.cast(), span) },
+        }
+    }
+
+    /// Values of the dtype that is the array's, gaps included. [`Self::matrix`] or [`Self::rows`] comes first.
+    pub(crate) fn values<T: Element>(&self) -> &[T] {
+        self.slice(match T::DTYPE {
+            Dtype::F32 => Kind::F32,
+            Dtype::F16 => Kind::F16,
+            Dtype::Bf16 => Kind::Bf16,
+        })
+    }
+
+    /// Bytes without gaps: codes or scales.
+    pub(crate) fn bytes(&self, py: Python<'_>) -> PyResult<&[u8]> {
+        self.require(py, Kind::Bytes)?;
+        Ok(self.slice(Kind::Bytes))
+    }
+
+    /// An output: elements of a type without gaps, which no input shares.
+    pub(crate) fn output<T>(&mut self, py: Python<'_>, kind: Kind, inputs: &[&Self]) -> PyResult<&mut [T]> {
+        self.require(py, kind)?;
+        assert_eq!(size_of::<T>(), kind.bytes(), "the type is the kind's");
+        let what = self.what;
+        if !self.writable {
+            return Err(error(py, format!("{what} cannot be written to; pass an array that can")));
+        }
+        let range = self.range();
+        let shared = inputs.iter().find(|input| {
+            let other = input.range();
+            other.start < range.end && range.start < other.end
+        });
+        if let Some(input) = shared {
+            return Err(error(
+                py,
+                format!("{what} shares memory with {}; pass an array of its own", input.what),
+            ));
+        }
+        match self.span() {
+            0 => Ok(&mut []),
+            // SAFETY: as in `slice`; the array can be written to, is borrowed as mutable, and shares no memory with the inputs.
+            span => Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast(), span) }),
+        }
+    }
+
+    /// Makes sure that the elements are of a kind and follow each other.
+    fn require(&self, py: Python<'_>, kind: Kind) -> PyResult<()> {
+        if self.kind != kind {
+            return Err(type_error(format!(
+                "{} is {} and must be {}",
+                self.what,
+                self.kind.name(),
+                kind.name()
+            )));
+        }
+        if !self.is_dense() {
+            return Err(error(py, format!("{} must be contiguous; pass a contiguous copy of it", self.what)));
+        }
+        Ok(())
+    }
+
+    /// The error for an array that holds no values.
+    pub(crate) fn no_values(&self) -> PyErr {
+        type_error(format!("{} is {}; pass float32, float16 or bfloat16", self.what, self.kind.name()))
+    }
+}
+
+/// Evaluates an expression with the values of an array as a slice of their type.
+macro_rules! with_values {
+    ($array:expr, $values:ident => $expr:expr) => {{
+        let array = &$array;
+        match array.kind() {
+            $crate::array::Kind::F32 => Ok({
+                let $values = array.values::<f32>();
+                $expr
+            }),
+            $crate::array::Kind::F16 => Ok({
+                let $values = array.values::<half::f16>();
+                $expr
+            }),
+            $crate::array::Kind::Bf16 => Ok({
+                let $values = array.values::<half::bf16>();
+                $expr
+            }),
+            $crate::array::Kind::Bytes => Err(array.no_values()),
+        }
+    }};
+}
+pub(crate) use with_values;
+
+/// Evaluates an expression with an output of values as a mutable slice of their type.
+macro_rules! with_output {
+    ($py:expr, $array:expr, $inputs:expr, $values:ident => $expr:expr) => {{
+        let kind = $array.kind();
+        match kind {
+            $crate::array::Kind::F32 => $array.output::<f32>($py, kind, $inputs).map(|$values| $expr),
+            $crate::array::Kind::F16 => $array.output::<half::f16>($py, kind, $inputs).map(|$values| $expr),
+            $crate::array::Kind::Bf16 => $array.output::<half::bf16>($py, kind, $inputs).map(|$values| $expr),
+            $crate::array::Kind::Bytes => Err($array.no_values()),
+        }
+    }};
+}
+pub(crate) use with_output;
+
+/// Strides of arrays without gaps.
+fn dense(dims: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1isize; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i].saturating_mul(dims[i].max(1) as isize);
+    }
+    strides
+}

@@ -1,0 +1,321 @@
+//! Operations on checkpoints. What they tell goes to Python as JSON.
+
+use std::path::PathBuf;
+
+use microscale::formats::{ScaleRule, Ties};
+use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
+use microscale_checkpoint::{
+    self as checkpoint, Checkpoint, Error, FileConvention, GlobalSetting, Logical, OnProgress, Part, Places,
+    Plan, Progress, Recipes, Settings, Skipped, Sums,
+};
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+
+use crate::errors::{error, of_checkpoints, of_tensors};
+use crate::recipe::{GivenGlobal, optional, word};
+use crate::workers::work;
+
+/// Settings of a recipe as keyword arguments, and patterns of tensors.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Arguments {
+    recipe: Option<String>,
+    format: Option<String>,
+    convention: Option<String>,
+    scale_rule: Option<String>,
+    ties: Option<String>,
+    search: Option<String>,
+    search_global: bool,
+    global_scale: Option<GivenGlobal>,
+    non_finite: Option<String>,
+    include: Vec<String>,
+    exclude: Vec<String>,
+    out_convention: Option<String>,
+}
+
+impl Arguments {
+    fn recipes(&self, py: Python<'_>) -> PyResult<Recipes> {
+        let of_checkpoints = |error| of_checkpoints(py, error);
+        let mut recipes = match &self.recipe {
+            None => Recipes::default(),
+            Some(named) => Recipes::named(named).map_err(of_checkpoints)?,
+        };
+        recipes.set(Settings {
+            format: optional::<Format>(py, self.format.as_deref())?,
+            convention: optional::<Convention>(py, self.convention.as_deref())?,
+            scale_rule: optional::<ScaleRule>(py, self.scale_rule.as_deref())?,
+            ties: optional::<Ties>(py, self.ties.as_deref())?,
+            global_scale: match &self.global_scale {
+                None => None,
+                Some(GivenGlobal::Number(number)) => Some(GlobalSetting::Value(*number as f32)),
+                Some(GivenGlobal::Word(word)) if word == "none" => Some(GlobalSetting::Absent),
+                Some(GivenGlobal::Word(word)) => {
+                    return Err(error(
+                        py,
+                        format!("global_scale is {word:?}; pass a number, \"none\", or leave it out"),
+                    ));
+                }
+            },
+            search: optional::<Search>(py, self.search.as_deref())?,
+            search_global: self.search_global.then_some(true),
+            non_finite: optional::<NonFinite>(py, self.non_finite.as_deref())?,
+        });
+        recipes.select(&self.include, &self.exclude).map_err(of_checkpoints)?;
+        recipes.check_settings().map_err(of_checkpoints)?;
+        Ok(recipes)
+    }
+}
+
+/// A part as two numbers: which, counted from 1, and of how many.
+fn part(py: Python<'_>, part: Option<(usize, usize)>) -> PyResult<Option<Part>> {
+    part.map(|(index, of)| word(py, &format!("{index}/{of}"))).transpose()
+}
+
+/// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
+#[pyfunction]
+#[pyo3(signature = (path, out, arguments, device, part, progress))]
+pub(crate) fn quantize_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: Option<PathBuf>,
+    arguments: Arguments,
+    device: &str,
+    part: Option<(usize, usize)>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(String, Vec<String>)> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let recipes = arguments.recipes(py)?;
+    let part = self::part(py, part)?;
+    let out_convention: Option<FileConvention> = optional(py, arguments.out_convention.as_deref())?;
+    let device = ready(py, device)?;
+    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let convention = out_convention.or(recipes.out_convention).unwrap_or(input.own_convention());
+    recipes.check(convention).map_err(of_checkpoints)?;
+    let plan = py.detach(|| Plan::by_recipes(&input, &recipes, convention)).map_err(of_checkpoints)?;
+    let mut warnings = recipes.unmatched(&input);
+    warnings.extend(plan.idle_rules(&recipes));
+    warnings.extend(plan.misread_by());
+    let told = |mut facts: Value, warnings| {
+        facts["notes"] = plan.refused_by().into();
+        Ok((facts.to_string(), warnings))
+    };
+    let Some(out) = out else { return told(plan.to_json(), warnings) };
+    let done = match part {
+        None => {
+            check_places(&input, &[&out]).map_err(of_checkpoints)?;
+            checkpoint::remove_unfinished_output(&out);
+            operate(py, progress, |progress| {
+                Ok(checkpoint::quantize(&plan, &out, &device, progress)?.to_json())
+            })?
+        }
+        Some(part) => {
+            let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
+            check_places(&input, &[&out, &parts]).map_err(of_checkpoints)?;
+            checkpoint::remove_unfinished_part(&out, part);
+            operate(py, progress, |progress| {
+                let done = checkpoint::quantize_part(&plan, part, &out, &device, progress)?;
+                let mut facts = done.summary.to_json();
+                facts["part"] = json!({
+                    "made": done.made, "kept": done.kept, "of": done.of, "directory": done.directory.to_string_lossy(),
+                });
+                Ok(facts)
+            })?
+        }
+    };
+    told(done, warnings)
+}
+
+/// Puts the parts of a checkpoint together. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, out, progress))]
+pub(crate) fn merge_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
+    check_places(&input, &[&out, &parts]).map_err(of_checkpoints)?;
+    checkpoint::remove_unfinished_output(&out);
+    let done = operate(py, progress, |progress| checkpoint::merge(&input, &out, progress))?;
+    let facts = json!({
+        "shards": done.shards,
+        "bytes": done.bytes,
+        "tensors": done.tensors,
+        "skipped": skipped(&done.skipped),
+        "left": done.left.map(|path| path.to_string_lossy().into_owned()),
+        "seconds": done.seconds,
+    });
+    Ok(facts.to_string())
+}
+
+/// Writes a quantized checkpoint by another convention of files. Returns JSON, and warnings.
+#[pyfunction]
+#[pyo3(signature = (path, out, to, format, device, progress))]
+pub(crate) fn convert_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    to: &str,
+    format: Option<&str>,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(String, Vec<String>)> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
+    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    check_places(&input, &[&out]).map_err(of_checkpoints)?;
+    checkpoint::remove_unfinished_output(&out);
+    let done =
+        operate(py, progress, |progress| checkpoint::convert(&input, to, format, &out, &device, progress))?;
+    let rounded = done.rounded.iter().map(|rounding| {
+        json!({
+            "tensor": rounding.tensor,
+            "before": rounding.before.value(),
+            "after": rounding.after.value(),
+            "differing": rounding.differing,
+            "values": rounding.values,
+        })
+    });
+    let facts = json!({
+        "to": done.to.word(),
+        "converted": sums(done.converted),
+        "copied": sums(done.copied),
+        "cast": done.cast,
+        "rounded": rounded.collect::<Vec<_>>(),
+        "rounded_inputs": done.rounded_inputs,
+        "dropped_cache": done.dropped_cache,
+        "skipped": skipped(&done.skipped),
+        "seconds": done.seconds,
+    });
+    Ok((facts.to_string(), done.misread_by))
+}
+
+/// Looks for defects of a quantized checkpoint. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, against, device, progress))]
+pub(crate) fn diagnose_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    against: Option<PathBuf>,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let device = ready(py, device)?;
+    let open = || Ok((Checkpoint::open(&path)?, against.as_deref().map(Checkpoint::open).transpose()?));
+    let (input, against) = py.detach(open).map_err(of_checkpoints)?;
+    let diagnosis =
+        operate(py, progress, |progress| checkpoint::diagnose(&input, against.as_ref(), &device, progress))?;
+    Ok(diagnosis.to_json().to_string())
+}
+
+/// Lists the tensors of a checkpoint. Returns JSON.
+#[pyfunction]
+pub(crate) fn inspect_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    let look = || -> checkpoint::Result<String> {
+        let input = Checkpoint::open(&path)?;
+        let all: Vec<_> = checkpoint::inspect(&input).iter().map(inspected).collect();
+        Ok(Value::from(all).to_string())
+    };
+    work(py, look).map_err(|error| of_checkpoints(py, error))
+}
+
+/// A tensor as JSON.
+fn inspected(found: &checkpoint::Inspected<'_>) -> Value {
+    let stored = found.tensor.stored();
+    let mut facts = json!({
+        "tensor": found.tensor.name(),
+        "shape": found.tensor.shape(),
+        "file": stored.file.to_string_lossy(),
+    });
+    match &found.tensor {
+        Logical::Packed(packed) => {
+            facts["format"] = packed.format.word().into();
+            facts["convention"] = packed.convention().word().into();
+            facts["bytes"] = packed.bytes().into();
+            if let Some((_, global_scale)) = packed.global_scale {
+                facts["global_scale"] = global_scale.value().into();
+                facts["direction"] = global_scale.direction().word().into();
+            }
+        }
+        Logical::Plain(tensor) => {
+            facts["dtype"] = tensor.dtype.to_string().into();
+            facts["bytes"] = tensor.data.len().into();
+        }
+    }
+    if let Some(histogram) = &found.histogram {
+        facts["blocks"] = histogram.blocks().into();
+        facts["nan_scales"] = histogram.nan_scales().into();
+        facts["scale_range"] =
+            histogram.scale_range().map_or(Value::Null, |(least, most)| json!([least, most]));
+    }
+    if let Some(error) = &found.unreadable {
+        facts["unreadable"] = error.to_string().into();
+    }
+    facts
+}
+
+fn sums(sums: Sums) -> Value {
+    json!({
+        "tensors": sums.tensors,
+        "elements": sums.elements,
+        "bytes_before": sums.bytes_before,
+        "bytes_after": sums.bytes_after,
+    })
+}
+
+fn skipped(skipped: &[Skipped]) -> Value {
+    skipped
+        .iter()
+        .map(|skipped| json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why }))
+        .collect()
+}
+
+/// Makes a device ready.
+fn ready(py: Python<'_>, device: &str) -> PyResult<Device> {
+    let choice: DeviceChoice = device.parse().map_err(|why| error(py, why))?;
+    py.detach(|| Device::choose(choice)).map_err(|error| of_tensors(py, error))
+}
+
+/// Makes sure that nothing that is read will be overwritten.
+fn check_places(input: &Checkpoint, outputs: &[&PathBuf]) -> checkpoint::Result<()> {
+    let mut places = Places::default();
+    places.read(input)?;
+    outputs.iter().try_for_each(|out| places.write(out))
+}
+
+/// Carries out an operation that tells of its progress: `progress(tensor, done, total)` is called before each
+/// tensor. What that raises, and Ctrl-C, stop the operation, which then leaves nothing behind.
+fn operate<R: Send>(
+    py: Python<'_>,
+    progress: Option<Py<PyAny>>,
+    operation: impl FnOnce(&mut OnProgress<'_>) -> checkpoint::Result<R> + Send,
+) -> PyResult<R> {
+    let mut raised = None;
+    let done = work(py, || {
+        let mut update = |at: Progress<'_>| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                let Some(progress) = &progress else { return Ok(()) };
+                progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
+            });
+            match told {
+                Ok(()) => std::ops::ControlFlow::Continue(()),
+                Err(error) => {
+                    raised = Some(error);
+                    std::ops::ControlFlow::Break(())
+                }
+            }
+        };
+        operation(&mut update)
+    });
+    match (done, raised) {
+        (Ok(done), None) => Ok(done),
+        (_, Some(error)) => Err(error),
+        (Err(error @ Error::Interrupted), None) => Err(of_checkpoints(py, error)),
+        (Err(error), None) => Err(of_checkpoints(py, error)),
+    }
+}

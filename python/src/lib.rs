@@ -1,0 +1,53 @@
+//! The extension module `microscale._microscale`: the libraries as functions of arrays, and the program.
+//!
+//! What users call is Python, in `python/microscale/`: it makes the outputs, in the library that the input is
+//! from, and hands both to functions here, which check everything again that memory depends on.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `array` | where the elements of somebody's array lie; what may be done with them |
+//! | `interface`, `dlpack` | finding that out |
+//! | `recipe`, `operand` | what is asked for; a quantized matrix in arrays |
+//! | `tensors`, `checkpoints` | the functions |
+//! | `workers` | threads, also after a fork; the interpreter's lock is let go of meanwhile |
+//! | `errors` | exceptions |
+
+mod array;
+mod checkpoints;
+mod dlpack;
+mod errors;
+mod interface;
+mod operand;
+mod recipe;
+mod tensors;
+mod workers;
+
+/// The functions of `microscale._microscale`.
+#[pyo3::pymodule(gil_used = false)]
+mod _microscale {
+    use std::ffi::OsString;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::checkpoints::{
+        convert_checkpoint, diagnose_checkpoint, inspect_checkpoint, merge_checkpoint, quantize_checkpoint,
+    };
+    #[pymodule_export]
+    use crate::recipe::Recipe;
+    #[pymodule_export]
+    use crate::tensors::{amax, compare, compare_quantized, dequantize, gemv, linear, quantize, scales_in};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::workers::remember_process();
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// Runs the program with its arguments, the first of which is its name, and returns its exit code. What it
+    /// does about signals stays: the process should end after it.
+    #[pyfunction]
+    fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+        py.detach(|| microscale_cli::main(arguments))
+    }
+}

@@ -1,0 +1,255 @@
+//! Operations on arrays. Outputs exist already; shapes, dtypes and memory are checked here.
+
+use half::{bf16, f16};
+use microscale::{
+    Batch, ErrorStats, GlobalScale, QuantizeOptions, ScaleLayout, gemv as multiply_quantized, gemv_weights,
+};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Kind, with_output, with_values};
+use crate::errors::{error, of_tensors, type_error};
+use crate::interface::array_of;
+use crate::operand::Operand;
+use crate::recipe::{Recipe, word};
+use crate::workers::work;
+
+/// Counts of a report, in the order of Python's `Report`.
+type Counts = (u64, u64, u64, u64, u64, u64, u64, Option<(usize, usize)>);
+
+/// Figures of a loss, in the order of Python's `Loss`.
+type Figures = (u64, u64, f64, f64, f64, f64);
+
+fn counts(report: microscale::Report) -> Counts {
+    (
+        report.nan,
+        report.infinite,
+        report.clipped_blocks,
+        report.flushed_blocks,
+        report.saturated_scales,
+        report.rescaled_blocks,
+        report.tried_scales,
+        report.first_non_finite.map(|first| (first.row, first.col)),
+    )
+}
+
+fn figures(stats: ErrorStats) -> Figures {
+    (
+        stats.elements(),
+        stats.non_finite(),
+        stats.relative_squared_error(),
+        stats.sqnr_db(),
+        stats.max_abs_error(),
+        stats.cosine(),
+    )
+}
+
+/// Quantizes the rows of an array to codes and scales. Returns the global scale, and counts.
+#[pyfunction]
+#[pyo3(signature = (values, recipe, importance, codes, scales))]
+pub(crate) fn quantize(
+    py: Python<'_>,
+    values: &Bound<'_, PyAny>,
+    recipe: &Recipe,
+    importance: Option<&Bound<'_, PyAny>>,
+    codes: &Bound<'_, PyAny>,
+    scales: &Bound<'_, PyAny>,
+) -> PyResult<(Option<f32>, Option<&'static str>, Counts)> {
+    let values = array_of(values, "x")?;
+    let shape = values.matrix(py)?;
+    let importance = importance.map(|importance| array_of(importance, "importance")).transpose()?;
+    let columns = importance.as_ref().map(|importance| columns(py, importance)).transpose()?;
+    let options =
+        columns.map_or(QuantizeOptions::new(), |columns| QuantizeOptions::new().importance(columns));
+    let (mut codes, mut scales) = (array_of(codes, "codes")?, array_of(scales, "scales")?);
+    let inputs: Vec<_> = [&values].into_iter().chain(&importance).collect();
+    let codes_out: &mut [u8] = codes.output(py, Kind::Bytes, &inputs)?;
+    let range = codes_out.as_ptr_range();
+    let scales_out: &mut [u8] = scales.output(py, Kind::Bytes, &inputs)?;
+    let other = scales_out.as_ptr_range();
+    if range.start < other.end && other.start < range.end {
+        return Err(error(py, "codes and scales share memory; pass arrays of their own"));
+    }
+    let recipe = &recipe.0;
+    let done = with_values!(values, values => work(py, || {
+        microscale::quantize_into_parts(values, shape, recipe, options, codes_out, scales_out)
+    }))?;
+    let (global_scale, report) = done.map_err(|error| of_tensors(py, error))?;
+    let direction = global_scale.map(|global_scale| microscale::Words::word(global_scale.direction()));
+    Ok((global_scale.map(GlobalScale::value), direction, counts(report)))
+}
+
+/// A vector of f32 without gaps.
+fn columns<'a>(py: Python<'_>, importance: &'a Array) -> PyResult<&'a [f32]> {
+    let shape = importance.rows(py)?;
+    if importance.kind() != Kind::F32 || importance.dims().len() != 1 || shape.cols != shape.row_stride {
+        return Err(type_error(
+            "importance must be a contiguous vector of float32, a number for each column",
+        ));
+    }
+    Ok(importance.values())
+}
+
+/// Dequantizes to an array of as many elements.
+#[pyfunction]
+pub(crate) fn dequantize(py: Python<'_>, tensor: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    let tensor = Operand::of(tensor)?;
+    let view = tensor.view(py)?;
+    let mut out = array_of(out, "out")?;
+    require_elements(py, &out, view.rows(), view.cols())?;
+    let row_stride = view.cols();
+    let done = with_output!(py, out, &[&tensor.codes, &tensor.scales], values => {
+        work(py, || microscale::dequantize_into(view, values, row_stride))
+    })?;
+    done.map_err(|error| of_tensors(py, error))
+}
+
+/// Makes sure that an output has as many elements as a matrix.
+fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: usize) -> PyResult<()> {
+    let found = out.dims().iter().fold(1usize, |all, n| all.saturating_mul(*n));
+    let expected = rows.saturating_mul(cols);
+    if found != expected {
+        return Err(error(
+            py,
+            format!("out has {found} elements and must have {expected}, {rows} rows of {cols}"),
+        ));
+    }
+    Ok(())
+}
+
+/// The largest finite magnitude, and whether there are NaN and infinities.
+#[pyfunction]
+pub(crate) fn amax(py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<(f32, bool, bool)> {
+    let values = array_of(values, "x")?;
+    let shape = values.matrix(py)?;
+    let found = with_values!(values, values => work(py, || microscale::amax(values, shape)))?;
+    let found = found.map_err(|error| of_tensors(py, error))?;
+    Ok((found.finite, found.nan, found.infinite))
+}
+
+/// Writes the scales of a quantized matrix in a layout.
+#[pyfunction]
+pub(crate) fn scales_in(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    layout: &str,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let layout: ScaleLayout = word(py, layout)?;
+    let tensor = Operand::of(tensor)?;
+    let view = tensor.view(py)?;
+    let mut out = array_of(out, "out")?;
+    let out: &mut [u8] = out.output(py, Kind::Bytes, &[&tensor.codes, &tensor.scales])?;
+    let scales = work(py, || view.scales_in(layout));
+    if scales.len() != out.len() {
+        return Err(error(py, format!("out has {} bytes and must have {}", out.len(), scales.len())));
+    }
+    out.copy_from_slice(&scales);
+    Ok(())
+}
+
+/// Multiplies quantized matrices with quantized vectors.
+#[pyfunction]
+pub(crate) fn gemv(
+    py: Python<'_>,
+    matrix: &Bound<'_, PyAny>,
+    vectors: &Bound<'_, PyAny>,
+    batch: usize,
+    vector_stride: usize,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (matrix, vectors) = (Operand::of(matrix)?, Operand::of(vectors)?);
+    let (matrix_view, vector_view) = (matrix.view(py)?, vectors.view(py)?);
+    let mut out = array_of(out, "out")?;
+    let batch = Batch::of(batch).with_vector_stride(vector_stride);
+    let inputs = [&matrix.codes, &matrix.scales, &vectors.codes, &vectors.scales];
+    let done = with_output!(py, out, &inputs, values => {
+        work(py, || multiply_quantized(matrix_view, vector_view, batch, values))
+    })?;
+    done.map_err(|error| of_tensors(py, error))
+}
+
+/// Multiplies quantized weights with activations of 16 bits.
+#[pyfunction]
+pub(crate) fn linear(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    activations: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let weights = Operand::of(weights)?;
+    let view = weights.view(py)?;
+    let activations = array_of(activations, "activations")?;
+    let shape = activations.rows(py)?;
+    if shape.cols != view.cols() {
+        let (found, expected) = (shape.cols, view.cols());
+        return Err(error(
+            py,
+            format!("activations have {found} columns and the weights {expected}; they must have as many"),
+        ));
+    }
+    if shape.row_stride != shape.cols {
+        return Err(error(py, "activations must be contiguous; pass a contiguous copy of them"));
+    }
+    let mut out = array_of(out, "out")?;
+    require_elements(py, &out, shape.rows, view.rows())?;
+    let inputs = [&weights.codes, &weights.scales, &activations];
+    let kind = activations.kind();
+    /// The product for a dtype.
+    macro_rules! multiply {
+        ($T:ty) => {{
+            let out: &mut [$T] = out.output(py, kind, &inputs)?;
+            let values = activations.values::<$T>();
+            work(py, || gemv_weights(view, values, shape.rows, out))
+        }};
+    }
+    let done = match kind {
+        Kind::F16 => multiply!(f16),
+        Kind::Bf16 => multiply!(bf16),
+        Kind::F32 | Kind::Bytes => {
+            return Err(type_error("activations must be float16 or bfloat16; convert them first"));
+        }
+    };
+    done.map_err(|error| of_tensors(py, error))
+}
+
+/// Figures of the difference between an array and what it was quantized to.
+#[pyfunction]
+pub(crate) fn compare_quantized(
+    py: Python<'_>,
+    values: &Bound<'_, PyAny>,
+    tensor: &Bound<'_, PyAny>,
+) -> PyResult<Figures> {
+    let values = array_of(values, "original")?;
+    let shape = values.rows(py)?;
+    let tensor = Operand::of(tensor)?;
+    let view = tensor.view(py)?;
+    let stats = with_values!(values, values => work(py, || ErrorStats::of_quantized(values, shape, view)))?;
+    stats.map(figures).map_err(|error| of_tensors(py, error))
+}
+
+/// Figures of the difference between two arrays of one shape.
+#[pyfunction]
+pub(crate) fn compare(
+    py: Python<'_>,
+    original: &Bound<'_, PyAny>,
+    other: &Bound<'_, PyAny>,
+) -> PyResult<Figures> {
+    let (original, other) = (array_of(original, "original")?, array_of(other, "other")?);
+    if original.dims() != other.dims() {
+        let (first, second) = (original.dims(), other.dims());
+        return Err(error(
+            py,
+            format!("original has shape {first:?} and other {second:?}; they must be the same"),
+        ));
+    }
+    for array in [&original, &other] {
+        let shape = array.rows(py)?;
+        if shape.rows > 1 && shape.row_stride != shape.cols {
+            return Err(error(py, "arrays to compare must be contiguous; pass contiguous copies of them"));
+        }
+    }
+    let stats = with_values!(original, first => with_values!(other, second => {
+        work(py, || ErrorStats::between(first, second))
+    }))??;
+    Ok(figures(stats))
+}

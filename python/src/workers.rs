@@ -1,0 +1,48 @@
+//! Work without the interpreter's lock, over rayon's threads.
+//!
+//! A process that was forked has no thread but the one that forked: the pool of its parent would never answer.
+//! `multiprocessing` and PyTorch's data loaders fork, so that work in such a process gets a pool of its own.
+
+use std::process;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use pyo3::marker::Ungil;
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// The process that the module was loaded in.
+static HOME: OnceLock<u32> = OnceLock::new();
+/// The pool of a forked process. Pools are never dropped: that of a parent has no threads to wait for here.
+static FORKED: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
+
+/// Notes which process has rayon's own pool.
+pub(crate) fn remember_process() {
+    HOME.get_or_init(process::id);
+}
+
+/// Does work while other threads of Python run.
+pub(crate) fn work<R: Send + Ungil>(py: Python<'_>, work: impl FnOnce() -> R + Send + Ungil) -> R {
+    py.detach(|| match pool_of_fork() {
+        None => work(),
+        Some(pool) => pool.install(work),
+    })
+}
+
+/// The pool to work in, if it is not rayon's own.
+fn pool_of_fork() -> Option<&'static ThreadPool> {
+    let process = process::id();
+    if HOME.get() == Some(&process) {
+        return None;
+    }
+    let mut forked = FORKED.lock().unwrap_or_else(PoisonError::into_inner);
+    match *forked {
+        Some((owner, pool)) if owner == process => Some(pool),
+        _ => {
+            // Without threads of its own a process can still work: by one.
+            let pool = ThreadPoolBuilder::new().build().ok()?;
+            let pool: &'static ThreadPool = Box::leak(Box::new(pool));
+            *forked = Some((process, pool));
+            Some(pool)
+        }
+    }
+}

@@ -1,0 +1,198 @@
+"""Arrays of every origin, and what is refused of them."""
+
+import array
+import copy
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import microscale
+
+
+class DLPackOnly:
+    """An array that has DLPack alone, in its old form or in that with versions."""
+
+    def __init__(self, x, *, versioned):
+        self.x, self.versioned, self.shape = x, versioned, x.shape
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if options and not self.versioned:
+            raise TypeError("unexpected keyword argument")
+        return self.x.__dlpack__(**options)
+
+
+class OnGpu:
+    shape = (1, 32)
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **options):
+        raise AssertionError("memory of a GPU is not asked for")
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((6, 80), np.float32)
+
+
+def same(a, b):
+    np.testing.assert_array_equal(a.codes, b.codes)
+    np.testing.assert_array_equal(a.scales, b.scales)
+    assert (a.global_scale, a.direction, a.shape) == (b.global_scale, b.direction, b.shape)
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_dlpack(x, versioned):
+    same(microscale.quantize(DLPackOnly(x, versioned=versioned)), microscale.quantize(x))
+    same(microscale.quantize(DLPackOnly(x[:, ::2], versioned=versioned)), microscale.quantize(x[:, ::2].copy()))
+
+
+def test_the_buffer_protocol(x):
+    values = array.array("f", x[0].tolist())
+    same(microscale.quantize(values), microscale.quantize(x[0]))
+    same(microscale.quantize(memoryview(x)), microscale.quantize(x))
+
+
+def test_read_only_and_empty_arrays(x):
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    same(microscale.quantize(frozen), microscale.quantize(x))
+    for shape in [(0, 32), (3, 0), (0,), (2, 0, 5)]:
+        q = microscale.quantize(np.zeros(shape, np.float32))
+        assert q.shape == shape and q.codes.size == q.scales.size == 0 and q.global_scale is None
+        assert microscale.dequantize(q).shape == shape
+    one = microscale.quantize(np.float32([3.0]), "mxfp4")
+    assert one.codes.shape == (16,) and one.scales.shape == (1,)
+
+
+def test_nothing_is_copied_and_nothing_is_written(x):
+    before = x.copy()
+    q = microscale.quantize(x)
+    np.testing.assert_array_equal(x, before)
+    again = microscale.Quantized(
+        q.codes, q.scales, format="nvfp4", shape=x.shape, global_scale=q.global_scale, direction=q.direction
+    )
+    assert again.codes is q.codes and again.scales is q.scales
+    np.testing.assert_array_equal(again.dequantize(), q.dequantize())
+
+
+def test_outputs_that_exist_are_written_to(x):
+    q = microscale.quantize(x, "mxfp4")
+    codes = q.codes
+    out = microscale.quantize(2 * x, "mxfp4", out=q)
+    assert out is q and q.codes is codes
+    same(q, microscale.quantize(2 * x, "mxfp4"))
+    values = np.empty((6, 80), ml_dtypes.bfloat16)
+    assert microscale.dequantize(q, out=values) is values
+    np.testing.assert_array_equal(values, microscale.dequantize(q, "bfloat16"))
+    with pytest.raises(microscale.Error, match=r"must be \(5, 80\) in mxfp4"):
+        microscale.quantize(x[:5], "mxfp4", out=q)
+    with pytest.raises(microscale.Error, match="out has 10 elements and must have 480"):
+        microscale.dequantize(q, out=np.empty(10, np.float32))
+    values.flags.writeable = False
+    with pytest.raises(microscale.Error, match="cannot be written to"):
+        microscale.dequantize(q, out=values)
+    shared = microscale.Quantized(x.view(np.uint8).ravel()[: 6 * 48].reshape(6, 48), q.scales, format="mxfp4", shape=(6, 80))
+    with pytest.raises(microscale.Error, match="shares memory with x"):
+        microscale.quantize(x, "mxfp4", out=shared)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda x: x.astype(np.float64), TypeError, "x has dtype float64; pass float32"),
+        (lambda x: x.astype(">f4"), TypeError, "byte order"),
+        (lambda x: x.astype(np.int8), TypeError, "int8"),
+        (lambda x: x[:, ::-1], microscale.Error, "goes backwards"),
+        (lambda x: np.broadcast_to(x[:1], (6, 80)), microscale.Error, "stride is 0"),
+        (lambda x: np.float32(3), microscale.Error, "no dimensions"),
+        (lambda x: x.tolist(), TypeError, "numpy.asarray"),
+        (lambda x: object(), TypeError, "x is of type object; pass an array"),
+        (lambda x: OnGpu(), TypeError, r"no CPU .* x\.cpu\(\) for PyTorch"),
+        (lambda x: x.view(np.uint8).ravel()[1 : 1 + 4 * 32].view(np.float32), TypeError, "multiple of 4 bytes"),
+        (lambda x: np.lib.stride_tricks.as_strided(x, (2, 32), (130, 4)), microscale.Error, "no multiples"),
+        (lambda x: x.reshape(3, 2, 10, 8).transpose(2, 0, 3, 1)[::2], microscale.Error, "do not describe rows"),
+    ],
+)
+def test_arrays_that_are_refused(x, make, error, message):
+    with pytest.raises(error, match=message):
+        microscale.quantize(make(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "mxfp5"}, "'mxfp5': unknown format; there are mxfp4|\"mxfp5\": unknown format; there are mxfp4"),
+        ({"convention": "ggml"}, "nvfp4 has no convention ggml; it has torchao"),
+        ({"scale_rule": "floor"}, "nvfp4 has no scale_rule"),
+        ({"format": "mxfp4", "scale_rule": "up"}, "unknown scale rule"),
+        ({"format": "mxfp8-e4m3", "search": "full"}, "cannot be searched"),
+        ({"format": "mxfp4", "global_scale": 2.0}, "mxfp4 has no global scale"),
+        ({"global_scale": 0.0}, "out of range"),
+        ({"global_scale": "auto"}, "pass a number"),
+        ({"layout": "tiled"}, "unknown"),
+        ({"non_finite": "skip"}, "unknown"),
+        ({"search": "full", "importance": np.ones(79, np.float32)}, "each of 80 columns"),
+    ],
+)
+def test_choices_that_are_refused(x, options, message):
+    with pytest.raises(microscale.Error, match=message):
+        microscale.quantize(x, **options)
+
+
+def test_values_that_are_refused(x):
+    x[4, 7] = np.nan
+    x[5, 0] = -np.inf
+    with pytest.raises(microscale.NonFiniteError, match="1 NaN and 1 infinite") as caught:
+        microscale.quantize(x)
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.first, error.nan, error.infinite) == ((4, 7), 1, 1)
+    report = microscale.quantize(x, non_finite="saturate").report
+    assert (report.nan, report.infinite, report.first_non_finite) == (1, 1, (4, 7))
+    assert microscale.amax(x)[1:] == (True, True)
+
+
+def test_parts_that_are_no_tensor(x):
+    q = microscale.quantize(x)
+    make = lambda **changed: microscale.Quantized(
+        **({"codes": q.codes, "scales": q.scales, "format": "nvfp4", "shape": (6, 80)} | changed)
+    )
+    with pytest.raises(microscale.Error, match="codes have 200 bytes"):
+        make(codes=q.codes[:5]).dequantize()
+    with pytest.raises(microscale.Error, match="sign bit"):
+        make(scales=q.scales | 128).dequantize()
+    with pytest.raises(microscale.Error, match="contiguous"):
+        make(codes=np.asfortranarray(q.codes)).dequantize()
+    with pytest.raises(TypeError, match="codes is float32 and must be uint8"):
+        make(codes=x).dequantize()
+    with pytest.raises(ValueError, match="go together"):
+        make(global_scale=2.0)
+    with pytest.raises(microscale.Error, match="swizzled"):
+        microscale.linear(microscale.swizzle(q), x.astype(np.float16))
+    with pytest.raises(TypeError, match="float16 or bfloat16"):
+        microscale.linear(q, x)
+    with pytest.raises(TypeError, match="choose float32"):
+        q.dequantize("float64")
+
+
+def test_views_of_the_scales_as_floats(x):
+    codes, scales = microscale.quantize(x).typed
+    assert codes.dtype == np.uint8 and scales.dtype == ml_dtypes.float8_e4m3fn
+    q = microscale.quantize(x, "mxfp8-e4m3")
+    codes, scales = q.typed
+    assert codes.dtype == ml_dtypes.float8_e4m3fn and scales.dtype == ml_dtypes.float8_e8m0fnu
+    typed = microscale.Quantized(q.codes, scales, format="mxfp8-e4m3", shape=x.shape)
+    np.testing.assert_array_equal(typed.dequantize(), q.dequantize())
+
+
+def test_objects_tell_what_they_are(x):
+    q = microscale.quantize(x)
+    assert repr(q) == f"Quantized(6x80 in nvfp4, linear scales, divisor {q.global_scale:g}, {6 * 45 + 4} bytes)"
+    same(copy.copy(q), q)
+    same(pickle.loads(pickle.dumps(q)), q)

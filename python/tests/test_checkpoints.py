@@ -1,0 +1,172 @@
+"""Checkpoints, and the program in the package."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import read_safetensors
+
+import microscale
+
+PROGRAM = [sys.executable, "-m", "microscale"]
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_program_and_the_function_write_the_same(sample, tmp_path):
+    seen = []
+    facts = microscale.quantize_checkpoint(
+        sample, tmp_path / "a", format="nvfp4", device="cpu", progress=lambda *at: seen.append(at)
+    )
+    done = subprocess.run(
+        [*PROGRAM, "quantize", sample, "--format", "nvfp4", "--device", "cpu", "--out", tmp_path / "b"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "quantized       21" in done.stdout
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert sum(tensor.get("outcome", tensor).get("copied") is None for tensor in facts["tensors"]) >= 21
+    names = [name for name, _, _ in seen if name]
+    assert len(names) == len(set(names)) == len(facts["tensors"])
+    assert seen[-1][1] == seen[-1][2] > 0
+
+
+def test_tensors_are_those_of_quantize(sample, tmp_path):
+    microscale.quantize_checkpoint(sample, tmp_path / "out", recipe="nvfp4", device="cpu")
+    before, _ = read_safetensors(next(sample.glob("*.safetensors")))
+    listed = {entry["tensor"]: entry for entry in microscale.inspect(tmp_path / "out")}
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert listed[name]["format"] == "nvfp4" and listed[name]["shape"] == list(before[name].shape)
+    q = microscale.quantize(before[name])
+    assert listed[name]["global_scale"] == pytest.approx(q.global_scale) and listed[name]["direction"] == "divisor"
+    assert listed[name]["blocks"] == q.scales.size
+    assert listed["model.norm.weight"]["dtype"] == "BF16"
+
+
+def test_a_plan_writes_nothing(sample, tmp_path):
+    plan = microscale.quantize_checkpoint(sample, None, exclude=["*down_proj*"])
+    assert any("down_proj" in tensor["name"] for tensor in plan["tensors"])
+    assert any("SGLang" in note for note in plan["notes"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_are_merged(sample, tmp_path):
+    for index in (1, 2):
+        facts = microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", part=(index, 2))
+        assert facts["part"]["made"] + facts["part"]["kept"] <= facts["part"]["of"]
+    merged = microscale.merge(sample, tmp_path / "out")
+    microscale.quantize_checkpoint(sample, tmp_path / "whole", device="cpu")
+    assert merged["shards"] == 2 and contents(tmp_path / "out") == contents(tmp_path / "whole")
+    with pytest.raises(microscale.Error, match="9/2"):
+        microscale.quantize_checkpoint(sample, tmp_path / "other", part=(9, 2))
+
+
+def test_converting_and_examining(sample, tmp_path):
+    microscale.quantize_checkpoint(sample, tmp_path / "out", format="nvfp4", device="cpu")
+    facts = microscale.convert(tmp_path / "out", tmp_path / "modelopt", to="modelopt", device="cpu")
+    assert facts["converted"]["tensors"] == 21 and facts["to"] == "modelopt"
+    for path in ("out", "modelopt"):
+        found = microscale.doctor(tmp_path / path, against=sample, device="cpu")
+        assert found["quantized_tensors"] == 21
+        assert [finding for finding in found["findings"] if finding["defect"] == "unreadable"] == []
+    weights = next((tmp_path / "out").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(microscale.CheckpointError) as caught:
+        microscale.doctor(tmp_path / "out")
+    assert caught.value.file == str(weights)
+
+
+def test_errors_name_file_and_tensor(sample, tmp_path):
+    with pytest.raises(microscale.CheckpointError, match="no-such") as caught:
+        microscale.quantize_checkpoint(tmp_path / "no-such", tmp_path / "out")
+    assert caught.value.file == str(tmp_path / "no-such") and caught.value.tensor is None
+    tensors, _ = read_safetensors(next(sample.glob("*.safetensors")))
+    path = tmp_path / "bad.safetensors"
+    values = np.full((64, 64), np.nan, np.float32)
+    header = {"model.layers.0.mlp.up_proj.weight": {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, values.nbytes]}}
+    header = json.dumps(header).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values.tobytes())
+    with pytest.raises(microscale.CheckpointError, match="4096 NaN") as caught:
+        microscale.quantize_checkpoint(path, tmp_path / "out.safetensors", device="cpu")
+    assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight" and caught.value.file == str(path)
+    with pytest.raises(microscale.CheckpointError, match="no-preset"):
+        microscale.quantize_checkpoint(sample, tmp_path / "out", recipe="no-preset")
+    with pytest.raises(microscale.Error, match="cuda:N"):
+        microscale.quantize_checkpoint(sample, tmp_path / "out", device="gpu")
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_what_progress_raises_stops_and_leaves_nothing(sample, tmp_path):
+    calls = []
+
+    def progress(tensor, done, total):
+        calls.append(tensor)
+        if len(calls) == 5:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", progress=progress)
+    assert len(calls) == 5 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_ctrl_c_stops_and_leaves_nothing(sample, tmp_path):
+    calls = []
+
+    def progress(tensor, done, total):
+        calls.append(tensor)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", progress=progress)
+    assert 3 <= len(calls) <= 4 and not list(tmp_path.iterdir())
+
+
+def big_checkpoint(path, tensors, side):
+    """A file whose tensors take a while."""
+    header, data = {}, np.random.default_rng(1).standard_normal((side, side), np.float32).tobytes()
+    for i in range(tensors):
+        offsets = [i * len(data), (i + 1) * len(data)]
+        header[f"model.layers.{i}.mlp.up_proj.weight"] = {"dtype": "F32", "shape": [side, side], "data_offsets": offsets}
+    header = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for _ in range(tensors):
+            file.write(data)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_ends_by_the_signal_that_asks_it_to(tmp_path, asked):
+    big_checkpoint(tmp_path / "big.safetensors", 30, 1024)
+    command = [*PROGRAM, "quantize", tmp_path / "big.safetensors", "--search", "full", "--device", "cpu"]
+    child = subprocess.Popen([*command, "--out", tmp_path / "out.safetensors"], stderr=subprocess.PIPE)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert child.poll() is None, child.stderr.read()
+        time.sleep(0.01)
+    child.send_signal(asked)
+    _, told = child.communicate(timeout=30)
+    assert child.returncode == -asked and b"interrupted; nothing was written" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["big.safetensors"]
+
+
+def test_exit_codes_and_streams(sample, tmp_path):
+    run = lambda *arguments: subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True)
+    assert run("--version").stdout.strip() == f"microscale {microscale.__version__}"
+    wrong = run("quantize", "--no-such-option")
+    assert wrong.returncode == 2 and "Usage: microscale quantize" in wrong.stderr and not wrong.stdout
+    failed = run("inspect", tmp_path / "nothing")
+    assert failed.returncode == 1 and failed.stderr.startswith("error: ")
+    script = Path(sysconfig.get_path("scripts")) / "microscale"
+    assert subprocess.run([script, "recipes"], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,164 @@
+"""PyTorch: tensors, operators, layers. Skipped where it is not installed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import microscale
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 50, bias=False), torch.nn.Linear(50, 8)]
+    return torch.nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8-e4m3"])
+def test_tensors_are_quantized_like_arrays(dtype, format):
+    x = torch.randn(5, 3, 96).to(dtype)
+    q = microscale.quantize(torch.nn.Parameter(x), format)
+    values = x.float().numpy() if dtype is torch.bfloat16 else x.numpy()
+    if dtype is torch.bfloat16:
+        import ml_dtypes
+
+        values = values.astype(ml_dtypes.bfloat16)
+    expected = microscale.quantize(values, format)
+    assert isinstance(q.codes, torch.Tensor) and q.codes.dtype == torch.uint8
+    np.testing.assert_array_equal(q.codes.numpy(), expected.codes)
+    np.testing.assert_array_equal(q.scales.numpy(), expected.scales)
+    assert q.global_scale == expected.global_scale
+    back = q.dequantize(dtype)
+    assert back.dtype == dtype and back.shape == x.shape
+    np.testing.assert_array_equal(back.float().numpy(), expected.dequantize(str(dtype)[6:]).astype(np.float32))
+    assert microscale.compare(x, q) == microscale.compare(values, expected)
+
+
+def test_views_are_read_where_they_lie():
+    x = torch.randn(96, 40)
+    for view in (x.t(), x[::2], x[:, ::3], x.reshape(4, 24, 40).transpose(0, 1)):
+        q, expected = microscale.quantize(view), microscale.quantize(view.contiguous())
+        assert torch.equal(q.codes, expected.codes) and torch.equal(q.scales, expected.scales)
+
+
+def test_torchs_own_dtypes_go_out_and_in():
+    q = microscale.quantize(torch.randn(8, 64))
+    codes, scales = q.typed
+    assert (codes.dtype, scales.dtype) == (torch.float4_e2m1fn_x2, torch.float8_e4m3fn)
+    assert codes.data_ptr() == q.codes.data_ptr()
+    again = microscale.Quantized(codes, scales, format="nvfp4", global_scale=q.global_scale, direction=q.direction)
+    assert again.shape == (8, 64) and torch.equal(again.dequantize(), q.dequantize())
+    assert microscale.quantize(torch.randn(8, 64), "mxfp4").typed[1].dtype == torch.float8_e8m0fnu
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.empty(2, 32, device="meta"), r"on meta.* pass x\.cpu\(\)"),
+        (lambda: torch.randn(2, 32).to_sparse(), "to_dense"),
+        (lambda: torch.randn(2, 32).double(), "64 bits"),
+    ],
+)
+def test_tensors_that_are_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        microscale.quantize(make())
+
+
+def test_torch_is_not_imported_for_arrays():
+    code = "import sys, numpy, microscale; microscale.quantize(numpy.ones((2, 32), 'f4')).dequantize(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_layers_are_replaced_and_compute(model, format):
+    from microscale.torch import QuantizedLinear, quantize_
+
+    first = model[0].weight.detach().clone()
+    names = quantize_(model, {"format": format, "search": "full"})
+    assert names == ["0", "2"] and isinstance(model[0], QuantizedLinear) and type(model[3]) is torch.nn.Linear
+    expected = microscale.quantize(first, format, search="full").dequantize()
+    assert torch.equal(model[0].dequantize(), expected)
+    x = torch.randn(3, 7, 64)
+    y = torch.nn.functional.linear(x, expected, model[0].bias)
+    assert torch.equal(model[0](x), y)
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.testing.assert_close(model[0](x.to(dtype)).float(), y, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_the_state_has_compressed_tensors_names(model, format):
+    from microscale.torch import QuantizedLinear, quantize_
+
+    quantize_(model, format)
+    state = model.state_dict()
+    own = {name.removeprefix("0."): tensor for name, tensor in state.items() if name.startswith("0.")}
+    block, scale = (16, torch.float8_e4m3fn) if format == "nvfp4" else (32, torch.uint8)
+    expected = {
+        "weight_packed": (torch.uint8, (96, 32)),
+        "weight_scale": (scale, (96, 64 // block)),
+        "weight_global_scale": (torch.float32, (1,)),
+        "bias": (torch.float32, (96,)),
+    }
+    if format == "mxfp4":
+        del expected["weight_global_scale"]
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in own.items()} == expected
+    other = QuantizedLinear.from_linear(torch.nn.Linear(64, 96), format)
+    other.load_state_dict(own)
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    assert torch.equal(other(x), model[0](x))
+    with pytest.raises(microscale.Error, match="divisor"):
+        QuantizedLinear.from_linear(torch.nn.Linear(64, 96), convention="modelopt")
+
+
+def test_scales_keep_their_dtypes_when_a_model_is_cast(model):
+    from microscale.torch import quantize_
+
+    quantize_(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if "weight_" in name}
+    assert len(before) == 6
+    model = model.to(torch.bfloat16).half().float().bfloat16()
+    for name, tensor in before.items():
+        after = model.state_dict()[name]
+        assert after.dtype == tensor.dtype and torch.equal(after.view(torch.uint8), tensor.view(torch.uint8)), name
+    assert model[0].bias.dtype == torch.bfloat16
+
+
+def test_operators_are_what_torch_asks_of_them():
+    import microscale.torch  # noqa: F401
+
+    x = torch.randn(4, 40)
+    torch.library.opcheck(torch.ops.microscale.quantize, (x, "nvfp4", None, None, "error"))
+    codes, scales, number = torch.ops.microscale.quantize(x, "mxfp4", None, "full", "error")
+    torch.library.opcheck(
+        torch.ops.microscale.dequantize, (codes, scales, number, "mxfp4", "divisor", 40, torch.float16)
+    )
+    weights = torch.ops.microscale.quantize(torch.randn(24, 64), "nvfp4", None, None, "error")
+    x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
+    torch.library.opcheck(torch.ops.microscale.linear, (x, *weights, "nvfp4", "divisor"))
+
+
+def test_the_graph_is_not_broken(model):
+    from microscale.torch import quantize_
+
+    assert quantize_(model, "nvfp4", filter=lambda name, layer: layer.out_features != 50) == ["0"]
+    model = model.to(torch.bfloat16)
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), model(x))
+    other = torch.randn(9, 64, dtype=torch.bfloat16)
+    assert torch.equal(compiled(other), model(other))
+
+
+def test_gradients_reach_the_input():
+    from microscale.torch import QuantizedLinear
+
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32))
+    x = torch.randn(4, 64, dtype=torch.bfloat16, requires_grad=True)
+    layer(x).sum().backward()
+    expected = torch.ones(4, 32, dtype=torch.bfloat16) @ layer.dequantize(torch.bfloat16)
+    assert torch.equal(x.grad, expected)
