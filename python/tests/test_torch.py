@@ -61,7 +61,8 @@ def test_torchs_own_dtypes_go_out_and_in():
     [
         (lambda: torch.empty(2, 32, device="meta"), r"on meta.* pass x\.cpu\(\)"),
         (lambda: torch.randn(2, 32).to_sparse(), "to_dense"),
-        (lambda: torch.randn(2, 32).double(), "64 bits"),
+        (lambda: torch.randn(2, 32).double(), "dtype torch.float64; pass float32"),
+        (lambda: torch.randn(2, 32, dtype=torch.complex64).conj().imag, "resolve_neg"),
     ],
 )
 def test_tensors_that_are_refused(make, message):

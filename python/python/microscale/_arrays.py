@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 #: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
-_TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e8m0fnu")
+_TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 _VALUES = ("float32", "float16", "bfloat16")
 
 
@@ -25,7 +25,6 @@ def _torch_readable(x: Any, what: str) -> Any:
         )
     if x.layout != torch.strided:
         raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
-    x = x.detach()
     name = str(x.dtype).removeprefix("torch.")
     return x.view(torch.uint8) if name in _TORCH_BYTES else x
 
