@@ -209,7 +209,12 @@ impl Array {
         assert_eq!(size_of::<T>(), kind.bytes(), "the type is the kind's");
         let what = self.what;
         if !self.writable {
-            return Err(error(py, format!("{what} cannot be written to; pass an array that can")));
+            return Err(error(
+                py,
+                format!(
+                    "{what} cannot be written to; pass an array of numpy or a tensor of PyTorch that can"
+                ),
+            ));
         }
         let range = self.range();
         let shared = inputs.iter().find(|input| {

@@ -1,12 +1,13 @@
 //! Operations on checkpoints. What they tell goes to Python as JSON.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, GlobalSetting, Logical, OnProgress, Part, Places,
-    Plan, Progress, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, Logical, OnProgress, Part, Places, Plan,
+    Progress, Recipes, Settings, Skipped, Sums,
 };
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -297,16 +298,20 @@ fn operate<R: Send>(
     let mut raised = None;
     let done = work(py, || {
         let mut update = |at: Progress<'_>| {
+            // Workers have told of other tensors by the time that the operation stops.
+            if raised.is_some() {
+                return ControlFlow::Break(());
+            }
             let told = Python::attach(|py| {
                 py.check_signals()?;
                 let Some(progress) = &progress else { return Ok(()) };
                 progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
             });
             match told {
-                Ok(()) => std::ops::ControlFlow::Continue(()),
+                Ok(()) => ControlFlow::Continue(()),
                 Err(error) => {
                     raised = Some(error);
-                    std::ops::ControlFlow::Break(())
+                    ControlFlow::Break(())
                 }
             }
         };
@@ -315,7 +320,6 @@ fn operate<R: Send>(
     match (done, raised) {
         (Ok(done), None) => Ok(done),
         (_, Some(error)) => Err(error),
-        (Err(error @ Error::Interrupted), None) => Err(of_checkpoints(py, error)),
         (Err(error), None) => Err(of_checkpoints(py, error)),
     }
 }

@@ -48,7 +48,6 @@ struct Versioned {
     tensor: Tensor,
 }
 
-const READ_ONLY: u64 = 1;
 const PLAIN_NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
@@ -86,7 +85,7 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<A
     };
     let capsule = capsule.cast_into::<PyCapsule>()?;
     let is_versioned = capsule.is_valid_checked(Some(VERSIONED_NAME));
-    let (tensor, read_only) = if is_versioned {
+    let tensor = if is_versioned {
         let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?.cast::<Versioned>();
         // SAFETY: a capsule of this name holds this structure, which lives as long as the capsule, and nobody else has consumed it,
         // for it is new and its name is still that.
@@ -97,11 +96,11 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<A
                 "{what} has DLPack {major}.{minor}, and 1.x is read; pass a numpy array"
             )));
         }
-        (&managed.tensor, managed.flags & READ_ONLY != 0)
+        &managed.tensor
     } else {
         let pointer = capsule.pointer_checked(Some(PLAIN_NAME))?.cast::<Tensor>();
         // SAFETY: as above; `DLManagedTensor` begins with its tensor.
-        (unsafe { pointer.as_ref() }, false)
+        unsafe { pointer.as_ref() }
     };
     let Some(kind) = tensor.dtype.kind() else {
         let DataType { code, bits, lanes } = tensor.dtype;
@@ -122,5 +121,6 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<A
         false => Some(numbers(tensor.strides).iter().map(|n| *n as isize).collect()),
     };
     let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
-    Array::new(what, data, kind, dims, strides, !read_only, capsule.into_any().unbind())
+    // Arrays of JAX do not change, and their capsules do not say so.
+    Array::new(what, data, kind, dims, strides, false, capsule.into_any().unbind())
 }

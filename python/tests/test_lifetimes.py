@@ -77,7 +77,7 @@ def test_threads_work_at_once():
             if not (np.array_equal(q.codes, right.codes) and np.array_equal(q.scales, right.scales)):
                 wrong.append(q)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, expected)]
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, expected, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,0 +1,111 @@
+"""Times the Python package on a CPU beside torchao, compressed-tensors and the program, and compares the bytes.
+
+    python python_peers.py [--shape 8192x4096] [--threads 2] [--microscale target/release/microscale] [--json FILE]
+
+All but the program are called in this process, with the same tensor of PyTorch; they take turns as in peers_cpu.py, whose
+contenders these are. Needs what peers_cpu_requirements.txt lists, and the package (`pip install ./python`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--shape", default="8192x4096", metavar="ROWSxCOLS")
+parser.add_argument("--dtype", choices=("f32", "bf16"), action="append", help="input type; both if not given")
+parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--samples", type=int, default=3, help="samples a round")
+parser.add_argument("--microscale", type=Path, help="the program, to time in the same rounds")
+parser.add_argument("--json", type=Path, default=Path("python_peers.json"), help="where to write the records")
+arguments = parser.parse_args()
+# Read when the package's pool of threads begins.
+os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
+
+import peers_cpu  # noqa: E402
+import torch  # noqa: E402
+from compressed_tensors.compressors import BaseCompressor  # noqa: E402
+from compressed_tensors.quantization import preset_name_to_scheme  # noqa: E402
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp  # noqa: E402
+from peers_report import Record, Shape, print_ratios, print_table, write_json  # noqa: E402
+
+import microscale  # noqa: E402
+
+
+def same_as_torchao(matrix: torch.Tensor) -> bool:
+    """Whether scales and codes are torchao's, run eagerly."""
+    rows = matrix[: peers_cpu.VERIFIED_ROWS]
+    q = microscale.quantize(rows, "mxfp4", convention="torchao")
+    scales, codes = peers_cpu.quantize_torchao(rows)
+    return torch.equal(q.codes, codes.view(torch.uint8)) and torch.equal(q.scales, scales.view(torch.uint8))
+
+
+def same_as_compressed_tensors(matrix: torch.Tensor) -> bool:
+    """Whether scales and codes are those that compressed-tensors packs."""
+    rows = matrix[: peers_cpu.VERIFIED_ROWS]
+    q = microscale.quantize(rows, "mxfp4", convention="compressed-tensors")
+    scheme = preset_name_to_scheme("MXFP4A16", ["Linear"])
+    compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
+    scale, _ = compute_dynamic_scales_and_zp(rows, scheme.weights, module=None)
+    packed = compressor.compress({"weight": rows, "weight_scale": scale}, scheme)
+    return torch.equal(q.codes, packed["weight_packed"]) and torch.equal(
+        q.scales, packed["weight_scale"].view(torch.uint8)
+    )
+
+
+def package_contender(matrix: torch.Tensor, convention: str, verify) -> peers_cpu.Contender:
+    out = microscale.quantize(matrix, "mxfp4", convention=convention)
+
+    def sample() -> float:
+        start = time.perf_counter()
+        microscale.quantize(matrix, "mxfp4", convention=convention, out=out)
+        return time.perf_counter() - start
+
+    variant = f"package, {convention}"
+    return peers_cpu.Contender("microscale", microscale.__version__, variant, sample, lambda: verify(matrix))
+
+
+def main() -> None:
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    shape, records = Shape.parse(arguments.shape), []
+    for dtype in arguments.dtype or peers_cpu.DTYPES:
+        matrix = torch.randn(shape.rows, shape.cols).to(peers_cpu.DTYPES[dtype])
+        contenders = [
+            peers_cpu.copy_contender(shape, matrix.itemsize),
+            peers_cpu.torchao_contender(matrix),
+            peers_cpu.compressed_tensors_contender(matrix),
+            package_contender(matrix, "torchao", same_as_torchao),
+            package_contender(matrix, "compressed-tensors", same_as_compressed_tensors),
+        ]
+        if arguments.microscale:
+            contenders.append(peers_cpu.microscale_contender(arguments.microscale, shape, dtype, arguments.threads))
+        peers_cpu.measure(contenders, arguments.rounds, arguments.samples)
+        records += [
+            Record.of(
+                shape=shape,
+                bytes=shape.quantize_bytes(matrix.itemsize),
+                seconds=contender.seconds,
+                op=contender.op,
+                format="mxfp4",
+                dtype=dtype,
+                device="cpu",
+                threads=arguments.threads,
+                library=contender.library,
+                version=contender.version,
+                variant=contender.variant,
+                verified=contender.verify() if contender.verify else None,
+            )
+            for contender in contenders
+        ]
+    print(f"{shape}, {arguments.threads} threads, medians of {arguments.rounds} rounds of {arguments.samples}")
+    print_table(records)
+    print_ratios(records, "microscale")
+    write_json(arguments.json, records)
+
+
+if __name__ == "__main__":
+    main()
