@@ -73,7 +73,8 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
     match error {
         ConventionError::Unheld { file, tensor, .. }
         | ConventionError::Packed { file, tensor, .. }
-        | ConventionError::NotConverted { file, tensor, .. } => (Some(file), Some(tensor)),
+        | ConventionError::NotConverted { file, tensor, .. }
+        | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
             (Some(path), None)
         }

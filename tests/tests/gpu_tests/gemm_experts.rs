@@ -122,7 +122,7 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
             "m8" => (few(8), true),
             _ => (Bound::of_gemm::<T>(weights.cols(), LEAST), true),
         };
-        let ragged = !weights.cols().is_multiple_of(32) || skipped % 8 != 0;
+        let ragged = !weights.cols().is_multiple_of(32) || !skipped.is_multiple_of(8);
         let many = kernel.word().contains("mma");
         let defined = |row: usize| by_row && is_unusual::<T>(weights, row) || ragged && !many;
         for (i, (found, right)) in found.iter().zip(results).enumerate() {
