@@ -57,7 +57,7 @@ fn within(files: &[&Path], args: &[Arg<'_>]) {
 }
 
 #[test]
-#[ignore = "works on 400 MB: .ci/run does it, or cargo test-all"]
+#[ignore = "works on 400 MB: .ci/long does it, or cargo test-all"]
 fn one_tensor_takes_its_bytes_and_little_more() {
     let scratch = Scratch::new();
     let [input, output, other, floats, report] =
@@ -81,7 +81,7 @@ fn one_tensor_takes_its_bytes_and_little_more() {
 }
 
 #[test]
-#[ignore = "works on 400 MB: .ci/run does it, or cargo test-all"]
+#[ignore = "works on 400 MB: .ci/long does it, or cargo test-all"]
 fn transposes_take_little_more_too() {
     let scratch = Scratch::new();
     let [input, output] = ["in", "out"].map(|name| scratch.path(format!("{name}.safetensors")));
@@ -93,7 +93,7 @@ fn transposes_take_little_more_too() {
 }
 
 #[test]
-#[ignore = "works on 200 MB: .ci/run does it, or cargo test-all"]
+#[ignore = "works on 200 MB: .ci/long does it, or cargo test-all"]
 fn codes_of_eight_bits_take_little_more_too() {
     let scratch = Scratch::new();
     let [input, output, kept] = ["in", "out", "kept"].map(|name| scratch.path(format!("{name}.safetensors")));

@@ -112,7 +112,7 @@ fn some_cases_of_every_kernel_of_every_target_equal_the_library() {
 }
 
 #[test]
-#[ignore = "takes minutes for every option: .ci/run does it, or cargo test-all"]
+#[ignore = "takes minutes for every option: .ci/long does it, or cargo test-all"]
 fn every_kernel_of_every_target_equals_the_library() {
     let cases = cases();
     let all: Vec<&Case> = cases.iter().collect();

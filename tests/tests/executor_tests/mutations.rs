@@ -214,7 +214,7 @@ fn runs(case: &Case, name: &str) -> bool {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/run does it, or cargo test-all"]
+#[ignore = "takes minutes: .ci/long does it, or cargo test-all"]
 fn changes_to_kernels_are_noticed() {
     let all = cases();
     // By compute capability: sm_90a is looked at for the kernels that sm_90 does not have, too few for shares of their own.

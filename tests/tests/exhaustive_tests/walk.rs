@@ -16,7 +16,7 @@ pub(super) enum Walk {
     Every,
 }
 
-/// Two tests of each walk: over a sample of the patterns on every change, over all of them in `.ci/run`.
+/// Two tests of each walk: over a sample of the patterns on every change, over all of them in `.ci/long`.
 macro_rules! walks {
     ($($(#[$attribute:meta])* fn $name:ident($walk:ident: Walk) $body:block)*) => {$(
         $(#[$attribute])*
@@ -31,7 +31,7 @@ macro_rules! walks {
             }
 
             #[test]
-            #[ignore = "takes seconds for every f32: .ci/run does it, or cargo test-all"]
+            #[ignore = "takes seconds for every f32: .ci/long does it, or cargo test-all"]
             fn every() {
                 over(Walk::Every);
             }

@@ -106,7 +106,7 @@ fn every_axis_of_large_tensors() {
 }
 
 #[test]
-#[ignore = "takes most of a minute: .ci/run does it, or cargo test-all"]
+#[ignore = "takes most of a minute: .ci/long does it, or cargo test-all"]
 fn every_axis_of_the_largest_tensors() {
     every_axis(&[&[700, 900], &[1, 40_000, 33]]);
 }
