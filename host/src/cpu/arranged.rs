@@ -69,7 +69,8 @@ impl Arranged {
         Self { word, cols: cols_of_words, tokens, words }
     }
 
-    /// What a word has.
+    /// The contents of a word, by which x86 has instructions of its own.
+    #[cfg(target_arch = "x86_64")]
     pub(super) const fn word(&self) -> Word {
         self.word
     }
