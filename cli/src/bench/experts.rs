@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
 use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, TensorCoreActivation, doing as failed};
-use microscale::{Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words, cpu};
+use microscale::{Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words};
 
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
 use super::measurement::Times;
 use super::product::{matrix, matrix_bytes};
+use super::weights::WeightsProduct;
 use super::workload::random;
 
 /// The most rows whose results are compared.
@@ -66,33 +67,13 @@ impl<T: TensorCoreActivation> Mixture<T> {
         let (rows, cols) = (self.shape.rows, self.shape.cols);
         let mut sorted: Vec<_> = (0..self.chosen.len()).collect();
         sorted.sort_by_key(|pair| self.chosen[*pair]);
-        let gamma = tensor_core_gamma(cols).max(gemm_gamma(cols));
-        let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
         for place in (0..sorted.len()).step_by(sorted.len().div_ceil(COMPARED)) {
-            let (pair, found) = (sorted[place], &found[place * rows..][..rows]);
-            let weights = self.expert(self.chosen[pair] as usize)?;
-            let x = &self.activations[pair / self.top_k * cols..][..cols];
-            let mut expected = vec![T::default(); rows];
-            cpu::gemv_weights(weights, x, 1, &mut expected)?;
-            // The same without signs.
-            let codes = weights.codes().iter().map(|codes| codes & 0x77).collect();
-            let mut positive =
-                QuantizedTensor::from_parts(weights.shape(), codes, weights.scales().to_vec())?;
-            if let Some(scale) = weights.global_scale() {
-                positive = positive.with_global_scale(scale)?;
-            }
-            let x: Vec<T> = x.iter().map(|x| T::from_f32(x.to_f32().abs())).collect();
-            let mut magnitudes = vec![T::default(); rows];
-            cpu::gemv_weights(&positive, &x, 1, &mut magnitudes)?;
-            let near = |((found, expected), magnitude): ((&T, &T), &T)| {
-                let [found, expected, magnitude] =
-                    [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
-                let allowed = unit * expected.abs() + 2.0 * gamma * magnitude + f64::from(f32::MIN_POSITIVE);
-                found == expected || (found - expected).abs() <= allowed
-            };
-            if !found.iter().zip(&expected).zip(&magnitudes).all(near) {
-                return Err(Error::Wrong("experts' weights times activations on the GPU"));
-            }
+            let pair = sorted[place];
+            let weights = self.expert(self.chosen[pair] as usize)?.to_tensor();
+            let activations = self.activations[pair / self.top_k * cols..][..cols].to_vec();
+            let nearly = WeightsProduct { weights, activations, tokens: 1 }
+                .nearly(tensor_core_gamma(cols).max(gemm_gamma(cols)))?;
+            nearly.check("experts' weights times activations on the GPU", &found[place * rows..][..rows])?;
         }
         Ok(())
     }

@@ -26,8 +26,8 @@ use super::workload::random;
 /// Quantized weights, and the activations to multiply them with.
 pub(super) struct WeightsProduct<T> {
     pub(super) weights: QuantizedTensor,
-    activations: Vec<T>,
-    tokens: usize,
+    pub(super) activations: Vec<T>,
+    pub(super) tokens: usize,
 }
 
 impl<T: Activation> WeightsProduct<T> {
@@ -122,7 +122,7 @@ fn on_gpu<T: TensorCoreActivation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times
 const COMPARED: usize = 32;
 
 /// The results of some tokens, to compare others with that are as far from the exact ones.
-struct Nearly<T> {
+pub(super) struct Nearly<T> {
     rows: usize,
     /// The tokens, the first and the last among them.
     compared: Vec<usize>,
@@ -134,7 +134,7 @@ struct Nearly<T> {
 
 impl<T: Activation> WeightsProduct<T> {
     /// Results by few tokens' arithmetic, given the γ of the others.
-    fn nearly(&self, gamma: f64) -> Result<Nearly<T>> {
+    pub(super) fn nearly(&self, gamma: f64) -> Result<Nearly<T>> {
         let Self { weights, activations, tokens } = self;
         let (rows, cols) = (weights.rows(), weights.cols());
         let count = COMPARED.min(*tokens);
@@ -161,7 +161,7 @@ impl<T: Activation> Nearly<T> {
     ///
     /// # Errors
     /// [`microscale::Error::Wrong`].
-    fn check(&self, what: &'static str, found: &[T]) -> Result<()> {
+    pub(super) fn check(&self, what: &'static str, found: &[T]) -> Result<()> {
         // A unit in the last place of the dtype, relative to a number.
         let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
         let near = |((found, expected), magnitude): ((&T, &T), &T)| {

@@ -45,34 +45,33 @@ impl Few {
     }
 }
 
-/// Lists kernels by word.
-macro_rules! kernels {
-    ($($few:literal $rows:ident;)+ / $($many:literal $edition:ident $tile:ident;)+) => {
-        &[
-            $(($few, Self::Few(Few::$rows)),)+
-            $(($many, Self::Many(GemmWeightsKernel { edition: Edition::$edition, tile: TokenTile::$tile })),)+
-        ]
-    };
-}
+/// The kernels for few rows by word, and behind them those for many by theirs.
+const WORDS: [(&str, ExpertsKernel); FEW.len() + GemmWeightsKernel::WORDS.len()] = {
+    let mut all = [FEW[0]; FEW.len() + GemmWeightsKernel::WORDS.len()];
+    let mut i = 0;
+    while i < all.len() {
+        all[i] = if i < FEW.len() {
+            FEW[i]
+        } else {
+            let (word, kernel) = GemmWeightsKernel::WORDS[i - FEW.len()];
+            (word, ExpertsKernel::Many(kernel))
+        };
+        i += 1;
+    }
+    all
+};
+
+const FEW: [(&str, ExpertsKernel); 4] = [
+    ("m1", ExpertsKernel::Few(Few::M1)),
+    ("m2", ExpertsKernel::Few(Few::M2)),
+    ("m4", ExpertsKernel::Few(Few::M4)),
+    ("m8", ExpertsKernel::Few(Few::M8)),
+];
 
 impl Words for ExpertsKernel {
     const WHAT: &'static str = "kernel";
 
-    const WORDS: &'static [(&'static str, Self)] = kernels! {
-        "m1" M1;
-        "m2" M2;
-        "m4" M4;
-        "m8" M8;
-        /
-        "mma-n16" Mma N16;
-        "mma-n32" Mma N32;
-        "mma-n64" Mma N64;
-        "wgmma-n16" Wgmma N16;
-        "wgmma-n32" Wgmma N32;
-        "wgmma-n64" Wgmma N64;
-        "wgmma-n128" Wgmma N128;
-        "wgmma-n256" Wgmma N256;
-    };
+    const WORDS: &'static [(&'static str, Self)] = &WORDS;
 }
 
 words!(ExpertsKernel);
