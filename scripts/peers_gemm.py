@@ -53,6 +53,8 @@ GROUPED_TOKENS = (1, 16, 128, 1024)
 FORMATS = ("nvfp4", "mxfp4")
 PEERS = ("pytorch", "humming", "humming-mma")
 
+# Keys of our program's measurements that records have too.
+SHARED_KEYS = ("tokens", "bytes", "kernel", "format")
 ROTATION_BYTES = 1 << 30
 REPLAYS, WARM_UP = 25, 3
 # Rounding results to bf16 is an error of 0.0017 by itself; kernels that add parts of sums rounded to bf16 have up to 0.004.
@@ -384,20 +386,9 @@ def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> lis
         written = Path(directory) / "ours.json"
         subprocess.run([*command, "--json", str(written)], stdout=subprocess.DEVNULL, check=True)
         entries = json.loads(written.read_text())
+    ours_too = {"library": "microscale", "version": "", "variant": "", "error": None, "verified": True}
     return [
-        Record.of(
-            case=case,
-            tokens=entry["tokens"],
-            bytes=entry["bytes"],
-            seconds=[entry["median_seconds"]],
-            library="microscale",
-            version="",
-            variant="",
-            kernel=entry["kernel"],
-            format=entry["format"],
-            error=None,
-            verified=True,
-        )
+        Record.of(case=case, seconds=[entry["median_seconds"]], **ours_too, **{key: entry[key] for key in SHARED_KEYS})
         for entry in entries
     ]
 
