@@ -73,7 +73,18 @@ fn kernels_of_other_products_are_refused() {
 fn products_of_many_tokens_are_measured_on_cpus() {
     let bench: [Arg<'_>; 7] =
         [&"bench", &"--op", &"gemm-weights", &"--device", &"cpu", &"--shape", &"50x250"];
-    let more: [Arg<'_>; 6] = [&"--dtype", &"f32", &"--dtype", &"bf16", &"--tokens", &"20"];
+    let more: [Arg<'_>; 10] = [
+        &"--dtype",
+        &"f32",
+        &"--dtype",
+        &"bf16",
+        &"--tokens",
+        &"20",
+        &"--format",
+        &"mxfp4",
+        &"--format",
+        &"nvfp4",
+    ];
     let printed = run(&[&bench[..], &more].concat()).ok();
     for expected in ["gemm-weights", "50x250, 20 tokens", "f32", "bf16", "mxfp4", "nvfp4"] {
         assert!(printed.contains(expected), "{expected}: {printed}");
