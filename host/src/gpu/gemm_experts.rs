@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 use super::experts::{DeviceExperts, DeviceRouting, ExpertRows};
 use super::experts_kernel::ExpertsKernel;
 use super::gemm_weights_kernel::GemmWorkspace;
-use super::gemm_workspace::GemmWorkspaceMut;
+use super::gemm_workspace::{COUNTER_BYTES, GemmWorkspaceMut};
 use super::handle::Gpu;
 use super::launch;
 use super::memory::{DeviceView, DeviceViewMut};
@@ -55,6 +55,15 @@ impl Gpu {
     ) -> Result<GemmWorkspace> {
         let bytes = launch::experts_workspace(&self.kernels, experts, pairs)?;
         GemmWorkspace::new(stream, bytes)
+    }
+
+    /// Bytes of a workspace in memory that is somebody else's ([`GemmWorkspaceMut::from_raw_parts`]), as [`Self::experts_workspace`] makes
+    /// one.
+    ///
+    /// # Errors
+    /// [`OperandFault::Limit`] for more pairs than a GPU multiplies.
+    pub fn experts_workspace_bytes(&self, experts: &DeviceExperts, pairs: usize) -> Result<usize> {
+        Ok(COUNTER_BYTES + launch::experts_workspace(&self.kernels, experts, pairs)?)
     }
 
     /// Multiplies rows of activations with their experts' weights: for each sorted pair of `routing`, `out[row, m] =
