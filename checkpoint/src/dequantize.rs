@@ -98,7 +98,7 @@ pub fn dequantize(
             path: checkpoint.path.clone(),
         }));
     }
-    // What belongs to codes is no tensor of its own.
+    // Scales belong to their codes, and are no tensors of their own.
     let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
     let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name)).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);

@@ -430,7 +430,7 @@ impl<'a> Plan<'a> {
     /// Says in the output's config how its layers are stored.
     pub(crate) fn describe(&self, description: &mut Description) {
         if Description::method(self.checkpoint).is_some() {
-            // What is said about the cache of keys and values stays.
+            // The entry about the cache of keys and values stays.
             description.take_cache();
             description.remove();
         }

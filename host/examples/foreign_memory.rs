@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = microscale::gpu::cudarc::driver::CudaContext::new(0)?;
     let mut framework = Framework::new()?;
 
-    // What the other software has: weights, activations, and memory for results. An NVFP4 tensor has a slot for its global scale.
+    // The other software has weights, activations, and memory for results. An NVFP4 tensor has a slot for its global scale.
     let recipe = Recipe {
         non_finite: NonFinite::Propagate,
         ..Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?

@@ -191,7 +191,7 @@ pub struct TokenTiles {
 }
 
 impl TokenTiles {
-    /// Those of so many tokens, for kernels that take up to so many at a time.
+    /// The token tiles of so many tokens, for kernels that take up to so many at a time.
     fn of(tokens: u64, most: u32) -> Self {
         let each = (tokens.min(u64::from(most)) as u32).next_power_of_two();
         Self { count: tokens.div_ceil(u64::from(each)), bits: each.ilog2() }

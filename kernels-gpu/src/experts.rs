@@ -1,4 +1,4 @@
-//! What stands in front of products with experts' weights: sorting pairs of a token and an expert, and planning their token tiles.
+//! The kernels in front of products with experts' weights: sorting pairs of a token and an expert, and planning their token tiles.
 
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid};
 use microscale_kernels_abi::launch::{THREADS, WARP};

@@ -47,7 +47,7 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// Of its parts. Strides are in elements; without them there are no gaps.
+    /// An array of its parts. Strides are in elements; without them there are no gaps.
     pub(crate) fn new(
         what: &'static str,
         data: *mut u8,
@@ -177,15 +177,15 @@ impl Array {
     fn slice<T>(&self, kind: Kind) -> &[T] {
         assert!(self.kind == kind && size_of::<T>() == kind.bytes(), "the type is the kind's");
         assert!(self.strides.iter().all(|stride| *stride >= 0), "strides are looked at first");
-        match self.span() {
-            0 => &[],
-            // SAFETY: who made the array promises that its elements are where its shape and strides say, and keeps them
-            // there as long as `_owner` lives. The address is not null and was found to be aligned for the kind, whose
-            // bits are all values. What lies between rows is memory of the same allocation, for strides do not go
-            // backwards. That nobody writes to an argument while a function works on it, the package asks of its users, as
-            // every library does that lets go of the interpreter's lock.
-            span => unsafe { std::slice::from_raw_parts(self.data.cast(), span) },
+        let span = self.span();
+        if span == 0 {
+            return &[];
         }
+        // SAFETY: who made the array promises that its elements are where its shape and strides say, and keeps them there as long
+        // as `_owner` lives. The address is not null and was found to be aligned for the kind, whose bits are all values. Gaps
+        // between rows are memory of the same allocation, for strides do not go backwards. That nobody writes to an argument while a
+        // function works on it, the package asks of its users, as every library does that lets go of the interpreter's lock.
+        unsafe { std::slice::from_raw_parts(self.data.cast(), span) }
     }
 
     /// Values of the dtype that is the array's, gaps included. [`Self::matrix`] or [`Self::rows`] comes first.

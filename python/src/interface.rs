@@ -1,4 +1,4 @@
-//! Whose an array is: numpy's, or what has its interface; PyTorch's; or anybody's who has DLPack.
+//! Owners of arrays: numpy, or what has its interface; PyTorch; or anybody who has DLPack.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -41,7 +41,7 @@ fn of_interface(
         "<f4" => Some(Kind::F32),
         "<f2" => Some(Kind::F16),
         "|u1" => Some(Kind::Bytes),
-        // What numpy does not know itself has a name alone.
+        // A dtype that numpy does not know itself has a name alone.
         "<V2" | "<V1" | "|V1" => match dtype_name(object)?.as_str() {
             "bfloat16" => Some(Kind::Bf16),
             "float8_e4m3fn" | "float8_e8m0fnu" => Some(Kind::Bytes),

@@ -1,6 +1,6 @@
 //! The extension module `microscale._microscale`: the libraries as functions of arrays, and the program.
 //!
-//! What users call is Python, in `python/microscale/`: it makes the outputs, in the library that the input is
+//! The functions that users call are Python, in `python/microscale/`: it makes the outputs, in the library that the input is
 //! from, and hands both to functions here, which check everything again that memory depends on.
 //!
 //! | file | what it knows |

@@ -22,7 +22,7 @@ pub(crate) fn word<T: FromStr<Err: Display>>(py: Python<'_>, word: &str) -> PyRe
     word.parse().map_err(|why| error(py, format!("{word:?}: {why}")))
 }
 
-/// The same of what may be left out.
+/// A word that may be left out.
 pub(crate) fn optional<T: FromStr<Err: Display>>(py: Python<'_>, given: Option<&str>) -> PyResult<Option<T>> {
     given.map(|given| word(py, given)).transpose()
 }

@@ -124,7 +124,7 @@ impl<'a> Packed<'a> {
         [rows, cols]
     }
 
-    /// The same as codes of eight bits under scales, if it is that.
+    /// The tensor as codes of eight bits under scales, if it is such codes.
     pub(crate) fn scaled(&self) -> Option<Tensor<'a>> {
         let of_bytes = self.format == Format::Mxfp8E4m3 && self.shape.len() > 1;
         let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| of_bytes)?;

@@ -36,7 +36,7 @@ impl Error {
     }
 }
 
-/// What errors name.
+/// The file and the tensor that an error names.
 type Place<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
 
 fn of_file(error: &FileError) -> Place<'_> {

@@ -60,7 +60,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let mut description = Description::of(checkpoint);
     for (shard, note) in checkpoint.shards.iter().zip(notes) {
         meter.before(&shard.name.to_string_lossy())?;
-        // Of scales alone, which are written with their codes, no index names a shard any more.
+        // A shard of scales alone is named by no index any more: scales are written with their codes.
         let is_left =
             checkpoint.index.is_none() || shard.tensors().any(|tensor| sources.contains(tensor.name));
         let mut shared = None;

@@ -1,4 +1,4 @@
-//! What loaders are known to do with an output that they should not, and what it lacks: said before it is written.
+//! Warnings before an output is written: what loaders are known to do with it that they should not, and what it lacks.
 
 use microscale::{Format, Words};
 use serde_json::Value;

@@ -112,7 +112,7 @@ impl Scaling<'_> {
         let parts = values.par_chunks_mut(TOGETHER).zip(codes.par_chunks(TOGETHER)).enumerate();
         parts.for_each(|(part, (mut values, mut codes))| {
             let mut at = start + part * TOGETHER;
-            // What is left of a block's row, at each turn.
+            // Each turn takes the rest of a block's row.
             while !codes.is_empty() {
                 let (row, col) = (at / cols, at % cols);
                 let (matrix, row) = (if self.shared { 0 } else { row / rows }, row % rows);

@@ -127,7 +127,7 @@ pub(super) struct Nearly<T> {
     /// The tokens, the first and the last among them.
     compared: Vec<usize>,
     expected: Vec<T>,
-    /// The same without signs.
+    /// The results without signs.
     magnitudes: Vec<T>,
     gamma: f64,
 }

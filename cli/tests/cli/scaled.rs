@@ -67,7 +67,7 @@ fn block_fp8(scratch: &Scratch) -> PathBuf {
     scratch.path("IN")
 }
 
-/// What `dequantize` makes of IN.
+/// The tensors that `dequantize` makes of IN.
 fn dequantized(scratch: &Scratch, dtype: &str) -> Tensors {
     let out = scratch.path(dtype);
     run(&[&"dequantize", &scratch.path("IN"), &"--dtype", &dtype, &"--out", &out]).ok();
@@ -120,7 +120,7 @@ fn quantizing_is_that_of_the_values_in_every_convention() {
         let text = quantize(&scratch, &input, &out, options).ok();
         quantize(&scratch, &scratch.path("f32"), &other, options).ok();
         let (ours, expected) = (tensors(&scratch.path(&out)), tensors(&scratch.path(&other)));
-        // What is not quantized is in the dtype that it was dequantized to there.
+        // Tensors that are not quantized are in the dtype that they were dequantized to there.
         let quantized = |tensors: &Tensors| -> Vec<_> {
             contents(tensors)
                 .into_iter()

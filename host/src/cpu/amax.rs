@@ -40,7 +40,7 @@ pub(super) fn amax_of_matrix(isa: Isa, values: Elements<'_>, shape: &MatrixShape
     }
 }
 
-/// The same of rows.
+/// The largest magnitude of rows.
 fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     if shape.is_empty() {
         return Amax::default();
@@ -67,8 +67,6 @@ fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
 /// The largest magnitude of a matrix that its slice holds, in the order of memory.
 fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
     const PIECE: usize = 1 << 16;
-    /// Elements that are looked at again, one by one, if there is a NaN or an infinity among them.
-    const PART: usize = 1 << 12;
     if strided.is_empty() {
         return Amax::default();
     }

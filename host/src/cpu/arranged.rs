@@ -16,7 +16,7 @@ pub(super) const TOKENS: usize = 8;
 #[repr(align(64))]
 pub(super) struct Aligned(pub(super) Lanes<f32>);
 
-/// What a word of 32 bits has of a token's activations.
+/// The activations of a token in a word of 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// One of them, as an f32.

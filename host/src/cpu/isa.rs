@@ -161,7 +161,7 @@ instance!(avx2, Avx2, F16c<Avx2>, "avx2,bmi2,f16c,fma,popcnt");
 #[cfg(target_arch = "x86_64")]
 instance!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
 
-/// What AVX-512 BF16 adds.
+/// The products that AVX-512 BF16 adds.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
 fn multiply_pairs(

@@ -35,7 +35,7 @@ pub(super) type TokenSums = [Aligned; PANELS];
 /// Rows that are multiplied together.
 pub(super) struct PanelRows<'a> {
     rows: [Row<'a>; ROWS],
-    /// What is added to each row's scales.
+    /// The number that is added to each row's scales.
     raised: [i16; ROWS],
 }
 
@@ -47,7 +47,7 @@ impl<'a> PanelRows<'a> {
     }
 }
 
-/// What is added to a row's scales, so that 2^6 is the largest in MXFP4: 64 times what the definition has,
+/// The number that is added to a row's scales, so that 2^6 is the largest in MXFP4: 64 times what the definition has,
 /// which is undone as [`Scales`] take 64ths.
 fn raised(format: Format, row: Row<'_>) -> i16 {
     if format == Format::Mxfp4 { 127 + 6 - i16::from(row.most()) } else { 0 }
@@ -93,7 +93,7 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 {
     segments.fold(0.0, |sum, (weights, x)| sum + weights::segment::<Scalars>(weights, x))
 }
 
-/// What is multiplied and added in a lane: an element, or a pair of elements.
+/// The terms that are multiplied and added in a lane: an element, or a pair of elements.
 pub(super) trait Terms<V: Products> {
     /// How activations are arranged for it.
     const WORD: Word;

@@ -148,7 +148,7 @@ fn of_tile<V: PairProducts, const NVFP4: bool, const N: usize>(
     }
 }
 
-/// What rows have left of codes and scales at a step, and zeros.
+/// The codes and scales that rows have left at a step, and zeros.
 #[cold]
 fn filled_up(rows: [Row<'_>; ROWS], step: usize, scales_a_step: usize) -> [([u8; STEP], [u8; LANES]); ROWS] {
     rows.map(|row| {

@@ -67,7 +67,7 @@ pub enum OperandFault {
     /// Experts that do not go together.
     #[error("the experts are not {what}; pass experts that are")]
     Experts {
-        /// What they have to be.
+        /// The property that they must have.
         what: &'static str,
     },
     /// A routing of other experts, or for fewer pairs.

@@ -152,12 +152,12 @@ impl DeviceRouting {
         self.pairs
     }
 
-    /// Of each expert the number of sorted pairs up to its last one.
+    /// The number of sorted pairs up to each expert's last one.
     pub fn ends(&self) -> &CudaSlice<u32> {
         &self.ends
     }
 
-    /// Of each sorted pair its number before it was sorted: token · `top_k` + i. Those behind the last expert's say nothing.
+    /// The number that each sorted pair had before: token · `top_k` + i. Numbers behind the last expert's say nothing.
     pub fn order(&self) -> &CudaSlice<u32> {
         &self.order
     }

@@ -115,7 +115,7 @@ impl ExpertsKernel {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
         let images = weights.cols.div_ceil(COLUMNS as usize) as f64;
         let microseconds = |tile: TokenTile| {
-            // Of an expert with more rows than a tile, half a tile is empty on average.
+            // An expert with more rows than a tile leaves half a tile empty on average.
             let rows = of_expert as f64 / f64::from(tile.tokens());
             let tiles = experts.min(pairs) as f64 * if rows <= 0.75 { 1.0 } else { rows + 0.5 };
             let kernel = GemmWeightsKernel { edition, tile };

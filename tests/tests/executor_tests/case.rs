@@ -82,7 +82,7 @@ impl Prepared {
         self.global_scales(&[tensor])
     }
 
-    /// The same of several tensors, whose global scales have one direction.
+    /// The slots of several tensors, whose global scales have one direction, and what a kernel does with them.
     pub(crate) fn global_scales(&mut self, tensors: &[&QuantizedTensor]) -> (Argument, Argument) {
         let mut slots = vec![0; tensors.len() * size_of::<GlobalSlot>()];
         for (slot, tensor) in slots.chunks_mut(size_of::<GlobalSlot>()).zip(tensors) {

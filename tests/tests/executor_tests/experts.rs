@@ -56,7 +56,7 @@ fn sorted(chosen: &[u32], experts: usize) -> Vec<usize> {
     (0..experts as u32).flat_map(of).collect()
 }
 
-/// What sorting gives.
+/// Buffers of what sorting gives.
 struct Routed {
     ends: Buffer,
     tokens: Buffer,

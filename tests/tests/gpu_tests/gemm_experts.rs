@@ -10,7 +10,7 @@ use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unu
 
 use super::gemv_weights::{Product, assert_same};
 
-/// What tensor cores may lose of a product: they may drop subnormal numbers.
+/// The largest product that tensor cores may lose: they may drop subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
 /// Experts with their rows of activations, and the experts of pairs: some number behind all for none.

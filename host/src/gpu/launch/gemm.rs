@@ -93,7 +93,7 @@ impl Grids {
         }
     }
 
-    /// Those of experts' rows, so many whole token tiles at most. Their schedule is made on the device.
+    /// The grids of experts' rows, so many whole token tiles at most. Their schedule is made on the device.
     pub(super) fn of_experts(
         kernels: &Kernels,
         kernel: GemmWeightsKernel,
