@@ -44,6 +44,8 @@ pub struct ExpertTile {
 pub struct Plan {
     /// The schedule of the GEMM.
     pub schedule: Schedule,
+    /// Rows of the largest token tile.
+    pub most_tokens: u32,
 }
 
 impl Plan {
@@ -51,6 +53,17 @@ impl Plan {
     pub const fn bytes(token_tiles: u64) -> u64 {
         (size_of::<Self>() + token_tiles as usize * size_of::<ExpertTile>()) as u64
     }
+}
+
+/// What lists of sorted pairs are of. A plan is made of those alone that it is asked for: under a stream's capture others may be there
+/// still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sorted {
+    /// Pairs.
+    pub pairs: u32,
+    /// Pairs of a token.
+    pub top_k: u32,
 }
 
 /// How pairs of a token and an expert are sorted by expert, those of an expert by their number.
@@ -69,6 +82,8 @@ pub struct RouteGrid {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PlanGrid {
+    /// What must have been sorted. If it is something else that was, there are no token tiles.
+    pub sorted: Sorted,
     /// Experts, and how many a lane has.
     pub experts: u32,
     /// See `experts`.
@@ -86,15 +101,17 @@ pub struct PlanGrid {
 }
 
 impl PlanGrid {
-    /// A plan for token tiles of 2^`tile_bits` rows of so many pairs, without a schedule; `None` if there are no pairs or experts, or more
+    /// A plan for token tiles of 2^`tile_bits` rows of sorted pairs, without a schedule; `None` if there are no pairs or experts, or more
     /// than kernels can count.
-    pub fn new(experts: u64, pairs: u64, tile_bits: u32) -> Option<Self> {
+    pub fn new(experts: u64, sorted: Sorted, tile_bits: u32) -> Option<Self> {
+        let pairs = u64::from(sorted.pairs);
         if experts == 0 || experts >= EXPERT_LIMIT || pairs == 0 || pairs >= 1 << 31 {
             return None;
         }
         // Each expert that has rows may have one token tile that is not full.
         let not_full = experts.min(pairs);
         Some(Self {
+            sorted,
             experts: experts as u32,
             of_lane: experts.div_ceil(u64::from(WARP)) as u32,
             tile_bits,
@@ -112,15 +129,16 @@ mod tests {
 
     #[test]
     fn there_is_room_for_any_distribution() {
-        let most = |experts, pairs, bits| PlanGrid::new(experts, pairs, bits).unwrap().most_tiles;
+        let grid = |experts, pairs, bits| PlanGrid::new(experts, Sorted { pairs, top_k: 1 }, bits);
+        let most = |experts, pairs, bits| grid(experts, pairs, bits).unwrap().most_tiles;
         // All pairs of one expert, one each, and in between.
         for (counts, bits) in [([64, 0, 0], 4), ([1, 1, 1], 4), ([17, 17, 30], 4), ([5, 0, 2], 0)] {
             let tiles: u32 = counts.iter().map(|count| u32::div_ceil(*count, 1 << bits)).sum();
-            assert!(tiles <= most(3, u64::from(counts.iter().sum::<u32>()), bits), "{counts:?}");
+            assert!(tiles <= most(3, counts.iter().sum(), bits), "{counts:?}");
         }
         assert_eq!([most(32, 4, 4), most(32, 64, 0), most(32, 64, 4)], [4, 64, 34]);
-        assert!(PlanGrid::new(0, 1, 0).is_none() && PlanGrid::new(1, 0, 0).is_none());
-        assert!(PlanGrid::new(EXPERT_LIMIT, 1, 0).is_none() && PlanGrid::new(1, 1 << 31, 0).is_none());
+        assert!(grid(0, 1, 0).is_none() && grid(1, 0, 0).is_none());
+        assert!(grid(EXPERT_LIMIT, 1, 0).is_none() && grid(1, 1 << 31, 0).is_none());
     }
 
     #[test]

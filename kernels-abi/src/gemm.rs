@@ -6,6 +6,7 @@
 
 use microscale_formats::dot::CHUNK;
 
+use crate::experts::Plan;
 use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, THREADS, WARP, bounded, kernel};
 use crate::schedule::Schedule;
@@ -15,11 +16,11 @@ use crate::weights::{QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 pub const COLUMNS: u32 = QUAD * CHUNK as u32;
 /// Tiles of 16 rows in a work tile, at most.
 pub const MOST_TILES: u32 = 16;
-/// Bytes of shared memory in front of the stages: barriers, the [`Schedule`], and a word for all threads, eight bytes before the end.
+/// Bytes of shared memory in front of the stages: barriers, the [`Plan`], and a word for all threads, eight bytes before the end.
 pub const FRONT_BYTES: u32 = 256;
-/// The offset of the [`Schedule`], behind two barriers for each stage.
-pub const SCHEDULE_OFFSET: u32 = MOST_STAGES * 16;
-const _: () = assert!(SCHEDULE_OFFSET as usize + size_of::<Schedule>() <= FRONT_BYTES as usize - 8);
+/// The offset of the [`Plan`], behind two barriers for each stage.
+pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
+const _: () = assert!(PLAN_OFFSET as usize + size_of::<Plan>() <= FRONT_BYTES as usize - 8);
 /// Counters for the tiles of 16 rows of shared work tiles, zeros before a launch and after it. There are fewer shared work tiles
 /// than thread blocks.
 pub const COUNTERS: u32 = 1 << 14;
@@ -59,15 +60,29 @@ impl Edition {
         matches!(self, Self::Wgmma) || tile.tokens() <= 64
     }
 
-    /// A stage. Where there is room for several of them, a k-iteration is two images, so that copies have whole lines of cache.
-    pub const fn stage(self, tile: TokenTile) -> Stage {
+    /// A stage for token tiles of which the largest has so many tokens. Where there is room for several of them, a k-iteration is two
+    /// images, so that copies have whole lines of cache.
+    pub const fn stage(self, tile: TokenTile, tokens: u32) -> Stage {
         let images = if matches!(self, Self::Wgmma) && tile.tokens() <= 64 { 2 } else { 1 };
-        Stage { tile, images }
+        Stage { tile, tokens: tile.multiplied(tokens), images }
     }
 
     /// Threads of a thread block.
     pub const fn threads(self, tile: TokenTile) -> u32 {
         (self.multipliers(tile) + self.copiers()) * WARP
+    }
+
+    /// Bytes of shared memory, of so many that a thread block may have, for as many stages as there is room for, however many tokens the
+    /// largest token tile has.
+    pub const fn shared_bytes(self, tile: TokenTile, most: u32) -> u32 {
+        let (mut bytes, mut tokens) = (0, 1);
+        while tokens <= tile.tokens() {
+            let stage = self.stage(tile, tokens);
+            let of_tokens = stage.shared_bytes(stage.count(most));
+            bytes = if of_tokens > bytes { of_tokens } else { bytes };
+            tokens += 1;
+        }
+        bytes
     }
 }
 
@@ -108,6 +123,11 @@ impl TokenTile {
         self.tiles() * TILE_ROWS
     }
 
+    /// The tokens that are multiplied of a tile with so many: [`multiplied`].
+    pub const fn multiplied(self, tokens: u32) -> u32 {
+        multiplied(self.tokens(), tokens)
+    }
+
     /// Bytes of the sums of a work tile.
     pub const fn sums_bytes(self) -> u64 {
         self.rows() as u64 * self.tokens() as u64 * 4
@@ -130,11 +150,24 @@ impl TokenTile {
     }
 }
 
+/// The tokens that are multiplied of a token tile for `tile`, if it has `tokens`: of the largest only about as many as there are.
+pub const fn multiplied(tile: u32, tokens: u32) -> u32 {
+    match (tile, tokens) {
+        (256, ..=96) => 96,
+        (256, ..=128) => 128,
+        (256, ..=160) => 160,
+        (256, ..=192) => 192,
+        _ => tile,
+    }
+}
+
 /// A stage of the ring: what a thread block has of a k-iteration in shared memory, codes, scales and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// The work tile.
     pub tile: TokenTile,
+    /// Tokens that are multiplied, at most.
+    pub tokens: u32,
     /// Images of activations.
     pub images: u32,
 }
@@ -158,7 +191,7 @@ impl Stage {
 
     /// Bytes of activations.
     pub const fn activation_bytes(self) -> u32 {
-        self.tile.tokens() * self.images * COLUMNS * 2
+        self.tokens * self.images * COLUMNS * 2
     }
 
     /// Bytes.
@@ -217,8 +250,7 @@ const ARRANGE: Launch = (THREADS, THREADS * 32, 0);
 
 /// The launch of a kernel that multiplies, with as many stages as the GPUs with the most shared memory have room for.
 const fn launch(edition: Edition, tile: TokenTile) -> Launch {
-    let stage = edition.stage(tile);
-    (edition.threads(tile), 0, stage.shared_bytes(stage.count(MOST_SHARED)))
+    (edition.threads(tile), 0, edition.shared_bytes(tile, MOST_SHARED))
 }
 
 /// How activations are arranged: images of each k-iteration of each token tile, in pieces of 16 bytes. Tokens and columns
@@ -226,8 +258,8 @@ const fn launch(edition: Edition, tile: TokenTile) -> Launch {
 ///
 /// Weights are decoded eight at a time, to four pairs, and activations come in the same pairs. For warps, a piece has the pairs of
 /// one token and chunk; pieces come by chunk, then token, then by the number of their eight in the chunk. For warp groups, a piece
-/// has one of these pairs of each of the four chunks of a token, and eight tokens' pieces make a core matrix; these come token by
-/// token, then by pair, then by eight.
+/// has one of these pairs of each of the four chunks of a token, and eight tokens' pieces make a core matrix; these come by pair, then
+/// by eight of the chunk, then by eight of tokens, so that the first tokens' are together.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ArrangeGrid {
@@ -254,7 +286,7 @@ impl ArrangeGrid {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT {
             return None;
         }
-        let of_k_iteration = u64::from(edition.stage(tile).images);
+        let of_k_iteration = u64::from(edition.stage(tile, tile.tokens()).images);
         let images = cols.div_ceil(u64::from(COLUMNS) * of_k_iteration) * of_k_iteration;
         let eights = tokens.next_multiple_of(u64::from(tile.tokens())) / 8;
         let eights = images.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
@@ -293,21 +325,27 @@ pub struct GemmGrid {
     pub schedule: Schedule,
     /// Tokens.
     pub tokens: u32,
-    /// Stages of the ring.
-    pub stages: u32,
+    /// Bytes of shared memory, in which are as many [`Stage`]s as there is room for.
+    pub shared: u32,
 }
 
 impl GemmGrid {
-    /// Makes a grid, for a GPU that has room for so many thread blocks at once, with so many stages each.
+    /// Makes a grid, for a GPU that has room for so many thread blocks at once, with so many bytes of shared memory each.
     ///
-    /// `None` if there is nothing to multiply, or more than kernels can count.
-    pub fn new(stage: Stage, shape: WeightsShape, tokens: u64, at_once: u32, stages: u32) -> Option<Self> {
+    /// `None` if there is nothing to multiply, or more than kernels can count, or if there is no room for two stages.
+    pub fn new(
+        (edition, tile): (Edition, TokenTile),
+        shape: WeightsShape,
+        tokens: u64,
+        at_once: u32,
+        shared: u32,
+    ) -> Option<Self> {
         if !shape.counts(tokens) || shape.cols == 0 || at_once == 0 || at_once > COUNTERS / MOST_TILES {
             return None;
         }
-        let Stage { tile, images } = stage;
+        let stage = edition.stage(tile, tokens as u32);
         let token_tiles = tokens.div_ceil(u64::from(tile.tokens()));
-        let k_iterations = shape.cols.div_ceil(u64::from(images * COLUMNS));
+        let k_iterations = shape.cols.div_ceil(u64::from(stage.images * COLUMNS));
         let row_tiles = shape.rows.div_ceil(u64::from(tile.rows()));
         let tiles = token_tiles.checked_mul(row_tiles)?;
         // K-iterations are counted in 32 bits, with room for a divider's estimate.
@@ -319,8 +357,14 @@ impl GemmGrid {
             k_iterations: Divider::new(k_iterations),
             schedule: Schedule::new(row_tiles as u32, token_tiles as u32, k_iterations as u32, at_once),
             tokens: tokens as u32,
-            stages,
+            shared,
         })
+        .filter(|_| stage.count(shared) >= 2)
+    }
+
+    /// Tokens of the largest token tile of so many.
+    pub fn most_tokens(&self, tile: TokenTile) -> u32 {
+        self.tokens.min(tile.tokens())
     }
 
     /// K-iterations that a thread block has, at most.
@@ -348,7 +392,7 @@ mod tests {
 
     fn grid(rows: u64, cols: u64, tokens: u64, at_once: u32) -> Option<GemmGrid> {
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(32) };
-        GemmGrid::new(Edition::Mma.stage(TokenTile::N64), shape, tokens, at_once, 4)
+        GemmGrid::new((Edition::Mma, TokenTile::N64), shape, tokens, at_once, MOST_SHARED)
     }
 
     #[test]
@@ -368,10 +412,14 @@ mod tests {
     fn stages_fit_into_any_gpu() {
         // Compute capability 8.6, 8.0, 9.0.
         for (kib, stages) in [(99, [4, 3, 2]), (163, [7, 6, 4]), (227, [8, 8, 6])] {
-            let counts = TokenTile::ALL.map(|tile| Edition::Mma.stage(tile).count(kib << 10));
-            assert_eq!(counts[..3], stages);
+            let of_mma = TokenTile::ALL.map(|tile| Edition::Mma.stage(tile, 1).count(kib << 10));
+            assert_eq!(of_mma[..3], stages);
         }
-        let of_warp_groups = TokenTile::ALL.map(|tile| Edition::Wgmma.stage(tile).count(227 << 10));
-        assert_eq!(of_warp_groups, [5, 4, 3, 5, 3]);
+        let of_warp_groups = |tile: TokenTile, tokens| Edition::Wgmma.stage(tile, tokens).count(MOST_SHARED);
+        assert_eq!(TokenTile::ALL.map(|tile| of_warp_groups(tile, tile.tokens())), [5, 4, 3, 5, 3]);
+        assert_eq!(
+            [96, 128, 160, 192, 193].map(|tokens| of_warp_groups(TokenTile::N256, tokens)),
+            [6, 5, 4, 3, 3]
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels in front of products with experts' weights: sorting pairs of a token and an expert, and planning their token tiles.
 
-use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid};
+use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::schedule::Schedule;
 
@@ -10,14 +10,15 @@ use crate::warp;
 ///
 /// # Safety
 /// `chosen` holds the expert of each of `grid`'s pairs; numbers that are no expert's are left out. `ends` has room for an end an expert,
-/// `tokens` and `pairs` for a number a pair. All in global memory, aligned; they do not overlap, and nobody else uses them meanwhile.
-/// The launch is the one that `microscale_kernels_abi` gives.
+/// `tokens` and `pairs` for a number a pair, and `sorted` is told which these are. All in global memory, aligned; they do not overlap,
+/// and nobody else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn route_to_experts(
     chosen: *const u32,
     ends: *mut u32,
     tokens: *mut u32,
     pairs: *mut u32,
+    sorted: *mut Sorted,
     grid: RouteGrid,
 ) {
     let expert = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
@@ -37,8 +38,13 @@ pub unsafe extern "ptx-kernel" fn route_to_experts(
         first += WARP;
     }
     if lane == 0 {
-        // SAFETY: the expert exists, and is this warp's.
-        unsafe { *ends.wrapping_add(expert as usize) = place + own };
+        // SAFETY: the expert exists, and is this warp's. The first one's warp tells what was sorted.
+        unsafe {
+            *ends.wrapping_add(expert as usize) = place + own;
+            if expert == 0 {
+                *sorted = Sorted { pairs: grid.pairs, top_k: grid.top_k.divisor as u32 };
+            }
+        }
     }
     first = 0;
     while first < grid.pairs && own > 0 {
@@ -61,24 +67,33 @@ pub unsafe extern "ptx-kernel" fn route_to_experts(
 /// Cuts experts' rows into token tiles, and schedules their work tiles: a warp.
 ///
 /// # Safety
-/// `ends` holds for each of `grid`'s experts where its sorted rows end, none before the one before; there are no more of them than the
-/// grid was made for. `plan` has room for [`Plan::bytes`]. Both in global memory, aligned; nobody else uses them meanwhile. The launch is
-/// the one that `microscale_kernels_abi` gives.
+/// `ends` holds for each of `grid`'s experts where its sorted rows end, none before the one before, and `sorted` says what they are of; or
+/// something else, if that is not what the grid is made for. `plan` has room for [`Plan::bytes`]. All in global memory, aligned; nobody
+/// else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn plan_experts(ends: *const u32, plan: *mut Plan, grid: PlanGrid) {
+pub unsafe extern "ptx-kernel" fn plan_experts(
+    ends: *const u32,
+    sorted: *const Sorted,
+    plan: *mut Plan,
+    grid: PlanGrid,
+) {
     let lane = warp::lane();
+    // SAFETY: the caller's contract.
+    let experts = if unsafe { *sorted } == grid.sorted { grid.experts } else { 0 };
     let first = lane * grid.of_lane;
-    let behind = grid.experts.min(first + grid.of_lane);
+    let behind = experts.min(first + grid.of_lane);
     // The rows of an expert begin where those of the one before end.
     let end_of = |expert: u32| {
         // SAFETY: the expert exists.
         if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) } }
     };
     let round_up = (1 << grid.tile_bits) - 1;
-    let mut of_lane = 0;
+    let (mut of_lane, mut most_tokens) = (0, 0);
     let mut expert = first;
     while expert < behind {
-        of_lane += (end_of(expert + 1) - end_of(expert) + round_up) >> grid.tile_bits;
+        let rows = end_of(expert + 1) - end_of(expert);
+        of_lane += (rows + round_up) >> grid.tile_bits;
+        most_tokens = most_tokens.max(rows.min(1 + round_up));
         expert += 1;
     }
     // The tiles of all lanes up to this one.
@@ -87,6 +102,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(ends: *const u32, plan: *mut Plan
     while apart < WARP {
         let before = warp::shuffle(up_to, lane.wrapping_sub(apart) % WARP);
         up_to += if lane >= apart { before } else { 0 };
+        most_tokens = most_tokens.max(warp::shuffle_xor(most_tokens, apart));
         apart *= 2;
     }
     let all = warp::shuffle(up_to, WARP - 1);
@@ -116,6 +132,6 @@ pub unsafe extern "ptx-kernel" fn plan_experts(ends: *const u32, plan: *mut Plan
     if lane == 0 {
         let schedule = Schedule::new(grid.row_tiles, all, grid.k_iterations, grid.at_once);
         // SAFETY: the plan's head, which is this lane's.
-        unsafe { *plan = Plan { schedule } };
+        unsafe { *plan = Plan { schedule, most_tokens } };
     }
 }

@@ -71,7 +71,8 @@ macro_rules! entries {
         /// [`left_bytes`](microscale_kernels_abi::gemm::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
         /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
         /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
-        /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as many stages as the grid says.
+        /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as much
+        /// shared memory as the grid says.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,

@@ -5,6 +5,8 @@
 
 use core::arch::asm;
 
+use microscale_kernels_abi::gemm::COLUMNS;
+
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Registers of a thread, of which there are as many in a thread block as it started with.
@@ -29,14 +31,17 @@ pub(crate) fn set_registers(registers: Registers) {
     }
 }
 
-/// Describes `N` tokens' activations in shared memory at an address, for [`MultiplyTokens`]: the low half of a descriptor.
+/// The offset of eight tokens' activations behind those of the eight before, in descriptors' units of 16 bytes: an image's.
+const NEXT_EIGHT: u32 = COLUMNS;
+
+/// Describes tokens' activations in shared memory at an address, for [`MultiplyTokens`]: the low half of a descriptor.
 ///
-/// A core matrix is eight tokens times eight activations, a token in 16 bytes after the other. The next eight tokens' lies behind
-/// it, and that of the next eight activations behind all tokens'. A multiplication takes 16 activations, so that the next one's are
-/// `2 * N` behind.
+/// A core matrix is eight tokens times eight activations, a token in 16 bytes after the other. That of the next eight activations lies
+/// behind it, and the next eight tokens' behind all of these. A multiplication takes 16 activations, so that the next one's are 16
+/// behind.
 #[inline(always)]
-pub(crate) fn core_matrices<const N: u32>(address: u32) -> u32 {
-    address >> 4 | N << 16
+pub(crate) fn core_matrices(address: u32) -> u32 {
+    address >> 4 | 8 << 16
 }
 
 /// Products of 64 rows of weights in registers with tokens' activations in shared memory, in a dtype. A thread has `SUMS` of
@@ -57,18 +62,28 @@ pub(crate) trait MultiplyTokens<const SUMS: usize> {
     unsafe fn wait(sums: &mut [f32; SUMS]);
 }
 
+/// Products of as many tokens as may be multiplied of a token tile that is not full
+/// ([`TokenTile::multiplied`](microscale_kernels_abi::gemm::TokenTile::multiplied)).
+pub(crate) trait MultiplyFewer:
+    MultiplyTokens<48> + MultiplyTokens<64> + MultiplyTokens<80> + MultiplyTokens<96>
+{
+}
+
+impl MultiplyFewer for WithF16 {}
+impl MultiplyFewer for WithBf16 {}
+
 /// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the numbers of the sums written out.
 macro_rules! multiply_tokens {
     ($dtype:ident $word:literal $tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
         impl MultiplyTokens<$sums> for $dtype {
             #[inline(always)]
             unsafe fn multiply_tokens(sums: &mut [f32; $sums], [a, b]: [[u32; 4]; 2], activations: u32) {
-                // SAFETY: the caller's promise is what the instructions need. The upper half of a descriptor says that the next eight
-                // tokens are 8 times 16 bytes behind.
+                // SAFETY: the caller's promise is what the instructions need. The upper half of a descriptor says where the next eight
+                // tokens are.
                 unsafe {
                     asm!(
                         "{{ .reg .pred add; .reg .b64 first, second; setp.eq.u32 add, 0, 0;",
-                        "mov.b64 first, {{{first}, 8}}; mov.b64 second, {{{second}, 8}};",
+                        "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
                         "wgmma.fence.sync.aligned;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k16.f32.", $word, ".", $word,
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, add, 1, 1, 0;"),
@@ -79,7 +94,8 @@ macro_rules! multiply_tokens {
                         inout(reg32) sums[$first], $(inout(reg32) sums[$i],)*
                         a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
                         b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
-                        first = in(reg32) activations, second = in(reg32) activations + 2 * $tokens,
+                        first = in(reg32) activations, second = in(reg32) activations + 16,
+                        eight = const NEXT_EIGHT,
                         options(nostack, preserves_flags)
                     );
                 }
@@ -112,9 +128,23 @@ macro_rules! both_dtypes {
 both_dtypes!(16 8 [0 1 2 3 4 5 6 7]);
 both_dtypes!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
 both_dtypes!(64 32 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]);
+both_dtypes!(96 48 [
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35
+    36 37 38 39 40 41 42 43 44 45 46 47
+]);
 both_dtypes!(128 64 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
     37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+]);
+both_dtypes!(160 80 [
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35
+    36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67
+    68 69 70 71 72 73 74 75 76 77 78 79
+]);
+both_dtypes!(192 96 [
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35
+    36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67
+    68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
 ]);
 both_dtypes!(256 128 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36

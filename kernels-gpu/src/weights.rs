@@ -39,7 +39,7 @@ macro_rules! entries {
         /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end
         /// in `ragged`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a
         /// chunk, and activations on 16 bytes; with `m1` or `m8` in their names, rows' scales are a multiple
-        /// of 4 bytes and start on one. `out` has room for a result a token and row, aligned to its dtype.
+        /// of 4 bytes and start on one, or, with `m1` and of MXFP4, all rows' together. `out` has room for a result a token and row, aligned to its dtype.
         /// `global` is a slot. With a `plan`, which has the grid's token tiles, weights and slots are those of
         /// its experts, one after the other; of its sorted rows `from` and `to` list the rows of activations
         /// and of results, or are null. All in global memory; `out` overlaps nothing, and nothing writes the others

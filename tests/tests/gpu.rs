@@ -111,6 +111,10 @@ const TESTS: &[Test] = &[
         gemm_experts::is_near_the_exact_sum_for_every_kernel,
     ),
     ("gemm_experts_replays_in_a_graph_for_other_tokens", gemm_experts::replays_in_a_graph_for_other_tokens),
+    (
+        "gemm_experts_leaves_results_alone_until_pairs_are_sorted",
+        gemm_experts::leaves_results_alone_until_pairs_are_sorted,
+    ),
     ("gemm_experts_refuses_what_does_not_fit", gemm_experts::refuses_what_does_not_fit),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),

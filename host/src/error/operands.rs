@@ -44,6 +44,14 @@ pub enum OperandFault {
         /// Matrices asked for.
         batches: usize,
     },
+    /// Pairs of a token and an expert that are not those of whole tokens.
+    #[error("{pairs} experts are not {top_k} of each token; pass a top_k that divides their number")]
+    TopK {
+        /// Pairs of a token and an expert.
+        pairs: usize,
+        /// Pairs of a token.
+        top_k: usize,
+    },
     /// More than a GPU multiplies.
     #[error("{found} {what} are more than a GPU multiplies; pass fewer than {limit}, or multiply on the CPU")]
     Limit {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{GlobalScale, ScaleLayout};
-use microscale_kernels_abi::GlobalSlot;
-use microscale_kernels_abi::experts::EXPERT_LIMIT;
+use microscale_kernels_abi::experts::{EXPERT_LIMIT, Sorted};
 
 use super::driver::doing;
+use super::tensor_view::GLOBAL_WORDS;
 use crate::error::{Error, OperandFault, Result};
 use crate::shape::QuantizedShape;
 use crate::view::QuantizedView;
@@ -21,7 +21,7 @@ pub struct DeviceExperts {
     count: usize,
     pub(super) codes: CudaSlice<u8>,
     pub(super) scales: CudaSlice<u8>,
-    /// A [`GlobalSlot`] an expert.
+    /// A slot of a global scale an expert.
     pub(super) slots: CudaSlice<u32>,
     direction: Option<Direction>,
 }
@@ -77,11 +77,11 @@ impl DeviceExperts {
             count: experts.len(),
             codes: zeros(room(codes)?)?,
             scales: zeros(room(scales)?)?,
-            slots: stream.alloc_zeros(experts.len() * SLOT_WORDS).map_err(&allocating)?,
+            slots: stream.alloc_zeros(experts.len() * GLOBAL_WORDS).map_err(&allocating)?,
             direction: of_first,
         };
         let copying = doing("copying experts' weights over");
-        let mut slots = vec![0; experts.len() * SLOT_WORDS];
+        let mut slots = vec![0; experts.len() * GLOBAL_WORDS];
         for (i, expert) in experts.iter().enumerate() {
             if scales > 0 {
                 let (to_codes, to_scales) = (i * codes..(i + 1) * codes, i * scales..(i + 1) * scales);
@@ -90,7 +90,7 @@ impl DeviceExperts {
                     .memcpy_htod(expert.scales(), &mut all.scales.slice_mut(to_scales))
                     .map_err(&copying)?;
             }
-            slots[i * SLOT_WORDS] = expert.global_scale().map_or(0, |scale| scale.value().to_bits());
+            slots[i * GLOBAL_WORDS] = expert.global_scale().map_or(0, |scale| scale.value().to_bits());
         }
         stream.memcpy_htod(&slots, &mut all.slots).map_err(&copying)?;
         stream.synchronize().map_err(&copying)?;
@@ -113,9 +113,6 @@ impl DeviceExperts {
     }
 }
 
-/// Words of a slot, of which the first is the global scale.
-const SLOT_WORDS: usize = size_of::<GlobalSlot>() / size_of::<u32>();
-
 /// Pairs of a token and an expert in device memory, sorted by expert by [`Gpu::route_on`](super::Gpu::route_on).
 pub struct DeviceRouting {
     pub(super) experts: usize,
@@ -127,6 +124,8 @@ pub struct DeviceRouting {
     pub(super) ends: CudaSlice<u32>,
     pub(super) tokens: CudaSlice<u32>,
     pub(super) order: CudaSlice<u32>,
+    /// What these are of ([`Sorted`]), as the GPU knows it.
+    pub(super) sorted: CudaSlice<u32>,
 }
 
 impl fmt::Debug for DeviceRouting {
@@ -144,7 +143,8 @@ impl DeviceRouting {
     pub fn zeros(stream: &Arc<CudaStream>, experts: usize, pairs: usize) -> Result<Self> {
         let zeros = |count: usize| stream.alloc_zeros(count.max(1)).map_err(doing("allocating a routing"));
         let [ends, tokens, order] = [zeros(experts)?, zeros(pairs)?, zeros(pairs)?];
-        Ok(Self { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order })
+        let sorted = zeros(size_of::<Sorted>() / size_of::<u32>())?;
+        Ok(Self { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order, sorted })
     }
 
     /// The number of pairs that it holds, those of no expert included.

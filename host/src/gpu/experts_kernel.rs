@@ -45,7 +45,15 @@ impl Few {
     }
 }
 
-/// The kernels for few rows by word, and behind them those for many by theirs.
+/// The kernels for few rows by word.
+const FEW: [(&str, ExpertsKernel); 4] = [
+    ("m1", ExpertsKernel::Few(Few::M1)),
+    ("m2", ExpertsKernel::Few(Few::M2)),
+    ("m4", ExpertsKernel::Few(Few::M4)),
+    ("m8", ExpertsKernel::Few(Few::M8)),
+];
+
+/// These, and behind them those for many by theirs.
 const WORDS: [(&str, ExpertsKernel); FEW.len() + GemmWeightsKernel::WORDS.len()] = {
     let mut all = [FEW[0]; FEW.len() + GemmWeightsKernel::WORDS.len()];
     let mut i = 0;
@@ -60,13 +68,6 @@ const WORDS: [(&str, ExpertsKernel); FEW.len() + GemmWeightsKernel::WORDS.len()]
     }
     all
 };
-
-const FEW: [(&str, ExpertsKernel); 4] = [
-    ("m1", ExpertsKernel::Few(Few::M1)),
-    ("m2", ExpertsKernel::Few(Few::M2)),
-    ("m4", ExpertsKernel::Few(Few::M4)),
-    ("m8", ExpertsKernel::Few(Few::M8)),
-];
 
 impl Words for ExpertsKernel {
     const WHAT: &'static str = "kernel";
@@ -115,11 +116,14 @@ impl ExpertsKernel {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
         let images = weights.cols.div_ceil(COLUMNS as usize) as f64;
         let microseconds = |tile: TokenTile| {
-            // An expert with more rows than a tile leaves half a tile empty on average.
-            let rows = of_expert as f64 / f64::from(tile.tokens());
-            let tiles = experts.min(pairs) as f64 * if rows <= 0.75 { 1.0 } else { rows + 0.5 };
             let kernel = GemmWeightsKernel { edition, tile };
-            tiles * weights.rows.div_ceil(tile.rows() as usize) as f64 * images * kernel.image_microseconds()
+            // Experts have a few rows more or less.
+            let of_expert = of_expert + (of_expert as f64).sqrt() as usize;
+            let [whole, rest] = [of_expert / tile.tokens() as usize, of_expert % tile.tokens() as usize];
+            let rest = if rest == 0 { 0.0 } else { kernel.image_microseconds(rest as u32) };
+            let of_expert = whole as f64 * kernel.image_microseconds(tile.tokens()) + rest;
+            let row_tiles = weights.rows.div_ceil(tile.rows() as usize);
+            experts.min(pairs) as f64 * of_expert * row_tiles as f64 * images
         };
         let tiles = TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile));
         let fastest = tiles.min_by(|a, b| microseconds(*a).total_cmp(&microseconds(*b)));

@@ -18,10 +18,11 @@ use crate::shape::Shape;
 impl Gpu {
     /// Sorts pairs of a token and an expert by expert, as [`Self::gemm_experts_on`] needs them: `chosen` is `[tokens, top_k]`, the experts
     /// of each token. A number that is no expert's, as of one on another GPU, leaves its pair out. Enqueues one kernel and returns;
-    /// allocates nothing and does not wait.
+    /// allocates nothing and does not wait. Captured, it sorts when the graph runs: a product that runs before does nothing, unless as many
+    /// pairs of as many tokens were sorted already.
     ///
     /// # Errors
-    /// [`OperandFault::Routing`] if `routing` is of too few pairs, [`OperandFault::Batches`] if `chosen` is not of whole tokens, and
+    /// [`OperandFault::Routing`] if `routing` is of too few pairs, [`OperandFault::TopK`] if `chosen` is not of whole tokens, and
     /// [`Error::Gpu`].
     pub fn route_on<'a>(
         &self,
@@ -37,10 +38,11 @@ impl Gpu {
             return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
         }
         if top_k == 0 || !pairs.is_multiple_of(top_k) {
-            return Err(Error::Operands(OperandFault::Batches { rows: pairs, batches: top_k }));
+            return Err(Error::Operands(OperandFault::TopK { pairs, top_k }));
         }
+        launch::route(&self.kernels, stream, chosen, top_k, routing)?;
         (routing.pairs, routing.top_k) = (pairs, top_k);
-        launch::route(&self.kernels, stream, chosen, routing)
+        Ok(())
     }
 
     /// Makes a workspace for products of experts' weights with as many pairs of a token and an expert as given, and with fewer.

@@ -58,31 +58,46 @@ impl GemmWeightsKernel {
 
     /// About how long an H200 takes, but for what all kernels take. Other GPUs take longer, for each part about as much.
     fn microseconds(self, grid: &GemmGrid) -> f64 {
-        let (image, results, sharer) = self.times();
+        let of_tile = self.tile.tokens();
+        let [whole, rest] = [grid.tokens / of_tile, grid.tokens % of_tile].map(f64::from);
+        // The last token tile may have fewer tokens; a thread block has some of all.
+        let of_rest = if rest == 0.0 { 0.0 } else { self.image_microseconds(rest as u32) };
+        let image =
+            (whole * self.image_microseconds(of_tile) + of_rest) / f64::from(grid.tokens.div_ceil(of_tile));
+        let images = f64::from(self.edition.stage(self.tile, of_tile).images);
         let sharers = grid.most_sharers();
+        let (results, sharer) = self.epilogue_microseconds();
         let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
-        grid.most_k_iterations() as f64 * f64::from(self.edition.stage(self.tile).images) * image
-            + results
-            + shared
+        grid.most_k_iterations() as f64 * images * image + results + shared
     }
 
-    /// The first of [`Self::times`].
-    pub(super) fn image_microseconds(self) -> f64 {
-        self.times().0
+    /// About how many microseconds an H200 takes for an image of so many tokens' activations.
+    pub(super) fn image_microseconds(self, tokens: u32) -> f64 {
+        match (self.edition, self.tile, self.tile.multiplied(tokens)) {
+            (Edition::Wgmma, TokenTile::N16, _) => 0.93,
+            (Edition::Wgmma, TokenTile::N32, _) => 1.0,
+            (Edition::Wgmma, TokenTile::N64, _) => 1.23,
+            (Edition::Wgmma, TokenTile::N128, _) => 0.78,
+            (Edition::Wgmma, TokenTile::N256, ..=128) => 0.85,
+            (Edition::Wgmma, TokenTile::N256, ..=160) => 1.0,
+            (Edition::Wgmma, TokenTile::N256, ..=192) => 1.07,
+            (Edition::Wgmma, TokenTile::N256, _) => 1.33,
+            (Edition::Mma, TokenTile::N16, _) => 1.2,
+            (Edition::Mma, TokenTile::N32, _) => 2.0,
+            (Edition::Mma, ..) => 2.65,
+        }
     }
 
-    /// About how many microseconds an H200 takes for an image of activations, for storing results, and for adding up what one of
-    /// several thread blocks has of a work tile.
-    fn times(self) -> (f64, f64, f64) {
+    /// About how many microseconds an H200 takes for storing results, and for adding up what one of several thread blocks has of a work
+    /// tile.
+    fn epilogue_microseconds(self) -> (f64, f64) {
         match (self.edition, self.tile) {
-            (Edition::Wgmma, TokenTile::N16) => (0.93, 0.0, 0.35),
-            (Edition::Wgmma, TokenTile::N32) => (1.0, 0.0, 0.5),
-            (Edition::Wgmma, TokenTile::N64) => (1.23, 0.0, 1.5),
-            (Edition::Wgmma, TokenTile::N128) => (0.78, 3.0, 1.4),
-            (Edition::Wgmma, TokenTile::N256) => (1.33, 10.0, 2.0),
-            (Edition::Mma, TokenTile::N16) => (1.2, 0.0, 0.35),
-            (Edition::Mma, TokenTile::N32) => (2.0, 0.0, 0.5),
-            (Edition::Mma, _) => (2.65, 0.0, 1.2),
+            (_, TokenTile::N16) => (0.0, 0.35),
+            (_, TokenTile::N32) => (0.0, 0.5),
+            (Edition::Wgmma, TokenTile::N64) => (0.0, 1.5),
+            (Edition::Wgmma, TokenTile::N128) => (3.0, 1.4),
+            (Edition::Wgmma, TokenTile::N256) => (10.0, 2.0),
+            (Edition::Mma, _) => (0.0, 1.2),
         }
     }
 }
@@ -116,7 +131,8 @@ mod tests {
         let target = target_for(capability).unwrap();
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(16) };
         let grid = |kernel: GemmWeightsKernel| {
-            GemmGrid::new(kernel.edition.stage(kernel.tile), shape, tokens, 132, 4)
+            let GemmWeightsKernel { edition, tile } = kernel;
+            GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10))
         };
         GemmWeightsKernel::choose(target, grid).map(|kernel| kernel.word())
     }

@@ -5,7 +5,7 @@ use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, WEIGHTS_THREADS};
 
 use crate::shape::QuantizedShape;
-use microscale_formats::{Words, words};
+use microscale_formats::{Format, Words, words};
 
 /// A kernel for weights times activations, and how it is launched. They differ in the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +60,14 @@ impl GemvWeightsKernel {
     }
 
     /// The kernel that multiplies weights of a shape when this one is asked for. Pipelined kernels copy whole
-    /// chunks and whole words of scales, and have a limit of columns; an unpipelined one takes other weights.
+    /// chunks and whole words of scales, and have a limit of columns; an unpipelined one takes other weights. Words are a row's, or of
+    /// MXFP4, for one token, all rows'.
     pub(super) fn on(self, shape: QuantizedShape) -> Self {
-        let whole = shape.cols.is_multiple_of(CHUNK) && shape.blocks_per_row().is_multiple_of(4);
+        let rows = match (self.kind, shape.format) {
+            (Kind::M1, Format::Mxfp4) => shape.rows,
+            _ => 1,
+        };
+        let whole = shape.cols.is_multiple_of(CHUNK) && (rows * shape.blocks_per_row()).is_multiple_of(4);
         if self.kind == Kind::Unpipelined || whole && (shape.cols as u64) < PIPELINED_COLUMN_LIMIT {
             return self;
         }

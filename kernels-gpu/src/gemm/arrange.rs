@@ -1,7 +1,7 @@
 //! The kernel in front of the GEMM: activations as tensor cores read them.
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::{ArrangeGrid, COLUMNS};
+use microscale_kernels_abi::gemm::{ArrangeGrid, COLUMNS, multiplied};
 use microscale_kernels_abi::launch::{THREADS, WARP};
 
 use crate::product::operand::Routed;
@@ -32,14 +32,19 @@ pub(super) unsafe fn arrange<D: Activations>(
     if number >= grid.eights {
         return;
     }
-    let (token, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
+    let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
     let tile_tokens = 1 << grid.tile_bits;
     let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
     let (tile, of_tile) = grid.images.divide_32(image);
-    let in_tile = eight * EIGHT + token;
+    let in_tile = eight * EIGHT + token_of_eight;
     // SAFETY: the caller's contract.
     let tokens = unsafe { routed.tile(tile, grid.tile_bits, grid.tokens) };
-    let there = in_tile < tokens.end - tokens.first;
+    let count = tokens.end - tokens.first;
+    if count == 0 || eight * EIGHT >= multiplied(tile_tokens, count) {
+        // Nobody reads them.
+        return;
+    }
+    let there = in_tile < count;
     // SAFETY: as above; the token exists.
     let token = if there { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
     let row = activations.wrapping_add((u64::from(token) * grid.cols * 2) as usize);
@@ -59,7 +64,7 @@ pub(super) unsafe fn arrange<D: Activations>(
         let (piece, at) = if grid.core_matrices != 0 {
             // Of a word the first two pairs go to one multiplication, the others to the next.
             let piece = [words[0][i], words[1][i], words[2][i], words[3][i]];
-            (piece, (word * 4 + i as u32) * tile_tokens + in_tile)
+            (piece, (eight * const { COLUMNS / EIGHT } + word * 4 + i as u32) * EIGHT + token_of_eight)
         } else {
             (words[i], (word * tile_tokens + in_tile) * WORDS + i as u32)
         };

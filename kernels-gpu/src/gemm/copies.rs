@@ -24,7 +24,7 @@ const fn tile_of<const N: u32>() -> TokenTile {
 
 /// The stage of `N` tokens and a k-iteration of so many images.
 pub(super) const fn stage_of<const N: u32, const IMAGES: u32>() -> Stage {
-    Stage { tile: tile_of::<N>(), images: IMAGES }
+    Stage { tile: tile_of::<N>(), tokens: N, images: IMAGES }
 }
 
 /// The place of a chunk among those of its row in a stage. With two images, those of odd rows are exchanged, so that lanes that

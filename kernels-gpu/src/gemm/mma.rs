@@ -89,14 +89,15 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
 ) {
     let of_stage = const { stage_of::<N, 1>() };
     let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
-    let (problem, Work { grid, schedule }) = (epilogue.problem, epilogue.work);
+    let (problem, Work { grid, schedule, .. }) = (epilogue.problem, epilogue.work);
     if warp::thread() == 0 {
         // SAFETY: the caller's contract.
-        unsafe { epilogue.work.write_schedule(&problem.routed) };
+        unsafe { epilogue.work.write_plan(&problem.routed, of_stage.tile) };
     }
     warp::barrier();
     let ring = ptx::shared_address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
     let first_tile = warp_number() * TILES as u32;
+    let stages = of_stage.count(grid.shared);
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
     let of_lane = of_stage.weights_bytes() + warp::lane() * 16;
     let mut shares = Shares::new(epilogue.work);
@@ -111,13 +112,13 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             activations: arranged.wrapping_add(image as usize),
             left: share.end - share.start,
             stage: 0,
-            stages: grid.stages,
+            stages,
             ring,
         };
         // All warps have done with the stages of the share before.
         warp::barrier();
         let mut i = 1;
-        while i < grid.stages {
+        while i < stages {
             // SAFETY: nobody uses the ring.
             unsafe { copies.next() };
             i += 1;
@@ -127,7 +128,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
         let mut far = 0;
         let (mut left, mut stage) = (share.end - share.start, 0);
         while left > 0 {
-            wait_for_oldest(grid.stages);
+            wait_for_oldest(stages);
             // Now all lanes' copies have arrived, and nobody reads the stage any more that is filled next.
             warp::barrier();
             let at = ring + stage * stage_bytes;
@@ -159,7 +160,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
                 ];
                 multiply::<D, SUMS>(&mut sums, &weights, at + of_lane + 3 * N * QUAD * 16);
             }
-            stage = following(stage, grid.stages);
+            stage = following(stage, stages);
             left -= 1;
         }
         ptx::wait_for_copies::<0>();

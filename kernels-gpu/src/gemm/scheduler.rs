@@ -1,44 +1,55 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
-use microscale_kernels_abi::gemm::{GemmGrid, SCHEDULE_OFFSET};
+use microscale_kernels_abi::experts::Plan;
+use microscale_kernels_abi::gemm::{GemmGrid, PLAN_OFFSET, TokenTile};
 use microscale_kernels_abi::schedule::Schedule;
 
 use crate::product::operand::Routed;
 use crate::warp;
 
-/// All the work of a launch: the product, and its schedule in shared memory.
+/// All the work of a launch: the product, and its plan in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) grid: &'a GemmGrid,
     pub(super) schedule: &'a Schedule,
+    /// Tokens of the largest token tile.
+    #[cfg(microscale_wgmma)]
+    pub(super) most_tokens: &'a u32,
 }
 
 impl<'a> Work<'a> {
-    /// The work of a grid. [`Self::write_schedule`] must come before its schedule is read.
+    /// The work of a grid. [`Self::write_plan`] must come before the plan is read.
     #[inline(always)]
     pub(super) fn new(grid: &'a GemmGrid) -> Self {
         // SAFETY: in the front of shared memory, which the launch gives, and aligned. It is written before it is read.
-        Self { grid, schedule: unsafe { &*Self::place() } }
+        let plan = unsafe { &*Self::place() };
+        Self {
+            grid,
+            schedule: &plan.schedule,
+            #[cfg(microscale_wgmma)]
+            most_tokens: &plan.most_tokens,
+        }
     }
 
-    /// The place of the schedule in shared memory.
+    /// The place of the plan in shared memory.
     #[inline(always)]
-    fn place() -> *mut Schedule {
-        warp::shared::<u128>().wrapping_byte_add(SCHEDULE_OFFSET as usize).cast()
+    fn place() -> *mut Plan {
+        warp::shared::<u128>().wrapping_byte_add(PLAN_OFFSET as usize).cast()
     }
 
-    /// Brings the schedule to shared memory: the grid's, or the plan's. A barrier must follow.
+    /// Brings the plan to shared memory: that of experts' rows, or the grid's for a token tile. A barrier must follow.
     ///
     /// # Safety
     /// The contract of the kernels; one thread of the block does so.
     #[inline(always)]
-    pub(super) unsafe fn write_schedule(&self, routed: &Routed) {
+    pub(super) unsafe fn write_plan(&self, routed: &Routed, tile: TokenTile) {
         // SAFETY: the place is in shared memory, and nobody reads it yet.
         unsafe {
             if routed.plan.is_null() {
-                *Self::place() = self.grid.schedule;
+                let most_tokens = self.grid.most_tokens(tile);
+                *Self::place() = Plan { schedule: self.grid.schedule, most_tokens };
             } else {
-                *Self::place() = (*routed.plan).schedule;
+                *Self::place() = *routed.plan;
             }
         }
     }
@@ -107,7 +118,7 @@ impl<'a> Shares<'a> {
         // The same in all lanes, which a shuffle tells the assembler; and neither it nor the compiler knows that it is the same
         // as before.
         let taken = warp::shuffle(taken, 0);
-        let Work { grid, schedule } = self.work;
+        let Work { grid, schedule, .. } = self.work;
         let (block, k_iterations) = (warp::thread_block(), self.work.k_iterations());
         let of_shared = taken.saturating_sub(schedule.waves);
         let next = schedule.first_shared_k_iteration(block) + of_shared;

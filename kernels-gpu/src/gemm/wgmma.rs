@@ -1,7 +1,7 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, GemmGrid};
+use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, Stage};
 use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
@@ -9,7 +9,7 @@ use super::epilogue::Epilogue;
 use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
-use crate::warp_group::{self, MultiplyTokens, Registers, core_matrices};
+use crate::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
 use crate::{mbarrier, ptx, warp};
 
 /// Warps that multiply.
@@ -30,6 +30,7 @@ const BARRIERS_BYTES: u32 = 16;
 struct Place<const N: u32, const IMAGES: u32> {
     stage: u32,
     stages: u32,
+    stage_bytes: u32,
     /// The parity of the round.
     parity: u32,
     /// The address of shared memory, where the barriers are.
@@ -39,8 +40,11 @@ struct Place<const N: u32, const IMAGES: u32> {
 impl<const N: u32, const IMAGES: u32> Place<N, IMAGES> {
     /// The first stage in the first round.
     #[inline(always)]
-    fn new(grid: &GemmGrid, base: u32) -> Self {
-        Self { stage: 0, stages: grid.stages, parity: 0, base }
+    fn new(work: Work<'_>, base: u32) -> Self {
+        let tokens = const { stage_of::<N, IMAGES>().tile }.multiplied(*work.most_tokens);
+        let of_stage = Stage { tokens, ..const { stage_of::<N, IMAGES>() } };
+        let (stages, stage_bytes) = (of_stage.count(work.grid.shared), of_stage.bytes());
+        Self { stage: 0, stages, stage_bytes, parity: 0, base }
     }
 
     /// The barrier on which copies arrive.
@@ -58,7 +62,7 @@ impl<const N: u32, const IMAGES: u32> Place<N, IMAGES> {
     /// The address of the stage.
     #[inline(always)]
     fn address(&self) -> u32 {
-        self.base + FRONT_BYTES + self.stage * const { stage_of::<N, IMAGES>().bytes() }
+        self.base + FRONT_BYTES + self.stage * self.stage_bytes
     }
 
     /// [`Self::empty`] of the stage before.
@@ -106,9 +110,8 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
     epilogue: &Epilogue<'_>,
     arranged: *const u8,
 ) where
-    D: Activations + MultiplyTokens<SUMS>,
+    D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
 {
-    let grid = epilogue.work.grid;
     if !epilogue.problem.routed.plan.is_null() {
         ptx::wait_for_kernel_in_front();
     }
@@ -119,10 +122,11 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
         // SAFETY: nobody uses the word yet.
         unsafe {
             *table = D::TABLE;
-            epilogue.work.write_schedule(&epilogue.problem.routed);
+            epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
         }
+        let stages = Place::<N, IMAGES>::new(epilogue.work, base).stages;
         let mut i = 0;
-        while i < grid.stages {
+        while i < stages {
             let full = base + i * BARRIERS_BYTES;
             // SAFETY: the barriers are in front of the stages, and nobody uses them yet. Each thread that copies arrives with its
             // copies, and one more time for the activations.
@@ -161,18 +165,21 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     arranged: *const u8,
     base: u32,
 ) {
-    let Work { grid, schedule } = epilogue.work;
-    let activation_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
+    let Work { grid, schedule, .. } = epilogue.work;
+    let tile = const { stage_of::<N, IMAGES>().tile };
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
     let mut arranged_all = false;
-    let mut place = Place::<N, IMAGES>::new(grid, base);
+    let mut place = Place::<N, IMAGES>::new(epilogue.work, base);
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
-        let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+        let tokens = epilogue.tokens(&share, tile);
         let problem = epilogue.problem.of_expert::<F>(tokens.expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
-        let mut image = arranged.wrapping_add((image * u64::from(activation_bytes)) as usize);
+        let all_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
+        let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
+        // The first tokens are in front.
+        let bytes = all_bytes / N * tile.multiplied(tokens.end - tokens.first);
         let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, row_tile, &share, thread);
         let mut left = share.end - share.start;
         while left > 0 {
@@ -189,12 +196,12 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
                         ptx::wait_for_kernel_in_front();
                         arranged_all = true;
                     }
-                    mbarrier::arrive_expecting(place.full(), activation_bytes);
+                    mbarrier::arrive_expecting(place.full(), bytes);
                     let to = stage + const { stage_of::<N, IMAGES>().weights_bytes() };
-                    mbarrier::copy(to, image, activation_bytes, place.full());
+                    mbarrier::copy(to, image, bytes, place.full());
                 }
             }
-            image = image.wrapping_add(activation_bytes as usize);
+            image = image.wrapping_add(all_bytes as usize);
             place.advance();
             left -= 1;
         }
@@ -213,58 +220,40 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
     tile: u32,
     table: u32,
 ) where
-    D: Activations + MultiplyTokens<SUMS>,
+    D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
 {
-    let (problem, Work { grid, schedule }) = (epilogue.problem, epilogue.work);
-    let mut place = Place::<N, IMAGES>::new(grid, base);
+    let (problem, schedule) = (epilogue.problem, epilogue.work.schedule);
+    let mut place = Place::<N, IMAGES>::new(epilogue.work, base);
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let mut rows = LaneRows::<F, N, IMAGES>::new(problem, tile, share.start);
         let mut sums = [0.0; SUMS];
-        let mut far = 0;
-        let mut left = share.end - share.start;
-        let mut first = true;
-        let mut stage = place.wait();
-        // SAFETY: the k-iteration is in the stage.
-        let [mut loaded] = unsafe { rows.load::<D, 1>(stage, 0) };
-        while left > 0 {
-            // The same in all lanes, which a shuffle tells the assembler: descriptors are in uniform registers.
-            let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().weights_bytes() };
-            let mut tokens = core_matrices::<N>(at);
-            for image in 0..IMAGES {
-                let now = loaded;
-                let factors = now.factors::<F, D>();
-                far = now.distance::<F, D>().max(far);
-                // SAFETY: the k-iteration is in the stage; the whole warp group is here.
-                unsafe {
-                    D::multiply_tokens(&mut sums, decode::<D, 0>(&now, &factors, table), tokens);
-                    if image == 0 {
-                        // Now the last products of the stage before have been computed, too.
-                        done(place.empty_before(), !first);
-                    }
-                    D::multiply_tokens(&mut sums, decode::<D, 1>(&now, &factors, table), tokens + 4 * N);
-                    // The next image's weights are loaded while this one's are decoded. Behind the last one, its own are again.
-                    if image + 1 < IMAGES {
-                        [loaded] = rows.load::<D, 1>(stage, image + 1);
-                    } else {
-                        stage = place.next_if(left > 1).wait();
-                        [loaded] = rows.load::<D, 1>(stage, 0);
-                    }
-                    D::multiply_tokens(&mut sums, decode::<D, 2>(&now, &factors, table), tokens + 8 * N);
-                    D::multiply_tokens(&mut sums, decode::<D, 3>(&now, &factors, table), tokens + 12 * N);
+        let k_iterations = share.end - share.start;
+        // SAFETY: the whole warp group is here, and in each case all of it: they have the same tokens.
+        let (sums_of, rows, place) = (&mut sums, &mut rows, &mut place);
+        let far = unsafe {
+            let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+            let multiplied = const { stage_of::<N, IMAGES>().tile }.multiplied(tokens.end - tokens.first);
+            match warp::shuffle(multiplied, 0) {
+                96 if has_fewer::<N>() => {
+                    mainloop::<F, D, N, 48, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
                 }
-                tokens += 16 * N;
+                128 if has_fewer::<N>() => {
+                    mainloop::<F, D, N, 64, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                }
+                160 if has_fewer::<N>() => {
+                    mainloop::<F, D, N, 80, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                }
+                192 if has_fewer::<N>() => {
+                    mainloop::<F, D, N, 96, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                }
+                _ => mainloop::<F, D, N, SUMS, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table),
             }
-            place.advance();
-            first = false;
-            left -= 1;
-        }
+        };
         let share = shares.again();
         let [row_tile, _] = schedule.row_and_token_tile(share.tile);
         // SAFETY: the whole warp group is here.
         unsafe {
-            D::wait(&mut sums);
-            done(place.empty_before(), true);
             let usual = far <= F::farthest::<D>() || {
                 let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
                 let problem = problem.of_expert::<F>(tokens.expert);
@@ -275,6 +264,75 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
         }
         shares.take(&share);
     }
+}
+
+/// Returns whether fewer tokens than a token tile has can be multiplied of it.
+const fn has_fewer<const N: u32>() -> bool {
+    let tile = stage_of::<N, 1>().tile;
+    tile.multiplied(1) < tile.tokens()
+}
+
+/// Adds all products of a share to the first `FIRST` of a lane's sums, those of as many tokens, and leaves the others. Returns the
+/// largest [distance](Weights::distance) of the scales.
+///
+/// # Safety
+/// The contract of the kernels; whole warp groups call it.
+#[inline(always)]
+unsafe fn mainloop<F: Weights, D, const N: u32, const FIRST: usize, const SUMS: usize, const IMAGES: u32>(
+    sums: &mut [f32; SUMS],
+    rows: &mut LaneRows<F, N, IMAGES>,
+    place: &mut Place<N, IMAGES>,
+    k_iterations: u32,
+    table: u32,
+) -> u32
+where
+    D: Activations + MultiplyTokens<FIRST>,
+{
+    let Some(sums) = sums.first_chunk_mut::<FIRST>() else { return 0 };
+    let mut far = 0;
+    let mut left = k_iterations;
+    let mut first = true;
+    let mut stage = place.wait();
+    // SAFETY: the k-iteration is in the stage.
+    let [mut loaded] = unsafe { rows.load::<D, 1>(stage, 0) };
+    while left > 0 {
+        // The same in all lanes, which a shuffle tells the assembler: descriptors are in uniform registers.
+        let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().weights_bytes() };
+        let mut tokens = core_matrices(at);
+        for image in 0..IMAGES {
+            let now = loaded;
+            let factors = now.factors::<F, D>();
+            far = now.distance::<F, D>().max(far);
+            // SAFETY: the k-iteration is in the stage; the whole warp group is here.
+            unsafe {
+                D::multiply_tokens(sums, decode::<D, 0>(&now, &factors, table), tokens);
+                if image == 0 {
+                    // Now the last products of the stage before have been computed, too.
+                    done(place.empty_before(), !first);
+                }
+                D::multiply_tokens(sums, decode::<D, 1>(&now, &factors, table), tokens + 32);
+                // The next image's weights are loaded while this one's are decoded. Behind the last one, its own are again.
+                if image + 1 < IMAGES {
+                    [loaded] = rows.load::<D, 1>(stage, image + 1);
+                } else {
+                    stage = place.next_if(left > 1).wait();
+                    [loaded] = rows.load::<D, 1>(stage, 0);
+                }
+                D::multiply_tokens(sums, decode::<D, 2>(&now, &factors, table), tokens + 64);
+                D::multiply_tokens(sums, decode::<D, 3>(&now, &factors, table), tokens + 96);
+            }
+            tokens += const { N * COLUMNS * 2 / 16 };
+        }
+        place.advance();
+        first = false;
+        left -= 1;
+    }
+    // SAFETY: the whole warp group is here.
+    unsafe {
+        D::wait(sums);
+        done(place.empty_before(), true);
+    }
+    far
 }
 
 /// Says that the warp has done with a stage, given its barrier, if there is one.

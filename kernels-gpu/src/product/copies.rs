@@ -45,9 +45,12 @@ pub(crate) struct LaneCopies<const TILES: usize> {
     /// rows `p` and `p + 8` of each tile; and how many chunks there are from the lane's on.
     codes: [[u32; 2]; TILES],
     pub(crate) chunks: u32,
-    /// The same for the words of scales that the lane copies.
+    /// The same for the words of scales that the lane copies, with the scales that there are from each on.
     scales: [u32; TILES],
-    scale_chunks: u32,
+    scales_left: [u32; TILES],
+    /// Words of a tile row that are copied, and tile rows from that of the lane's first word on.
+    words: u32,
+    tile_rows: u32,
     /// Addresses of shared memory: where codes and scales go in the first stage, and where the lane's scales
     /// are.
     to: [u32; 2],
@@ -57,9 +60,12 @@ pub(crate) struct LaneCopies<const TILES: usize> {
 impl<const TILES: usize> LaneCopies<TILES> {
     /// The offset of the scales in a stage, behind the codes.
     const SCALES: u32 = 2 * TILES as u32 * CODES_BYTES;
+    /// Words of a tile row's scales in a stage: there are two of NVFP4 in a k-iteration. There is one of MXFP4, but they may lie in two.
+    const ROW_WORDS: u32 = 2;
 
     /// Makes the copies of a warp with its slice of K, for work tiles of so many rows. Given are the exponent
-    /// of the segments and the address of the warp's shared memory.
+    /// of the segments, the address of the warp's shared memory, and whether all rows of scales are whole
+    /// words. If not, they are those of MXFP4, and half a tile has at least four rows, which together are.
     #[inline(always)]
     pub(crate) fn new<F: Format>(
         problem: &Problem,
@@ -67,6 +73,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
         segment_bits: u32,
         slice: u32,
         address: u32,
+        whole_words: bool,
     ) -> Self {
         let (cols, blocks) = (problem.shape.cols, problem.shape.blocks);
         let (tile_row, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
@@ -74,29 +81,36 @@ impl<const TILES: usize> LaneCopies<TILES> {
         // The first chunk of a tile row.
         let first = |tile_row: u32| ((slice << segment_bits) + (tile_row & ((1 << segment_bits) - 1))) * QUAD;
         let own = first(tile_row) + quarter;
-        // A tile row's scales in a k-iteration are a word of MXFP4, and two of NVFP4.
-        let (words, word_chunks) = const { (F::BLOCKS, QUAD / F::BLOCKS) };
-        let word_chunk = first(warp::lane() / words) + warp::lane() % words * word_chunks;
+        let words = if F::BLOCKS == 1 && whole_words { 1 } else { Self::ROW_WORDS };
+        let (word_row, word) = (warp::lane() / words, warp::lane() % words);
+        let word_scale = first(word_row) * F::BLOCKS + word * 4;
+        // Bytes from the word in which a row's scales begin to them. K-iterations are whole words.
+        let lead = |row: u32| if whole_words { 0 } else { row * blocks as u32 % 4 };
+        // Rows past the last one repeat it.
+        let row = |tile_row: u32| (tile_row >> segment_bits).min(rows - 1);
+        let place = (word_row * Self::ROW_WORDS + word) * 4;
+        let found = tile_row * (Self::ROW_WORDS * 4) + lead(row(tile_row)) + quarter * F::BLOCKS;
         let mut made = Self {
             codes: [[0; 2]; TILES],
             chunks: chunks.saturating_sub(own),
             scales: [0; TILES],
-            scale_chunks: chunks.saturating_sub(word_chunk),
+            scales_left: [0; TILES],
+            words,
+            tile_rows: (TILES as u32 * TILE_ROWS).saturating_sub(word_row),
             to: [
                 pin_in_register(address + warp::lane() * 16),
-                pin_in_register(address + Self::SCALES + warp::lane() * 4),
+                pin_in_register(address + Self::SCALES + place),
             ],
-            found: pin_in_register(address + Self::SCALES + (tile_row * QUAD + quarter) * F::BLOCKS),
+            found: pin_in_register(address + Self::SCALES + found),
         };
-        // Rows past the last one repeat it.
-        let row = |tile_row: u32| (tile_row >> segment_bits).min(rows - 1);
         for (codes, i) in made.codes.as_flattened_mut().iter_mut().zip(0..) {
             let row = row(i * HALF_TILE_ROWS + tile_row);
             *codes = pin_in_register(row * (blocks * F::BLOCK_BYTES) as u32 + own * CHUNK_BYTES);
         }
-        for (scales, i) in made.scales.iter_mut().zip(0..) {
-            let row = row((i * WARP + warp::lane()) / words);
-            *scales = pin_in_register(row * blocks as u32 + word_chunk * F::BLOCKS);
+        for i in 0..TILES {
+            let row = row(i as u32 * (WARP / words) + word_row);
+            made.scales[i] = pin_in_register(row * blocks as u32 - lead(row) + word_scale);
+            made.scales_left[i] = (blocks as u32 + lead(row)).saturating_sub(word_scale);
         }
         made
     }
@@ -117,13 +131,15 @@ impl<const TILES: usize> LaneCopies<TILES> {
                 ptx::copy_16_once(codes + i * CODES_BYTES, from, there);
             }
         }
-        let there = if from.chunk < self.scale_chunks { 4 } else { 0 };
-        for (offset, i) in self.scales.iter().zip(0..) {
-            if i * WARP < TILES as u32 * TILE_ROWS * F::BLOCKS {
-                // SAFETY: the scales are in the row; rows are whole words of scales.
+        for i in 0..TILES {
+            let rows = i as u32 * (WARP / self.words);
+            if rows < self.tile_rows {
+                let there = self.scales_left[i].saturating_sub(from.chunk * F::BLOCKS).min(4);
+                // SAFETY: the word begins in the row or, by less than a word, before it, and no more of it is read than the row has. It
+                // lies on a multiple of 4, as the work tile's first row does.
                 unsafe {
-                    let from = from.scales.wrapping_add(*offset as usize);
-                    ptx::copy_4(scales + i * WARP * 4, from, there);
+                    let from = from.scales.wrapping_add(self.scales[i] as usize);
+                    ptx::copy_4(scales + rows * (Self::ROW_WORDS * 4), from, there);
                 }
             }
         }
@@ -147,7 +163,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
     #[inline(always)]
     pub(crate) unsafe fn scales<F: Format>(&self, stage: u32, tile: u32) -> [u32; 2] {
         [2 * tile, 2 * tile + 1].map(|row| {
-            let from = self.found + stage + row * const { HALF_TILE_ROWS * QUAD * F::BLOCKS };
+            let from = self.found + stage + row * (HALF_TILE_ROWS * Self::ROW_WORDS * 4);
             // SAFETY: the caller's promise.
             unsafe { if F::BLOCKS == 1 { ptx::load_shared_u8(from) } else { ptx::load_shared_u16(from) } }
         })

@@ -1,12 +1,13 @@
 //! Products of experts' weights and tokens.
 
+use std::mem::offset_of;
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::Divider;
-use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid};
+use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::gemm::{
     ArrangeGrid, COLUMNS, COUNTERS, Edition, GemmGrid, TokenTile, left_bytes,
 };
@@ -61,6 +62,7 @@ struct Routed {
     ends: Buffer,
     tokens: Buffer,
     pairs: Buffer,
+    sorted: Buffer,
 }
 
 fn bytes_of(numbers: &[u32]) -> Vec<u8> {
@@ -87,18 +89,29 @@ fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: usize) -> R
     let of_pairs = case.memory.allocate_from_aligned("chosen", &bytes_of(chosen), 4);
     let to = case.memory.allocate_aligned("ends", 4 * experts, 4);
     case.expect("ends", to, bytes_of(&ends));
-    let arguments = vec![of_pairs.into(), to.into(), tokens.into(), pairs.into(), argument(&grid)];
+    let sorted = case.memory.allocate_aligned("sorted", size_of::<Sorted>(), 4);
+    case.expect("sorted", sorted, bytes_of(&[chosen.len() as u32, top_k as u32]));
+    let arguments =
+        vec![of_pairs.into(), to.into(), tokens.into(), pairs.into(), sorted.into(), argument(&grid)];
     case.step("route_to_experts", experts as u64, arguments);
-    Routed { ends: to, tokens, pairs }
+    Routed { ends: to, tokens, pairs, sorted }
 }
 
 /// Plans token tiles, and expects them to hold each expert's rows in order, and nothing else.
-fn plan(case: &mut Prepared, ends: Buffer, counts: Counts, grid: PlanGrid) -> Buffer {
+fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: PlanGrid) -> Buffer {
     let bytes = Plan::bytes(u64::from(grid.most_tiles)) as usize;
     let plan = case.memory.allocate_from_aligned("plan", &vec![UNTOUCHED; bytes], 16);
-    case.step("plan_experts", 1, vec![ends.into(), plan.into(), argument(&grid)]);
+    case.step(
+        "plan_experts",
+        1,
+        vec![routed.ends.into(), routed.sorted.into(), plan.into(), argument(&grid)],
+    );
     case.checks.push(Box::new(move |memory| {
         let found = memory.bytes(plan).map_err(|error| error.to_string())?;
+        let most = counts.of_experts.iter().max().map_or(0, |rows| (*rows as u32).min(1 << grid.tile_bits));
+        if found[offset_of!(Plan, most_tokens)..][..4] != most.to_ne_bytes() {
+            return Err(format!("the largest token tile has not {most} rows in the plan"));
+        }
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&found[size_of::<Plan>()..]);
         let mut tiles = words.as_chunks::<{ size_of::<ExpertTile>() / 4 }>().0.iter();
         let mut row = 0;
@@ -202,17 +215,18 @@ fn multiplying<T: Exact + Activation>(
     let out_bytes = pairs * weights.rows() * size_of::<T>();
     let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; out_bytes], 2);
 
-    let mut grid = PlanGrid::new(experts.len() as u64, pairs as u64, by.bits()).expect("a small launch");
+    let of = Sorted { pairs: pairs as u32, top_k: 1 };
+    let mut grid = PlanGrid::new(experts.len() as u64, of, by.bits()).expect("a small launch");
     let count = u64::from(grid.most_tiles);
     let tiles = TokenTiles { count, bits: by.bits() };
     let front = vec![codes.into(), scales.into(), slots, x.clone()];
     if let By::Gemm { edition, tile } = by {
-        let stage = edition.stage(tile);
-        let stages = stage.count(MOST_SHARED).min(3);
+        let stage = edition.stage(tile, tile.tokens());
+        let shared = stage.shared_bytes(stage.count(MOST_SHARED).min(3));
         grid.row_tiles = shape.rows.div_ceil(u64::from(tile.rows())) as u32;
         grid.k_iterations = shape.cols.div_ceil(u64::from(stage.images * COLUMNS)) as u32;
         grid.at_once = at_once;
-        let plan = plan(&mut case, routed.ends, counts, grid);
+        let plan = plan(&mut case, &routed, counts, grid);
         let tokens = count * u64::from(tile.tokens());
         let arrange = ArrangeGrid::new(edition, tile, shape.cols, tokens, cols.is_multiple_of(8));
         let arrange = arrange.expect("a small launch");
@@ -220,16 +234,16 @@ fn multiplying<T: Exact + Activation>(
         let elements = arrange.thread_blocks() * u64::from(kernel("arrange_f16").elements);
         let arguments = vec![x, arranged.into(), plan.into(), Argument::clone(&from), argument(&arrange)];
         case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
-        let gemm = GemmGrid::new(stage, shape, tokens, at_once, stages).expect("a small launch");
+        let gemm = GemmGrid::new((edition, tile), shape, tokens, at_once, shared).expect("a small launch");
         let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
         let left = case.memory.allocate_aligned("left", left_bytes(at_once, tile) as usize, 16);
         let behind = [arranged, out, counters, left, plan].map(Argument::from);
         let arguments = [front, behind.into(), vec![from, to, argument(&gemm), apply]].concat();
         case.step(by.kernel::<T>(format), u64::from(at_once), arguments);
-        case.shaped((edition.threads(tile), stage.shared_bytes(stages)));
+        case.shaped((edition.threads(tile), shared));
         case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
     } else {
-        let plan = plan(&mut case, routed.ends, counts, grid);
+        let plan = plan(&mut case, &routed, counts, grid);
         let rows = pairs as u64;
         let unpipelined = |tiles_of_warp, slices| {
             WeightsGrid::with(shape, rows, tiles, tiles_of_warp, slices).expect("a small launch")
@@ -314,10 +328,11 @@ fn check<T: Exact + Activation>(
 
 /// Rows, columns, counts, thread blocks at once: experts without rows, with one, with more than a token tile has; pairs of no expert; more
 /// work tiles than thread blocks and fewer.
-const CASES: [(usize, usize, Counts, u32, Weights); 3] = [
+const CASES: [(usize, usize, Counts, u32, Weights); 4] = [
     (40, 256, Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, Of(Scales::Common)),
     (300, 128, Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 5, Beyond),
     (20, 640, Counts { of_experts: &[5, 34], of_none: 1 }, 3, Of(Scales::Common)),
+    (24, 384, Counts { of_experts: &[100, 3, 170], of_none: 0 }, 2, Of(Scales::Common)),
 ];
 
 /// All kernels.
@@ -375,10 +390,14 @@ pub(crate) fn experts_cases(cases: &mut Vec<Case>) {
                 let mut case = Prepared::new();
                 let counts = Counts { of_experts, of_none };
                 let routed = route(&mut case, &counts.chosen(i), of_experts.len(), top_k);
-                let grid = PlanGrid::new(of_experts.len() as u64, counts.pairs() as u64, i as u32 + 1);
+                let of = |top_k: usize| Sorted { pairs: counts.pairs() as u32, top_k: top_k as u32 };
+                let grid = |top_k| PlanGrid::new(of_experts.len() as u64, of(top_k), i as u32 + 1);
                 // A case's kernel is its last one.
                 if kernel == "plan_experts" {
-                    plan(&mut case, routed.ends, counts, grid.expect("a small launch"));
+                    plan(&mut case, &routed, counts, grid(top_k).expect("a small launch"));
+                    // Lists of other tokens give no token tiles.
+                    let none = Counts { of_experts: &[], of_none: 0 };
+                    plan(&mut case, &routed, none, grid(top_k + 1).expect("a small launch"));
                 }
                 case
             };

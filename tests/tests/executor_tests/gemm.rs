@@ -17,7 +17,7 @@ use super::weights::{LEAST, Product, shape};
 
 /// Rows, columns, tokens, thread blocks at once, stages: one work tile and several, whole ones and shared ones, by two thread
 /// blocks and by many; rows, columns and tokens that end within a tile; fewer k-iterations than stages, and more.
-const CASES: [(usize, usize, usize, u32, u32, Weights, X); 15] = [
+const CASES: [(usize, usize, usize, u32, u32, Weights, X); 18] = [
     (1, 64, 1, 1, 2, Of(Scales::Common), X::Common),
     (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
     (300, 128, 17, 3, 2, Of(Scales::Common), X::Common),
@@ -33,6 +33,9 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 15] = [
     (260, 704, 130, 3, 4, Of(Scales::Common), X::Common),
     (250, 2880, 2, 2, 6, Zeros, X::Common),
     (140, 256, 270, 3, 3, Of(Scales::Common), X::Common),
+    (20, 640, 100, 2, 6, Of(Scales::Common), X::Common),
+    (130, 384, 160, 3, 4, Of(Scales::Common), X::Numbers),
+    (10, 700, 180, 1, 3, Zeros, X::Common),
 ];
 
 /// Bytes of shared memory that a thread block has, at most.
@@ -72,9 +75,10 @@ fn multiplying<T: Exact + Activation>(
         vec![activations.clone(), arranged.into(), plan.clone(), from.clone(), argument(&arranged_grid)];
     case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
 
-    let stage = edition.stage(tile);
-    let stages = stages.min(stage.count(MOST_SHARED));
-    let grid = GemmGrid::new(stage, shape(weights), *tokens as u64, at_once, stages).expect("a small launch");
+    let stage = edition.stage(tile, *tokens as u32);
+    let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
+    let grid = GemmGrid::new((edition, tile), shape(weights), *tokens as u64, at_once, shared);
+    let grid = grid.expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 4);
     let (slot, apply) = case.global_scale(weights);
@@ -101,7 +105,7 @@ fn multiplying<T: Exact + Activation>(
             apply,
         ],
     );
-    case.shaped((edition.threads(tile), stage.shared_bytes(stages)));
+    case.shaped((edition.threads(tile), shared));
     case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {

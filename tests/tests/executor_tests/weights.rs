@@ -60,7 +60,10 @@ const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
 ];
 
 /// Cases for one token at a time. Columns are 64 more in NVFP4, if they are an odd number of 128.
-const M1: [(usize, usize, usize, u32, Weights, X); 19] = [
+const M1: [(usize, usize, usize, u32, Weights, X); 22] = [
+    (20, 1216, 2, 4, Of(Scales::Common), X::Common),
+    (36, 1056, 1, 2, Edges, X::Common),
+    (4, 2080, 3, 8, Zeros, X::Numbers),
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 1, 8, Zeros, X::Common),
     (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
@@ -373,7 +376,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
         for (by, (i, (rows, cols, tokens, slices, kind, x))) in all.chain((0..).zip(M8).map(of(Kind::M8))) {
             // Whole words of scales.
             let half = by != Kind::Unpipelined && format == Format::Nvfp4 && cols % 256 != 0;
-            let shape = (rows, cols + if half { 64 } else { 0 }, tokens);
+            let shape = (rows, if half { (cols / 64 + 1) * 64 } else { cols }, tokens);
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {

@@ -112,7 +112,11 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
         what: &str,
     ) {
         let Product { weights, results, .. } = expert;
-        let whole = weights.cols().is_multiple_of(32) && weights.blocks_per_row().is_multiple_of(4);
+        let words = match weights.format() {
+            Format::Mxfp4 => weights.scales().len(),
+            _ => weights.blocks_per_row(),
+        };
+        let whole = weights.cols().is_multiple_of(32) && words.is_multiple_of(4);
         let few = |rows| Bound::of_tensor_cores::<T>(weights.cols(), [segments(rows), 1], LEAST);
         let (bound, by_row) = match kernel.word() {
             "m1" if whole => (Bound::of_one_token::<T>(weights, 1, LEAST), false),
@@ -226,6 +230,46 @@ pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
                 let near = exact.check_some(&found[place * rows..][..rows], &bound, |_| true);
                 near.unwrap_or_else(|wrong| panic!("{wrong}, {tokens} tokens, pair {pair}"));
             }
+        }
+    }
+    // SAFETY: nothing is in flight; later tests may use several streams again.
+    unsafe { gpu.context().enable_event_tracking() };
+}
+
+/// A captured sorting has not sorted anything yet: the lists that are there are of more tokens than the product has.
+pub(crate) fn leaves_results_alone_until_pairs_are_sorted(_: &Gpu) {
+    // Its own context state: captures do not allow cudarc's events.
+    let gpu = Gpu::new(0).unwrap();
+    // SAFETY: everything below is on one stream.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let (experts, top_k, rows, cols, room) = (4, 2, 64, 256, 64);
+    let weights: Vec<_> =
+        (0..experts).map(|i| tensor(Format::Nvfp4, rows, cols, Scales::Common, 3 * i)).collect();
+    let there = DeviceExperts::from_host(stream, &weights).unwrap();
+    let chosen: Vec<u32> = (0..room as u32).map(|pair| pair % experts as u32).collect();
+    let (all, few) = (stream.clone_htod(&chosen).unwrap(), stream.clone_htod(&chosen[..8]).unwrap());
+    let mut routing = DeviceRouting::zeros(stream, experts as usize, room).unwrap();
+    gpu.route_on(stream, &all, top_k, &mut routing).unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    gpu.route_on(stream, &few, top_k, &mut routing).unwrap();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    assert_eq!(routing.pairs(), 8);
+    let x = stream.clone_htod(&vec![bf16::ONE; 4 * cols]).unwrap();
+    let untouched = vec![bf16::from_f32(7.0); 8 * rows];
+    let mut workspace = gpu.experts_workspace(stream, &there, 8).unwrap();
+    let mut is_untouched = |kernel| {
+        let mut out = stream.clone_htod(&untouched).unwrap();
+        let (rows, workspace) = (ExpertRows::Gathered, &mut workspace);
+        gpu.gemm_experts_with(kernel, stream, &there, &x, &routing, rows, workspace, &mut out).unwrap();
+        stream.clone_dtoh(&out).unwrap() == untouched
+    };
+    for sorted in [false, true] {
+        if sorted {
+            graph.launch().unwrap();
+        }
+        for kernel in gpu.experts_kernels() {
+            assert_eq!(is_untouched(kernel), !sorted, "{}", kernel.word());
         }
     }
     // SAFETY: nothing is in flight; later tests may use several streams again.

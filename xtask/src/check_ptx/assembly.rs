@@ -147,17 +147,21 @@ fn local_memory(used: Resources) -> Option<String> {
 }
 
 /// Returns whether a kernel that has all the registers there are for so many threads uses local memory outside of its products'
-/// loop only: once for a work tile, where it costs nothing.
+/// innermost loops only: once for a work tile, where it costs nothing.
 fn spills_outside_of_products(assembled: &Assembled) -> bool {
     let code = &assembled.code;
     let has = |range: &RangeInclusive<usize>, names: &[&str]| {
         code.instructions[range.clone()].iter().any(|instruction| names.contains(&instruction.name()))
     };
     let back = (0..code.instructions.len()).filter_map(|end| Some(code.target(end)?..=end));
-    let loops = back.filter(|range| !range.is_empty() && has(range, &["HMMA", "HGMMA"]));
-    let inner = loops.min_by_key(|range| range.end() - range.start());
+    let loops: Vec<_> = back.filter(|range| !range.is_empty() && has(range, &["HMMA", "HGMMA"])).collect();
+    let holds = |outer: &RangeInclusive<usize>, inner: &RangeInclusive<usize>| {
+        outer != inner && outer.contains(inner.start()) && outer.contains(inner.end())
+    };
+    let mut innermost = loops.iter().filter(|outer| !loops.iter().any(|inner| holds(outer, inner)));
     assembled.kernel.is_some_and(|kernel| kernel.bounded)
-        && inner.is_some_and(|range| !has(&range, &["LDL", "STL"]))
+        && !loops.is_empty()
+        && innermost.all(|range| !has(range, &["LDL", "STL"]))
 }
 
 fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
@@ -217,6 +221,8 @@ mod tests {
             messages(assembled(name, used, code)).into_iter().filter(|said| said.contains("local")).count()
         };
         assert_eq!([count(bounded, outside), count(bounded, &inside), count(plain, outside)], [0, 1, 1]);
+        let more = ".L_3:\nLDL R2, [R1]\nHGMMA.64x256x16.F32 R24, R92\nHGMMA.64x256x16.F32 R24, R92\n@P0 BRA `(.L_3)\nEXIT";
+        assert_eq!(count(bounded, &outside.replace("EXIT", more)), 1, "a second loop");
         assert_eq!(count(bounded, "EXIT"), 1, "no products");
     }
 

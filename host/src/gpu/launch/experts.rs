@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
-use microscale_kernels_abi::experts::{EXPERT_LIMIT, Plan, PlanGrid, RouteGrid};
+use microscale_kernels_abi::experts::{EXPERT_LIMIT, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::weights::TokenTiles;
 use microscale_kernels_abi::{Divider, Experts};
 
@@ -32,9 +32,10 @@ pub(in crate::gpu) fn route(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     chosen: DeviceView<'_, u32>,
+    top_k: usize,
     routing: &mut DeviceRouting,
 ) -> Result<()> {
-    let DeviceRouting { experts, pairs, top_k, .. } = *routing;
+    let (experts, pairs) = (routing.experts, chosen.len());
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
     limited("experts", experts, EXPERT_LIMIT)?;
     if experts == 0 {
@@ -45,7 +46,8 @@ pub(in crate::gpu) fn route(
     let (chosen, _read) = chosen.read(stream, "the chosen experts", 1)?;
     let grid = Argument(grid);
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&chosen).arg(&mut routing.ends).arg(&mut routing.tokens).arg(&mut routing.order).arg(&grid);
+    launch.arg(&chosen).arg(&mut routing.ends).arg(&mut routing.tokens).arg(&mut routing.order);
+    launch.arg(&mut routing.sorted).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The routing has room for so many experts and pairs.
     unsafe { launch.launch(config(&ready.kernel, experts as u64)?) }
         .map_err(doing("sorting tokens by expert"))?;
@@ -68,9 +70,14 @@ fn takes_many(experts: &DeviceExperts) -> bool {
     gemm::takes(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
 
-/// Token tiles of a kernel for so many pairs, and bytes of memory for their plan.
-fn plan_grid(kernel: ExpertsKernel, experts: &DeviceExperts, pairs: usize) -> Option<(PlanGrid, u64)> {
-    let grid = PlanGrid::new(experts.count() as u64, pairs as u64, kernel.tile_bits())?;
+/// Token tiles of a kernel for pairs of so many experts a token, and bytes of memory for their plan.
+fn plan_grid(
+    kernel: ExpertsKernel,
+    experts: &DeviceExperts,
+    [pairs, top_k]: [usize; 2],
+) -> Option<(PlanGrid, u64)> {
+    let sorted = Sorted { pairs: pairs as u32, top_k: top_k as u32 };
+    let grid = PlanGrid::new(experts.count() as u64, sorted, kernel.tile_bits())?;
     Some((grid, Plan::bytes(u64::from(grid.most_tiles)).next_multiple_of(256)))
 }
 
@@ -83,7 +90,7 @@ pub(in crate::gpu) fn experts_workspace(
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
     let mut most = 0;
     for kernel in ExpertsKernel::of(kernels.target()) {
-        let Some((grid, plan)) = plan_grid(kernel, experts, pairs) else { continue };
+        let Some((grid, plan)) = plan_grid(kernel, experts, [pairs, 1]) else { continue };
         most = most.max(plan);
         if let ExpertsKernel::Many(kernel) = kernel
             && takes_many(experts)
@@ -113,7 +120,9 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
 ) -> Result<()> {
     let (shape, pairs) = (experts.shape(), routing.pairs);
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
-    let Some((mut grid, plan_bytes)) = plan_grid(kernel, experts, pairs) else { return Ok(()) };
+    let Some((mut grid, plan_bytes)) = plan_grid(kernel, experts, [pairs, routing.top_k]) else {
+        return Ok(());
+    };
     if shape.rows == 0 {
         return Ok(());
     }
@@ -142,12 +151,13 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     let (ends, _ends) = routing.ends.device_ptr(stream);
     let (tokens, _tokens) = routing.tokens.device_ptr(stream);
     let (order, _order) = routing.order.device_ptr(stream);
+    let (sorted, _sorted) = routing.sorted.device_ptr(stream);
     let ready = kernels.ready(Experts::Plan.id())?;
     let mut launch = stream.launch_builder(&ready.function);
     let of_plan = Argument(grid);
-    launch.arg(&ends).arg(&plan).arg(&of_plan);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. Ends are what sorting so many pairs gave, or zeros, and
-    // there is room for the plan.
+    launch.arg(&ends).arg(&sorted).arg(&plan).arg(&of_plan);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's lists are what it says was sorted, or
+    // zeros, and there is room for the plan.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("planning products with experts"))?;
 
     let (codes, _codes) = experts.codes.device_ptr(stream);

@@ -59,12 +59,11 @@ fn gemm_grid(
 ) -> Option<GemmGrid> {
     let [rows, cols, blocks] =
         [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
-    let stage = kernel.edition.stage(kernel.tile);
-    let stages = stage.count(kernels.most_shared());
     // Thread blocks take all of a multiprocessor's shared memory.
     let at_once = kernels.multiprocessors();
     let shape = WeightsShape { rows, cols, blocks };
-    GemmGrid::new(stage, shape, tokens as u64, at_once, stages).filter(|_| stages >= 2)
+    let shared = kernel.edition.shared_bytes(kernel.tile, kernels.most_shared());
+    GemmGrid::new((kernel.edition, kernel.tile), shape, tokens as u64, at_once, shared)
 }
 
 /// The grids of both kernels, and the thread blocks of the second.
@@ -208,8 +207,7 @@ pub(super) unsafe fn enqueue(
     unsafe { launch.launch(config(&ready.kernel, elements)?) }.map_err(doing("arranging activations"))?;
 
     let ready = kernels.ready(gemm)?;
-    let shared = kernel.edition.stage(kernel.tile).shared_bytes(grids.gemm.stages);
-    let launched = Kernel { shared, ..ready.kernel };
+    let launched = Kernel { shared: grids.gemm.shared, ..ready.kernel };
     let config = config(&launched, u64::from(grids.thread_blocks))?;
     let pointers = [codes, scales, slot, activations, memory, out, counters, left, plan, from, to];
     let grid = Argument(grids.gemm);

@@ -121,7 +121,10 @@ impl<'a> Lowering<'a> {
                     "m64n16k16" => 16,
                     "m64n32k16" => 32,
                     "m64n64k16" => 64,
+                    "m64n96k16" => 96,
                     "m64n128k16" => 128,
+                    "m64n160k16" => 160,
+                    "m64n192k16" => 192,
                     "m64n256k16" => 256,
                     _ => return Err(self.unsupported(format!("products of the shape {shape}"))),
                 };

@@ -209,7 +209,7 @@ pub(super) fn opcodes() -> Vec<String> {
     SHAPES.into_iter().flat_map(of).collect()
 }
 
-const SHAPES: [usize; 6] = [8, 16, 32, 64, 128, 256];
+const SHAPES: [usize; 9] = [8, 16, 32, 64, 96, 128, 160, 192, 256];
 
 #[test]
 fn every_shape_multiplies() {
