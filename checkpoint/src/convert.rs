@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
+use half::bf16;
 use microscale::cast::Mxfp4ToNvfp4;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, ErrorStats, Format, GlobalScale, QuantizedTensor};
@@ -21,14 +22,17 @@ use crate::gguf::metadata::FileType;
 use crate::names::fused::fused;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
+use crate::read::bands::bands;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
+use crate::read::values::Values;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
-use crate::write::outline::{Outline, unchanged};
+use crate::write::outline::{Outline, unquantized};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::values::write_values;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -42,6 +46,8 @@ pub struct Converted {
     pub converted: Sums,
     /// The tensors among them that were cast to another format.
     pub cast: u64,
+    /// Sums over codes of eight bits under scales: their values are written in bf16, which holds them exactly.
+    pub in_bf16: Sums,
     /// Sums over the tensors that were copied.
     pub copied: Sums,
     /// The tensors whose values are not the same to the bit.
@@ -108,6 +114,7 @@ pub fn convert(
         to,
         converted: Sums::default(),
         cast: work.casts.len() as u64,
+        in_bf16: Sums::default(),
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
@@ -118,6 +125,7 @@ pub fn convert(
     };
     for done in tensors {
         converted.converted = converted.converted.with(done.converted);
+        converted.in_bf16 = converted.in_bf16.with(done.in_bf16);
         converted.copied = converted.copied.with(done.copied);
         converted.rounded.extend(done.rounded);
         converted.rounded_inputs.extend(done.rounded_input);
@@ -129,6 +137,7 @@ pub fn convert(
 #[derive(Default)]
 struct Done {
     converted: Sums,
+    in_bf16: Sums,
     copied: Sums,
     rounded: Option<Rounding>,
     rounded_input: Option<String>,
@@ -139,6 +148,8 @@ struct Converter<'a> {
     to: FileConvention,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
+    /// The tensors of codes of eight bits under scales, by their names.
+    scaled: HashMap<&'a str, Tensor<'a>>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
     /// The casts of tensors to another format, by the name of the codes.
@@ -152,11 +163,16 @@ impl<'a> Converter<'a> {
         to: FileConvention,
         format: Option<Format>,
     ) -> Result<Self> {
-        let mut packed = HashMap::new();
+        let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
         for tensor in logical {
-            if let Logical::Plain(Tensor { scaling: Some(_), dtype, file, name, .. }) = tensor {
-                let (file, tensor, dtype) = ((*file).into(), (*name).into(), *dtype);
-                return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+            if let Logical::Plain(tensor) = tensor
+                && let Some(scaling) = &tensor.scaling
+            {
+                if !scaling.is_exact_in_bf16() {
+                    let (file, tensor, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
+                    return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+                }
+                scaled.insert(tensor.name, *tensor);
             }
             if let Logical::Packed(tensor) = tensor {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
@@ -173,12 +189,14 @@ impl<'a> Converter<'a> {
                 path: checkpoint.path.clone(),
             }));
         }
-        let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
-        let scales = scales.map(|scales| scales.name).collect();
+        // Scales belong to their codes, and are no tensors of their own.
+        let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
+        let scales = checkpoint.tensors().map(|tensor| tensor.name);
+        let scales = scales.filter(|name| !left.contains(name)).collect();
         let others = packed.values().map(|(packed, _)| *packed);
         let others = others.filter(|packed| format.is_some_and(|format| format != packed.format));
         let casts = casts(&others.collect::<Vec<_>>(), format)?;
-        let converter = Self { checkpoint, to, packed, scales, casts };
+        let converter = Self { checkpoint, to, packed, scaled, scales, casts };
         converter.check_names()?;
         Ok(converter)
     }
@@ -300,6 +318,22 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
     casts.collect()
 }
 
+/// Writes the values of codes of eight bits in bf16, and makes sure that they are the same.
+fn in_bf16(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
+    let bytes_after = write_values::<bf16>(tensor, sink)?;
+    for band in bands(tensor.elements() as usize) {
+        let Some(Values::F32(values)) = tensor.values_in(band) else { continue };
+        let same =
+            |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32().to_bits() == value.to_bits();
+        if !values.par_iter().all(same) {
+            return Err(Error::tensor(tensor.file, tensor.name, microscale::Error::Wrong("a cast to bf16")));
+        }
+    }
+    let mut done = Done::default();
+    done.in_bf16.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
+    Ok(done)
+}
+
 /// Casts a band, and makes sure that its values are the same.
 fn cast_alike(
     packed: &Packed<'_>,
@@ -373,7 +407,7 @@ impl Rewrite for Converter<'_> {
                 outlines
             }
             None if self.scales.contains(tensor.name) => Vec::new(),
-            None => vec![unchanged(tensor)],
+            None => vec![unquantized(self.scaled.get(tensor.name).unwrap_or(tensor))],
         }
     }
 
@@ -381,6 +415,9 @@ impl Rewrite for Converter<'_> {
         let done = tensors.iter().map(|tensor| {
             if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
                 return self.convert(packed, storage, device, sink);
+            }
+            if let Some(scaled) = self.scaled.get(tensor.name) {
+                return in_bf16(scaled, sink);
             }
             let with_codes = self.scales.contains(tensor.name);
             let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
@@ -400,7 +437,8 @@ impl Rewrite for Converter<'_> {
         let copied = self
             .checkpoint
             .tensors()
-            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
+            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name))
+            .map(|tensor| self.scaled.get(tensor.name).copied().unwrap_or(tensor));
         let ignore = ignored(self.checkpoint, copied);
         let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
         let groups = packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape)));

@@ -27,7 +27,6 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::conventions::packed::{Logical, resolve};
-use crate::conventions::scaled::scaled as scaled_tensor;
 use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
@@ -106,7 +105,11 @@ pub fn diagnose(
 /// The tensor of a name with the scales that it is under, if there are any.
 fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
     let Some(tensor) = against.tensor(name) else { return Ok(None) };
-    Ok(Some(scaled_tensor(against, tensor)?.unwrap_or(tensor)))
+    Ok(Some(match resolve(against, tensor)? {
+        Some(Logical::Plain(tensor)) => tensor,
+        Some(Logical::Packed(packed)) => packed.scaled(against).unwrap_or(tensor),
+        None => tensor,
+    }))
 }
 
 impl Diagnosis {

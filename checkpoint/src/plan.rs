@@ -144,7 +144,10 @@ impl<'a> Plan<'a> {
         treatment_of: impl Fn(&str) -> Result<Treatment>,
     ) -> Result<Self> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
-        for tensor in sources(checkpoint)? {
+        let mut places = HashMap::new();
+        for (stored, tensor) in sources(checkpoint)? {
+            // Codes may be stored under another name than the model's.
+            places.extend([(tensor.name, tensors.len()), (stored, tensors.len())]);
             let treatment = treatment_of(tensor.name)?;
             let reason = selection.reason_to_copy(
                 &tensor,
@@ -168,14 +171,12 @@ impl<'a> Plan<'a> {
             let bytes_after = outlines.iter().map(Outline::bytes).sum();
             tensors.push(Planned { tensor, reason, bytes_after, recipe });
         }
-        let (treatments, places) = treatments.sorted();
+        let (treatments, order) = treatments.sorted();
         for planned in tensors.iter_mut().filter(|planned| planned.reason.is_none()) {
-            planned.recipe = places[planned.recipe];
+            planned.recipe = order[planned.recipe];
         }
         // Nothing is quantized, and what is said about it is that of any name.
         let treatments = if treatments.is_empty() { vec![treatment_of("")?] } else { treatments };
-        let places =
-            tensors.iter().enumerate().map(|(place, planned)| (planned.tensor.name, place)).collect();
         let plan = Self {
             checkpoint,
             convention,

@@ -282,7 +282,7 @@ impl Rewrite for Quantizer<'_> {
     }
 
     fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
-        self.chooser.layer(tensor).filter(|_| self.to_quantize(tensor).is_some())
+        self.to_quantize(tensor).and_then(|tensor| self.chooser.layer(tensor))
     }
 
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {

@@ -34,6 +34,8 @@ pub struct Checkpoint {
     places: HashMap<String, (usize, usize)>,
     /// True if weights that are not the checkpoint's are left out of what is copied.
     pub(crate) skip_other_weights: bool,
+    /// True if values of MXFP4 are input of quantizing, by whatever convention they are stored.
+    pub(crate) requantize: bool,
 }
 
 /// Shows the path and the number of tensors.
@@ -79,6 +81,7 @@ impl Checkpoint {
             naming,
             places,
             skip_other_weights: false,
+            requantize: false,
         };
         checkpoint.check_index()?;
         Ok(checkpoint)
@@ -88,6 +91,12 @@ impl Checkpoint {
     /// consolidated ones.
     pub fn skip_other_weights(&mut self) {
         self.skip_other_weights = true;
+    }
+
+    /// Lets weights in MXFP4 be quantized again, from their values, whatever convention they are stored by. Those of a convention
+    /// that is read alone always can be.
+    pub fn requantize(&mut self) {
+        self.requantize = true;
     }
 
     /// The place of a tensor's bytes in a file.
@@ -100,10 +109,10 @@ impl Checkpoint {
 
     /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
     pub(crate) fn forget(&self, tensor: &Tensor<'_>) {
-        let scales = tensor.scaling.map(|scaling| (scaling.name, scaling.data));
-        for (name, data) in [(tensor.name, tensor.data)].into_iter().chain(scales) {
-            if let Some((shard, _)) = self.places.get(name) {
-                self.shards[*shard].forget(data);
+        let scales = tensor.scaling.map(|scaling| (scaling.file, scaling.data));
+        for (file, data) in [(tensor.file, tensor.data)].into_iter().chain(scales) {
+            if let Some(shard) = self.shards.iter().find(|shard| shard.path == file) {
+                shard.forget(data);
             }
         }
     }
@@ -111,6 +120,12 @@ impl Checkpoint {
     /// Lets go of several tensors.
     pub(crate) fn forget_all<'t>(&self, tensors: impl Iterator<Item = &'t Tensor<'t>>) {
         tensors.for_each(|tensor| self.forget(tensor));
+    }
+
+    /// Keeps the sizes of the model's parameter that codes are of.
+    pub(crate) fn keep_shape(&self, codes: &Tensor<'_>, shape: &[usize]) -> Option<&[usize]> {
+        let (shard, place) = *self.places.get(codes.name)?;
+        Some(self.shards[shard].stored.get(place)?.keep_shape(shape))
     }
 
     /// The path it was opened from.

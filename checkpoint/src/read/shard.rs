@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use memmap2::Mmap;
 use safetensors::tensor::Metadata;
@@ -41,6 +42,19 @@ pub(crate) struct Stored {
     shape: Vec<usize>,
     /// Its bytes in the file: checked to be there.
     pub(crate) range: Range<usize>,
+    /// The sizes of the model's parameter, of codes for which somebody asked that.
+    model_shape: OnceLock<Vec<usize>>,
+}
+
+impl Stored {
+    pub(crate) fn new(name: String, dtype: FileDtype, shape: Vec<usize>, range: Range<usize>) -> Self {
+        Self { name, dtype, shape, range, model_shape: OnceLock::new() }
+    }
+
+    /// Keeps the sizes of the model's parameter that these codes are of, as long as the checkpoint is open.
+    pub(crate) fn keep_shape(&self, shape: &[usize]) -> &[usize] {
+        self.model_shape.get_or_init(|| shape.into())
+    }
 }
 
 impl Shard {
@@ -116,7 +130,7 @@ impl Shard {
     }
 
     fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
-        let Stored { name, dtype, shape, range } = stored;
+        let Stored { name, dtype, shape, range, .. } = stored;
         let data = self.map.get(range.clone())?;
         Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None })
     }
@@ -127,17 +141,14 @@ fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
         let info = header.info(&name)?;
         let (start, end) = info.data_offsets;
         let (dtype, shape) = (info.dtype.into(), info.shape.clone());
-        Some(Stored { name, dtype, shape, range: data + start..data + end })
+        Some(Stored::new(name, dtype, shape, data + start..data + end))
     });
     stored.collect()
 }
 
 fn from_gguf(tensors: Vec<TensorInfo>) -> Vec<Stored> {
-    let stored = tensors.into_iter().map(|TensorInfo { name, shape, kind, range }| Stored {
-        name,
-        dtype: kind.into(),
-        shape,
-        range,
-    });
+    let stored = tensors
+        .into_iter()
+        .map(|TensorInfo { name, shape, kind, range }| Stored::new(name, kind.into(), shape, range));
     stored.collect()
 }

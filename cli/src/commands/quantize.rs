@@ -14,7 +14,7 @@ use microscale_checkpoint::{
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{pattern, words};
+use crate::options::words::{pattern, written_conventions};
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     recipe: RecipeArgs,
     /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF
     /// file gguf]
-    #[arg(long, value_parser = words::<FileConvention>())]
+    #[arg(long, value_parser = written_conventions())]
     out_convention: Option<FileConvention>,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Leave matching tensors unquantized; has the last word (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     exclude: Vec<String>,
+    /// Round weights that are in MXFP4 already once more, from their values; `convert --format nvfp4` makes NVFP4 of them exactly
+    #[arg(long)]
+    requantize: bool,
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -71,7 +74,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     recipes.select(&args.include, &args.exclude)?;
     // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
-    let checkpoint = args.others.open(&args.input)?;
+    let mut checkpoint = args.others.open(&args.input)?;
+    if args.requantize {
+        checkpoint.requantize();
+    }
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
     recipes.check(convention).map_err(of_options)?;
     for warning in recipes.unmatched(&checkpoint) {

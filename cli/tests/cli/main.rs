@@ -17,6 +17,7 @@ mod measuring;
 #[cfg(target_os = "linux")]
 mod memory;
 mod mixed;
+mod mxfp4_sources;
 mod mxfp8;
 mod nvfp4;
 mod outputs;
