@@ -14,6 +14,7 @@
 //! | `error` | what can go wrong |
 //! | `limits` | limits on what is read |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
+//! | `pytorch` | PyTorch's files, which are pickles that are not run |
 //! | `read` | input: which files, which tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
 //! | `conventions` | conventions of files: what a quantized tensor becomes, and what is quantized in a file |
@@ -43,6 +44,7 @@ mod limits;
 mod names;
 mod parts;
 mod plan;
+mod pytorch;
 mod quantize;
 mod read;
 mod reason;

@@ -43,11 +43,13 @@ fn of_file(error: &FileError) -> Place<'_> {
     match error {
         FileError::HeaderTensor { file, tensor, .. }
         | FileError::GgufTensor { file, tensor, .. }
+        | FileError::PytorchTensor { file, tensor, .. }
         | FileError::NotInGguf { file, tensor, .. }
         | FileError::NotInSafetensors { file, tensor, .. } => (Some(file), Some(tensor)),
         FileError::Header { file, .. }
         | FileError::OtherKind { file, .. }
         | FileError::Gguf { file, .. }
+        | FileError::Pytorch { file, .. }
         | FileError::PartOfGguf { file, .. }
         | FileError::TooLong { file, .. }
         | FileError::Json { file, .. }
@@ -58,9 +60,9 @@ fn of_file(error: &FileError) -> Place<'_> {
 
 fn of_directory(error: &DirectoryError) -> Place<'_> {
     match error {
-        DirectoryError::NoWeights { path, .. }
-        | DirectoryError::Pickles { file: path, .. }
-        | DirectoryError::Ambiguous { first: path, .. } => (Some(path), None),
+        DirectoryError::NoWeights { path, .. } | DirectoryError::Ambiguous { first: path, .. } => {
+            (Some(path), None)
+        }
         DirectoryError::ShardPath { index, tensor, .. }
         | DirectoryError::MissingShard { index, tensor, .. }
         | DirectoryError::NotInShard { index, tensor, .. }
@@ -107,6 +109,7 @@ fn of_output(error: &OutputError) -> Place<'_> {
     match error {
         OutputError::Exists { path, .. }
         | OutputError::Kind { path, .. }
+        | OutputError::NamedLikePytorch { path }
         | OutputError::Parent { path, .. }
         | OutputError::Overlap { input: path, .. }
         | OutputError::Same { first: path, .. }

@@ -64,7 +64,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
             checkpoint.index.is_none() || shard.tensors().any(|tensor| sources.contains(tensor.name));
         let mut shared = None;
         if is_left {
-            let to = output.place(&shard.name)?;
+            let to = output.place(&shard.written_name())?;
             let Some(place) = take(&directory.shard(shard), &to, &note)? else {
                 return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
             };

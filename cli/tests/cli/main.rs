@@ -23,6 +23,7 @@ mod nvfp4;
 mod outputs;
 mod packed;
 mod parts;
+mod pytorch;
 mod recipes;
 mod refusing;
 mod report;
