@@ -99,6 +99,7 @@ pub fn diagnose(
     global_scales::look(&packed, &mut diagnosis.findings);
     loaders::look(checkpoint, &packed, &mut diagnosis.findings);
     config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
+    config::inputs(checkpoint, &packed, &mut diagnosis.findings);
     Ok(diagnosis)
 }
 

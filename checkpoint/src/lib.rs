@@ -80,6 +80,7 @@ pub use parts::part::Part;
 pub use parts::{PartDone, quantize_part};
 pub use plan::global_scales::GlobalScales;
 pub use plan::importance::Importance;
+pub use plan::input_scales::InputScales;
 pub use plan::recipes::Recipes;
 pub use plan::recipes::presets::{Preset, presets};
 pub use plan::selection::Selection;

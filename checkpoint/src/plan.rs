@@ -9,10 +9,12 @@
 //! | `fusions` | whether layers that engines fuse can be one layer |
 //! | `loaders` | what loaders are known to do with the output that they should not |
 //! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
+//! | `input_scales` | given: the global scales that layers' inputs are quantized with |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
+pub(crate) mod input_scales;
 pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
@@ -24,7 +26,7 @@ pub(crate) mod used_recipe;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use microscale::{Format, Recipe, Search, Words};
+use microscale::{Format, GlobalScale, Recipe, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -40,6 +42,7 @@ use crate::gguf::metadata::FileType;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
 use crate::plan::importance::Importance;
+use crate::plan::input_scales::InputScales;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::check_search_global;
@@ -64,6 +67,8 @@ pub struct Plan<'a> {
     places: HashMap<&'a str, usize>,
     global_scales: Option<GlobalScales>,
     importance: Option<Importance>,
+    /// The scales of layers' inputs by the names of their weights, and where they are from.
+    input_scales: Option<(HashMap<String, GlobalScale>, String)>,
     pub(crate) check_search: bool,
     /// The number of worst blocks to look for in each tensor, if details are wanted.
     pub(crate) worst_blocks: Option<usize>,
@@ -184,6 +189,7 @@ impl<'a> Plan<'a> {
             places,
             global_scales: None,
             importance: None,
+            input_scales: None,
             check_search: false,
             worst_blocks: None,
             tensors,
@@ -215,6 +221,50 @@ impl<'a> Plan<'a> {
         });
         let found = GlobalScales::find(file, names)?;
         Ok(self.global_scales.insert(found))
+    }
+
+    /// Stores the scale that a layer's inputs are quantized with beside every weight in NVFP4, and says in the config that they
+    /// are. Returns the names in a file that are for no weight in NVFP4.
+    ///
+    /// # Errors
+    /// [`GivenError::InputScaleUnheld`](crate::GivenError::InputScaleUnheld) if the convention has none for a weight, or no weight
+    /// becomes NVFP4; those of a file that lacks one or has a number that cannot be one;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken).
+    pub fn take_input_scales(&mut self, given: &InputScales) -> Result<Vec<String>> {
+        let mut tensors = Vec::new();
+        for tensor in self.to_quantize() {
+            let storage = self.of(tensor.name).storage;
+            if storage.format != Format::Nvfp4 {
+                continue;
+            }
+            let stored = storage.stored_input(tensor.name);
+            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
+            tensors.push((tensor, stored.ok_or_else(unheld)?));
+        }
+        if tensors.is_empty() {
+            return Err(
+                GivenError::InputScaleUnheld { tensor: "no tensor, as none becomes NVFP4,".into() }.into()
+            );
+        }
+        let (scales, unused) = given.find(tensors.into_iter())?;
+        self.input_scales = Some((scales, given.described()));
+        let bytes: Vec<_> = self.tensors.iter().map(|planned| self.input_outline(&planned.tensor)).collect();
+        for (planned, outline) in self.tensors.iter_mut().zip(bytes) {
+            planned.bytes_after += outline.map_or(0, |outline| outline.bytes());
+        }
+        self.check_names()?;
+        Ok(unused)
+    }
+
+    /// The scale of a layer's inputs that is stored beside its weight, if there is one.
+    pub(crate) fn input_scale_of(&self, tensor: &str) -> Option<GlobalScale> {
+        self.input_scales.as_ref()?.0.get(tensor).copied()
+    }
+
+    /// The tensor that it becomes.
+    pub(crate) fn input_outline(&self, tensor: &Tensor<'_>) -> Option<Outline> {
+        self.input_scale_of(tensor.name)?;
+        self.of(tensor.name).storage.stored_input(tensor.name)?.outline(tensor.name, tensor.shape)
     }
 
     /// Takes importance by column from a file, for the search of block scales. A vector is called
@@ -309,6 +359,9 @@ impl<'a> Plan<'a> {
     fn facts_of(&self, treatment: &Treatment) -> Facts {
         let mut facts = treatment.facts();
         facts.push(("files", self.convention.word().into()));
+        if let Some((_, from)) = self.input_scales.as_ref().filter(|_| treatment.format() == Format::Nvfp4) {
+            facts.push(("input_scale", from.clone()));
+        }
         let from_amax = treatment.recipe.scheme.global_from_amax().is_some();
         if let Some(scales) = self.global_scales.as_ref().filter(|_| from_amax) {
             for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
@@ -357,6 +410,9 @@ impl<'a> Plan<'a> {
     pub(crate) fn add_given(&self, hash: &mut Xxh3) {
         for tensor in self.to_quantize() {
             if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
+                hash.update(&scale.value().to_le_bytes());
+            }
+            if let Some(scale) = self.input_scale_of(tensor.name) {
                 hash.update(&scale.value().to_le_bytes());
             }
             if let Some(importance) = self.importance_of(tensor.name) {
@@ -411,7 +467,8 @@ impl<'a> Plan<'a> {
         let mut taken: HashSet<_> =
             self.tensors.iter().map(|planned| planned.tensor.name.to_string()).collect();
         for tensor in self.to_quantize() {
-            for Outline { name, .. } in self.of(tensor.name).outlines(&tensor) {
+            let outlines = self.of(tensor.name).outlines(&tensor);
+            for Outline { name, .. } in outlines.into_iter().chain(self.input_outline(&tensor)) {
                 if name != tensor.name && !taken.insert(name.clone()) {
                     let (file, tensor) = (tensor.file.into(), tensor.name.into());
                     return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
@@ -435,6 +492,7 @@ impl<'a> Plan<'a> {
             description.take_cache();
             description.remove();
         }
+        description.activations = self.input_scales.is_some();
         let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
         let ignore = ignored(self.checkpoint, copied.map(|planned| planned.tensor));
         self.convention.describe(&self.groups(), &ignore, description);

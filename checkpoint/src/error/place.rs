@@ -101,6 +101,13 @@ fn of_given(error: &GivenError) -> Place<'_> {
         | GivenError::ImportanceTwice { file, tensor, .. }
         | GivenError::ImportanceShape { file, tensor, .. }
         | GivenError::ImportanceNumber { file, tensor, .. } => (Some(file), Some(tensor)),
+        GivenError::NoInputScale { file, tensor, .. } | GivenError::InputScaleTwice { file, tensor, .. } => {
+            (Some(file), Some(tensor))
+        }
+        GivenError::InputScaleFile { file, .. } => (Some(file), None),
+        GivenError::InputScaleNumber { tensor, .. } | GivenError::InputScaleUnheld { tensor } => {
+            (None, Some(tensor))
+        }
         GivenError::ImportanceUnused => (None, None),
     }
 }
