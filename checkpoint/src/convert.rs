@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use half::bf16;
-use microscale::cast::Mxfp4ToNvfp4;
+use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, ErrorStats, Format, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
@@ -87,14 +87,15 @@ pub struct Rounding {
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
 /// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
-/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale. As in [`quantize`](crate::quantize()), a few
+/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
 /// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
 /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
 /// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
-/// hold without quantizing again; [`microscale::Error::NotCast`] and [`microscale::Error::NotExact`] in [`Error::Tensor`] for what the
+/// hold without quantizing again; [`microscale::Error::NotCast`], [`microscale::Error::NotExact`] and
+/// [`microscale::Error::NotExactBlock`] in [`Error::Tensor`] for what the
 /// format cannot; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
@@ -143,6 +144,23 @@ struct Done {
     rounded_input: Option<String>,
 }
 
+/// An exact cast of a tensor.
+#[derive(Clone, Copy)]
+enum Cast {
+    ToNvfp4(Mxfp4ToNvfp4),
+    ToMxfp8,
+}
+
+impl Cast {
+    /// The global scale after it, if the format has one.
+    fn global_scale(self) -> Option<GlobalScale> {
+        match self {
+            Self::ToNvfp4(cast) => Some(cast.global_scale(Direction::Divisor)),
+            Self::ToMxfp8 => None,
+        }
+    }
+}
+
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
     to: FileConvention,
@@ -153,7 +171,7 @@ struct Converter<'a> {
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
     /// The casts of tensors to another format, by the name of the codes.
-    casts: HashMap<&'a str, Mxfp4ToNvfp4>,
+    casts: HashMap<&'a str, Cast>,
 }
 
 impl<'a> Converter<'a> {
@@ -237,7 +255,7 @@ impl<'a> Converter<'a> {
     /// The global scale of a tensor after its cast, if it has one.
     fn global_scale(&self, packed: &Packed<'_>) -> Option<GlobalScale> {
         match self.casts.get(packed.codes.name) {
-            Some(cast) => Some(cast.global_scale(Direction::Divisor)),
+            Some(cast) => cast.global_scale(),
             None => packed.global_scale.map(|(_, scale)| scale),
         }
     }
@@ -286,8 +304,18 @@ impl<'a> Converter<'a> {
 }
 
 /// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs.
-fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Mxfp4ToNvfp4>> {
+fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Cast>> {
     let Some(to) = format else { return Ok(HashMap::new()) };
+    if to == Format::Mxfp8E4m3 {
+        let looked_at = tensors.par_iter().map(|packed| {
+            for band in packed.bands()? {
+                let before = band.start / BLOCK_OF_MXFP8;
+                to_mxfp8_in(packed, &packed.row(&packed.blocks_in(band))?.to_tensor(), before)?;
+            }
+            Ok((packed.codes.name, Cast::ToMxfp8))
+        });
+        return looked_at.collect();
+    }
     let looked_at = tensors.par_iter().map(|packed| {
         if to != Format::Nvfp4 {
             return Err(packed.error(microscale::Error::NotCast { from: packed.format, to }));
@@ -310,7 +338,7 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
     let casts = looked_at.into_iter().map(|(packed, cast)| {
         let cast = fused(packed.name).and_then(|layer| shared.get(&layer)).copied().unwrap_or(cast);
         if cast.is_exact() {
-            Ok((packed.codes.name, cast))
+            Ok((packed.codes.name, Cast::ToNvfp4(cast)))
         } else {
             Err(packed.error(microscale::Error::NotExact { span: cast.span() }))
         }
@@ -334,14 +362,33 @@ fn in_bf16(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
     Ok(done)
 }
 
+/// Elements of a block of MXFP8.
+const BLOCK_OF_MXFP8: usize = 32;
+
+/// Casts a band to MXFP8, given the blocks of the tensor before it.
+fn to_mxfp8_in(packed: &Packed<'_>, band: &QuantizedTensor, before: usize) -> Result<QuantizedTensor> {
+    let columns = packed.shape.last().copied().unwrap_or(1);
+    let not_exact = |block| microscale::Error::NotExactBlock { to: Format::Mxfp8E4m3, block, columns };
+    if columns % BLOCK_OF_MXFP8 != 0 {
+        return Err(packed.error(not_exact(0)));
+    }
+    to_mxfp8(band).map_err(|source| match source {
+        microscale::Error::NotExactBlock { block, .. } => packed.error(not_exact(before + block)),
+        source => packed.error(source),
+    })
+}
+
 /// Casts a band, and makes sure that its values are the same.
 fn cast_alike(
     packed: &Packed<'_>,
-    cast: Mxfp4ToNvfp4,
+    cast: Cast,
     band: &QuantizedTensor,
     device: &Device,
 ) -> Result<QuantizedTensor> {
-    let after = cast.cast(band).map_err(|source| packed.error(source))?;
+    let after = match cast {
+        Cast::ToNvfp4(cast) => cast.cast(band).map_err(|source| packed.error(source))?,
+        Cast::ToMxfp8 => to_mxfp8_in(packed, band, 0)?,
+    };
     match Compared::of(packed, band, &after, device)?.differing {
         0 => Ok(after),
         _ => Err(packed.error(microscale::Error::Wrong("a cast"))),

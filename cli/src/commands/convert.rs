@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// The convention of files to write
     #[arg(long, value_parser = written_conventions())]
     to: FileConvention,
-    /// The format to cast to, exactly: nvfp4, from mxfp4 [default: each tensor's own]
+    /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
     #[arg(long, value_parser = words::<Format>())]
     format: Option<Format>,
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
