@@ -42,7 +42,6 @@ use crate::gguf::metadata::FileType;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
 use crate::plan::importance::Importance;
-use crate::plan::input_scales::InputScales;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::check_search_global;
@@ -221,50 +220,6 @@ impl<'a> Plan<'a> {
         });
         let found = GlobalScales::find(file, names)?;
         Ok(self.global_scales.insert(found))
-    }
-
-    /// Stores the scale that a layer's inputs are quantized with beside every weight in NVFP4, and says in the config that they
-    /// are. Returns the names in a file that are for no weight in NVFP4.
-    ///
-    /// # Errors
-    /// [`GivenError::InputScaleUnheld`](crate::GivenError::InputScaleUnheld) if the convention has none for a weight, or no weight
-    /// becomes NVFP4; those of a file that lacks one or has a number that cannot be one;
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken).
-    pub fn take_input_scales(&mut self, given: &InputScales) -> Result<Vec<String>> {
-        let mut tensors = Vec::new();
-        for tensor in self.to_quantize() {
-            let storage = self.of(tensor.name).storage;
-            if storage.format != Format::Nvfp4 {
-                continue;
-            }
-            let stored = storage.stored_input(tensor.name);
-            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
-            tensors.push((tensor, stored.ok_or_else(unheld)?));
-        }
-        if tensors.is_empty() {
-            return Err(
-                GivenError::InputScaleUnheld { tensor: "no tensor, as none becomes NVFP4,".into() }.into()
-            );
-        }
-        let (scales, unused) = given.find(tensors.into_iter())?;
-        self.input_scales = Some((scales, given.described()));
-        let bytes: Vec<_> = self.tensors.iter().map(|planned| self.input_outline(&planned.tensor)).collect();
-        for (planned, outline) in self.tensors.iter_mut().zip(bytes) {
-            planned.bytes_after += outline.map_or(0, |outline| outline.bytes());
-        }
-        self.check_names()?;
-        Ok(unused)
-    }
-
-    /// The scale of a layer's inputs that is stored beside its weight, if there is one.
-    pub(crate) fn input_scale_of(&self, tensor: &str) -> Option<GlobalScale> {
-        self.input_scales.as_ref()?.0.get(tensor).copied()
-    }
-
-    /// The tensor that it becomes.
-    pub(crate) fn input_outline(&self, tensor: &Tensor<'_>) -> Option<Outline> {
-        self.input_scale_of(tensor.name)?;
-        self.of(tensor.name).storage.stored_input(tensor.name)?.outline(tensor.name, tensor.shape)
     }
 
     /// Takes importance by column from a file, for the search of block scales. A vector is called

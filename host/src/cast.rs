@@ -7,7 +7,7 @@
 
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::plan::power_of_two;
-use microscale_formats::{E4m3, E8m0, Format, GlobalScale};
+use microscale_formats::{E2m1, E4m3, E8m0, Format, GlobalScale};
 use rayon::prelude::*;
 
 use crate::cpu;
@@ -136,7 +136,8 @@ const BLOCK: usize = 32;
 ///
 /// Of the scales under which a block's largest value fits, the least is taken, and no other could hold what it cannot: under twice
 /// the scale the numbers up to that value are some of those before, as normal numbers have the same significands and subnormal ones
-/// are twice as far apart. So a block is exact under this scale, or under none. MXFP4's always are, but for values beyond the largest f32;
+/// are twice as far apart. So a block is exact under this scale, or under none. MXFP4's always are, as its
+/// codes are numbers of E4M3 too, under the same scales;
 /// NVFP4's are if block and global scales are near powers of two: a product of two significands needs six bits, and E4M3 has four.
 ///
 /// # Errors
@@ -165,6 +166,14 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
     if from.cols % BLOCK != 0 {
         return Err(not_exact(0));
     }
+    let shape = QuantizedShape::new(to, from.rows, from.cols);
+    if from.format == Format::Mxfp4 {
+        let element = |code: u8| E4m3::from_f32(E2m1::from_bits(code & 0xF).to_f32()).to_bits();
+        let pairs: [[u8; 2]; 256] =
+            std::array::from_fn(|pair| [element(pair as u8), element(pair as u8 >> 4)]);
+        let codes = tensor.codes().iter().flat_map(|pair| pairs[usize::from(*pair)]).collect();
+        return QuantizedTensor::from_parts(shape, codes, tensor.linear_scales().into_owned());
+    }
     let values: Vec<f32> = cpu::dequantize(tensor);
     let blocks: Vec<_> = values.par_chunks(BLOCK).map(mxfp8_block).collect();
     let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(blocks.len()));
@@ -173,7 +182,7 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
         codes.extend(block);
         scales.push(scale);
     }
-    QuantizedTensor::from_parts(QuantizedShape::new(to, from.rows, from.cols), codes, scales)
+    QuantizedTensor::from_parts(shape, codes, scales)
 }
 
 /// The codes and the scale of a block of MXFP8 that has exactly these values, if there is one.
@@ -247,7 +256,7 @@ mod tests {
     fn mxfp4_is_mxfp8_with_the_same_values() {
         for (rows, cols) in [(3, 32), (5, 96), (1, 1024)] {
             let mut random = fastrand::Rng::with_seed(cols as u64);
-            let tensor = tensor(rows, cols, || random.u8(..253), 4);
+            let tensor = tensor(rows, cols, || random.u8(..255), 4);
             assert_same(&tensor, &to_mxfp8(&tensor).unwrap(), &format!("{rows}x{cols}"));
         }
         let odd = tensor(1, 48, || 120, 5);
@@ -259,7 +268,7 @@ mod tests {
     /// NVFP4 of one block scale and all codes.
     fn nvfp4(scale: E4m3, global_scale: f32) -> QuantizedTensor {
         let shape = QuantizedShape::new(Format::Nvfp4, 1, 32);
-        let codes: Vec<u8> = (0..16).map(|pair: u8| pair | (pair + 1) % 16 << 4).collect();
+        let codes: Vec<u8> = (0..16).map(|pair: u8| pair | ((pair + 1) % 16) << 4).collect();
         let tensor = QuantizedTensor::from_parts(shape, codes, vec![scale.to_bits(); 2]).unwrap();
         tensor.with_global_scale(GlobalScale::Multiplier(global_scale)).unwrap()
     }

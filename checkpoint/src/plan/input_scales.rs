@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use microscale::GlobalScale;
 use microscale::formats::nvfp4::{Direction, LARGEST};
+use microscale::{Format, GlobalScale};
 use serde_json::Value;
 
 use crate::conventions::storage::{Storage, StoredGlobal};
@@ -12,8 +12,10 @@ use crate::error::Result;
 use crate::error::given::GivenError;
 use crate::names::fused::fused;
 use crate::names::weight::module;
+use crate::plan::Plan;
 use crate::read::json::Object;
 use crate::read::tensor::Tensor;
+use crate::write::outline::Outline;
 
 /// Ends of names that say what a number is, by the directions of those scales; without one it is an amax.
 const SCALES: [(&str, Direction); 2] =
@@ -153,6 +155,52 @@ impl InputScales {
                 Ok(value)
             }
         }
+    }
+}
+
+impl Plan<'_> {
+    /// Stores the scale that a layer's inputs are quantized with beside every weight in NVFP4, and says in the config that they
+    /// are. Returns the names in a file that are for no weight in NVFP4.
+    ///
+    /// # Errors
+    /// [`GivenError::InputScaleUnheld`](crate::GivenError::InputScaleUnheld) if the convention has none for a weight, or no weight
+    /// becomes NVFP4; those of a file that lacks one or has a number that cannot be one;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken).
+    pub fn take_input_scales(&mut self, given: &InputScales) -> Result<Vec<String>> {
+        let mut tensors = Vec::new();
+        for tensor in self.to_quantize() {
+            let storage = self.of(tensor.name).storage;
+            if storage.format != Format::Nvfp4 {
+                continue;
+            }
+            let stored = storage.stored_input(tensor.name);
+            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
+            tensors.push((tensor, stored.ok_or_else(unheld)?));
+        }
+        if tensors.is_empty() {
+            return Err(
+                GivenError::InputScaleUnheld { tensor: "no tensor, as none becomes NVFP4,".into() }.into()
+            );
+        }
+        let (scales, unused) = given.find(tensors.into_iter())?;
+        self.input_scales = Some((scales, given.described()));
+        let bytes: Vec<_> = self.tensors.iter().map(|planned| self.input_outline(&planned.tensor)).collect();
+        for (planned, outline) in self.tensors.iter_mut().zip(bytes) {
+            planned.bytes_after += outline.map_or(0, |outline| outline.bytes());
+        }
+        self.check_names()?;
+        Ok(unused)
+    }
+
+    /// The scale of a layer's inputs that is stored beside its weight, if there is one.
+    pub(crate) fn input_scale_of(&self, tensor: &str) -> Option<GlobalScale> {
+        self.input_scales.as_ref()?.0.get(tensor).copied()
+    }
+
+    /// The tensor that it becomes.
+    pub(crate) fn input_outline(&self, tensor: &Tensor<'_>) -> Option<Outline> {
+        self.input_scale_of(tensor.name)?;
+        self.of(tensor.name).storage.stored_input(tensor.name)?.outline(tensor.name, tensor.shape)
     }
 }
 

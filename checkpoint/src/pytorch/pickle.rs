@@ -86,7 +86,7 @@ impl<'a> Pickle<'a> {
             0x8d => self.take().and_then(|length| self.text(u64::from_le_bytes(length))),
             // Containers.
             b')' => self.push(Value::Tuple(Vec::new())),
-            b't' => self.to_mark().and_then(|parts| self.push(Value::Tuple(parts))),
+            b't' => self.marked().and_then(|parts| self.push(Value::Tuple(parts))),
             0x85..=0x87 => {
                 self.last((instruction - 0x84).into()).and_then(|parts| self.push(Value::Tuple(parts)))
             }
@@ -94,9 +94,9 @@ impl<'a> Pickle<'a> {
             b'}' => self.push(Value::Dict(Vec::new())),
             // Lists hold no tensors that have names.
             b'a' => self.pop().and_then(|_| self.top()).map(drop),
-            b'e' => self.to_mark().and_then(|_| self.top()).map(drop),
+            b'e' => self.marked().and_then(|_| self.top()).map(drop),
             b's' => self.last(2).and_then(|pair| self.put(&pair)),
-            b'u' => self.to_mark().and_then(|pairs| self.put(&pairs)),
+            b'u' => self.marked().and_then(|pairs| self.put(&pairs)),
             // What is called, and with what.
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
@@ -171,7 +171,7 @@ impl<'a> Pickle<'a> {
         Ok(self.stack.split_off(start.ok_or(EMPTY)?))
     }
 
-    fn to_mark(&mut self) -> Parsed<Vec<Id>> {
+    fn marked(&mut self) -> Parsed<Vec<Id>> {
         let mark = self.marks.pop().ok_or("there is no mark")?;
         Ok(self.stack.split_off(mark))
     }

@@ -142,18 +142,18 @@ impl Scaling<'_> {
 
 /// The numbers of codes, of a byte each or of two a byte.
 enum Decoder {
-    Bytes([f32; 256]),
-    Pairs([[f32; 2]; 256]),
+    Bytes(Box<[f32; 256]>),
+    Pairs(Box<[[f32; 2]; 256]>),
 }
 
 impl Decoder {
     fn of(dtype: FileDtype, bits: usize) -> Option<Self> {
         if bits == 8 {
             let number = number_of(dtype)?;
-            return Some(Self::Bytes(std::array::from_fn(|code| number(code as u8))));
+            return Some(Self::Bytes(Box::new(std::array::from_fn(|code| number(code as u8)))));
         }
         let number = |code: usize| E2m1::from_bits(code as u8 & 0xF).to_f32();
-        Some(Self::Pairs(std::array::from_fn(|pair| [number(pair), number(pair >> 4)])))
+        Some(Self::Pairs(Box::new(std::array::from_fn(|pair| [number(pair), number(pair >> 4)]))))
     }
 
     /// The values of codes from the one at an index on, which have one scale.
