@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `table` | all conventions |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf` | one each: names, dtypes, config |
+//! | `deepseek`, `quark` | one each that is read alone |
 //! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
 //! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
@@ -16,12 +17,14 @@
 
 pub(crate) mod compressed_tensors;
 pub(crate) mod convention;
+pub(crate) mod deepseek;
 pub(crate) mod gguf;
 pub(crate) mod gpt_oss;
 pub(crate) mod group;
 pub(crate) mod ignored;
 pub(crate) mod modelopt;
 pub(crate) mod packed;
+pub(crate) mod quark;
 pub(crate) mod scaled;
 pub(crate) mod storage;
 pub(crate) mod table;

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use microscale::cast::Mxfp4ToNvfp4;
+use half::bf16;
+use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, ErrorStats, Format, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
@@ -21,14 +22,17 @@ use crate::gguf::metadata::FileType;
 use crate::names::fused::fused;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
+use crate::read::bands::bands;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
+use crate::read::values::Values;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
-use crate::write::outline::{Outline, unchanged};
+use crate::write::outline::{Outline, unquantized};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::values::write_values;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -42,6 +46,8 @@ pub struct Converted {
     pub converted: Sums,
     /// The tensors among them that were cast to another format.
     pub cast: u64,
+    /// Sums over codes of eight bits under scales: their values are written in bf16, which holds them exactly.
+    pub in_bf16: Sums,
     /// Sums over the tensors that were copied.
     pub copied: Sums,
     /// The tensors whose values are not the same to the bit.
@@ -81,14 +87,15 @@ pub struct Rounding {
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
 /// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
-/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale. As in [`quantize`](crate::quantize()), a few
+/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
 /// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
 /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
 /// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
-/// hold without quantizing again; [`microscale::Error::NotCast`] and [`microscale::Error::NotExact`] in [`Error::Tensor`] for what the
+/// hold without quantizing again; [`microscale::Error::NotCast`], [`microscale::Error::NotExact`] and
+/// [`microscale::Error::NotExactBlock`] in [`Error::Tensor`] for what the
 /// format cannot; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
@@ -108,6 +115,7 @@ pub fn convert(
         to,
         converted: Sums::default(),
         cast: work.casts.len() as u64,
+        in_bf16: Sums::default(),
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
@@ -118,6 +126,7 @@ pub fn convert(
     };
     for done in tensors {
         converted.converted = converted.converted.with(done.converted);
+        converted.in_bf16 = converted.in_bf16.with(done.in_bf16);
         converted.copied = converted.copied.with(done.copied);
         converted.rounded.extend(done.rounded);
         converted.rounded_inputs.extend(done.rounded_input);
@@ -129,9 +138,27 @@ pub fn convert(
 #[derive(Default)]
 struct Done {
     converted: Sums,
+    in_bf16: Sums,
     copied: Sums,
     rounded: Option<Rounding>,
     rounded_input: Option<String>,
+}
+
+/// An exact cast of a tensor.
+#[derive(Clone, Copy)]
+enum Cast {
+    ToNvfp4(Mxfp4ToNvfp4),
+    ToMxfp8,
+}
+
+impl Cast {
+    /// The global scale after it, if the format has one.
+    fn global_scale(self) -> Option<GlobalScale> {
+        match self {
+            Self::ToNvfp4(cast) => Some(cast.global_scale(Direction::Divisor)),
+            Self::ToMxfp8 => None,
+        }
+    }
 }
 
 struct Converter<'a> {
@@ -139,10 +166,12 @@ struct Converter<'a> {
     to: FileConvention,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
+    /// The tensors of codes of eight bits under scales, by their names.
+    scaled: HashMap<&'a str, Tensor<'a>>,
     /// The names of scales, which are written with their codes.
     scales: HashSet<&'a str>,
     /// The casts of tensors to another format, by the name of the codes.
-    casts: HashMap<&'a str, Mxfp4ToNvfp4>,
+    casts: HashMap<&'a str, Cast>,
 }
 
 impl<'a> Converter<'a> {
@@ -152,11 +181,16 @@ impl<'a> Converter<'a> {
         to: FileConvention,
         format: Option<Format>,
     ) -> Result<Self> {
-        let mut packed = HashMap::new();
+        let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
         for tensor in logical {
-            if let Logical::Plain(Tensor { scaling: Some(_), dtype, file, name, .. }) = tensor {
-                let (file, tensor, dtype) = ((*file).into(), (*name).into(), *dtype);
-                return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+            if let Logical::Plain(tensor) = tensor
+                && let Some(scaling) = &tensor.scaling
+            {
+                if !scaling.is_exact_in_bf16() {
+                    let (file, tensor, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
+                    return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+                }
+                scaled.insert(tensor.name, *tensor);
             }
             if let Logical::Packed(tensor) = tensor {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
@@ -173,12 +207,14 @@ impl<'a> Converter<'a> {
                 path: checkpoint.path.clone(),
             }));
         }
-        let scales = packed.values().flat_map(|(packed, _)| packed.scale_tensors());
-        let scales = scales.map(|scales| scales.name).collect();
+        // Scales belong to their codes, and are no tensors of their own.
+        let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
+        let scales = checkpoint.tensors().map(|tensor| tensor.name);
+        let scales = scales.filter(|name| !left.contains(name)).collect();
         let others = packed.values().map(|(packed, _)| *packed);
         let others = others.filter(|packed| format.is_some_and(|format| format != packed.format));
         let casts = casts(&others.collect::<Vec<_>>(), format)?;
-        let converter = Self { checkpoint, to, packed, scales, casts };
+        let converter = Self { checkpoint, to, packed, scaled, scales, casts };
         converter.check_names()?;
         Ok(converter)
     }
@@ -219,7 +255,7 @@ impl<'a> Converter<'a> {
     /// The global scale of a tensor after its cast, if it has one.
     fn global_scale(&self, packed: &Packed<'_>) -> Option<GlobalScale> {
         match self.casts.get(packed.codes.name) {
-            Some(cast) => Some(cast.global_scale(Direction::Divisor)),
+            Some(cast) => cast.global_scale(),
             None => packed.global_scale.map(|(_, scale)| scale),
         }
     }
@@ -268,8 +304,20 @@ impl<'a> Converter<'a> {
 }
 
 /// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs.
-fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Mxfp4ToNvfp4>> {
+fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Cast>> {
     let Some(to) = format else { return Ok(HashMap::new()) };
+    if to == Format::Mxfp8E4m3 {
+        let looked_at = tensors.par_iter().map(|packed| {
+            // MXFP4 always is MXFP8.
+            let bands = if packed.format == Format::Mxfp4 { Vec::new() } else { packed.bands()? };
+            for band in bands {
+                let before = band.start / BLOCK_OF_MXFP8;
+                to_mxfp8_in(packed, &packed.row(&packed.blocks_in(band))?.to_tensor(), before)?;
+            }
+            Ok((packed.codes.name, Cast::ToMxfp8))
+        });
+        return looked_at.collect();
+    }
     let looked_at = tensors.par_iter().map(|packed| {
         if to != Format::Nvfp4 {
             return Err(packed.error(microscale::Error::NotCast { from: packed.format, to }));
@@ -292,7 +340,7 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
     let casts = looked_at.into_iter().map(|(packed, cast)| {
         let cast = fused(packed.name).and_then(|layer| shared.get(&layer)).copied().unwrap_or(cast);
         if cast.is_exact() {
-            Ok((packed.codes.name, cast))
+            Ok((packed.codes.name, Cast::ToNvfp4(cast)))
         } else {
             Err(packed.error(microscale::Error::NotExact { span: cast.span() }))
         }
@@ -300,14 +348,49 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
     casts.collect()
 }
 
+/// Writes the values of codes of eight bits in bf16, and makes sure that they are the same.
+fn in_bf16(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
+    let bytes_after = write_values::<bf16>(tensor, sink)?;
+    for band in bands(tensor.elements() as usize) {
+        let Some(Values::F32(values)) = tensor.values_in(band) else { continue };
+        let same =
+            |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32().to_bits() == value.to_bits();
+        if !values.par_iter().all(same) {
+            return Err(Error::tensor(tensor.file, tensor.name, microscale::Error::Wrong("a cast to bf16")));
+        }
+    }
+    let mut done = Done::default();
+    done.in_bf16.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
+    Ok(done)
+}
+
+/// Elements of a block of MXFP8.
+const BLOCK_OF_MXFP8: usize = 32;
+
+/// Casts a band to MXFP8, given the blocks of the tensor before it.
+fn to_mxfp8_in(packed: &Packed<'_>, band: &QuantizedTensor, before: usize) -> Result<QuantizedTensor> {
+    let columns = packed.shape.last().copied().unwrap_or(1);
+    let not_exact = |block| microscale::Error::NotExactBlock { to: Format::Mxfp8E4m3, block, columns };
+    if columns % BLOCK_OF_MXFP8 != 0 {
+        return Err(packed.error(not_exact(0)));
+    }
+    to_mxfp8(band).map_err(|source| match source {
+        microscale::Error::NotExactBlock { block, .. } => packed.error(not_exact(before + block)),
+        source => packed.error(source),
+    })
+}
+
 /// Casts a band, and makes sure that its values are the same.
 fn cast_alike(
     packed: &Packed<'_>,
-    cast: Mxfp4ToNvfp4,
+    cast: Cast,
     band: &QuantizedTensor,
     device: &Device,
 ) -> Result<QuantizedTensor> {
-    let after = cast.cast(band).map_err(|source| packed.error(source))?;
+    let after = match cast {
+        Cast::ToNvfp4(cast) => cast.cast(band).map_err(|source| packed.error(source))?,
+        Cast::ToMxfp8 => to_mxfp8_in(packed, band, 0)?,
+    };
     match Compared::of(packed, band, &after, device)?.differing {
         0 => Ok(after),
         _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
@@ -373,7 +456,7 @@ impl Rewrite for Converter<'_> {
                 outlines
             }
             None if self.scales.contains(tensor.name) => Vec::new(),
-            None => vec![unchanged(tensor)],
+            None => vec![unquantized(self.scaled.get(tensor.name).unwrap_or(tensor))],
         }
     }
 
@@ -381,6 +464,9 @@ impl Rewrite for Converter<'_> {
         let done = tensors.iter().map(|tensor| {
             if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
                 return self.convert(packed, storage, device, sink);
+            }
+            if let Some(scaled) = self.scaled.get(tensor.name) {
+                return in_bf16(scaled, sink);
             }
             let with_codes = self.scales.contains(tensor.name);
             let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
@@ -400,7 +486,8 @@ impl Rewrite for Converter<'_> {
         let copied = self
             .checkpoint
             .tensors()
-            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name));
+            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name))
+            .map(|tensor| self.scaled.get(tensor.name).copied().unwrap_or(tensor));
         let ignore = ignored(self.checkpoint, copied);
         let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
         let groups = packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape)));

@@ -27,7 +27,6 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::conventions::packed::{Logical, resolve};
-use crate::conventions::scaled::scaled as scaled_tensor;
 use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
@@ -100,13 +99,18 @@ pub fn diagnose(
     global_scales::look(&packed, &mut diagnosis.findings);
     loaders::look(checkpoint, &packed, &mut diagnosis.findings);
     config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
+    config::inputs(checkpoint, &packed, &mut diagnosis.findings);
     Ok(diagnosis)
 }
 
 /// The tensor of a name with the scales that it is under, if there are any.
 fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
     let Some(tensor) = against.tensor(name) else { return Ok(None) };
-    Ok(Some(scaled_tensor(against, tensor)?.unwrap_or(tensor)))
+    Ok(Some(match resolve(against, tensor)? {
+        Some(Logical::Plain(tensor)) => tensor,
+        Some(Logical::Packed(packed)) => packed.scaled(against).unwrap_or(tensor),
+        None => tensor,
+    }))
 }
 
 impl Diagnosis {

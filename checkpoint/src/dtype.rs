@@ -23,6 +23,8 @@ impl FileDtype {
     pub const U8: Self = Self::Plain(Plain::U8);
     /// Signed integers of 8 bits.
     pub const I8: Self = Self::Plain(Plain::I8);
+    /// Signed integers of 32 bits.
+    pub const I32: Self = Self::Plain(Plain::I32);
     /// Signed integers of 64 bits.
     pub const I64: Self = Self::Plain(Plain::I64);
     /// OCP's E4M3 without infinities, a byte.

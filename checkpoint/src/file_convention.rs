@@ -15,6 +15,10 @@ pub enum FileConvention {
     GptOss,
     /// ggml's, in GGUF files, which llama.cpp loads.
     Gguf,
+    /// DeepSeek-V4's, for experts in MXFP4 beside block FP8. It is read and not written.
+    DeepSeek,
+    /// AMD Quark's, for MXFP4. It is read and not written.
+    Quark,
 }
 
 words!(FileConvention, "convention of files" {
@@ -22,4 +26,6 @@ words!(FileConvention, "convention of files" {
     Self::Modelopt = "modelopt",
     Self::GptOss = "gpt-oss",
     Self::Gguf = "gguf",
+    Self::DeepSeek = "deepseek",
+    Self::Quark = "quark",
 });

@@ -14,6 +14,7 @@
 //! | `error` | what can go wrong |
 //! | `limits` | limits on what is read |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
+//! | `pytorch` | PyTorch's files, which are pickles that are not run |
 //! | `read` | input: which files, which tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
 //! | `conventions` | conventions of files: what a quantized tensor becomes, and what is quantized in a file |
@@ -43,6 +44,7 @@ mod limits;
 mod names;
 mod parts;
 mod plan;
+mod pytorch;
 mod quantize;
 mod read;
 mod reason;
@@ -78,6 +80,7 @@ pub use parts::part::Part;
 pub use parts::{PartDone, quantize_part};
 pub use plan::global_scales::GlobalScales;
 pub use plan::importance::Importance;
+pub use plan::input_scales::InputScales;
 pub use plan::recipes::Recipes;
 pub use plan::recipes::presets::{Preset, presets};
 pub use plan::selection::Selection;

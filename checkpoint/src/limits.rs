@@ -24,6 +24,14 @@ pub(crate) const NAME_BYTES: usize = 1024;
 /// The most dimensions of a tensor, as many as PyTorch has. Weights have up to five.
 pub(crate) const DIMENSIONS: usize = 64;
 
+/// The most bytes of the pickle in a PyTorch file, which takes up to some thirty times as much memory. Pickles have some hundred
+/// bytes a tensor.
+pub(crate) const PICKLE_BYTES: u64 = 1 << 25;
+
+/// The most bytes of all tensors of a PyTorch file, of which several may share a storage, in sizes of the file. Tied weights
+/// come to twice of it.
+pub(crate) const SHARED: u64 = 16;
+
 /// The most bytes of a recipe. Recipes have a few dozen lines.
 pub(crate) const RECIPE_BYTES: u64 = 1 << 20;
 

@@ -9,10 +9,12 @@
 //! | `fusions` | whether layers that engines fuse can be one layer |
 //! | `loaders` | what loaders are known to do with the output that they should not |
 //! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
+//! | `input_scales` | given: the global scales that layers' inputs are quantized with |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
+pub(crate) mod input_scales;
 pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
@@ -24,7 +26,7 @@ pub(crate) mod used_recipe;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use microscale::{Format, Recipe, Search, Words};
+use microscale::{Format, GlobalScale, Recipe, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -64,6 +66,8 @@ pub struct Plan<'a> {
     places: HashMap<&'a str, usize>,
     global_scales: Option<GlobalScales>,
     importance: Option<Importance>,
+    /// The scales of layers' inputs by the names of their weights, and where they are from.
+    input_scales: Option<(HashMap<String, GlobalScale>, String)>,
     pub(crate) check_search: bool,
     /// The number of worst blocks to look for in each tensor, if details are wanted.
     pub(crate) worst_blocks: Option<usize>,
@@ -144,7 +148,10 @@ impl<'a> Plan<'a> {
         treatment_of: impl Fn(&str) -> Result<Treatment>,
     ) -> Result<Self> {
         let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
-        for tensor in sources(checkpoint)? {
+        let mut places = HashMap::new();
+        for (stored, tensor) in sources(checkpoint)? {
+            // Codes may be stored under another name than the model's.
+            places.extend([(tensor.name, tensors.len()), (stored, tensors.len())]);
             let treatment = treatment_of(tensor.name)?;
             let reason = selection.reason_to_copy(
                 &tensor,
@@ -168,14 +175,12 @@ impl<'a> Plan<'a> {
             let bytes_after = outlines.iter().map(Outline::bytes).sum();
             tensors.push(Planned { tensor, reason, bytes_after, recipe });
         }
-        let (treatments, places) = treatments.sorted();
+        let (treatments, order) = treatments.sorted();
         for planned in tensors.iter_mut().filter(|planned| planned.reason.is_none()) {
-            planned.recipe = places[planned.recipe];
+            planned.recipe = order[planned.recipe];
         }
         // Nothing is quantized, and what is said about it is that of any name.
         let treatments = if treatments.is_empty() { vec![treatment_of("")?] } else { treatments };
-        let places =
-            tensors.iter().enumerate().map(|(place, planned)| (planned.tensor.name, place)).collect();
         let plan = Self {
             checkpoint,
             convention,
@@ -183,6 +188,7 @@ impl<'a> Plan<'a> {
             places,
             global_scales: None,
             importance: None,
+            input_scales: None,
             check_search: false,
             worst_blocks: None,
             tensors,
@@ -308,6 +314,9 @@ impl<'a> Plan<'a> {
     fn facts_of(&self, treatment: &Treatment) -> Facts {
         let mut facts = treatment.facts();
         facts.push(("files", self.convention.word().into()));
+        if let Some((_, from)) = self.input_scales.as_ref().filter(|_| treatment.format() == Format::Nvfp4) {
+            facts.push(("input_scale", from.clone()));
+        }
         let from_amax = treatment.recipe.scheme.global_from_amax().is_some();
         if let Some(scales) = self.global_scales.as_ref().filter(|_| from_amax) {
             for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
@@ -356,6 +365,9 @@ impl<'a> Plan<'a> {
     pub(crate) fn add_given(&self, hash: &mut Xxh3) {
         for tensor in self.to_quantize() {
             if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
+                hash.update(&scale.value().to_le_bytes());
+            }
+            if let Some(scale) = self.input_scale_of(tensor.name) {
                 hash.update(&scale.value().to_le_bytes());
             }
             if let Some(importance) = self.importance_of(tensor.name) {
@@ -410,7 +422,8 @@ impl<'a> Plan<'a> {
         let mut taken: HashSet<_> =
             self.tensors.iter().map(|planned| planned.tensor.name.to_string()).collect();
         for tensor in self.to_quantize() {
-            for Outline { name, .. } in self.of(tensor.name).outlines(&tensor) {
+            let outlines = self.of(tensor.name).outlines(&tensor);
+            for Outline { name, .. } in outlines.into_iter().chain(self.input_outline(&tensor)) {
                 if name != tensor.name && !taken.insert(name.clone()) {
                     let (file, tensor) = (tensor.file.into(), tensor.name.into());
                     return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
@@ -434,6 +447,7 @@ impl<'a> Plan<'a> {
             description.take_cache();
             description.remove();
         }
+        description.activations = self.input_scales.is_some();
         let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
         let ignore = ignored(self.checkpoint, copied.map(|planned| planned.tensor));
         self.convention.describe(&self.groups(), &ignore, description);

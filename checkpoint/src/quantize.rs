@@ -152,7 +152,9 @@ impl<'a> Quantizer<'a> {
                 self.write_band(tensor, &chosen.recipe, rows, quantized, sink, &mut written)
             })?;
         busy.extend(stored.busy);
-        let bytes_after = written.bytes + self.write_global(tensor, stored.global_scale, sink)?;
+        let bytes_after = written.bytes
+            + self.write_global(tensor, stored.global_scale, sink)?
+            + self.write_input_scale(tensor, sink)?;
         let plain = match treatment.recipe.search {
             Search::None => None,
             _ => Some(source.store(&chosen.plain, None, |_, _| Ok(()))?),
@@ -228,9 +230,19 @@ impl<'a> Quantizer<'a> {
     /// Writes the global scale, if the convention stores one, and returns its bytes.
     fn write_global(&self, tensor: &Tensor<'_>, scale: Option<GlobalScale>, sink: &Sink<'_>) -> Result<u64> {
         let global = self.plan.of(tensor.name).storage.global_part(scale, tensor.shape);
-        let Some((global, outline)) = global.zip(self.outlines(tensor).pop()) else { return Ok(0) };
+        let outlines = self.plan.of(tensor.name).outlines(tensor);
+        let Some((global, outline)) = global.zip(outlines.last()) else { return Ok(0) };
         sink.write(&outline.name, &global)?;
         Ok(global.len() as u64)
+    }
+
+    /// Writes the scale of the layer's inputs, if one was given, and returns its bytes.
+    fn write_input_scale(&self, tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<u64> {
+        let outline = self.plan.input_outline(tensor).zip(self.plan.input_scale_of(tensor.name));
+        let stored = self.plan.of(tensor.name).storage.stored_input(tensor.name);
+        let Some(((outline, scale), stored)) = outline.zip(stored) else { return Ok(0) };
+        sink.write(&outline.name, &stored.bytes(scale, tensor.shape))?;
+        Ok(outline.bytes())
     }
 
     /// Compares the scales that were chosen for some rows with all others.
@@ -269,7 +281,10 @@ impl Rewrite for Quantizer<'_> {
     fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         match self.plan.planned(tensor.name) {
             None => Vec::new(),
-            Some(Planned { reason: None, tensor, .. }) => self.plan.of(tensor.name).outlines(tensor),
+            Some(Planned { reason: None, tensor, .. }) => {
+                let outlines = self.plan.of(tensor.name).outlines(tensor).into_iter();
+                outlines.chain(self.plan.input_outline(tensor)).collect()
+            }
             Some(Planned { tensor, .. }) => vec![unquantized(tensor)],
         }
     }
@@ -282,7 +297,7 @@ impl Rewrite for Quantizer<'_> {
     }
 
     fn layer(&self, tensor: &Tensor<'_>) -> Option<Fused> {
-        self.chooser.layer(tensor).filter(|_| self.to_quantize(tensor).is_some())
+        self.to_quantize(tensor).and_then(|tensor| self.chooser.layer(tensor))
     }
 
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {

@@ -1,12 +1,16 @@
 //! Exact casts between formats: other scales over the same codes.
 //!
-//! MXFP4 and NVFP4 have the same elements. A block of MXFP4 is two of NVFP4, and its scale, a power of two, is one in E4M3 under a
+//! MXFP4 and NVFP4 have the same elements. Those of MXFP8 are more exact: see [`to_mxfp8`].
+//!
+//! A block of MXFP4 is two of NVFP4, and its scale, a power of two, is one in E4M3 under a
 //! global scale that is one too, if the scales of all blocks that are not zeros are not too far apart.
 
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::plan::power_of_two;
-use microscale_formats::{E4m3, E8m0, Format, GlobalScale};
+use microscale_formats::{E2m1, E4m3, E8m0, Format, GlobalScale};
+use rayon::prelude::*;
 
+use crate::cpu;
 use crate::error::{Error, Result};
 use crate::shape::QuantizedShape;
 use crate::tensor::QuantizedTensor;
@@ -125,6 +129,84 @@ impl Mxfp4ToNvfp4 {
     }
 }
 
+/// Elements of a block of MXFP8.
+const BLOCK: usize = 32;
+
+/// Casts MXFP4 or NVFP4 to MXFP8 with E4M3 elements, if every value stays the same to the bit. NaN stay NaN.
+///
+/// Of the scales under which a block's largest value fits, the least is taken, and no other could hold what it cannot: under twice
+/// the scale the numbers up to that value are some of those before, as normal numbers have the same significands and subnormal ones
+/// are twice as far apart. So a block is exact under this scale, or under none. MXFP4's always are, as its
+/// codes are numbers of E4M3 too, under the same scales;
+/// NVFP4's are if block and global scales are near powers of two: a product of two significands needs six bits, and E4M3 has four.
+///
+/// # Errors
+/// [`Error::NotExactBlock`] for the first block that is not exact, and for rows that are not whole blocks of 32; [`Error::NotCast`] for
+/// other formats, and [`Error::TooLarge`].
+///
+/// # Examples
+/// ```
+/// use microscale::cast::to_mxfp8;
+/// use microscale::{Convention, Format, Recipe, Shape, cpu, quantize};
+///
+/// let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp)?;
+/// let tensor = quantize(&[1.5f32; 64], Shape::new(2, 32), &recipe)?.tensor;
+/// let cast = to_mxfp8(&tensor)?;
+/// assert_eq!(cast.format(), Format::Mxfp8E4m3);
+/// assert_eq!(cpu::dequantize::<f32>(&cast), cpu::dequantize::<f32>(&tensor));
+/// # Ok::<(), microscale::Error>(())
+/// ```
+pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTensor> {
+    let tensor = tensor.into();
+    let (from, to) = (tensor.shape(), Format::Mxfp8E4m3);
+    if !matches!(from.format, Format::Mxfp4 | Format::Nvfp4) {
+        return Err(Error::NotCast { from: from.format, to });
+    }
+    let not_exact = |block| Error::NotExactBlock { to, block, columns: from.cols };
+    if from.cols % BLOCK != 0 {
+        return Err(not_exact(0));
+    }
+    let shape = QuantizedShape::new(to, from.rows, from.cols);
+    if from.format == Format::Mxfp4 {
+        let element = |code: u8| E4m3::from_f32(E2m1::from_bits(code & 0xF).to_f32()).to_bits();
+        let pairs: [[u8; 2]; 256] =
+            std::array::from_fn(|pair| [element(pair as u8), element(pair as u8 >> 4)]);
+        let codes = tensor.codes().iter().flat_map(|pair| pairs[usize::from(*pair)]).collect();
+        return QuantizedTensor::from_parts(shape, codes, tensor.linear_scales().into_owned());
+    }
+    let values: Vec<f32> = cpu::dequantize(tensor);
+    let blocks: Vec<_> = values.par_chunks(BLOCK).map(mxfp8_block).collect();
+    let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(blocks.len()));
+    for (number, block) in blocks.into_iter().enumerate() {
+        let (block, scale) = block.ok_or_else(|| not_exact(number))?;
+        codes.extend(block);
+        scales.push(scale);
+    }
+    QuantizedTensor::from_parts(shape, codes, scales)
+}
+
+/// The codes and the scale of a block of MXFP8 that has exactly these values, if there is one.
+fn mxfp8_block(values: &[f32]) -> Option<([u8; BLOCK], u8)> {
+    let largest =
+        values.iter().filter(|value| !value.is_nan()).fold(0.0f32, |most, value| most.max(value.abs()));
+    // In f64 all quotients by powers of two are exact.
+    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
+    let power = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
+    let least = (power - POWERS[1] + 127).clamp(0, 254) as u8;
+    let fits = f64::from(largest) <= f64::from(E4m3::MAX) * 2f64.powi(exponent(least));
+    let scale = if fits { least } else { least.saturating_add(1).min(254) };
+    let divisor = 2f64.powi(exponent(scale));
+    let mut codes = [0; BLOCK];
+    for (code, value) in codes.iter_mut().zip(values) {
+        let quotient = (f64::from(*value) / divisor) as f32;
+        let element = E4m3::from_f32(quotient);
+        let back = f64::from(element.to_f32()) * divisor;
+        let same = value.is_nan() && element.is_nan() || back == f64::from(*value);
+        *code = same.then(|| element.to_bits())?;
+    }
+    Some((codes, scale))
+}
+
 /// The exponent of a scale in E8M0 that is a number.
 fn exponent(scale: u8) -> i32 {
     i32::from(scale) - 127
@@ -168,6 +250,60 @@ mod tests {
                 assert_same(&tensor, &look.cast(&tensor).unwrap(), &format!("{rows}x{cols} from {least}"));
             }
         }
+    }
+
+    #[test]
+    fn mxfp4_is_mxfp8_with_the_same_values() {
+        for (rows, cols) in [(3, 32), (5, 96), (1, 1024)] {
+            let mut random = fastrand::Rng::with_seed(cols as u64);
+            let tensor = tensor(rows, cols, || random.u8(..255), 4);
+            assert_same(&tensor, &to_mxfp8(&tensor).unwrap(), &format!("{rows}x{cols}"));
+        }
+        let odd = tensor(1, 48, || 120, 5);
+        assert!(matches!(to_mxfp8(&odd), Err(Error::NotExactBlock { columns: 48, .. })));
+        let twice = to_mxfp8(&tensor(1, 32, || 120, 5)).unwrap();
+        assert!(matches!(to_mxfp8(&twice), Err(Error::NotCast { .. })));
+    }
+
+    /// NVFP4 of one block scale and all codes.
+    fn nvfp4(scale: E4m3, global_scale: f32) -> QuantizedTensor {
+        let shape = QuantizedShape::new(Format::Nvfp4, 1, 32);
+        let codes: Vec<u8> = (0..16).map(|pair: u8| pair | ((pair + 1) % 16) << 4).collect();
+        let tensor = QuantizedTensor::from_parts(shape, codes, vec![scale.to_bits(); 2]).unwrap();
+        tensor.with_global_scale(GlobalScale::Multiplier(global_scale)).unwrap()
+    }
+
+    #[test]
+    fn nvfp4_is_cast_where_some_scale_makes_all_values_exact_and_nowhere_else() {
+        let mut exact = 0;
+        for bits in 0..=0x7F {
+            for global_scale in [1.0, 0.25, 2f32.powi(-40), 0.75, 1.0 / 3.0] {
+                let tensor = nvfp4(E4m3::from_bits(bits), global_scale);
+                let values: Vec<f32> = cpu::dequantize(&tensor);
+                // The definition: any of the scales will do.
+                let fits = |scale: u8| {
+                    values.iter().all(|value| {
+                        let quotient = f64::from(*value) / 2f64.powi(exponent(scale));
+                        let back = f64::from(E4m3::from_f32(quotient as f32).to_f32());
+                        value.is_nan() || back * 2f64.powi(exponent(scale)) == f64::from(*value)
+                    })
+                };
+                let any = (0..=254).any(fits);
+                match to_mxfp8(&tensor) {
+                    Ok(cast) if bits < 0x7F => {
+                        assert_same(&tensor, &cast, &format!("{bits} {global_scale}"));
+                        assert!(any);
+                        exact += 1;
+                    }
+                    Ok(cast) => assert!(cpu::dequantize::<f32>(&cast).iter().all(|value| value.is_nan())),
+                    Err(error) => {
+                        assert!(!any, "{bits} {global_scale}: {error}");
+                        assert!(matches!(error, Error::NotExactBlock { block: 0, .. }));
+                    }
+                }
+            }
+        }
+        assert!(exact > 127, "{exact}");
     }
 
     #[test]

@@ -56,6 +56,19 @@ pub enum Error {
         span: u32,
     },
 
+    /// A block whose values another format cannot hold under any scale.
+    #[error(
+        "block {block} has values that no scale makes exact in {to} (of {columns} columns, blocks of 32); dequantize, and quantize again"
+    )]
+    NotExactBlock {
+        /// The format asked for.
+        to: Format,
+        /// The block of 32 elements, counted from 0 over all rows.
+        block: usize,
+        /// Columns of the tensor.
+        columns: usize,
+    },
+
     /// Rows would overlap.
     #[error(
         "the row stride {row_stride} is smaller than the {cols} columns, so rows would overlap; raise it to {cols} or more"

@@ -183,6 +183,7 @@ pub(crate) fn convert_checkpoint(
     let facts = json!({
         "to": done.to.word(),
         "converted": sums(done.converted),
+        "in_bf16": sums(done.in_bf16),
         "copied": sums(done.copied),
         "cast": done.cast,
         "rounded": rounded.collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-"""Makes scaled/: codes of eight bits under scales, as libraries quantize, store and dequantize them.
+"""Makes scaled/: codes of eight and of four bits under scales, as libraries quantize, store and dequantize them.
 
     python make_scaled.py           # rewrites the files
     python make_scaled.py --check   # fails if any file differs from what the libraries give now
@@ -19,6 +19,8 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams, maybe_pad_tensor_for_block_quant
 from modelopt.torch.quantization.qtensor.fp8_tensor import FP8QTensor
+from quark.torch.utils.numerics import to_e8m0_uint8
+from quark.torch.utils.pack import Pack_fp4
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 from transformers.utils.quantization_config import FineGrainedFP8Config
@@ -107,8 +109,67 @@ def modelopt_fp8() -> File:
     return tensors, {"library": "modelopt", "version": version("nvidia-modelopt"), "function": "FP8QTensor.dequantize"}
 
 
+def four_bits(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of E2M1, any two in a byte, and the bytes of scales in E8M0 for each 32 of a row: all that are numbers, and NaN."""
+    random = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (rows, columns // 2), generator=random, dtype=torch.uint8)
+    scales = torch.randint(90, 140, (rows * columns // 32,), generator=random, dtype=torch.uint8)
+    scales[:256] = torch.arange(256, dtype=torch.uint8)
+    return codes, scales.reshape(rows, columns // 32)
+
+
+def transformers_fp4() -> File:
+    """DeepSeek-V4's experts, and beside them one of its layers in FP8."""
+    dequantizer = Fp8Dequantize(SimpleNamespace(quantization_config=FineGrainedFP8Config(scale_fmt="ue8m0")))
+    codes, scales = four_bits(96, 128, 12)
+    codes, scales = codes.view(torch.int8), scales.view(torch.float8_e8m0fnu)
+    expert = "layers.3.ffn.experts.7.w1"
+    tensors = {f"{expert}.weight": codes, f"{expert}.scale": scales}
+    tensors[f"{expert}.weight.expected"] = dequantizer._dequantize_one(codes, scales, output_dtype=torch.float32)
+    layer = "layers.3.attn.wq_a"
+    quantized = Fp8Quantize(dequantizer.hf_quantizer).convert({"weight": weights((128, 256), 13)})
+    codes, scales = quantized.values()
+    scales = scales.to(torch.float8_e8m0fnu)
+    tensors |= {f"{layer}.weight": with_every_code(codes), f"{layer}.scale": scales}
+    tensors[f"{layer}.weight.expected"] = dequantizer._dequantize_one(codes, scales, output_dtype=torch.float32)
+    return tensors, {"library": "transformers", "version": version("transformers"), "function": "Fp8Dequantize"}
+
+
+def compressed_tensors_mxfp4() -> File:
+    """Kimi-K3's experts."""
+    codes, scales = four_bits(96, 128, 14)
+    # A scale of 255 is a number to the library, an infinite one.
+    scales[scales == 255] = 127
+    stored = {"weight_packed": codes, "weight_scale": scales}
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8),
+    )
+    compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
+    expected = compressor.decompress(dict(stored), scheme)["weight"]
+    layer = "model.layers.1.block_sparse_moe.experts.3.w2"
+    tensors = {f"{layer}.{name}": tensor for name, tensor in stored.items()} | {f"{layer}.weight.expected": expected}
+    return tensors, {"library": "compressed-tensors", "version": version("compressed-tensors"), "function": "decompress"}
+
+
+def quark_mxfp4() -> File:
+    """Values and scales as Quark packs them, and unpacks them again."""
+    codes, _ = four_bits(64, 128, 15)
+    packer = Pack_fp4("per_group", "fp4")
+    elements = packer.unpack(codes, reorder=False)
+    random = torch.Generator().manual_seed(16)
+    scales = 2.0 ** torch.randint(-60, 60, (64, 4), generator=random).float()
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    tensors = {name: packer.pack(elements, reorder=False), f"{name}_scale": to_e8m0_uint8(scales)}
+    tensors[f"{name}.expected"] = elements * scales.repeat_interleave(32, dim=1)
+    return tensors, {"library": "amd-quark", "version": version("amd-quark"), "function": "Pack_fp4, to_e8m0_uint8"}
+
+
 def files() -> dict[str, File]:
     return {
+        f"transformers-{version('transformers')}-fp4.safetensors": transformers_fp4(),
+        f"compressed-tensors-{version('compressed-tensors')}-mxfp4.safetensors": compressed_tensors_mxfp4(),
+        f"amd-quark-{version('amd-quark')}-mxfp4.safetensors": quark_mxfp4(),
         f"transformers-{version('transformers')}-fp8.safetensors": transformers_fp8(),
         f"compressed-tensors-{version('compressed-tensors')}-8-bits.safetensors": compressed_tensors(),
         f"modelopt-{version('nvidia-modelopt')}-fp8.safetensors": modelopt_fp8(),

@@ -5,5 +5,6 @@ mod golden_tests {
     mod mx;
     mod mx_groups;
     mod nvfp4;
+    mod pytorch;
     mod scaled;
 }

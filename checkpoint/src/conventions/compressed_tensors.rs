@@ -23,7 +23,9 @@ use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
 use crate::conventions::targets::targets;
 use crate::dtype::FileDtype;
 use crate::file_convention::FileConvention;
+use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
+use crate::read::tensor::Tensor;
 
 const VERSION: &str = "0.20.0";
 const PACKED: &str = "_packed";
@@ -39,6 +41,7 @@ const INPUT_SCALE: StoredGlobal =
 pub(crate) const CONVENTION: Convention = Convention {
     describe,
     is_method: |method| method == "compressed-tensors",
+    unreadable,
     ..Convention::new(FileConvention::CompressedTensors, STORED)
 };
 
@@ -50,6 +53,7 @@ const STORED: &[Storage] = &[
         codes_suffix: PACKED,
         codes: FileDtype::U8,
         scales_suffix: SCALE,
+        scales_beside: false,
         scales: FileDtype::U8,
         global_scale: None,
         input_scale: None,
@@ -64,6 +68,7 @@ const STORED: &[Storage] = &[
         codes_suffix: PACKED,
         codes: FileDtype::U8,
         scales_suffix: SCALE,
+        scales_beside: false,
         scales: FileDtype::F8_E4M3,
         global_scale: Some(GLOBAL_SCALE),
         input_scale: Some(INPUT_SCALE),
@@ -78,6 +83,7 @@ const STORED: &[Storage] = &[
         codes_suffix: "",
         codes: FileDtype::F8_E4M3,
         scales_suffix: SCALE,
+        scales_beside: false,
         scales: FileDtype::U8,
         global_scale: None,
         input_scale: None,
@@ -87,6 +93,17 @@ const STORED: &[Storage] = &[
         experts: None,
     },
 ];
+
+/// Why codes that no table has cannot be read: integers of four bits, eight of them in an I32.
+fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
+    let name = codes.name.strip_suffix(PACKED).filter(|_| codes.dtype == FileDtype::I32)?;
+    checkpoint.tensor(&format!("{name}{SCALE}"))?;
+    Some(
+        "it is integers (INT4 or INT8, pack-quantized), as Kimi-K2-Thinking and K2.5 store experts, and no MXFP4; this is not \
+         understood, so take a checkpoint in bf16, FP8 or MXFP4, or have compressed-tensors decompress it"
+            .into(),
+    )
+}
 
 /// The config's words for a format: its name, the sharing of its scales, and their type.
 fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {

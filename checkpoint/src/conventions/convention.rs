@@ -10,6 +10,8 @@ use crate::read::tensor::Tensor;
 /// A convention of files.
 pub(crate) struct Convention {
     pub(crate) name: FileConvention,
+    /// True if it is written, and not only read.
+    pub(crate) written: bool,
     /// The storage of each format that it has.
     pub(crate) stored: &'static [Storage],
     /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
@@ -30,6 +32,7 @@ impl Convention {
     pub(crate) const fn new(name: FileConvention, stored: &'static [Storage]) -> Self {
         Self {
             name,
+            written: true,
             stored,
             describe: |_, _, _| {},
             is_method: |_| false,

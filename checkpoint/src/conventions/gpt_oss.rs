@@ -33,6 +33,7 @@ const STORED: &[Storage] = &[Storage {
     codes_suffix: "_blocks",
     codes: FileDtype::U8,
     scales_suffix: "_scales",
+    scales_beside: false,
     scales: FileDtype::U8,
     global_scale: None,
     input_scale: None,

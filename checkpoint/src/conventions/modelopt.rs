@@ -43,6 +43,7 @@ const STORED: &[Storage] = &[Storage {
     codes_suffix: "",
     codes: FileDtype::U8,
     scales_suffix: "_scale",
+    scales_beside: false,
     scales: FileDtype::F8_E4M3,
     global_scale: Some(GLOBAL_SCALE),
     input_scale: Some(INPUT_SCALE),

@@ -17,6 +17,7 @@ use crate::conventions::table::{CONVENTIONS, stored};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::scaling::Scaling;
 use crate::read::tensor::{Tensor, elements};
@@ -124,12 +125,20 @@ impl<'a> Packed<'a> {
         [rows, cols]
     }
 
-    /// The tensor as codes of eight bits under scales, if it is such codes.
-    pub(crate) fn scaled(&self) -> Option<Tensor<'a>> {
-        let of_bytes = self.format == Format::Mxfp8E4m3 && self.shape.len() > 1;
-        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| of_bytes)?;
-        let scaling = Scaling { name, dtype, data, file, block: [1, self.format.block()], shared: false };
-        Some(Tensor { scaling: Some(scaling), ..self.codes })
+    /// The tensor as codes under scales of blocks of a row, which have values wherever values are asked for: MXFP8, and MXFP4 in
+    /// linear order.
+    pub(crate) fn scaled(&self, checkpoint: &'a Checkpoint) -> Option<Tensor<'a>> {
+        let bits = match self.format {
+            Format::Mxfp8E4m3 => 8,
+            Format::Mxfp4 => 4,
+            _ => return None,
+        };
+        let linear = self.shape.len() > 1 && !self.storage.transposed;
+        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| linear)?;
+        let block = [1, self.format.block()];
+        let scaling = Scaling { name, dtype, data, file, block, shared: false, bits };
+        let shape = checkpoint.keep_shape(&self.codes, &self.shape)?;
+        Some(Tensor { name: self.name, shape, scaling: Some(scaling), ..self.codes })
     }
 
     /// Blocks.
@@ -205,8 +214,8 @@ pub(crate) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Res
 impl Storage {
     /// The names of the codes that a tensor of this name may be the scales of.
     fn owners_of(&self, name: &str) -> impl Iterator<Item = String> {
-        let scales =
-            name.strip_suffix(self.scales_suffix).filter(|_| self.blocks.is_none()).map(String::from);
+        let scales = name.strip_suffix(self.scales_suffix).filter(|_| self.blocks.is_none());
+        let scales = scales.map(|start| format!("{start}{}", if self.scales_beside { WEIGHT } else { "" }));
         let globals = self.global_scale.iter().chain(&self.input_scale);
         let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
         tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
@@ -231,7 +240,7 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
             }
             continue;
         }
-        let scales = checkpoint.tensor(&format!("{name}{}", storage.scales_suffix));
+        let scales = storage.scales_name(name).and_then(|scales| checkpoint.tensor(&scales));
         match scales {
             Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
                 return Some(packed(checkpoint, name, codes, Some(scales), storage));
@@ -246,11 +255,9 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
             None => {}
         }
     }
-    let why = match claimed {
-        Some(dtypes) => format!("{dtypes} is no format that can be read"),
-        None => CONVENTIONS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes))?,
-    };
-    Some(Err(codes.unreadable(why)))
+    let known = CONVENTIONS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes));
+    let claimed = claimed.map(|dtypes| format!("{dtypes} is no format that can be read"));
+    Some(Err(codes.unreadable(known.or(claimed)?)))
 }
 
 /// Puts a quantized tensor together, and checks that its parts fit.

@@ -7,7 +7,7 @@
 //! | F8_E4M3, I8 | `X_scale`, for the tensor, each row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
 //! | F8_E4M3 | `X_scale`, for the tensor or each row | ModelOpt's FP8 |
 //!
-//! MXFP8 is a format that is written too, and so is known to [`packed`](crate::conventions::packed).
+//! MXFP8 and MXFP4 are formats that are written too, and so are known to [`packed`](crate::conventions::packed).
 //!
 //! Scales are F32, F16, BF16 or powers of two (F8_E8M0, or U8 of the same bytes). A code is multiplied with its scale,
 //! whatever that is called. How large blocks are is what the config says, or else [`BLOCK`].
@@ -54,13 +54,6 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
     let found = SCALES.iter().find_map(|end| checkpoint.tensor(&format!("{}{end}", codes.name)));
     let beside = || checkpoint.tensor(&format!("{}{BESIDE}", codes.name.strip_suffix(WEIGHT)?));
     let beside = beside().filter(|_| found.is_none());
-    if let Some(scales) =
-        beside.filter(|scales| (codes.dtype, scales.dtype) == (FileDtype::I8, FileDtype::F8_E8M0))
-    {
-        let name = scales.name;
-        let why = format!("with {name} it is MXFP4 as DeepSeek-V4 stores experts, which is not understood");
-        return Err(codes.unreadable(why));
-    }
     let Some(scales) = found.or(beside.filter(|_| codes.dtype == FileDtype::F8_E4M3)) else {
         return without_scales(checkpoint, &codes).map_or(Ok(None), Err);
     };
@@ -94,7 +87,7 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
             "codes of shape {codes_shape:?} and scales of shape {shape:?} ({name}) {are} for each block of {sizes}"
         )));
     };
-    let scaling = Scaling { name, dtype, data, file, block, shared };
+    let scaling = Scaling { name, dtype, data, file, block, shared, bits: 8 };
     Ok(Some(Tensor { scaling: Some(scaling), ..codes }))
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Storage {
     pub(crate) codes_suffix: &'static str,
     pub(crate) codes: FileDtype,
     pub(crate) scales_suffix: &'static str,
+    /// True if that takes the place of the tensor's `.weight`.
+    pub(crate) scales_beside: bool,
     pub(crate) scales: FileDtype,
     pub(crate) global_scale: Option<StoredGlobal>,
     /// The scale that a layer's input is quantized with, if it is; its suffix takes the place of the layer's
@@ -112,6 +114,12 @@ impl StoredGlobal {
 }
 
 impl Storage {
+    /// The name of the block scales, by that of the tensor; `None` if the tensor is no layer's weight and should be.
+    pub(crate) fn scales_name(&self, tensor: &str) -> Option<String> {
+        let start = if self.scales_beside { tensor.strip_suffix(WEIGHT)? } else { tensor };
+        Some(format!("{start}{}", self.scales_suffix))
+    }
+
     /// The reason why a tensor is not for this convention.
     pub(crate) fn cannot_hold(&self, name: &str, shape: &[usize]) -> Option<Reason> {
         let is_among = |ends: &[&str]| shape.len() == 3 && ends.iter().any(|end| name.ends_with(end));

@@ -7,15 +7,21 @@ use microscale::{Format, Recipe, Words};
 use crate::conventions::convention::Convention;
 use crate::conventions::group::Group;
 use crate::conventions::storage::Storage;
-use crate::conventions::{compressed_tensors, gguf, gpt_oss, modelopt};
+use crate::conventions::{compressed_tensors, deepseek, gguf, gpt_oss, modelopt, quark};
 use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::read::description::Description;
 
 /// Every convention.
-pub(crate) const CONVENTIONS: [&Convention; 4] =
-    [&compressed_tensors::CONVENTION, &modelopt::CONVENTION, &gpt_oss::CONVENTION, &gguf::CONVENTION];
+pub(crate) const CONVENTIONS: [&Convention; 6] = [
+    &compressed_tensors::CONVENTION,
+    &modelopt::CONVENTION,
+    &gpt_oss::CONVENTION,
+    &gguf::CONVENTION,
+    &deepseek::CONVENTION,
+    &quark::CONVENTION,
+];
 
 /// Every way of storing, of all conventions.
 pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
@@ -28,9 +34,10 @@ impl FileConvention {
         CONVENTIONS.into_iter().find(|convention| convention.name == self)
     }
 
-    /// The formats that it has.
+    /// The formats that are written by it: none, if it is only read.
     pub fn formats(self) -> impl Iterator<Item = Format> {
-        self.rules().into_iter().flat_map(|rules| rules.stored).map(|stored| stored.format)
+        let written = self.rules().filter(|rules| rules.written);
+        written.into_iter().flat_map(|rules| rules.stored).map(|stored| stored.format)
     }
 
     /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
@@ -74,7 +81,8 @@ impl Storage {
     /// # Errors
     /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
     pub(crate) fn of_format(convention: FileConvention, format: Format) -> Result<&'static Self> {
-        let found = stored().find(|stored| (stored.convention, stored.format) == (convention, format));
+        let written = convention.rules().filter(|rules| rules.written);
+        let found = written.and_then(|rules| rules.stored.iter().find(|stored| stored.format == format));
         found.ok_or_else(|| {
             Error::Convention(ConventionError::NotStored {
                 convention,
@@ -97,7 +105,10 @@ fn instead_of(convention: FileConvention, format: Format) -> String {
         ),
         others => format!("or a convention that has it: {}", others.join(", ")),
     };
-    format!("choose among its formats ({}), {others}", formats.join(", "))
+    match formats.is_empty() {
+        true => format!("it is read and not written, so choose {}", others.trim_start_matches("or ")),
+        false => format!("choose among its formats ({}), {others}", formats.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -211,6 +222,13 @@ mod tests {
         let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
         let refused = FileConvention::CompressedTensors.check(&swizzled);
         assert!(matches!(refused, Err(Error::Convention(ConventionError::ScaleLayout { .. }))));
+        for read in [FileConvention::DeepSeek, FileConvention::Quark] {
+            let refused = read.check(&Recipe::default()).unwrap_err().to_string();
+            assert!(
+                refused.contains("read and not written, so choose a convention that has it"),
+                "{refused}"
+            );
+        }
         let refused = FileConvention::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
         assert!(
             refused.contains("its formats (nvfp4)") && refused.contains("compressed-tensors, gpt-oss"),
@@ -238,7 +256,9 @@ mod tests {
     #[test]
     fn configs_are_added_and_removed_without_touching_the_rest() {
         let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
-        for storage in stored().filter(|storage| storage.blocks.is_none()) {
+        for storage in stored()
+            .filter(|storage| storage.blocks.is_none() && storage.convention.formats().next().is_some())
+        {
             let mut description = Description {
                 config: original.as_object().cloned(),
                 fp8_cache: true,
@@ -252,7 +272,7 @@ mod tests {
                 FileConvention::CompressedTensors => "compressed-tensors",
                 FileConvention::Modelopt => "modelopt",
                 FileConvention::GptOss => "mxfp4",
-                FileConvention::Gguf => unreachable!("it has no config.json"),
+                other => unreachable!("{other:?} has no config.json, or is read alone"),
             };
             assert_eq!(method, expected);
             assert!(quantization.to_string().contains("lm_head"));

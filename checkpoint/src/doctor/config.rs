@@ -4,10 +4,10 @@ use microscale::Words;
 use serde_json::Value;
 
 use super::finding::{Defect, Finding};
-use super::layers::layers;
+use super::layers::{layers, quantizes_inputs};
 use crate::conventions::packed::Packed;
 use crate::file_convention::FileConvention;
-use crate::names::weight::WEIGHT;
+use crate::names::weight::{WEIGHT, is_expert};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, QUANTIZATION, quantization};
 use crate::read::tensor::Tensor;
@@ -53,7 +53,6 @@ pub(super) fn look(
             }
         }
     }
-    inputs(checkpoint, packed, &mut found);
     let text =
         config.object.json.get("text_config").and_then(Value::as_object).unwrap_or(&config.object.json);
     if let Some(hidden) = text.get("hidden_size").and_then(Value::as_u64) {
@@ -63,19 +62,46 @@ pub(super) fn look(
     }
 }
 
-/// Layers whose inputs are quantized need a global scale for that.
-fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], found: &mut impl FnMut(Option<&str>, String)) {
-    let jsons = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
-    let entries =
-        jsons.flat_map(|config| [QUANTIZATION, "quantization"].map(|key| config.object.json.get(key)));
-    let quantized =
-        entries.flatten().any(|entry| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4"));
-    for packed in packed.iter().filter(|packed| packed.convention() == FileConvention::Modelopt) {
-        if quantized && packed.input_scale.is_none() {
-            let what = "the config says that inputs are quantized too (NVFP4), but there is no input_scale, and vLLM takes what memory \
-                        holds; for weights alone it must say W4A16_NVFP4";
-            found(Some(packed.name), what.into());
-        }
+/// Layers whose inputs are quantized to NVFP4 need a global scale for that. Without a config it is known by the others that have one.
+pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+    let with = |packed: &&Packed<'_>| packed.input_scale.is_some();
+    let one = packed.iter().find(with);
+    let by_algorithm =
+        [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten().any(|config| {
+            let entries = [quantization(&config.object.json), config.object.json.get("quantization")];
+            let says = |entry: &Value| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4");
+            entries.into_iter().flatten().any(says)
+        });
+    let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
+    let without = packed.iter().filter(|packed| {
+        let stored = packed.storage.input_scale.as_ref().filter(|_| packed.storage.blocks.is_none());
+        stored.is_some() && packed.input_scale.is_none()
+    });
+    for packed in without {
+        let claimed = match packed.convention() {
+            FileConvention::CompressedTensors => {
+                config.is_some_and(|config| quantizes_inputs(config, packed, checkpoint.naming))
+            }
+            _ => by_algorithm,
+        };
+        let what = match (claimed, one) {
+            (true, _) => {
+                let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.suffix);
+                let alone = match packed.convention() {
+                    FileConvention::Modelopt => "W4A16_NVFP4",
+                    _ => "no input_activations",
+                };
+                format!(
+                    "the config says that inputs are quantized too (NVFP4), but there is no {}; for weights alone it must say {alone}",
+                    name.trim_start_matches('.')
+                )
+            }
+            (false, Some(other)) if is_expert(packed.name) && is_expert(other.name) => {
+                format!("it has no scale of its inputs, and {} has one", other.name)
+            }
+            _ => continue,
+        };
+        findings.push(Finding::in_packed(Defect::InputScale, packed, what));
     }
 }
 

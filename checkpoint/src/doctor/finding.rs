@@ -29,6 +29,8 @@ pub enum Defect {
     ExpertGlobalScale,
     /// Global scales that llama.cpp does not know, or does not multiply with.
     UnreadGlobalScale,
+    /// No global scale of inputs where the config says that they are quantized, or where other layers have one.
+    InputScale,
     /// The halves of bytes in the wrong order.
     NibbleOrder,
     /// Values that are not those of the original.
@@ -49,6 +51,7 @@ words!(Defect, "defect" {
     Self::UnequalGlobalScales = "unequal-global-scales",
     Self::ExpertGlobalScale = "expert-global-scale",
     Self::UnreadGlobalScale = "unread-global-scale",
+    Self::InputScale = "input-scale",
     Self::NibbleOrder = "nibble-order",
     Self::OtherValues = "other-values",
     Self::Misread = "misread",
@@ -79,6 +82,9 @@ impl Defect {
             }
             Self::UnreadGlobalScale => {
                 "llama.cpp refuses the file, or computes with weights that are wrong by that factor"
+            }
+            Self::InputScale => {
+                "vLLM takes what memory holds for the scale of the inputs: outputs are NaN or wrong, of all experts if one has none"
             }
             Self::NibbleOrder => {
                 "neighbouring weights are swapped in pairs; the model computes nonsense, without any error"
@@ -114,6 +120,10 @@ impl Defect {
             }
             Self::UnreadGlobalScale => {
                 "quantize again: microscale gives such layers no global scale, and with --global-scale none no layer has one"
+            }
+            Self::InputScale => {
+                "quantize again with --input-scale, from a calibration; or have the config say that weights alone are quantized \
+                 (W4A16_NVFP4 in ModelOpt's, no input_activations in compressed-tensors')"
             }
             Self::NibbleOrder => {
                 "swap the halves of each byte of the codes, or quantize again (torchao 0.15 and later)"

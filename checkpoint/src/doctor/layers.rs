@@ -66,6 +66,20 @@ pub(super) fn layers(
     }
 }
 
+/// Returns whether a config says that a layer's inputs are quantized under a scale that must be stored: the group that names it,
+/// or where none does every group.
+pub(super) fn quantizes_inputs(quantization: &Value, packed: &Packed<'_>, naming: Naming) -> bool {
+    let groups = quantization.get("config_groups").and_then(Value::as_object).into_iter().flatten();
+    let groups: Vec<_> = groups.map(|(name, group)| Group::of(name, group)).collect();
+    let layers = naming.spellings(module(packed.name));
+    let names = |group: &Group<'_>| layers.iter().filter_map(|layer| group.names(layer)).min();
+    let known = groups.iter().rev().filter_map(|group| Some((names(group)?, group)));
+    match known.min_by_key(|(how, _)| *how) {
+        Some((_, group)) => group.has_stored_inputs(),
+        None => !groups.is_empty() && groups.iter().all(Group::has_stored_inputs),
+    }
+}
+
 /// Checks a layer against the group whose target names it, or if none does, against all groups.
 fn group_of(
     packed: &Packed<'_>,
@@ -111,6 +125,7 @@ struct Group<'a> {
     name: &'a str,
     format: Option<&'a str>,
     weights: Option<&'a Value>,
+    inputs: Option<&'a Value>,
     targets: Vec<Pattern<'a>>,
 }
 
@@ -130,6 +145,7 @@ impl<'a> Group<'a> {
             name,
             format: group.get("format").and_then(Value::as_str),
             weights: group.get("weights"),
+            inputs: group.get("input_activations").filter(|inputs| !inputs.is_null()),
             targets,
         }
     }
@@ -145,6 +161,12 @@ impl<'a> Group<'a> {
             Pattern::NotUnderstood => None,
         };
         self.targets.iter().filter_map(how).min()
+    }
+
+    /// Returns whether inputs are quantized under a global scale that is known before: block scales alone are found as they come
+    /// (`local`).
+    fn has_stored_inputs(&self) -> bool {
+        self.inputs.is_some_and(|inputs| inputs.get("dynamic") != Some(&Value::Bool(true)))
     }
 
     /// Returns whether embeddings are among the group's targets, which compressed-tensors can have.

@@ -93,10 +93,10 @@ pub enum ConventionError {
         to: FileConvention,
     },
 
-    /// Codes of eight bits under scales, which are read and not written.
+    /// Codes of eight bits under scales, which are read and not written, and whose values bf16 cannot hold.
     #[error(
-        "{}: tensor {tensor}: {dtype} under scales is read and not written, so that it is not converted to {}; \
-         quantize the checkpoint anew, or dequantize it first",
+        "{}: tensor {tensor}: {dtype} under scales is not written by {}, and its values are not exact in bf16, for its \
+         scales are no powers of two that bf16 can hold; quantize the checkpoint anew, or dequantize it first",
         .file.display(), .to.word()
     )]
     Scaled {

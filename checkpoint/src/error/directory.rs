@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The way out for weights in PyTorch's files.
+/// The way out for weights in PyTorch's files of old.
 pub(crate) const SAVE_AS_SAFETENSORS: &str = "save it as safetensors first: from_pretrained and save_pretrained of \
      transformers do; or look for a revision of the repository that has such files";
 
@@ -12,22 +12,12 @@ pub(crate) const SAVE_AS_SAFETENSORS: &str = "save it as safetensors first: from
 pub enum DirectoryError {
     /// A directory without weights.
     #[error(
-        "{} holds no *.safetensors file; name a checkpoint directory or a .safetensors file",
+        "{} holds no *.safetensors, *.gguf, *.bin, *.pt or *.pth file with weights; name a checkpoint directory or a file",
         .path.display()
     )]
     NoWeights {
         /// The directory.
         path: PathBuf,
-    },
-
-    /// A directory whose weights are all in PyTorch's files.
-    #[error(
-        "{} is a PyTorch file, a pickle, and there is no *.safetensors beside it; {}",
-        .file.display(), SAVE_AS_SAFETENSORS
-    )]
-    Pickles {
-        /// One of them.
-        file: PathBuf,
     },
 
     /// Two sets of weights in one directory.

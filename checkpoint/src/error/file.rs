@@ -42,6 +42,33 @@ pub enum FileError {
         why: String,
     },
 
+    /// A file that holds something else than a dictionary of tensors as `torch.save` writes it, or a damaged one.
+    #[error(
+        "{} is not read as a PyTorch file of tensors: {why}; save it as safetensors, as from_pretrained and save_pretrained of \
+         transformers do, or save a dictionary of tensors alone with torch.save",
+        .file.display()
+    )]
+    Pytorch {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+
+    /// A PyTorch file that describes a tensor wrongly, or has one that is not read.
+    #[error(
+        "{} is not read as a PyTorch file of tensors: tensor {tensor}: {why}; download or write it again",
+        .file.display()
+    )]
+    PytorchTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        why: String,
+    },
+
     /// A file that is not GGUF, or a damaged one, or one that ggml would not read either.
     #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
     Gguf {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use microscale::{GlobalScale, Words};
+
 use crate::dtype::FileDtype;
 
 /// Global scales and importance that are given in files.
@@ -98,5 +100,69 @@ pub enum GivenError {
         column: usize,
         /// The number found.
         weight: f32,
+    },
+
+    /// Scales of inputs, and no weights that could have one.
+    #[error(
+        "{tensor} can have no scale of its inputs: NVFP4 in the conventions compressed-tensors and modelopt has one for weights \
+         called *.weight; leave it out with --exclude, or leave --input-scale out"
+    )]
+    InputScaleUnheld {
+        /// The tensor, or all.
+        tensor: String,
+    },
+
+    /// A file of scales of inputs that lacks one.
+    #[error(
+        "{} has no scale of the inputs of tensor {tensor}; call it {layer} (the largest magnitude), {layer}.input_global_scale (a \
+         divisor) or {layer}.input_scale (a multiplier), or leave {tensor} out with --exclude",
+        .file.display()
+    )]
+    NoInputScale {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its layer.
+        layer: String,
+    },
+
+    /// A file with two scales of the inputs of one tensor.
+    #[error("{} has two scales of the inputs of tensor {tensor}, {first} and {second}; remove one", .file.display())]
+    InputScaleTwice {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of one.
+        first: String,
+        /// The name of the other.
+        second: String,
+    },
+
+    /// A value in a file of scales of inputs that is no number.
+    #[error("{}: {name} is {value}, and must be a number: the largest magnitude of a layer's inputs, or a scale", .file.display())]
+    InputScaleFile {
+        /// The file.
+        file: PathBuf,
+        /// The name in it.
+        name: String,
+        /// The start of the value.
+        value: String,
+    },
+
+    /// A scale of inputs that is 0, negative, not finite, or beyond what its inverse can be.
+    #[error(
+        "the scale of the inputs of tensor {tensor}, {source_of}, would be the {} {}, which no global scale can be; give the largest \
+         magnitude of the inputs, a positive number",
+        .scale.direction().word(), .scale.value()
+    )]
+    InputScaleNumber {
+        /// Where it is from, in words.
+        source_of: String,
+        /// The tensor.
+        tensor: String,
+        /// The scale.
+        scale: GlobalScale,
     },
 }

@@ -23,6 +23,13 @@ pub enum OutputError {
         path: PathBuf,
     },
 
+    /// A file that would be safetensors by the name of a PyTorch file.
+    #[error("{} would be safetensors, and is named like a PyTorch file; call it {}", .path.display(), .path.with_extension("safetensors").display())]
+    NamedLikePytorch {
+        /// The output.
+        path: PathBuf,
+    },
+
     /// The output's directory is not there.
     #[error("there is no directory {} to write {} into; create it first", .parent.display(), .path.display())]
     Parent {

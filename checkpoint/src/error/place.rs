@@ -43,11 +43,13 @@ fn of_file(error: &FileError) -> Place<'_> {
     match error {
         FileError::HeaderTensor { file, tensor, .. }
         | FileError::GgufTensor { file, tensor, .. }
+        | FileError::PytorchTensor { file, tensor, .. }
         | FileError::NotInGguf { file, tensor, .. }
         | FileError::NotInSafetensors { file, tensor, .. } => (Some(file), Some(tensor)),
         FileError::Header { file, .. }
         | FileError::OtherKind { file, .. }
         | FileError::Gguf { file, .. }
+        | FileError::Pytorch { file, .. }
         | FileError::PartOfGguf { file, .. }
         | FileError::TooLong { file, .. }
         | FileError::Json { file, .. }
@@ -58,9 +60,9 @@ fn of_file(error: &FileError) -> Place<'_> {
 
 fn of_directory(error: &DirectoryError) -> Place<'_> {
     match error {
-        DirectoryError::NoWeights { path, .. }
-        | DirectoryError::Pickles { file: path, .. }
-        | DirectoryError::Ambiguous { first: path, .. } => (Some(path), None),
+        DirectoryError::NoWeights { path, .. } | DirectoryError::Ambiguous { first: path, .. } => {
+            (Some(path), None)
+        }
         DirectoryError::ShardPath { index, tensor, .. }
         | DirectoryError::MissingShard { index, tensor, .. }
         | DirectoryError::NotInShard { index, tensor, .. }
@@ -99,6 +101,13 @@ fn of_given(error: &GivenError) -> Place<'_> {
         | GivenError::ImportanceTwice { file, tensor, .. }
         | GivenError::ImportanceShape { file, tensor, .. }
         | GivenError::ImportanceNumber { file, tensor, .. } => (Some(file), Some(tensor)),
+        GivenError::NoInputScale { file, tensor, .. } | GivenError::InputScaleTwice { file, tensor, .. } => {
+            (Some(file), Some(tensor))
+        }
+        GivenError::InputScaleFile { file, .. } => (Some(file), None),
+        GivenError::InputScaleNumber { tensor, .. } | GivenError::InputScaleUnheld { tensor } => {
+            (None, Some(tensor))
+        }
         GivenError::ImportanceUnused => (None, None),
     }
 }
@@ -107,6 +116,7 @@ fn of_output(error: &OutputError) -> Place<'_> {
     match error {
         OutputError::Exists { path, .. }
         | OutputError::Kind { path, .. }
+        | OutputError::NamedLikePytorch { path }
         | OutputError::Parent { path, .. }
         | OutputError::Overlap { input: path, .. }
         | OutputError::Same { first: path, .. }

@@ -11,7 +11,7 @@ pub enum PlanError {
     /// The input is quantized already.
     #[error(
         "{} has a quantization_config ({method}): the checkpoint is quantized already; dequantize it first, \
-         or start from the original",
+         or start from the original; convert --format nvfp4 makes NVFP4 of MXFP4 exactly, and --requantize rounds MXFP4 again",
         .config.display()
     )]
     AlreadyQuantized {

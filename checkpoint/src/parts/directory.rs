@@ -60,7 +60,7 @@ impl Directory {
 
     /// The place of a finished shard.
     pub(crate) fn shard(&self, shard: &Shard) -> PathBuf {
-        self.path.join(&shard.name)
+        self.path.join(shard.written_name())
     }
 
     /// A place for the unfinished shards of a part.

@@ -1,6 +1,5 @@
 //! Merging: the finished shards become the output.
 
-use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,7 +10,7 @@ use crate::error::parts::PartsError;
 use crate::error::{Error, Result};
 use crate::parts::directory::Directory;
 use crate::parts::note::Note;
-use crate::plan::sources::sources;
+use crate::plan::sources::source_names;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::write::others::Skipped;
@@ -53,7 +52,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let start = Instant::now();
     let directory = Directory::find(checkpoint, out)?;
     let notes = notes(checkpoint, &directory)?;
-    let sources: HashSet<_> = sources(checkpoint)?.into_iter().map(|tensor| tensor.name).collect();
+    let sources = source_names(checkpoint)?;
     let output = Output::create(checkpoint, out)?;
     let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());
     let mut meter = Meter::new(checkpoint.tensors(), progress);
@@ -65,7 +64,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
             checkpoint.index.is_none() || shard.tensors().any(|tensor| sources.contains(tensor.name));
         let mut shared = None;
         if is_left {
-            let to = output.place(&shard.name)?;
+            let to = output.place(&shard.written_name())?;
             let Some(place) = take(&directory.shard(shard), &to, &note)? else {
                 return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
             };

@@ -1,37 +1,61 @@
 //! The tensors that a plan is about: a checkpoint's as their values are read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::conventions::packed::{Logical, logical};
+use microscale::Format;
+
+use crate::conventions::packed::{Logical, Packed, logical};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
-/// Every tensor of a checkpoint, in the order of the files. Codes of eight bits have their scales with
-/// them, which are no tensors of the plan.
+/// Every tensor of a checkpoint by its name in the files, in their order. Codes whose values are read have their scales with
+/// them, which are no tensors of the plan, and the name of the model's parameter.
 ///
 /// # Errors
 /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config says that weights are quantized,
 /// unless they are such codes; those of [`logical`].
-pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<Tensor<'_>>> {
+pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>> {
+    let (sources, quantized) = read(checkpoint, checkpoint.requantize)?;
+    if let Some((method, config)) = Description::method(checkpoint)
+        && (quantized || sources.iter().all(|(_, tensor)| tensor.scaling.is_none()))
+    {
+        return Err(Error::Plan(PlanError::AlreadyQuantized { config, method }));
+    }
+    Ok(sources)
+}
+
+/// The names in the files of what [`sources`] has, whether or not MXFP4 was quantized again.
+///
+/// # Errors
+/// Those of [`logical`].
+pub(crate) fn source_names(checkpoint: &Checkpoint) -> Result<HashSet<&str>> {
+    let (sources, _) = read(checkpoint, true)?;
+    Ok(sources.into_iter().map(|(stored, _)| stored).collect())
+}
+
+/// The tensors, and whether some are quantized that are not read as values.
+fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(&str, Tensor<'_>)>, bool)> {
     let (mut sources, mut quantized) = (HashMap::new(), false);
     for tensor in logical(checkpoint)? {
         let scaled = match &tensor {
             Logical::Plain(tensor) => tensor.scaling.map(|_| *tensor),
-            Logical::Packed(packed) => packed.scaled(),
+            Logical::Packed(packed) => packed.scaled(checkpoint).filter(|_| requantize || is_source(packed)),
         };
         quantized |= scaled.is_none() && matches!(tensor, Logical::Packed(_));
         match scaled {
-            Some(scaled) => drop(sources.insert(scaled.name, scaled)),
+            Some(scaled) => drop(sources.insert(tensor.stored().name, scaled)),
             None => sources.extend(tensor.all_stored().map(|stored| (stored.name, *stored))),
         }
     }
-    if let Some((method, config)) = Description::method(checkpoint)
-        && (quantized || sources.values().all(|tensor| tensor.scaling.is_none()))
-    {
-        return Err(Error::Plan(PlanError::AlreadyQuantized { config, method }));
-    }
-    Ok(checkpoint.tensors().filter_map(|tensor| sources.get(tensor.name).copied()).collect())
+    let each = checkpoint.tensors().filter_map(|stored| Some((stored.name, *sources.get(stored.name)?)));
+    Ok((each.collect(), quantized))
+}
+
+/// Returns whether quantizing begins with the values of a quantized tensor: MXFP8's, and those of what is read alone, which
+/// nothing else can be made of.
+fn is_source(packed: &Packed<'_>) -> bool {
+    packed.format == Format::Mxfp8E4m3 || packed.convention().formats().next().is_none()
 }

@@ -1,4 +1,4 @@
-//! Reading: a `.safetensors` or `.gguf` file, or a directory in Hugging Face layout, as a list of mapped
+//! Reading: a `.safetensors`, `.gguf` or PyTorch file, or a directory in Hugging Face layout, as a list of mapped
 //! tensors.
 
 use std::collections::{HashMap, HashSet};
@@ -16,7 +16,7 @@ use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
-use crate::read::shard::{Container, Shard, Stored};
+use crate::read::shard::{Container, PICKLES, Shard, Stored};
 use crate::read::tensor::Tensor;
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
@@ -34,6 +34,8 @@ pub struct Checkpoint {
     places: HashMap<String, (usize, usize)>,
     /// True if weights that are not the checkpoint's are left out of what is copied.
     pub(crate) skip_other_weights: bool,
+    /// True if values of MXFP4 are input of quantizing, by whatever convention they are stored.
+    pub(crate) requantize: bool,
 }
 
 /// Shows the path and the number of tensors.
@@ -45,10 +47,12 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory.
+    /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint directory.
     ///
     /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
-    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files.
+    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files, or else what
+    /// `pytorch_model.bin.index.json` lists, or else `pytorch_model.bin`, or else all its PyTorch files. What is written of those is
+    /// safetensors.
     ///
     /// # Errors
     /// Everything that is wrong with headers and index, naming file and tensor.
@@ -66,6 +70,7 @@ impl Checkpoint {
             let name = PathBuf::from(path.file_name().unwrap_or(path.as_os_str()));
             (None, vec![Shard::open(path.into(), name)?], None, None)
         };
+        check_written(&shards)?;
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
         let path = path.into();
@@ -79,6 +84,7 @@ impl Checkpoint {
             naming,
             places,
             skip_other_weights: false,
+            requantize: false,
         };
         checkpoint.check_index()?;
         Ok(checkpoint)
@@ -90,20 +96,27 @@ impl Checkpoint {
         self.skip_other_weights = true;
     }
 
+    /// Lets weights in MXFP4 be quantized again, from their values, whatever convention they are stored by. Those of a convention
+    /// that is read alone always can be.
+    pub fn requantize(&mut self) {
+        self.requantize = true;
+    }
+
     /// The place of a tensor's bytes in a file.
     pub(crate) fn origin(&self, tensor: &Tensor<'_>) -> Option<Origin<'_>> {
         let (shard, place) = *self.places.get(tensor.name)?;
         let shard = &self.shards[shard];
-        let offset = shard.stored.get(place)?.range.start as u64;
+        let stored = shard.stored.get(place).filter(|stored| !stored.strided)?;
+        let offset = stored.range.start as u64;
         Some(Origin { file: &shard.path, offset })
     }
 
     /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
     pub(crate) fn forget(&self, tensor: &Tensor<'_>) {
-        let scales = tensor.scaling.map(|scaling| (scaling.name, scaling.data));
-        for (name, data) in [(tensor.name, tensor.data)].into_iter().chain(scales) {
-            if let Some((shard, _)) = self.places.get(name) {
-                self.shards[*shard].forget(data);
+        let scales = tensor.scaling.map(|scaling| (scaling.file, scaling.data));
+        for (file, data) in [(tensor.file, tensor.data)].into_iter().chain(scales) {
+            if let Some(shard) = self.shards.iter().find(|shard| shard.path == file) {
+                shard.forget(data);
             }
         }
     }
@@ -111,6 +124,12 @@ impl Checkpoint {
     /// Lets go of several tensors.
     pub(crate) fn forget_all<'t>(&self, tensors: impl Iterator<Item = &'t Tensor<'t>>) {
         tensors.for_each(|tensor| self.forget(tensor));
+    }
+
+    /// Keeps the sizes of the model's parameter that codes are of.
+    pub(crate) fn keep_shape(&self, codes: &Tensor<'_>, shape: &[usize]) -> Option<&[usize]> {
+        let (shard, place) = *self.places.get(codes.name)?;
+        Some(self.shards[shard].stored.get(place)?.keep_shape(shape))
     }
 
     /// The path it was opened from.
@@ -205,6 +224,18 @@ impl Checkpoint {
     }
 }
 
+/// Makes sure that what is written of each shard has a name of its own.
+fn check_written(shards: &[Shard]) -> Result<()> {
+    let mut written = HashMap::new();
+    for shard in shards {
+        if let Some(first) = written.insert(shard.written_name(), shard) {
+            let (first, second) = (first.path.clone(), shard.path.clone());
+            return Err(Error::Directory(DirectoryError::Ambiguous { first, second }));
+        }
+    }
+    Ok(())
+}
+
 /// The place of each tensor. No two may have one name.
 fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
@@ -223,8 +254,11 @@ fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     Ok(places)
 }
 
-/// The ends of the names of PyTorch's files.
-const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
+/// Beginnings of the names of PyTorch's files that hold no weights, beside those of a model in training.
+const NO_WEIGHTS: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
+
+/// The one file of a model that transformers has saved for PyTorch.
+const SINGLE_PICKLE: &str = "pytorch_model.bin";
 
 /// The files directly in a directory, sorted.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
@@ -269,10 +303,15 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
         // The files of a model that was split.
         weights = called("gguf").collect();
     }
-    if let Some(file) =
-        PICKLES.iter().find_map(|extension| called(extension).next()).filter(|_| weights.is_empty())
-    {
-        return Err(Error::Directory(DirectoryError::Pickles { file: file.clone() }));
+    if weights.is_empty() {
+        let of_training = |file: &Path| {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            NO_WEIGHTS.iter().any(|start| name.starts_with(start))
+        };
+        let single = directory.join(SINGLE_PICKLE);
+        let pickles = PICKLES.iter().flat_map(|extension| called(extension));
+        let pickles = pickles.filter(|file| !files.contains(&single) || **file == single);
+        weights = pickles.filter(|file| !of_training(file)).collect();
     }
     if weights.is_empty() {
         return Err(Error::Directory(DirectoryError::NoWeights { path: directory.into() }));

@@ -62,19 +62,20 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
 }
 
 /// Beginnings of files that are no safetensors, with what such files are and the way out.
-const OTHERS: [(&[u8], &str, &str); 4] = [
+const OTHERS: [(&[u8], &str, &str); 3] = [
     (
         b"version https://git-lfs",
         "a Git LFS pointer, which stands for the file",
         "fetch the file itself with `git lfs pull`, or download it again",
     ),
-    (b"PK\x03\x04", PYTORCH, SAVE_AS_SAFETENSORS),
-    // The pickles of PyTorch before 1.6.
-    (b"\x80\x02", PYTORCH, SAVE_AS_SAFETENSORS),
+    (
+        b"\x80\x02",
+        "a PyTorch file as before version 1.6, a pickle with tensors in it and no zip archive",
+        SAVE_AS_SAFETENSORS,
+    ),
     (b"<", "a web page or XML", "download the file again, and look at what the server said"),
 ];
 
-const PYTORCH: &str = "a PyTorch file (.bin, .pt, .pth), which is a pickle";
 /// Refuses a file of a kind that is known by its beginning, and that holds no tensors to be read here.
 ///
 /// # Errors

@@ -14,6 +14,8 @@ use crate::limits::{check_name, check_tensors};
 /// The name of the index in Hugging Face's libraries.
 const NAME: &str = "model.safetensors.index.json";
 const SUFFIX: &str = ".safetensors.index.json";
+/// The same of PyTorch's files.
+const PICKLED_SUFFIX: &str = ".bin.index.json";
 
 /// An index: the file's JSON, checked as far as that goes without the shards.
 pub(crate) struct Index {
@@ -29,8 +31,14 @@ impl Index {
     /// [`DirectoryError::Ambiguous`](crate::DirectoryError::Ambiguous) if there are several and none has the
     /// usual name; those of reading it.
     pub(crate) fn find(files: &[PathBuf]) -> Result<Option<Self>> {
-        let is_index =
-            |file: &&PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(SUFFIX));
+        let ends =
+            |file: &Path, end| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(end));
+        // Where there are weights in safetensors, those are the model's.
+        let pickled = !files.iter().any(|file| {
+            ends(file, SUFFIX)
+                || file.extension().is_some_and(|found| found == "safetensors" || found == "gguf")
+        });
+        let is_index = |file: &&PathBuf| ends(file, if pickled { PICKLED_SUFFIX } else { SUFFIX });
         let usual = files.iter().find(|file| file.file_name().is_some_and(|name| name == NAME));
         let mut found = files.iter().filter(is_index);
         match (usual, found.next(), found.next()) {
@@ -75,16 +83,28 @@ impl Index {
         shards.into_iter().collect()
     }
 
-    /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it.
+    /// The name of the index of what is written, which is safetensors in the place of PyTorch's files.
+    pub(crate) fn written_name(&self) -> String {
+        let name = self.file.file_name().unwrap_or_default().to_string_lossy();
+        match name.strip_suffix(PICKLED_SUFFIX) {
+            None => name.into_owned(),
+            Some(model) => format!("{}{SUFFIX}", model.strip_prefix("pytorch_").unwrap_or(model)),
+        }
+    }
+
+    /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it, and each shard by what
+    /// is written of it.
     pub(crate) fn rewritten(
         &self,
         names: &HashMap<String, Vec<String>>,
+        shards: &HashMap<String, String>,
         total_size: u64,
     ) -> Map<String, Value> {
         let mut entries = Map::new();
         for (tensor, shard) in self.entries() {
             for name in names.get(tensor).into_iter().flatten() {
-                entries.insert(name.clone(), shard.into());
+                let written = shards.get(shard).map_or(shard, String::as_str);
+                entries.insert(name.clone(), written.into());
             }
         }
         let mut json = self.json.clone();
@@ -114,7 +134,7 @@ mod tests {
         let new = HashMap::from([("a", &["a_packed", "a_scale"][..]), ("b", &["b"]), ("c", &[])]);
         let new = new.into_iter().map(|(name, new)| (name.to_string(), names(new))).collect();
         assert_eq!(
-            Value::Object(index.rewritten(&new, 77)).to_string(),
+            Value::Object(index.rewritten(&new, &HashMap::new(), 77)).to_string(),
             r#"{"metadata":{"total_size":77,"by":"x"},"weight_map":{"b":"2","a_packed":"1","a_scale":"1"}}"#
         );
     }

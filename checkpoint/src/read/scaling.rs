@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
-use microscale::formats::{E4m3, E8m0};
+use microscale::formats::{E2m1, E4m3, E8m0};
 use rayon::prelude::*;
 
 use crate::dtype::FileDtype;
@@ -31,6 +31,8 @@ pub struct Scaling<'a> {
     pub block: [usize; 2],
     /// True if all matrices of a tensor have the same scales.
     pub(crate) shared: bool,
+    /// Bits of a code: 8, or the 4 of E2M1, of which a byte has the first of two in its low half.
+    pub bits: usize,
 }
 
 /// Shows all but the bytes.
@@ -93,6 +95,16 @@ impl Scaling<'_> {
         (0..self.data.len() / bytes).map(move |index| scale_of(self.data, index))
     }
 
+    /// Returns whether the values of all codes are exact in bf16: their scales are powers of two, and neither the last bit of an
+    /// E4M3 (2^-9) is below bf16's (2^-133) nor its largest number, below 2^9, above what there is.
+    pub(crate) fn is_exact_in_bf16(&self) -> bool {
+        let exact = |scale: f32| {
+            let power = scale.to_bits() & 0x007F_FFFF == 0;
+            scale.is_nan() || power && (2f32.powi(-124)..=2f32.powi(119)).contains(&scale)
+        };
+        self.scales().all(exact)
+    }
+
     /// The values of some of a tensor's elements, given its dtype, its sizes and the codes of all of it; `None`
     /// for dtypes that have none.
     pub(crate) fn values(
@@ -102,34 +114,73 @@ impl Scaling<'_> {
         codes: &[u8],
         elements: Range<usize>,
     ) -> Option<Vec<f32>> {
-        let (number, scale_of) = (number_of(dtype)?, scale_of(self.dtype)?);
+        let (decoder, scale_of) = (Decoder::of(dtype, self.bits)?, scale_of(self.dtype)?);
         let [.., rows, cols] = *shape else { return None };
-        let numbers: [f32; 256] = std::array::from_fn(|code| number(code as u8));
         let start = elements.start;
-        let codes = codes.get(elements)?;
+        codes.get(..(elements.end * self.bits).div_ceil(8))?;
         let [scales_down, scales_across] = grid([rows, cols], self.block);
-        let mut values = vec![0.0; codes.len()];
-        let parts = values.par_chunks_mut(TOGETHER).zip(codes.par_chunks(TOGETHER)).enumerate();
-        parts.for_each(|(part, (mut values, mut codes))| {
+        let mut values = vec![0.0; elements.len()];
+        values.par_chunks_mut(TOGETHER).enumerate().for_each(|(part, mut values)| {
             let mut at = start + part * TOGETHER;
             // Each turn takes the rest of a block's row.
-            while !codes.is_empty() {
+            while !values.is_empty() {
                 let (row, col) = (at / cols, at % cols);
                 let (matrix, row) = (if self.shared { 0 } else { row / rows }, row % rows);
                 let across = col / self.block[1];
                 let scale = (matrix * scales_down + row / self.block[0]) * scales_across + across;
                 let scale = scale_of(self.data, scale);
                 let end = cols.min((across + 1).saturating_mul(self.block[1]));
-                let run = (end - col).min(codes.len());
+                let run = (end - col).min(values.len());
                 let (these, rest) = values.split_at_mut(run);
-                for (value, code) in these.iter_mut().zip(codes) {
-                    let product = numbers[usize::from(*code)] * scale;
-                    *value = if product.is_nan() { f32::NAN } else { product };
-                }
-                (values, codes, at) = (rest, &codes[run..], at + run);
+                decoder.decode(codes, at, scale, these);
+                (values, at) = (rest, at + run);
             }
         });
         Some(values)
+    }
+}
+
+/// The numbers of codes, of a byte each or of two a byte.
+enum Decoder {
+    Bytes(Box<[f32; 256]>),
+    Pairs(Box<[[f32; 2]; 256]>),
+}
+
+impl Decoder {
+    fn of(dtype: FileDtype, bits: usize) -> Option<Self> {
+        if bits == 8 {
+            let number = number_of(dtype)?;
+            return Some(Self::Bytes(Box::new(std::array::from_fn(|code| number(code as u8)))));
+        }
+        let number = |code: usize| E2m1::from_bits(code as u8 & 0xF).to_f32();
+        Some(Self::Pairs(Box::new(std::array::from_fn(|pair| [number(pair), number(pair >> 4)]))))
+    }
+
+    /// The values of codes from the one at an index on, which have one scale.
+    fn decode(&self, codes: &[u8], at: usize, scale: f32, values: &mut [f32]) {
+        let product = |number: f32| {
+            let product = number * scale;
+            if product.is_nan() { f32::NAN } else { product }
+        };
+        match self {
+            Self::Bytes(numbers) => {
+                for (value, code) in values.iter_mut().zip(&codes[at..]) {
+                    *value = product(numbers[usize::from(*code)]);
+                }
+            }
+            Self::Pairs(numbers) => {
+                let (first, mut codes) = (at % 2, &codes[at / 2..]);
+                let (odd, values) = values.split_at_mut(first.min(values.len()));
+                if let [value] = odd {
+                    *value = product(numbers[usize::from(codes[0])][1]);
+                    codes = &codes[1..];
+                }
+                for (values, pair) in values.chunks_mut(2).zip(codes) {
+                    let numbers = numbers[usize::from(*pair)];
+                    values.iter_mut().zip(numbers).for_each(|(value, number)| *value = product(number));
+                }
+            }
+        }
     }
 }
 
@@ -138,7 +189,7 @@ mod tests {
     use super::*;
 
     fn scaling(dtype: FileDtype, data: &[u8], block: [usize; 2], shared: bool) -> Scaling<'_> {
-        Scaling { name: "s", dtype, data, file: Path::new("x"), block, shared }
+        Scaling { name: "s", dtype, data, file: Path::new("x"), block, shared, bits: 8 }
     }
 
     /// Each value by its own row and column, one at a time.
@@ -195,6 +246,49 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn exact_in_bf16_is_exact_for_every_code() {
+        let codes: Vec<u8> = (0..=255).collect();
+        for dtype in [FileDtype::F8_E4M3, FileDtype::I8] {
+            for byte in 0..=255u8 {
+                let data = [byte];
+                let scaling = scaling(FileDtype::F8_E8M0, &data, [1, 256], false);
+                let values = scaling.values(dtype, &[1, 256], &codes, 0..256).unwrap();
+                let same = |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32() == *value;
+                let said = scaling.is_exact_in_bf16();
+                assert!(!said || values.iter().all(same), "{dtype} {byte}");
+                assert_eq!(said, (3..=246).contains(&byte) || byte == 255, "{byte}");
+            }
+        }
+        let third = (1.0f32 / 3.0).to_le_bytes();
+        assert!(!scaling(FileDtype::F32, &third, [1, 1], false).is_exact_in_bf16());
+        let quarter = (0.25f32).to_le_bytes();
+        assert!(scaling(FileDtype::F32, &quarter, [1, 1], false).is_exact_in_bf16());
+    }
+
+    #[test]
+    fn codes_of_four_bits_are_two_a_byte() {
+        let mut random = fastrand::Rng::with_seed(6);
+        let (shape, block) = ([2, 5, 96], [1, 32]);
+        let (elements, scales) = (2 * 5 * 96, 2 * 5 * 3);
+        let codes: Vec<u8> = (0..elements / 2).map(|_| random.u8(..)).collect();
+        let scales: Vec<u8> = (0..scales).map(|_| random.u8(100..150)).collect();
+        let scaling = Scaling { bits: 4, ..scaling(FileDtype::U8, &scales, block, false) };
+        let expected = (0..elements).map(|i| {
+            let code = codes[i / 2] >> (4 * (i % 2)) & 0xF;
+            E2m1::from_bits(code).to_f32() * E8m0::from_bits(scales[i / 32]).to_f32()
+        });
+        let expected: Vec<f32> = expected.collect();
+        let of = |range| scaling.values(FileDtype::I8, &shape, &codes, range).unwrap();
+        assert_eq!(of(0..elements), expected);
+        for _ in 0..50 {
+            let start = random.usize(..elements);
+            let range = start..random.usize(start..=elements);
+            assert_eq!(of(range.clone()), expected[range]);
+        }
+        assert!(scaling.values(FileDtype::I8, &shape, &codes[1..], 0..elements).is_none());
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! A shard: one file of tensors in either container, mapped, its header read and checked.
+//! A shard: one file of tensors in any container, mapped, its header read and checked.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use memmap2::Mmap;
 use safetensors::tensor::Metadata;
@@ -12,7 +13,10 @@ use crate::dtype::FileDtype;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::MAGIC;
-use crate::gguf::header::{Header, TensorInfo, read as read_gguf};
+use crate::gguf::header::{Header, TensorInfo as GgufInfo, read as read_gguf};
+use crate::pytorch::archive;
+use crate::pytorch::strided::Copies;
+use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
 use crate::read::header;
 use crate::read::tensor::Tensor;
 
@@ -25,6 +29,8 @@ pub(crate) struct Shard {
     /// The tensors in the order of their data.
     pub(crate) stored: Vec<Stored>,
     map: Mmap,
+    /// Tensors of a PyTorch file whose elements do not follow each other there.
+    strided: Option<Mmap>,
 }
 
 /// The container of a file, with its metadata.
@@ -41,6 +47,21 @@ pub(crate) struct Stored {
     shape: Vec<usize>,
     /// Its bytes in the file: checked to be there.
     pub(crate) range: Range<usize>,
+    /// True if these are in a temporary file, and not in the shard's.
+    pub(crate) strided: bool,
+    /// The sizes of the model's parameter, of codes for which somebody asked that.
+    model_shape: OnceLock<Vec<usize>>,
+}
+
+impl Stored {
+    pub(crate) fn new(name: String, dtype: FileDtype, shape: Vec<usize>, range: Range<usize>) -> Self {
+        Self { name, dtype, shape, range, strided: false, model_shape: OnceLock::new() }
+    }
+
+    /// Keeps the sizes of the model's parameter that these codes are of, as long as the checkpoint is open.
+    pub(crate) fn keep_shape(&self, shape: &[usize]) -> &[usize] {
+        self.model_shape.get_or_init(|| shape.into())
+    }
 }
 
 impl Shard {
@@ -66,12 +87,30 @@ impl Shard {
         if by_name || map.starts_with(MAGIC) {
             let mut header = read_gguf(&path, &map)?;
             let stored = from_gguf(std::mem::take(&mut header.tensors));
-            return Ok(Self { path, name, container: Container::Gguf(header.into()), stored, map });
+            let container = Container::Gguf(header.into());
+            return Ok(Self { path, name, container, stored, map, strided: None });
+        }
+        if map.starts_with(archive::MAGIC) || is_pickle(&path) {
+            let (stored, strided) = from_pytorch(&path, &map)?;
+            // What is written of it is safetensors, of PyTorch's tensors.
+            let metadata = HashMap::from([("format".into(), "pt".into())]);
+            let container = Container::Safetensors(Some(metadata));
+            return Ok(Self { path, name, container, stored, map, strided });
         }
         let (header, data) = header::read(&path, &map)?;
         let container = Container::Safetensors(header.metadata().clone());
         let stored = from_safetensors(&header, data);
-        Ok(Self { path, name, container, stored, map })
+        Ok(Self { path, name, container, stored, map, strided: None })
+    }
+
+    /// The path of what is written of it, relative to the output's directory: safetensors in the place of PyTorch's files, by the
+    /// names that transformers gives both.
+    pub(crate) fn written_name(&self) -> PathBuf {
+        if !is_pickle(&self.name) {
+            return self.name.clone();
+        }
+        let stem = self.name.file_stem().unwrap_or_default().to_string_lossy();
+        self.name.with_file_name(format!("{}.safetensors", stem.strip_prefix("pytorch_").unwrap_or(&stem)))
     }
 
     /// The file.
@@ -90,18 +129,20 @@ impl Shard {
     pub(crate) fn forget(&self, data: &[u8]) {
         #[cfg(unix)]
         {
-            let start = data.as_ptr().addr().wrapping_sub(self.map.as_ptr().addr());
-            if start > self.map.len() || data.len() > self.map.len() - start {
-                return;
+            for map in [Some(&self.map), self.strided.as_ref()].into_iter().flatten() {
+                let start = data.as_ptr().addr().wrapping_sub(map.as_ptr().addr());
+                if start > map.len() || data.len() > map.len() - start {
+                    continue;
+                }
+                // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever
+                // reads them again has them from the file, the same bytes. That it stays unchanged is asked of
+                // the user, as for the map itself; the file of strided tensors has no name.
+                let forgotten = unsafe {
+                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
+                };
+                // A system that does not want to keeps them.
+                drop(forgotten);
             }
-            // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever
-            // reads them again has them from the file, the same bytes. That it stays unchanged is asked of
-            // the user, as for the map itself.
-            let forgotten = unsafe {
-                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
-            };
-            // A system that does not want to keeps them.
-            drop(forgotten);
         }
         #[cfg(not(unix))]
         let _ = data;
@@ -116,8 +157,9 @@ impl Shard {
     }
 
     fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
-        let Stored { name, dtype, shape, range } = stored;
-        let data = self.map.get(range.clone())?;
+        let Stored { name, dtype, shape, range, strided, .. } = stored;
+        let map = if *strided { self.strided.as_ref()? } else { &self.map };
+        let data = map.get(range.clone())?;
         Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None })
     }
 }
@@ -127,17 +169,44 @@ fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
         let info = header.info(&name)?;
         let (start, end) = info.data_offsets;
         let (dtype, shape) = (info.dtype.into(), info.shape.clone());
-        Some(Stored { name, dtype, shape, range: data + start..data + end })
+        Some(Stored::new(name, dtype, shape, data + start..data + end))
     });
     stored.collect()
 }
 
-fn from_gguf(tensors: Vec<TensorInfo>) -> Vec<Stored> {
-    let stored = tensors.into_iter().map(|TensorInfo { name, shape, kind, range }| Stored {
-        name,
-        dtype: kind.into(),
-        shape,
-        range,
-    });
+/// The ends of the names of PyTorch's files.
+pub(crate) const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
+
+/// Returns whether a file is named like PyTorch's.
+pub(crate) fn is_pickle(path: &Path) -> bool {
+    path.extension().is_some_and(|found| PICKLES.iter().any(|known| found == *known))
+}
+
+/// The tensors of a PyTorch file, and a map of those whose elements do not follow each other in it.
+fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)> {
+    let failed =
+        || Error::io("put tensors that are not contiguous into a temporary file, in TMPDIR, of", path);
+    let (mut stored, mut copies) = (Vec::new(), None);
+    for TensorInfo { name, dtype, shape, place } in read_pytorch(path, bytes)? {
+        let (range, strided) = match place {
+            Place::Mapped(range) => (range, false),
+            Place::Strided(elements) => {
+                let copies = match &mut copies {
+                    Some(copies) => copies,
+                    None => copies.insert(Copies::create().map_err(failed())?),
+                };
+                (copies.append(bytes, &elements).map_err(failed())?, true)
+            }
+        };
+        stored.push(Stored { strided, ..Stored::new(name, dtype.into(), shape, range) });
+    }
+    let strided = copies.map(Copies::map).transpose().map_err(failed())?;
+    Ok((stored, strided))
+}
+
+fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<Stored> {
+    let stored = tensors
+        .into_iter()
+        .map(|GgufInfo { name, shape, kind, range }| Stored::new(name, kind.into(), shape, range));
     stored.collect()
 }

@@ -13,6 +13,7 @@ use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, HF_QUANT_CONFIG_FILE};
+use crate::read::shard::is_pickle;
 use crate::write::others::OF_FILE_SYSTEM;
 use crate::write::place::{Place, refuse_overlap};
 use crate::write::temporary::{LeftBehind, Temporary, remove_left_behind, unfinished};
@@ -133,6 +134,10 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
     match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => return missing(parent),
         _ => {}
+    }
+    // PyTorch's files are input alone.
+    if !input.directory && is_pickle(out) {
+        return Err(Error::Output(OutputError::NamedLikePytorch { path: out.into() }));
     }
     let place = Place::of(out)?;
     refuse_overlap(&[Place::of(&input.path)?], &place)?;

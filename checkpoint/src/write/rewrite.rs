@@ -34,7 +34,7 @@ pub(crate) fn rewrite<R: Rewrite>(
         checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
     };
     let left = checkpoint.shards.iter().filter(is_left);
-    let outputs = left.map(|shard| Ok(ShardOutput { shard, path: output.place(&shard.name)? }));
+    let outputs = left.map(|shard| Ok(ShardOutput { shard, path: output.place(&shard.written_name())? }));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut renamed = Renamed::default();
     let done = write_shards(&outputs, work, device, &mut meter, |_, names, _| {
@@ -58,9 +58,10 @@ pub(crate) fn write_rest(
     meter: &mut Meter<'_, '_>,
 ) -> Result<Vec<Skipped>> {
     if let Some(index) = &checkpoint.index {
-        let name = index.file.file_name().unwrap_or_default();
-        let json = index.rewritten(&renamed.names, renamed.bytes);
-        json::write_object(&output.place(name.as_ref())?, &json, None)?;
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let shards = checkpoint.shards.iter().map(|shard| (text(&shard.name), text(&shard.written_name())));
+        let json = index.rewritten(&renamed.names, &shards.collect(), renamed.bytes);
+        json::write_object(&output.place(index.written_name().as_ref())?, &json, None)?;
     }
     if !checkpoint.directory {
         return Ok(Vec::new());

@@ -7,7 +7,7 @@ use microscale::{DeviceChoice, Format, GlobalScale, Words};
 use microscale_checkpoint::{self as checkpoint, FileConvention, Rounding, remove_unfinished_output};
 
 use crate::options::device::device;
-use crate::options::words::words;
+use crate::options::words::{words, written_conventions};
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::{print, warn};
@@ -19,9 +19,9 @@ pub(crate) struct Args {
     /// A quantized .safetensors file or checkpoint directory
     input: PathBuf,
     /// The convention of files to write
-    #[arg(long, value_parser = words::<FileConvention>())]
+    #[arg(long, value_parser = written_conventions())]
     to: FileConvention,
-    /// The format to cast to, exactly: nvfp4, from mxfp4 [default: each tensor's own]
+    /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
     #[arg(long, value_parser = words::<Format>())]
     format: Option<Format>,
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
@@ -49,7 +49,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
-    for (what, sums) in [("converted", done.converted), ("copied", done.copied)] {
+    let kinds = [("converted", done.converted), ("in bf16", done.in_bf16), ("copied", done.copied)];
+    for (what, sums) in kinds.into_iter().filter(|(what, sums)| *what != "in bf16" || sums.tensors > 0) {
         let (before, after) = (bytes(sums.bytes_before), bytes(sums.bytes_after));
         rows.add_row([what, &count(sums.tensors), &count(sums.elements), &before, &after]);
     }

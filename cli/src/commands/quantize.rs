@@ -7,14 +7,14 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use microscale::{DeviceChoice, ErrorStats, Format, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, Outcome, Part, PartDone, Plan,
-    PlanError, Planned, RecipeError, Summary, Sums, Totals,
+    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, InputScales, Outcome, Part, PartDone,
+    Plan, PlanError, Planned, RecipeError, Summary, Sums, Totals,
 };
 
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{pattern, words};
+use crate::options::words::{pattern, written_conventions};
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     recipe: RecipeArgs,
     /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF
     /// file gguf]
-    #[arg(long, value_parser = words::<FileConvention>())]
+    #[arg(long, value_parser = written_conventions())]
     out_convention: Option<FileConvention>,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
@@ -45,6 +45,15 @@ pub(crate) struct Args {
     /// Leave matching tensors unquantized; has the last word (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     exclude: Vec<String>,
+    /// Store the global scale that each layer's inputs are quantized with, for W4A4 (nvfp4, compressed-tensors and modelopt): the
+    /// largest magnitude (amax) of the inputs of all layers, a number; or a JSON file {"NAME": NUMBER, …} in which LAYER or
+    /// LAYER.weight is the amax of a layer's inputs, LAYER.input_global_scale a divisor (2688 / amax) and LAYER.input_scale a
+    /// multiplier (amax / 2688). Layers that serving engines fuse get the largest of theirs
+    #[arg(long, value_name = "AMAX|FILE")]
+    input_scale: Option<String>,
+    /// Round weights that are in MXFP4 already once more, from their values; `convert --format nvfp4` makes NVFP4 of them exactly
+    #[arg(long)]
+    requantize: bool,
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -71,7 +80,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     recipes.select(&args.include, &args.exclude)?;
     // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
-    let checkpoint = args.others.open(&args.input)?;
+    let mut checkpoint = args.others.open(&args.input)?;
+    if args.requantize {
+        checkpoint.requantize();
+    }
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
     recipes.check(convention).map_err(of_options)?;
     for warning in recipes.unmatched(&checkpoint) {
@@ -93,6 +105,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     if let Some(path) = args.recipe.importance() {
         take_importance(&mut plan, path)?;
+    }
+    if let Some(given) = &args.input_scale {
+        take_input_scales(&mut plan, given)?;
     }
     if args.recipe.check_search {
         plan.check_searches().map_err(of_options)?;
@@ -131,6 +146,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
+    /// The file with scales of inputs.
+    fn input_scales(&self) -> Option<&Path> {
+        self.input_scale.as_deref().filter(|given| given.parse::<f32>().is_err()).map(Path::new)
+    }
+
     /// Makes sure that nothing will be overwritten, removes what killed runs have left of this output, and tells
     /// of links.
     fn look_around(&self, checkpoint: &Checkpoint) -> Result<()> {
@@ -138,7 +158,12 @@ impl Args {
         let parts = out.filter(|_| self.part.is_some()).map(checkpoint::parts_directory).transpose()?;
         Files {
             checkpoints: &[checkpoint],
-            read: &[self.recipe.file(), self.recipe.global_scales(), self.recipe.importance()],
+            read: &[
+                self.recipe.file(),
+                self.recipe.global_scales(),
+                self.recipe.importance(),
+                self.input_scales(),
+            ],
             outputs: &out.into_iter().chain(parts.as_deref()).collect::<Vec<_>>(),
             written: &[self.json.as_deref(), self.report.as_deref()],
         }
@@ -164,6 +189,8 @@ fn of_options(error: Error) -> anyhow::Error {
         | Error::Plan(PlanError::NoGlobalSearch { .. })
         | Error::Plan(PlanError::NothingToCheck { .. })
         | Error::Given(GivenError::ImportanceUnused)
+        | Error::Given(GivenError::InputScaleUnheld { .. })
+        | Error::Given(GivenError::InputScaleNumber { .. })
         | Error::Recipe(RecipeError::NoPreset { .. }) => Usage::new(error).into(),
         error => error.into(),
     }
@@ -182,6 +209,22 @@ fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
     for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
         let (path, names) = (path.display(), some_of(names));
         warn(format_args!("warning: {path}: {names}: {what}"));
+    }
+    Ok(())
+}
+
+/// Takes the scales of layers' inputs, and says what is odd about their file.
+fn take_input_scales(plan: &mut Plan<'_>, given: &str) -> Result<()> {
+    let scales = match given.parse() {
+        Ok(amax) => InputScales::from_amax(amax),
+        Err(_) => InputScales::read(Path::new(given))?,
+    };
+    let unused = plan.take_input_scales(&scales).map_err(of_options)?;
+    if !unused.is_empty() {
+        warn(format_args!(
+            "warning: {given}: {}: no weight that becomes nvfp4 is called so",
+            some_of(&unused)
+        ));
     }
     Ok(())
 }

@@ -25,6 +25,13 @@ pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
+/// Accepts the words of conventions of files, and offers those that are written.
+pub(crate) fn written_conventions() -> impl TypedValueParser<Value = FileConvention> {
+    let words = FileConvention::WORDS.iter();
+    let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.formats().next().is_none()));
+    PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
+}
+
 /// Accepts a pattern of tensor names.
 pub(crate) fn pattern(pattern: &str) -> Result<String, String> {
     let checked = Selection::new(&[pattern], &[""; 0]);

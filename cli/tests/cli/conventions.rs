@@ -354,7 +354,37 @@ fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
     cast(&wide, "nvfp4").fails_with(&["a.weight", "span 19 powers of two", "quantize again"]);
     assert!(!out.exists());
     let other = mxfp4("other.safetensors", [100, 101]);
-    cast(&other, "mxfp8-e4m3").fails_with(&["a.weight", "not cast to mxfp8"]);
+    let eight = scratch.path("EIGHT.safetensors");
+    let to_eight = |input: &std::path::Path, out: &std::path::Path| {
+        run(&[&"convert", &input, &"--to", &"compressed-tensors", &"--format", &"mxfp8-e4m3", &"--out", &out])
+    };
+    let text = to_eight(&other, &eight).ok();
+    assert!(text.contains("1 of them were cast to mxfp8-e4m3"), "{text}");
+    assert_eq!(tensors(&eight)["a.weight"].0, Dtype::F8_E4M3);
+    let compared = run(&[&"compare", &other, &eight]).ok();
+    assert!(compared.contains("1.000000") && compared.contains("∞"), "{compared}");
+    run(&[&"doctor", &eight]).ok();
+    cast(&eight, "nvfp4").fails_with(&["a.weight", "not cast to nvfp4"]);
+    // NVFP4 under a global scale of 3 has no such values.
+    let codes = ("a.weight_packed", Dtype::U8, vec![2, 32], vec![0x23; 64]);
+    let scales = ("a.weight_scale", Dtype::F8_E4M3, vec![2, 4], [&[0x38; 6][..], &[0x39; 2]].concat());
+    for (global_scale, block) in [(3.0f32, Some("block 0")), (4.0, Some("block 3")), (4.0, None)] {
+        let mut scales = scales.clone();
+        if block.is_none() {
+            scales.3 = vec![0x3A; 8];
+        }
+        let name = ("a.weight_global_scale", Dtype::F32, vec![1], floats(&[global_scale]));
+        let input = scratch.write_tensors("nv.safetensors", &[codes.clone(), scales, name]);
+        let ran = to_eight(&input, &out);
+        match block {
+            Some(block) => {
+                ran.fails_with(&["nv.safetensors", "a.weight", block, "no scale makes exact in mxfp8-e4m3"])
+            }
+            None => drop(ran.ok()),
+        }
+        assert_eq!(out.exists(), block.is_none());
+    }
+    std::fs::remove_file(&out).unwrap();
     assert!(!out.exists());
     cast(&other, "nvfp4").ok();
     assert!(tensors(&out).contains_key("a.weight_global_scale"));

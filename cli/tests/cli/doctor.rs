@@ -225,7 +225,10 @@ fn modelopt_without_input_scales() {
     let found = run(&[&"doctor", &scratch.path("MO"), &"--json"]);
     let all = findings(&found);
     assert_eq!(all.len(), 21, "{found:#?}");
-    assert!(all.iter().all(|(word, _, what)| word == "config" && what.contains("W4A16_NVFP4")), "{found:#?}");
+    assert!(
+        all.iter().all(|(word, _, what)| word == "input-scale" && what.contains("W4A16_NVFP4")),
+        "{found:#?}"
+    );
 }
 
 #[test]

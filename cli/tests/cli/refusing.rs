@@ -239,19 +239,8 @@ fn files_of_another_kind_are_called_by_their_names() {
     };
     refused("a.safetensors", pointer.as_bytes(), &["a Git LFS pointer", "git lfs pull"]);
     refused("a.gguf", pointer.as_bytes(), &["a Git LFS pointer", "git lfs pull"]);
-    refused(
-        "pytorch_model.bin",
-        b"PK\x03\x04\x00\x00\x08\x08 and so on",
-        &["a PyTorch file", "save_pretrained"],
-    );
     refused("old.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P", &["a PyTorch file", "save_pretrained"]);
     refused("b.safetensors", b"<!doctype html><html>Not found</html>", &["a web page", "download"]);
-
-    scratch.write("PICKLED/pytorch_model-00001-of-00002.bin", "x");
-    scratch.write("PICKLED/config.json", "{}");
-    let refused = quantize(&scratch, &scratch.path("PICKLED"), "OUT", &[]);
-    refused.fails_with(&["pytorch_model-00001-of-00002.bin is a PyTorch file", "save_pretrained"]);
-    assert!(!scratch.path("OUT").exists());
 }
 
 #[test]

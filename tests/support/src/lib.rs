@@ -9,12 +9,14 @@ pub mod oracle;
 pub mod order;
 mod program;
 mod scratch;
+mod torch_file;
 pub mod weights;
 
 use std::path::PathBuf;
 
 pub use program::{Arg, Run, command, program, run};
 pub use scratch::{Scratch, TensorData, header, make_pipe, raw_file};
+pub use torch_file::{TorchTensor, torch_file, torch_pickle};
 
 /// The repository's root, which holds `sample/`, `tests/golden/` and `fuzz/corpus/`; or what
 /// `MICROSCALE_TEST_DATA` names, for tests that run on another machine than they were built on.

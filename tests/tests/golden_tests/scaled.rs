@@ -1,4 +1,4 @@
-//! Codes of eight bits under scales: the values that libraries make of what they store.
+//! Codes of eight and of four bits under scales: the values that libraries make of what they store.
 
 use std::ops::ControlFlow;
 
@@ -34,14 +34,21 @@ fn values_are_those_of_the_libraries() {
         for tensor in &tensors {
             let expected = format!("{}{EXPECTED}", tensor.name());
             let Some(expected) = checkpoint.tensor(&expected) else { continue };
-            let Logical::Plain(tensor) = tensor else { panic!("{file}: {} is in blocks", tensor.name()) };
-            let scaling = tensor.scaling.unwrap_or_else(|| panic!("{file}: {} has no scales", tensor.name));
-            assert!(tensors.iter().all(|other| other.name() != scaling.name), "{file}: {}", scaling.name);
-            assert_eq!(tensor.values_dtype(), Some(Dtype::F32));
-            let Some(Values::F32(values)) = tensor.values() else { panic!("{file}: no values") };
+            let values = match tensor {
+                Logical::Plain(tensor) => {
+                    let scaling =
+                        tensor.scaling.unwrap_or_else(|| panic!("{file}: {} has no scales", tensor.name));
+                    let is_scales = |other: &Logical<'_>| other.name() == scaling.name;
+                    assert!(!tensors.iter().any(is_scales), "{file}: {}", scaling.name);
+                    assert_eq!(tensor.values_dtype(), Some(Dtype::F32));
+                    let Some(Values::F32(values)) = tensor.values() else { panic!("{file}: no values") };
+                    values.into_owned()
+                }
+                Logical::Packed(packed) => packed.values(&Device::Cpu).expect("codes and scales that fit"),
+            };
             // Where scales are of bf16, so is what the library makes.
             let (values, expected) = match expected.values() {
-                Some(Values::F32(expected)) => (values.to_vec(), expected.to_vec()),
+                Some(Values::F32(expected)) => (values, expected.to_vec()),
                 Some(Values::Bf16(expected)) => (
                     values.iter().map(|value| Dtype::Bf16.narrow(*value)).collect(),
                     expected.iter().map(|value| value.to_f32()).collect(),
@@ -51,7 +58,7 @@ fn values_are_those_of_the_libraries() {
             assert_eq!(values.len(), expected.len());
             for (i, (value, expected)) in values.iter().zip(expected.iter()).enumerate() {
                 let same = value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
-                assert!(same, "{file}: {}: {i}: {value} and not {expected}", tensor.name);
+                assert!(same, "{file}: {}: {i}: {value} and not {expected}", tensor.name());
             }
             compared += 1;
         }

@@ -115,6 +115,8 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     watched.write(|out| dequantize(&checkpoint, out, dtype, device, go_on));
 }
 
+/// The end of the name of what is written of a file: PyTorch's become safetensors.
 fn extension(file: &Path) -> &str {
-    file.extension().and_then(|extension| extension.to_str()).unwrap_or("safetensors")
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    extension.filter(|extension| *extension != "pt").unwrap_or("safetensors")
 }

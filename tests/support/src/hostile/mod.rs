@@ -13,6 +13,7 @@ mod gguf;
 mod packed;
 mod parts;
 mod ptx;
+mod pytorch;
 mod recipe;
 mod safetensors;
 mod tensors;
@@ -32,6 +33,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "safetensors", run: safetensors::run },
     Target { name: "gguf", run: gguf::run },
+    Target { name: "pytorch", run: pytorch::run },
     Target { name: "directory", run: directory::run },
     Target { name: "packed", run: packed::run },
     Target { name: "parts", run: parts::run },

@@ -1,0 +1,228 @@
+//! Global scales of layers' inputs, which are given: an engine quantizes a layer's inputs to NVFP4 under one.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use microscale::formats::nvfp4::{Direction, LARGEST};
+use microscale::{Format, GlobalScale};
+use serde_json::Value;
+
+use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::error::Result;
+use crate::error::given::GivenError;
+use crate::names::fused::fused;
+use crate::names::weight::module;
+use crate::plan::Plan;
+use crate::read::json::Object;
+use crate::read::tensor::Tensor;
+use crate::write::outline::Outline;
+
+/// Ends of names that say what a number is, by the directions of those scales; without one it is an amax.
+const SCALES: [(&str, Direction); 2] =
+    [(".input_global_scale", Direction::Divisor), (".input_scale", Direction::Multiplier)];
+
+/// What is known of a layer's inputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Given {
+    /// The largest magnitude.
+    Amax(f32),
+    /// The scale itself.
+    Scale(GlobalScale),
+}
+
+impl Given {
+    /// The scale in a direction: 2688 / amax, a divisor, or amax / 2688, a multiplier.
+    fn toward(self, direction: Direction) -> GlobalScale {
+        match (self, direction) {
+            (Self::Amax(amax), Direction::Divisor) => GlobalScale::Divisor(LARGEST / amax),
+            (Self::Amax(amax), Direction::Multiplier) => GlobalScale::Multiplier(amax / LARGEST),
+            (Self::Scale(scale), direction) => scale.toward(direction),
+        }
+    }
+}
+
+/// Where the global scales of layers' inputs come from.
+#[derive(Clone, Debug)]
+pub struct InputScales {
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// The amax of all layers' inputs.
+    Amax(f32),
+    /// A file, and what it has by its names.
+    File(PathBuf, HashMap<String, f32>),
+}
+
+impl InputScales {
+    /// The same for all layers, from the largest magnitude of their inputs.
+    pub fn from_amax(amax: f32) -> Self {
+        Self { source: Source::Amax(amax) }
+    }
+
+    /// Reads them from a JSON file: an object of numbers. The number called `LAYER` or `LAYER.weight` is the largest magnitude of
+    /// the layer's inputs; `LAYER.input_global_scale` is their global scale as a divisor, 2688 / amax, and `LAYER.input_scale` as
+    /// a multiplier.
+    ///
+    /// # Errors
+    /// Those of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers.
+    pub fn read(file: &Path) -> Result<Self> {
+        let mut numbers = HashMap::new();
+        for (name, value) in &Object::read(file)?.json {
+            let number = value.as_f64().map(|number| number as f32);
+            let number = number.ok_or_else(|| not_a_number(file, name, value))?;
+            numbers.insert(name.clone(), number);
+        }
+        Ok(Self { source: Source::File(file.into(), numbers) })
+    }
+
+    /// In words, where they come from.
+    pub(crate) fn described(&self) -> String {
+        match &self.source {
+            Source::Amax(amax) => format!("from an amax of {amax}"),
+            Source::File(file, _) => format!("from {}", file.display()),
+        }
+    }
+
+    /// The scale of each layer's inputs in the direction of its storage, and the names in the file that nothing has used. Layers
+    /// that serving engines fuse have the same inputs, and get the scale of the largest.
+    ///
+    /// # Errors
+    /// [`GivenError::NoInputScale`](crate::GivenError::NoInputScale),
+    /// [`GivenError::InputScaleTwice`](crate::GivenError::InputScaleTwice),
+    /// [`GivenError::InputScaleNumber`](crate::GivenError::InputScaleNumber).
+    pub(crate) fn find<'a>(
+        &self,
+        tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal)>,
+    ) -> Result<(HashMap<String, GlobalScale>, Vec<String>)> {
+        let (mut found, mut layers, mut used) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        for (tensor, storage) in tensors {
+            let given = self.of(tensor.name, &mut used)?;
+            let scale = given.toward(storage.direction);
+            if !scale.in_range() {
+                let (source, tensor) = (self.described(), tensor.name.into());
+                return Err(GivenError::InputScaleNumber { source_of: source, tensor, scale }.into());
+            }
+            if let Some(layer) = fused(tensor.name) {
+                let shared = layers.entry(layer).or_insert(scale);
+                *shared = larger(*shared, scale);
+            }
+            found.insert(tensor.name.to_string(), scale);
+        }
+        for (tensor, scale) in &mut found {
+            if let Some(shared) = fused(tensor).and_then(|layer| layers.get(&layer)) {
+                *scale = *shared;
+            }
+        }
+        let unused = match &self.source {
+            Source::Amax(_) => Vec::new(),
+            Source::File(_, numbers) => {
+                let mut unused: Vec<_> =
+                    numbers.keys().filter(|name| !used.contains(*name)).cloned().collect();
+                unused.sort();
+                unused
+            }
+        };
+        Ok((found, unused))
+    }
+
+    /// What is given for a weight.
+    fn of(&self, weight: &str, used: &mut BTreeSet<String>) -> Result<Given> {
+        let (file, numbers) = match &self.source {
+            Source::Amax(amax) => return Ok(Given::Amax(*amax)),
+            Source::File(file, numbers) => (file, numbers),
+        };
+        let layer = module(weight);
+        // The name of a weight that is no layer's is that of its layer.
+        let weights = [Some(layer), Some(weight).filter(|weight| *weight != layer)].into_iter().flatten();
+        let names = weights.map(|name| (name.to_string(), None));
+        let names = names.chain(SCALES.map(|(end, direction)| (format!("{layer}{end}"), Some(direction))));
+        let mut given = names.filter_map(|(name, direction)| {
+            let number = *numbers.get(&name)?;
+            let value = direction
+                .map_or(Given::Amax(number), |direction| Given::Scale(GlobalScale::of(direction, number)));
+            Some((name, value))
+        });
+        let (file, tensor) = (file.clone(), weight.to_string());
+        match (given.next(), given.next()) {
+            (None, _) => Err(GivenError::NoInputScale { file, tensor, layer: layer.into() }.into()),
+            (Some((first, _)), Some((second, _))) => {
+                Err(GivenError::InputScaleTwice { file, tensor, first, second }.into())
+            }
+            (Some((name, value)), None) => {
+                used.insert(name);
+                Ok(value)
+            }
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Stores the scale that a layer's inputs are quantized with beside every weight in NVFP4, and says in the config that they
+    /// are. Returns the names in a file that are for no weight in NVFP4.
+    ///
+    /// # Errors
+    /// [`GivenError::InputScaleUnheld`](crate::GivenError::InputScaleUnheld) if the convention has none for a weight, or no weight
+    /// becomes NVFP4; those of a file that lacks one or has a number that cannot be one;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken).
+    pub fn take_input_scales(&mut self, given: &InputScales) -> Result<Vec<String>> {
+        let mut tensors = Vec::new();
+        for tensor in self.to_quantize() {
+            let storage = self.of(tensor.name).storage;
+            if storage.format != Format::Nvfp4 {
+                continue;
+            }
+            let stored = storage.stored_input(tensor.name);
+            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
+            tensors.push((tensor, stored.ok_or_else(unheld)?));
+        }
+        if tensors.is_empty() {
+            return Err(
+                GivenError::InputScaleUnheld { tensor: "no tensor, as none becomes NVFP4,".into() }.into()
+            );
+        }
+        let (scales, unused) = given.find(tensors.into_iter())?;
+        self.input_scales = Some((scales, given.described()));
+        let bytes: Vec<_> = self.tensors.iter().map(|planned| self.input_outline(&planned.tensor)).collect();
+        for (planned, outline) in self.tensors.iter_mut().zip(bytes) {
+            planned.bytes_after += outline.map_or(0, |outline| outline.bytes());
+        }
+        self.check_names()?;
+        Ok(unused)
+    }
+
+    /// The scale of a layer's inputs that is stored beside its weight, if there is one.
+    pub(crate) fn input_scale_of(&self, tensor: &str) -> Option<GlobalScale> {
+        self.input_scales.as_ref()?.0.get(tensor).copied()
+    }
+
+    /// The tensor that it becomes.
+    pub(crate) fn input_outline(&self, tensor: &Tensor<'_>) -> Option<Outline> {
+        self.input_scale_of(tensor.name)?;
+        self.of(tensor.name).storage.stored_input(tensor.name)?.outline(tensor.name, tensor.shape)
+    }
+}
+
+/// The scale of the larger inputs.
+fn larger(a: GlobalScale, b: GlobalScale) -> GlobalScale {
+    match a.direction() {
+        Direction::Divisor if b.value() < a.value() => b,
+        Direction::Multiplier if b.value() > a.value() => b,
+        _ => a,
+    }
+}
+
+fn not_a_number(file: &Path, name: &str, value: &Value) -> crate::error::Error {
+    let value = value.to_string().chars().take(40).collect();
+    GivenError::InputScaleFile { file: file.into(), name: name.into(), value }.into()
+}
+
+impl Storage {
+    /// How the scale of a layer's inputs is stored beside a weight, if it can be. ggml's files have their own rules about which
+    /// layers may have one.
+    pub(crate) fn stored_input(&self, weight: &str) -> Option<&StoredGlobal> {
+        let stored = self.input_scale.as_ref().filter(|_| self.blocks.is_none())?;
+        stored.name_for(weight).map(|_| stored)
+    }
+}

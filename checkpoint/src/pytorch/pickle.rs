@@ -1,0 +1,300 @@
+//! The instructions of a pickle that are followed: those by which `torch.save` puts tensors into dictionaries.
+//!
+//! Each takes a byte at least and makes one value at most, and values know others by their numbers: so memory is in proportion
+//! to the pickle, and a dictionary that holds itself does no harm.
+
+use std::collections::HashMap;
+
+use super::Parsed;
+use super::value::{Global, Id, Storage, Strided, Value};
+use crate::limits::{PICKLE_BYTES, check_dimensions, check_name};
+
+/// The state of following a pickle.
+pub(super) struct Pickle<'a> {
+    rest: &'a [u8],
+    /// Bytes of all of it.
+    length: usize,
+    values: Vec<Value<'a>>,
+    stack: Vec<Id>,
+    /// Heights of the stack that were marked.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Id>,
+}
+
+impl<'a> Pickle<'a> {
+    /// Follows a pickle to its end, and returns the number of the value that it makes.
+    pub(super) fn read(bytes: &'a [u8]) -> Parsed<(Self, Id)> {
+        if bytes.len() as u64 > PICKLE_BYTES {
+            return Err(format!(
+                "its pickle has {} bytes, more than the {PICKLE_BYTES} allowed",
+                bytes.len()
+            ));
+        }
+        let mut pickle = Self {
+            rest: bytes,
+            length: bytes.len(),
+            values: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+        };
+        loop {
+            let at = pickle.length - pickle.rest.len();
+            let [instruction] = pickle.take()?;
+            if instruction == b'.' {
+                let value = pickle.pop()?;
+                return Ok((pickle, value));
+            }
+            pickle.follow(instruction).map_err(|why| match why.starts_with("its pickle uses") {
+                true => why,
+                false => format!("at byte {at} of its pickle: {why}"),
+            })?;
+        }
+    }
+
+    /// A value.
+    pub(super) fn value(&self, id: Id) -> &Value<'a> {
+        self.values.get(id as usize).unwrap_or(&Value::None)
+    }
+
+    fn follow(&mut self, instruction: u8) -> Parsed<()> {
+        match instruction {
+            // The protocol, and the length of a frame.
+            0x80 => self.take::<1>().map(drop),
+            0x95 => self.take::<8>().map(drop),
+            b'(' => {
+                self.marks.push(self.stack.len());
+                Ok(())
+            }
+            b'0' => self.pop().map(drop),
+            // The memo.
+            b'q' => self.take::<1>().and_then(|[key]| self.keep(key.into())),
+            b'r' => self.take().and_then(|key| self.keep(u32::from_le_bytes(key))),
+            0x94 => self.keep(self.memo.len() as u32),
+            b'h' => self.take::<1>().and_then(|[key]| self.recall(key.into())),
+            b'j' => self.take().and_then(|key| self.recall(u32::from_le_bytes(key))),
+            // Constants.
+            b'N' => self.push(Value::None),
+            0x88 | 0x89 => self.push(Value::Bool),
+            b'G' => self.take::<8>().and_then(|_| self.push(Value::Float)),
+            b'K' => self.take::<1>().and_then(|[byte]| self.push(Value::Int(byte.into()))),
+            b'M' => self.take().and_then(|bytes| self.push(Value::Int(u16::from_le_bytes(bytes).into()))),
+            b'J' => self.take().and_then(|bytes| self.push(Value::Int(i32::from_le_bytes(bytes).into()))),
+            0x8a => self.long(),
+            b'X' | b'T' => self.take().and_then(|length| self.text(u32::from_le_bytes(length).into())),
+            0x8c | b'U' => self.take::<1>().and_then(|[length]| self.text(length.into())),
+            0x8d => self.take().and_then(|length| self.text(u64::from_le_bytes(length))),
+            // Containers.
+            b')' => self.push(Value::Tuple(Vec::new())),
+            b't' => self.marked().and_then(|parts| self.push(Value::Tuple(parts))),
+            0x85..=0x87 => {
+                self.last((instruction - 0x84).into()).and_then(|parts| self.push(Value::Tuple(parts)))
+            }
+            b']' => self.push(Value::List),
+            b'}' => self.push(Value::Dict(Vec::new())),
+            // Lists hold no tensors that have names.
+            b'a' => self.pop().and_then(|_| self.top()).map(drop),
+            b'e' => self.marked().and_then(|_| self.top()).map(drop),
+            b's' => self.last(2).and_then(|pair| self.put(&pair)),
+            b'u' => self.marked().and_then(|pairs| self.put(&pairs)),
+            // What is called, and with what.
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.push(Value::Global(Global::named(module, name)?))
+            }
+            0x93 => {
+                let [module, name] = self.last(2)?[..] else { return Err(OTHER.into()) };
+                let (Value::Text(module), Value::Text(name)) = (self.value(module), self.value(name)) else {
+                    return Err("the name of something is no text".into());
+                };
+                let global = Global::named(module, name)?;
+                self.push(Value::Global(global))
+            }
+            b'Q' => self.storage(),
+            b'R' => self.call(),
+            b'b' => self.state(),
+            other => Err(format!("the instruction {other:#04x} is none that torch.save needs for tensors")),
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> Parsed<[u8; N]> {
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(ENDS)?;
+        self.rest = rest;
+        Ok(*bytes)
+    }
+
+    fn line(&mut self) -> Parsed<&'a str> {
+        let length = self.rest.iter().position(|byte| *byte == b'\n').ok_or(ENDS)?;
+        let (line, rest) = self.rest.split_at(length);
+        self.rest = &rest[1..];
+        let line = str::from_utf8(line).map_err(|error| error.to_string())?;
+        check_name(line).map(|()| line)
+    }
+
+    fn text(&mut self, length: u64) -> Parsed<()> {
+        let split = usize::try_from(length).ok().and_then(|length| self.rest.split_at_checked(length));
+        let (text, rest) = split.ok_or(ENDS)?;
+        self.rest = rest;
+        let text = str::from_utf8(text).map_err(|error| error.to_string())?;
+        self.push(Value::Text(text))
+    }
+
+    /// An integer of up to eight bytes.
+    fn long(&mut self) -> Parsed<()> {
+        let [length] = self.take()?;
+        let (bytes, rest) = self.rest.split_at_checked(length.into()).ok_or(ENDS)?;
+        self.rest = rest;
+        let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xFF } else { 0 };
+        let mut all = [sign; 8];
+        all.get_mut(..bytes.len()).ok_or("an integer has more than 64 bits")?.copy_from_slice(bytes);
+        self.push(Value::Int(i64::from_le_bytes(all)))
+    }
+
+    fn push(&mut self, value: Value<'a>) -> Parsed<()> {
+        let id = Id::try_from(self.values.len()).map_err(|_| "it makes too many values")?;
+        self.values.push(value);
+        self.stack.push(id);
+        Ok(())
+    }
+
+    /// The place above which the stack may be taken from.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn pop(&mut self) -> Parsed<Id> {
+        self.last(1).map(|last| last[0])
+    }
+
+    fn last(&mut self, count: usize) -> Parsed<Vec<Id>> {
+        let start = self.stack.len().checked_sub(count).filter(|start| *start >= self.floor());
+        Ok(self.stack.split_off(start.ok_or(EMPTY)?))
+    }
+
+    fn marked(&mut self) -> Parsed<Vec<Id>> {
+        let mark = self.marks.pop().ok_or("there is no mark")?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn top(&self) -> Parsed<Id> {
+        let above = self.stack.get(self.floor()..).and_then(|above| above.last());
+        above.copied().ok_or_else(|| EMPTY.into())
+    }
+
+    fn keep(&mut self, key: u32) -> Parsed<()> {
+        let top = self.top()?;
+        self.memo.insert(key, top);
+        Ok(())
+    }
+
+    fn recall(&mut self, key: u32) -> Parsed<()> {
+        let id = *self.memo.get(&key).ok_or("something is used that was not made")?;
+        self.stack.push(id);
+        Ok(())
+    }
+
+    /// Puts pairs of keys and values into the dictionary on top of the stack.
+    fn put(&mut self, pairs: &[Id]) -> Parsed<()> {
+        let top = self.top()?;
+        let (pairs, []) = pairs.as_chunks::<2>() else { return Err("a key has no value".into()) };
+        match self.values.get_mut(top as usize) {
+            Some(Value::Dict(entries)) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
+            _ => return Err("something is put into what is no dictionary".into()),
+        }
+        Ok(())
+    }
+
+    /// Takes the state of an object, of which only dictionaries may have one: `_metadata`, which has no tensors.
+    fn state(&mut self) -> Parsed<()> {
+        self.pop()?;
+        match self.value(self.top()?) {
+            Value::Dict(_) => Ok(()),
+            _ => Err("something else than a dictionary has attributes".into()),
+        }
+    }
+
+    fn parts(&self, id: Id) -> Parsed<&[Id]> {
+        match self.value(id) {
+            Value::Tuple(parts) => Ok(parts),
+            _ => Err(OTHER.into()),
+        }
+    }
+
+    /// A storage, by what `torch.save` says of it: the word, its class, its key, its device, its elements.
+    fn storage(&mut self) -> Parsed<()> {
+        let id = self.pop()?;
+        let [word, class, key, ..] = *self.parts(id)? else { return Err(OTHER.into()) };
+        match (self.value(word), self.value(class), self.value(key)) {
+            (Value::Text("storage"), Value::Global(Global::Storage(dtype)), Value::Text(key)) => {
+                check_name(key)?;
+                let storage = Storage { dtype: *dtype, key };
+                self.push(Value::Storage(storage))
+            }
+            _ => Err("it refers to something that is no storage".into()),
+        }
+    }
+
+    /// Does what a function would do that is known.
+    fn call(&mut self) -> Parsed<()> {
+        let [function, arguments] = self.last(2)?[..] else { return Err(OTHER.into()) };
+        let Value::Global(function) = *self.value(function) else {
+            return Err("it calls something that is no function".into());
+        };
+        let arguments = self.parts(arguments)?;
+        let value = match (function, arguments) {
+            (Global::OrderedDict, []) => Value::Dict(Vec::new()),
+            (Global::Size, [sizes]) => Value::Tuple(self.parts(*sizes)?.to_vec()),
+            (Global::Parameter, [tensor, ..]) => match self.value(*tensor) {
+                Value::Tensor(tensor) => Value::Tensor(tensor.clone()),
+                _ => return Err("a parameter is of something else than a tensor".into()),
+            },
+            (Global::Tensor, [storage, offset, shape, strides, ..]) => {
+                let dtype = match self.value(*storage) {
+                    Value::Storage(Storage { dtype: Some(dtype), .. }) => *dtype,
+                    _ => return Err("a tensor is of something else than a storage with a dtype".into()),
+                };
+                self.tensor(dtype, *storage, *offset, [*shape, *strides])?
+            }
+            (Global::TensorOfBytes, [storage, offset, shape, strides, _, _, dtype, ..]) => {
+                let Value::Global(Global::Dtype(dtype)) = *self.value(*dtype) else {
+                    return Err("the dtype of a tensor is none".into());
+                };
+                self.tensor(dtype, *storage, *offset, [*shape, *strides])?
+            }
+            (function, _) => {
+                return Err(format!("{function:?} is called with other arguments than torch.save gives"));
+            }
+        };
+        self.push(value)
+    }
+
+    fn tensor(
+        &self,
+        dtype: safetensors::Dtype,
+        storage: Id,
+        offset: Id,
+        sizes: [Id; 2],
+    ) -> Parsed<Value<'a>> {
+        let Value::Storage(Storage { key, .. }) = self.value(storage) else { return Err(OTHER.into()) };
+        let number = |id: Id| match self.value(id) {
+            Value::Int(number) => {
+                usize::try_from(*number).map_err(|_| format!("a tensor has the size {number}"))
+            }
+            _ => Err("a size is no integer".into()),
+        };
+        let [shape, strides] = sizes.map(|sizes| {
+            let sizes = self.parts(sizes)?;
+            check_dimensions(sizes.len())?;
+            sizes.iter().map(|size| number(*size)).collect::<Parsed<Vec<_>>>()
+        });
+        let (shape, strides) = (shape?, strides?);
+        if shape.len() != strides.len() {
+            return Err(format!("a tensor has the sizes {shape:?} and the strides {strides:?}"));
+        }
+        Ok(Value::Tensor(Box::new(Strided { dtype, key, offset: number(offset)?, shape, strides })))
+    }
+}
+
+const ENDS: &str = "it ends too early";
+const EMPTY: &str = "it takes more values than it has made";
+const OTHER: &str = "it has something else where torch.save has a tuple";

@@ -1,0 +1,168 @@
+//! The tensors of a PyTorch file: the dictionary that holds them, and the bytes of each.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::path::Path;
+
+use safetensors::Dtype;
+
+use super::archive::Archive;
+use super::pickle::Pickle;
+use super::value::{Id, Strided, Value};
+use super::{Parsed, strided};
+use crate::error::file::FileError;
+use crate::error::{Error, Result};
+use crate::limits::{SHARED, check_name, check_tensors};
+
+/// A tensor of a file.
+pub(crate) struct TensorInfo {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) place: Place,
+}
+
+/// The place of a tensor's bytes.
+pub(crate) enum Place {
+    /// In the file.
+    Mapped(Range<usize>),
+    /// In the file, but not one after the other.
+    Strided(strided::Elements),
+}
+
+/// The tensors of a file's bytes, each checked to lie inside its storage, in the order of their data.
+///
+/// # Errors
+/// [`FileError::Pytorch`](crate::FileError::Pytorch), [`FileError::PytorchTensor`](crate::FileError::PytorchTensor).
+pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
+    let wrong = |why| Error::File(FileError::Pytorch { file: file.into(), why });
+    let archive = Archive::open(bytes).map_err(wrong)?;
+    let (pickle, top) = Pickle::read(archive.pickle()).map_err(wrong)?;
+    let named = dictionary(&pickle, top).map_err(wrong)?;
+    check_tensors(named.len()).map_err(wrong)?;
+    let (mut tensors, mut seen) = (Vec::with_capacity(named.len()), HashSet::new());
+    // Tensors may share storages. How much all of them have is bounded, and more closely so what must be copied.
+    let (mut all, mut copied) = (0u64, 0u64);
+    let [most, most_copied] = [SHARED, 1].map(|times| (bytes.len() as u64).saturating_mul(times));
+    let mut storages = HashMap::new();
+    for (name, strided) in named {
+        let refuse = |why| {
+            let (file, tensor) = (file.into(), name.into());
+            Error::File(FileError::PytorchTensor { file, tensor, why })
+        };
+        check_name(name).map_err(wrong)?;
+        if !seen.insert(name) {
+            return Err(refuse("it is there twice".into()));
+        }
+        let storage = match storages.get(strided.key) {
+            Some(storage) => Range::clone(storage),
+            None => {
+                let storage = archive.storage(strided.key).map_err(refuse)?;
+                storages.entry(strided.key).or_insert(storage).clone()
+            }
+        };
+        let (place, bytes) = place(strided, storage).map_err(refuse)?;
+        all += bytes;
+        copied += if matches!(place, Place::Strided(_)) { bytes } else { 0 };
+        if all > most || copied > most_copied {
+            return Err(refuse(
+                "tensors that share storages have far more bytes in all than the file".into(),
+            ));
+        }
+        let Strided { dtype, shape, .. } = strided.clone();
+        tensors.push(TensorInfo { name: name.into(), dtype, shape, place });
+    }
+    tensors.sort_by_key(|tensor| match &tensor.place {
+        Place::Mapped(range) => range.start,
+        Place::Strided(_) => usize::MAX,
+    });
+    Ok(tensors)
+}
+
+/// A dictionary's tensors by their names: those of a pickle's own, or where it has none, of the one dictionary in it that has
+/// some, as training programs save a model beside other things.
+fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
+    let Value::Dict(entries) = pickle.value(top) else {
+        return Err("it holds something else than a dictionary of tensors".into());
+    };
+    let here = tensors_of(pickle, entries)?;
+    if !here.is_empty() {
+        return Ok(here);
+    }
+    let mut found: Option<(&str, Vec<_>)> = None;
+    for (key, value) in entries {
+        let (Value::Text(key), Value::Dict(entries)) = (pickle.value(*key), pickle.value(*value)) else {
+            continue;
+        };
+        let inside = tensors_of(pickle, entries)?;
+        match &found {
+            _ if inside.is_empty() => {}
+            Some((other, _)) => {
+                return Err(format!(
+                    "{other:?} and {key:?} in it are both dictionaries of tensors; save the one that is meant alone"
+                ));
+            }
+            None => found = Some((key, inside)),
+        }
+    }
+    found.map(|(_, tensors)| tensors).ok_or_else(|| "it holds no tensors".into())
+}
+
+/// The tensors of a dictionary. Other values that it has, such as numbers, are none of the model's weights.
+fn tensors_of<'p, 'a>(
+    pickle: &'p Pickle<'a>,
+    entries: &[(Id, Id)],
+) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
+    let mut tensors = Vec::new();
+    for (key, value) in entries {
+        match (pickle.value(*key), pickle.value(*value)) {
+            (Value::Text(name), Value::Tensor(tensor)) => tensors.push((*name, &**tensor)),
+            (_, Value::Tensor(_)) => return Err("a tensor in it has a key that is no text".into()),
+            _ => {}
+        }
+    }
+    Ok(tensors)
+}
+
+/// The place of a tensor's bytes, given its storage's, and how many they are.
+fn place(tensor: &Strided<'_>, storage: Range<usize>) -> Parsed<(Place, u64)> {
+    let Strided { dtype, offset, shape, strides, .. } = tensor;
+    let each = dtype.bitsize() / 8;
+    // Counted as for safetensors: a size of 0 in front of others makes them harmless.
+    let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
+    let bytes = elements.and_then(|elements| elements.checked_mul(each));
+    let bytes = bytes.ok_or_else(|| format!("the shape {shape:?} has more elements than can be counted"))?;
+    if bytes == 0 {
+        return Ok((Place::Mapped(storage.start..storage.start), 0));
+    }
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(*offset, |last, (size, stride)| last.checked_add((size - 1).checked_mul(*stride)?));
+    let end = last.and_then(|last| last.checked_add(1)?.checked_mul(each));
+    if end.is_none_or(|end| end > storage.len()) {
+        return Err(format!(
+            "{dtype} of shape {shape:?} with strides {strides:?} from {offset} on ends beyond its storage of {} bytes",
+            storage.len()
+        ));
+    }
+    let start = storage.start + offset * each;
+    let mut next = 1;
+    let follow = shape.iter().zip(strides).rev().all(|(size, stride)| {
+        let follows = *size == 1 || *stride == next;
+        next *= size;
+        follows
+    });
+    if follow {
+        return Ok((Place::Mapped(start..start + bytes), bytes as u64));
+    }
+    if bytes > storage.len() {
+        return Err(format!(
+            "its shape {shape:?} with strides {strides:?} repeats elements of a storage of {} bytes; save it with \
+             .contiguous()",
+            storage.len()
+        ));
+    }
+    let strides = strides.iter().map(|stride| stride * each).collect();
+    Ok((Place::Strided(strided::Elements { start, each, shape: shape.clone(), strides }), bytes as u64))
+}

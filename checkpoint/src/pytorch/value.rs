@@ -1,0 +1,125 @@
+//! The values of a pickle, and the few names that it may use.
+
+use safetensors::Dtype;
+
+use super::Parsed;
+
+/// The number of a value.
+pub(super) type Id = u32;
+
+/// A value. Those that have others in them have their numbers, so that no value is ever copied whole.
+#[derive(Debug)]
+pub(super) enum Value<'a> {
+    None,
+    Bool,
+    Float,
+    Int(i64),
+    Text(&'a str),
+    Tuple(Vec<Id>),
+    List,
+    Dict(Vec<(Id, Id)>),
+    Global(Global),
+    Storage(Storage<'a>),
+    Tensor(Box<Strided<'a>>),
+}
+
+/// A storage: the elements of one tensor or several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Storage<'a> {
+    /// Its dtype, unless it is of bytes that each tensor knows the dtype of.
+    pub(super) dtype: Option<Dtype>,
+    pub(super) key: &'a str,
+}
+
+/// A tensor: some elements of a storage.
+#[derive(Clone, Debug)]
+pub(super) struct Strided<'a> {
+    pub(super) dtype: Dtype,
+    pub(super) key: &'a str,
+    /// Elements before the first one.
+    pub(super) offset: usize,
+    pub(super) shape: Vec<usize>,
+    /// Elements from one to the next, in each dimension.
+    pub(super) strides: Vec<usize>,
+}
+
+/// The names that a pickle may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Global {
+    OrderedDict,
+    /// Makes a tensor of a storage that knows its dtype.
+    Tensor,
+    /// Makes a tensor of a storage of bytes and a dtype.
+    TensorOfBytes,
+    /// Makes a parameter of a tensor.
+    Parameter,
+    /// Makes a tuple of sizes.
+    Size,
+    /// A class of storages.
+    Storage(Option<Dtype>),
+    Dtype(Dtype),
+}
+
+/// The classes of storages with the dtypes of their elements.
+const STORAGES: [(&str, Dtype); 10] = [
+    ("FloatStorage", Dtype::F32),
+    ("HalfStorage", Dtype::F16),
+    ("BFloat16Storage", Dtype::BF16),
+    ("DoubleStorage", Dtype::F64),
+    ("LongStorage", Dtype::I64),
+    ("IntStorage", Dtype::I32),
+    ("ShortStorage", Dtype::I16),
+    ("CharStorage", Dtype::I8),
+    ("ByteStorage", Dtype::U8),
+    ("BoolStorage", Dtype::BOOL),
+];
+
+/// The dtypes that tensors of bytes may have.
+const DTYPES: [(&str, Dtype); 16] = [
+    ("float32", Dtype::F32),
+    ("float16", Dtype::F16),
+    ("bfloat16", Dtype::BF16),
+    ("float64", Dtype::F64),
+    ("int64", Dtype::I64),
+    ("int32", Dtype::I32),
+    ("int16", Dtype::I16),
+    ("int8", Dtype::I8),
+    ("uint8", Dtype::U8),
+    ("bool", Dtype::BOOL),
+    ("uint16", Dtype::U16),
+    ("uint32", Dtype::U32),
+    ("uint64", Dtype::U64),
+    ("float8_e4m3fn", Dtype::F8_E4M3),
+    ("float8_e5m2", Dtype::F8_E5M2),
+    ("float8_e8m0fnu", Dtype::F8_E8M0),
+];
+
+impl Global {
+    /// The name in a module; an error for all that are not known.
+    pub(super) fn named(module: &str, name: &str) -> Parsed<Self> {
+        let of = |table: &[(&str, Dtype)]| {
+            let found = table.iter().find(|(known, _)| module == "torch" && *known == name);
+            found.map(|(_, dtype)| *dtype)
+        };
+        if let Some(dtype) = of(&STORAGES) {
+            return Ok(Self::Storage(Some(dtype)));
+        }
+        if let Some(dtype) = of(&DTYPES) {
+            return Ok(Self::Dtype(dtype));
+        }
+        Ok(match (module, name) {
+            ("collections", "OrderedDict") => Self::OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2") => Self::Tensor,
+            ("torch._utils", "_rebuild_tensor_v3") => Self::TensorOfBytes,
+            ("torch._utils", "_rebuild_parameter") => Self::Parameter,
+            ("torch", "Size") => Self::Size,
+            ("torch.storage", "UntypedStorage") => Self::Storage(None),
+            _ => {
+                let name = format!("{module}.{name}");
+                return Err(format!(
+                    "its pickle uses {name:?}, which no dictionary of tensors needs; nothing of it was run"
+                ));
+            }
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! PyTorch's files as input: read without running a pickle, and written as safetensors.
+
+use std::fs;
+use std::path::PathBuf;
+
+use microscale_test_support::{Scratch, TorchTensor, data_dir, run, torch_file, torch_pickle};
+use serde_json::json;
+
+use super::parts::files;
+use super::{floats, noise, quantize, read_json, tensors};
+
+/// A golden file.
+fn golden(name: &str) -> Vec<u8> {
+    fs::read(data_dir().join("tests/golden/pytorch").join(name)).unwrap()
+}
+
+/// A model in two of torch's files with an index, and the same in safetensors.
+fn model(scratch: &Scratch) -> [PathBuf; 2] {
+    for (folder, index, start, end, golden_end) in [
+        ("BIN", "pytorch_model.bin.index.json", "pytorch_model", "bin", "pt"),
+        ("ST", "model.safetensors.index.json", "model", "safetensors", "safetensors"),
+    ] {
+        let mut entries = serde_json::Map::new();
+        for (number, name) in ["model", "training"].into_iter().enumerate() {
+            let shard = format!("{start}-0000{}-of-00002.{end}", number + 1);
+            scratch.write(format!("{folder}/{shard}"), golden(&format!("{name}.{golden_end}")));
+            let all = tensors(&data_dir().join(format!("tests/golden/pytorch/{name}.safetensors")));
+            entries.extend(all.into_keys().map(|tensor| (tensor, shard.clone().into())));
+        }
+        scratch
+            .write(format!("{folder}/{index}"), json!({ "metadata": {}, "weight_map": entries }).to_string());
+        scratch.write(format!("{folder}/config.json"), json!({ "model_type": "llama" }).to_string());
+    }
+    ["BIN", "ST"].map(|folder| scratch.path(folder))
+}
+
+#[test]
+fn a_model_in_torchs_files_becomes_what_it_becomes_from_safetensors() {
+    let scratch = Scratch::new();
+    let [bin, st] = model(&scratch);
+    // Files of training are none of the model.
+    scratch.write("BIN/training_args.bin", "\u{80}");
+    let options = ["--include", "parameter"];
+    quantize(&scratch, &bin, "Q", &options).ok();
+    quantize(&scratch, &st, "EXPECTED", &options).ok();
+    assert_eq!(tensors(&scratch.path("Q")), tensors(&scratch.path("EXPECTED")));
+    let [ours, expected] =
+        ["Q", "EXPECTED"].map(|out| read_json(scratch.path(out).join("model.safetensors.index.json")));
+    assert_eq!(
+        ours["weight_map"].as_object().unwrap().len(),
+        expected["weight_map"].as_object().unwrap().len()
+    );
+    for (tensor, shard) in expected["weight_map"].as_object().unwrap() {
+        assert_eq!(&ours["weight_map"][tensor], shard, "{tensor}");
+    }
+    let written = files(&scratch.path("Q"));
+    let pickles = written.keys().filter(|file| file.extension().is_some_and(|end| end == "bin"));
+    assert!(pickles.eq([&PathBuf::from("training_args.bin")]), "{:?}", written.keys());
+    for part in ["1/2", "2/2"] {
+        quantize(&scratch, &bin, "OUT", &[&options[..], &["--part", part]].concat()).ok();
+    }
+    run(&[&"merge", &bin, &"--out", &scratch.path("OUT")]).ok();
+    assert_eq!(files(&scratch.path("OUT")), files(&scratch.path("Q")));
+    let text = run(&[&"inspect", &bin]).ok();
+    assert!(text.contains("transposed.weight") && text.contains("F8_E4M3 4×8"), "{text}");
+    run(&[&"doctor", &scratch.path("Q"), &"--against", &bin]).ok();
+    let text = run(&[&"compare", &bin, &st]).ok();
+    assert!(text.contains("∞") && !text.contains("only in"), "{text}");
+    // Where there are weights in safetensors, those are the model's.
+    scratch.write("BIN/model.safetensors", golden("training.safetensors"));
+    assert!(run(&[&"inspect", &bin]).ok().contains("2 tensors in 1 file"));
+}
+
+#[test]
+fn one_file_is_input_too() {
+    let scratch = Scratch::new();
+    scratch.write("IN/pytorch_model.bin", golden("training.pt"));
+    scratch.write("IN/optimizer.pt", "whatever");
+    let (input, file) = (scratch.path("IN"), scratch.write("x.pth", golden("training.pt")));
+    quantize(&scratch, &input, "Q", &["--format", "nvfp4"]).ok();
+    quantize(&scratch, &file, "Q.safetensors", &["--format", "nvfp4"]).ok();
+    let (directory, alone) = (tensors(&scratch.path("Q")), tensors(&scratch.path("Q.safetensors")));
+    assert!(directory.contains_key("fc.weight_packed") && directory.keys().eq(alone.keys()));
+    assert!(directory.values().all(|(.., file)| file == "model.safetensors"));
+    assert!(scratch.path("Q/optimizer.pt").exists());
+    quantize(&scratch, &file, "Q.bin", &[]).fails_with(&["Q.bin", "would be safetensors", "Q.safetensors"]);
+    // Two files that would become one are told of before anything is written.
+    scratch.write("TWO/a.bin", golden("training.pt"));
+    scratch.write("TWO/a.pt", golden("model.pt"));
+    quantize(&scratch, &scratch.path("TWO"), "NO", &[]).fails_with(&["a.bin", "a.pt"]);
+}
+
+const WHOLE: TorchTensor<'_> = TorchTensor {
+    name: "a.weight",
+    class: "FloatStorage",
+    key: "0",
+    offset: 0,
+    shape: &[2, 32],
+    strides: &[32, 1],
+};
+
+#[test]
+fn a_transpose_is_quantized_by_its_values() {
+    let scratch = Scratch::new();
+    let values = noise(64 * 32);
+    let transposed = TorchTensor { shape: &[32, 64], strides: &[1, 32], ..WHOLE };
+    let file = torch_file(&torch_pickle(&[transposed]), &[("0", &floats(&values))]);
+    let input = scratch.write("x.pt", file);
+    let expected: Vec<f32> = (0..32 * 64).map(|i| values[i % 64 * 32 + i / 64]).collect();
+    let twin = ("a.weight", safetensors::tensor::Dtype::F32, vec![32, 64], floats(&expected));
+    let twin = scratch.write_tensors("y.safetensors", &[twin]);
+    quantize(&scratch, &input, "X.safetensors", &[]).ok();
+    quantize(&scratch, &twin, "Y.safetensors", &[]).ok();
+    let [ours, expected] = ["X", "Y"].map(|out| tensors(&scratch.path(format!("{out}.safetensors"))));
+    assert_eq!(ours["a.weight_packed"].2, expected["a.weight_packed"].2);
+    assert_eq!(ours["a.weight_scale"].2, expected["a.weight_scale"].2);
+}
+
+#[test]
+fn what_a_pickle_must_not_do_is_refused_by_name() {
+    let storage = [0u8; 256];
+    let tensor = |tensor: TorchTensor<'_>| torch_pickle(&[tensor]);
+    let nested = |keys: &[&str]| {
+        let inside = tensor(WHOLE);
+        let entry = |key: &&str| {
+            let text = [&b"X"[..], &(key.len() as u32).to_le_bytes(), key.as_bytes()].concat();
+            [text, inside[2..inside.len() - 1].to_vec()].concat()
+        };
+        [b"\x80\x02}(".to_vec(), keys.iter().flat_map(entry).collect(), b"u.".to_vec()].concat()
+    };
+    let cases: [(&str, Vec<u8>, &[&str]); 16] = [
+        ("system", b"cos\nsystem\n(X\x02\0\0\0lstR.".to_vec(), &["os.system", "nothing of it was run"]),
+        ("eval", b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.".to_vec(), &["builtins.eval"]),
+        (
+            "numpy",
+            b"cnumpy.core.multiarray\n_reconstruct\n.".to_vec(),
+            &["numpy.core.multiarray._reconstruct"],
+        ),
+        ("called", b"K\x01)R.".to_vec(), &["calls something that is no function"]),
+        ("build", b"K\x01}b.".to_vec(), &["something else than a dictionary has attributes"]),
+        ("import", b"S'x'\n.".to_vec(), &["instruction 0x53"]),
+        ("end", b"\x80\x02}(".to_vec(), &["ends too early"]),
+        ("stack", b"\x80\x02\x87.".to_vec(), &["takes more values than it has made"]),
+        ("no dictionary", b"K\x01.".to_vec(), &["something else than a dictionary"]),
+        ("nothing", b"}.".to_vec(), &["holds no tensors"]),
+        ("two", nested(&["model", "ema"]), &["\"model\" and \"ema\"", "save the one that is meant"]),
+        (
+            "beyond",
+            tensor(TorchTensor { offset: 1, ..WHOLE }),
+            &["a.weight", "beyond its storage of 256 bytes"],
+        ),
+        (
+            "huge",
+            tensor(TorchTensor { shape: &[1 << 40, 1 << 40], ..WHOLE }),
+            &["a.weight", "can be counted"],
+        ),
+        ("missing", tensor(TorchTensor { key: "7", ..WHOLE }), &["a.weight", "data/7, is missing"]),
+        (
+            "class",
+            tensor(TorchTensor { class: "ComplexFloatStorage", ..WHOLE }),
+            &["torch.ComplexFloatStorage"],
+        ),
+        (
+            "repeated",
+            tensor(TorchTensor { shape: &[1 << 20, 64], strides: &[0, 1], ..WHOLE }),
+            &["a.weight", "repeats elements", ".contiguous()"],
+        ),
+    ];
+    for (name, pickle, parts) in cases {
+        let scratch = Scratch::new();
+        let file = scratch.write(format!("{name}.pt"), torch_file(&pickle, &[("0", &storage)]));
+        quantize(&scratch, &file, "OUT", &[]).fails_with(&[&[name], parts].concat());
+        run(&[&"inspect", &file]).fails_with(parts);
+        assert!(!scratch.path("OUT").exists());
+    }
+    let scratch = Scratch::new();
+    let one = scratch.write("one.pt", torch_file(&nested(&["model"]), &[("0", &storage)]));
+    assert!(run(&[&"inspect", &one]).ok().contains("a.weight"));
+    // Many that share one storage are no bomb.
+    let many: Vec<String> = (0..40).map(|i| format!("layers.{i}.weight")).collect();
+    let many: Vec<_> = many.iter().map(|name| TorchTensor { name, ..WHOLE }).collect();
+    let storage = [0u8; 1 << 16];
+    let wide =
+        many.iter().map(|tensor| TorchTensor { shape: &[128, 128], strides: &[128, 1], ..tensor.clone() });
+    let file = torch_file(&torch_pickle(&wide.collect::<Vec<_>>()), &[("0", &storage)]);
+    quantize(&scratch, &scratch.write("bomb.pt", file), "OUT", &[])
+        .fails_with(&["bomb.pt", "far more bytes in all than the file"]);
+    for (name, bytes, parts) in [
+        ("damaged.bin", &b"PK\x03\x04\0\0\x08\x08 and so on"[..], &["its zip archive is damaged"][..]),
+        ("text.bin", b"x", &["its zip archive is damaged"]),
+        ("old.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P", &["before version 1.6", "save_pretrained"]),
+    ] {
+        quantize(&scratch, &scratch.write(name, bytes), "OUT", &[]).fails_with(&[&[name], parts].concat());
+    }
+}

@@ -1,0 +1,175 @@
+"""Times `microscale` on what checkpoints are published in besides bf16, as a share of a copy of the same bytes.
+
+    python source_speed.py --microscale target/release/microscale --directory /dev/shm/sources [--gigabytes 1] [--runs 3]
+
+Each source is a file of matrices of 8192 columns with random codes, just written and so in the page cache. `read` is the rate at which the
+source's bytes are worked through, and `share` the time that reading all of them and writing all of them again takes (`cp`), divided by the
+command's; the best of the runs counts for both. What is written is smaller or larger than what is read: `written` says how large. Needs numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+ROWS, COLS = 4096, 8192
+Tensor = tuple[str, str, list[int], bytes]
+
+
+def random_bytes(count: int, low: int = 0, high: int = 256) -> bytes:
+    return np.random.default_rng(count + low).integers(low, high, count, dtype=np.uint8).tobytes()
+
+
+def floats(count: int) -> bytes:
+    return (np.random.default_rng(count).random(count, dtype=np.float32) * np.float32(1e-3) + np.float32(1e-4)).tobytes()
+
+
+def bf16() -> bytes:
+    normal = np.random.default_rng(1).standard_normal(ROWS * COLS, dtype=np.float32) * np.float32(0.02)
+    return (normal.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def numbers_of_e4m3(count: int) -> bytes:
+    """Codes of E4M3 that are no NaN."""
+    codes = np.frombuffer(random_bytes(count), np.uint8) & 0xFE
+    return codes.tobytes()
+
+
+def plain(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "BF16", [ROWS, COLS], bf16()
+
+
+def block_fp8(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "F8_E4M3", [ROWS, COLS], numbers_of_e4m3(ROWS * COLS)
+    yield f"{name}.weight_scale_inv", "F32", [ROWS // 128, COLS // 128], floats(ROWS * COLS // 128**2)
+
+
+def row_fp8(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "F8_E4M3", [ROWS, COLS], numbers_of_e4m3(ROWS * COLS)
+    yield f"{name}.weight_scale", "F32", [ROWS, 1], floats(ROWS)
+
+
+def row_int8(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "I8", [ROWS, COLS], random_bytes(ROWS * COLS)
+    yield f"{name}.weight_scale", "F32", [ROWS, 1], floats(ROWS)
+
+
+def mxfp8(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "F8_E4M3", [ROWS, COLS], numbers_of_e4m3(ROWS * COLS)
+    yield f"{name}.weight_scale", "U8", [ROWS, COLS // 32], random_bytes(ROWS * COLS // 32, 110, 120)
+
+
+def deepseek(name: str) -> Iterator[Tensor]:
+    yield f"{name}.weight", "I8", [ROWS, COLS // 2], random_bytes(ROWS * COLS // 2)
+    yield f"{name}.scale", "F8_E8M0", [ROWS, COLS // 32], random_bytes(ROWS * COLS // 32, 110, 120)
+
+
+def safetensors(path: Path, count: int, source: Callable[[str], Iterator[Tensor]]) -> None:
+    tensors = [tensor for number in range(count) for tensor in source(f"layers.{number}.ffn.experts.0.w2")]
+    header, end = {}, 0
+    for name, dtype, shape, data in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for *_, data in tensors:
+            file.write(data)
+
+
+def torch_pickle(count: int) -> bytes:
+    """A pickle of matrices as torch.save writes it, by hand: torch is not needed here."""
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    def number(value: int) -> bytes:
+        return b"J" + value.to_bytes(4, "little")
+
+    out = io.BytesIO()
+    out.write(b"\x80\x02}(")
+    for key in range(count):
+        out.write(text(f"layers.{key}.ffn.experts.0.w2.weight") + b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage"))
+        out.write(b"ctorch\nBFloat16Storage\n" + text(str(key)) + text("cpu") + number(ROWS * COLS) + b"tQ" + number(0))
+        out.write(number(ROWS) + number(COLS) + b"\x86" + number(COLS) + number(1) + b"\x86\x89}tR")
+    out.write(b"u.")
+    return out.getvalue()
+
+
+def pytorch(path: Path, count: int) -> None:
+    data = bf16()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("x/data.pkl", torch_pickle(count))
+        for key in range(count):
+            archive.writestr(f"x/data/{key}", data)
+
+
+def timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+SOURCES = {
+    "bf16": plain,
+    "bf16, PyTorch's .bin": None,
+    "block FP8 (128x128)": block_fp8,
+    "FP8, a scale a row": row_fp8,
+    "INT8, a scale a row": row_int8,
+    "MXFP8": mxfp8,
+    "MXFP4, DeepSeek-V4's": deepseek,
+}
+COMMANDS = {
+    "quantize --format nvfp4": ["quantize", "--format", "nvfp4"],
+    "quantize --format mxfp4": ["quantize", "--format", "mxfp4"],
+    "dequantize": ["dequantize"],
+    "convert": ["convert", "--to", "compressed-tensors"],
+    "convert --format nvfp4": ["convert", "--to", "compressed-tensors", "--format", "nvfp4"],
+    "convert --format mxfp8-e4m3": ["convert", "--to", "compressed-tensors", "--format", "mxfp8-e4m3"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--microscale", type=Path, required=True)
+    parser.add_argument("--directory", type=Path, required=True, help="a new directory, for inputs and outputs")
+    parser.add_argument("--gigabytes", type=float, default=1)
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    args.directory.mkdir(parents=True)
+    print("| source | command | read | written | share of a copy |\n|---|---|---|---|---|")
+    for name, source in SOURCES.items():
+        path = args.directory / ("in.bin" if source is None else "in.safetensors")
+        each = sum(len(data) for *_, data in (source or plain)("x"))
+        count = max(1, round(args.gigabytes * 1e9 / each))
+        pytorch(path, count) if source is None else safetensors(path, count, source)
+        size, copied, out = path.stat().st_size, args.directory / "copy", args.directory / "out.safetensors"
+        copy = min(timed(["cp", str(path), str(copied)]) for _ in range(args.runs) if not copied.unlink(missing_ok=True))
+        copied.unlink()
+        for title, command in COMMANDS.items():
+            # Values have nothing to dequantize, and MXFP4 alone is converted exactly.
+            if title == "dequantize" and source in (None, plain) or title.startswith("convert") and source is not deepseek:
+                continue
+            seconds = []
+            for _ in range(args.runs):
+                out.unlink(missing_ok=True)
+                verb, *options = command
+                seconds.append(timed([str(args.microscale), verb, str(path), *options, "--out", str(out)]))
+            best = min(seconds)
+            print(f"| {name} | `{title}` | {size / best / 1e9:.2f} GB/s | {out.stat().st_size / size:.2f} | {copy / best:.0%} |", flush=True)
+        path.unlink()
+    shutil.rmtree(args.directory)
+
+
+if __name__ == "__main__":
+    main()
