@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use microscale::gpu::cudarc::driver::sys::{
     self, CUcontext, CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
@@ -19,6 +19,21 @@ use crate::errors::{error, of_tensors, type_error};
 
 /// The GPUs that were asked for, by number. None is let go of: their kernels are compiled once a process.
 static GPUS: Mutex<Option<HashMap<usize, &'static Gpu>>> = Mutex::new(None);
+
+/// Set once there is a driver: looking for it takes longer than a call.
+static DRIVER: OnceLock<()> = OnceLock::new();
+
+/// Makes sure that the driver can be called.
+///
+/// # Errors
+/// Those of [`gpu::device_count`].
+fn require_driver() -> Result<()> {
+    if DRIVER.get().is_none() {
+        gpu::device_count()?;
+        DRIVER.get_or_init(|| ());
+    }
+    Ok(())
+}
 
 /// A GPU in its primary context, which is that of other libraries.
 ///
@@ -90,7 +105,7 @@ impl Drop for CurrentContext {
 
 /// The memory that an address is in, which some object calls a GPU's.
 pub(crate) fn place_of(py: Python<'_>, address: usize, what: &'static str) -> PyResult<Place> {
-    gpu::device_count().map_err(|error| of_tensors(py, error))?;
+    require_driver().map_err(|error| of_tensors(py, error))?;
     if address == 0 {
         // No elements are anywhere.
         return Ok(Place::Gpu(0));
@@ -131,11 +146,9 @@ impl Work {
             ));
         }
         let failed = |why| of_tensors(py, why);
-        let current = {
-            // Without a driver there is no context to keep.
-            gpu::device_count().map_err(failed)?;
-            CurrentContext::keep().map_err(doing("asking for the current context")).map_err(failed)?
-        };
+        require_driver().map_err(failed)?;
+        let current =
+            CurrentContext::keep().map_err(doing("asking for the current context")).map_err(failed)?;
         let gpu = py.detach(|| gpu_of(number)).map_err(failed)?;
         // SAFETY: the caller's library has this stream, in the primary context, and keeps it while this function works.
         let wrapped = |stream: usize| unsafe { gpu.context().wrap_borrowed_stream(stream as sys::CUstream) };
@@ -195,7 +208,7 @@ fn capturing(stream: &CudaStream) -> Result<bool> {
 /// # Errors
 /// Those of [`gpu_of`].
 pub(crate) fn is_capturing(number: usize, stream: usize) -> Result<bool> {
-    gpu::device_count()?;
+    require_driver()?;
     let _current = CurrentContext::keep().map_err(doing("asking for the current context"))?;
     // SAFETY: as of `Work::with`.
     capturing(&*unsafe { gpu_of(number)?.context().wrap_borrowed_stream(stream as sys::CUstream) })

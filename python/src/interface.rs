@@ -3,7 +3,7 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyDictMethods};
+use pyo3::types::{PyDict, PyDictMethods, PyTuple, PyTupleMethods};
 
 use crate::array::{Array, Kind, Place};
 use crate::dlpack;
@@ -117,8 +117,10 @@ fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
             "{what} has dtype {dtype}; pass float32, float16 or bfloat16 for values, uint8 for codes and scales"
         )));
     };
-    let dims: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
-    let strides: Vec<isize> = object.call_method0(intern!(py, "stride"))?.extract()?;
+    let (dims, strides) =
+        (object.getattr(intern!(py, "shape"))?, object.call_method0(intern!(py, "stride"))?);
+    let dims = dims.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<usize>>>()?;
+    let strides = strides.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<isize>>>()?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let data = std::ptr::with_exposed_provenance_mut(address);
     Array::new(what, place, data, *kind, dims, Some(strides), true, object.clone().unbind())

@@ -51,6 +51,8 @@ impl Operand {
         let (cols, leading) =
             dims.split_last().ok_or_else(|| error(py, "a quantized array has one dimension or more"))?;
         let rows = leading.iter().product();
+        let codes = array_of(&object.getattr(intern!(py, "codes"))?, "codes")?;
+        let scales = array_of(&object.getattr(intern!(py, "scales"))?, "scales")?;
         let global = object.getattr(intern!(py, "_global"))?;
         let global_scale = if global.is_none() {
             None
@@ -63,8 +65,6 @@ impl Operand {
             Some((direction, global))
         };
         let shape = QuantizedShape::new(format, rows, *cols).with_scale_layout(scale_layout);
-        let codes = array_of(&object.getattr(intern!(py, "codes"))?, "codes")?;
-        let scales = array_of(&object.getattr(intern!(py, "scales"))?, "scales")?;
         Ok(Self { codes, scales, shape, global_scale })
     }
 

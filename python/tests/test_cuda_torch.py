@@ -1,4 +1,4 @@
-"""PyTorch on NVIDIA GPUs: operators, layers, compiled and captured. Skipped and required as test_cuda.py, whose helpers these are."""
+"""PyTorch on NVIDIA GPUs: operators, layers, compiled and captured."""
 
 import copy
 import io
@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_cuda import DTYPES, captured, values, within_bound  # noqa: E402
+from on_gpu import DTYPES, captured, values, within_bound  # noqa: E402
 
 import microscale  # noqa: E402
 from microscale.torch import QuantizedLinear, quantize_  # noqa: E402
@@ -135,3 +135,12 @@ def test_autocast_is_left_alone():
     x = torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
     with torch.autocast("cuda", dtype=torch.float16):
         assert torch.equal(module(x), module(x)) and module(x).dtype == torch.bfloat16
+
+
+def test_a_layer_is_sixteen_bits_close_to_its_linear():
+    torch.manual_seed(5)
+    linear = torch.nn.Linear(256, 128, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(16, 256, device="cuda", dtype=torch.bfloat16)
+    for format, most in (("nvfp4", 0.12), ("mxfp4", 0.17)):
+        y, exact = QuantizedLinear.from_linear(linear, format)(x).double(), linear(x).double()
+        assert (y - exact).norm() / exact.norm() < most

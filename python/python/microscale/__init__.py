@@ -4,8 +4,8 @@
     q.codes, q.scales, q.global_scale       # in the library that x is from
     back = microscale.dequantize(q)
 
-Arrays are read where they lie, on a CPU or an NVIDIA GPU, where work is enqueued on the current stream. Other threads of Python run meanwhile, so that nothing may write to an argument before its
-function returns.
+Arrays are read where they lie, on a CPU or an NVIDIA GPU, where work is enqueued on the current stream. Other threads of Python run
+meanwhile, so that nothing may write to an argument before its function returns.
 """
 
 from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint

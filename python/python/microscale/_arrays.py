@@ -28,10 +28,9 @@ def _torch_bytes() -> frozenset[Any]:
 
 
 def _torch_readable(x: Any, what: str) -> Any:
-    import torch
-
     if not (x.is_cuda or x.is_cpu):
         raise TypeError(f"{what} is a tensor on {x.device}, whose memory is not read; pass {what}.cpu()")
+    torch = sys.modules["torch"]
     if x.layout is not torch.strided:
         raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
     return x.view(torch.uint8) if x.dtype in _torch_bytes() else x
@@ -69,8 +68,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
     `uint8`, `float32`, ..."""
     if is_torch(like):
-        import torch
-
+        torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
     if _gpu.holds(like):
         return _gpu.empty(like, shape, dtype)

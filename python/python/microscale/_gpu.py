@@ -37,9 +37,13 @@ def holds(x: Any) -> bool:
     return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_GPUS
 
 
+#: Whether the package was built for GPUs.
+_BUILT = hasattr(_microscale, "gpu_quantize")
+
+
 def require() -> None:
     """Raises an error unless the package was built for GPUs."""
-    if not hasattr(_microscale, "gpu_quantize"):
+    if not _BUILT:
         raise RuntimeError("this package was built without its feature `cuda`; build it with that, or move arrays to the CPU")
 
 

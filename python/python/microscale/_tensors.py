@@ -344,14 +344,14 @@ def quantize(
         number = None
         if format == "nvfp4":
             number = None if out is None else out._global
-            if number is None or number.shape[0] < _microscale.SLOT_WORDS:
+            if number is None or type(number) is float or number.shape[0] < _microscale.SLOT_WORDS:
                 number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
         if amax is not None:
             if format != "nvfp4" or global_scale is not None:
                 raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
             amax = amax.words
         count = bool(report) or non_finite == "error"
-        stream = _gpu.stream(codes)
+        stream = _gpu.stream(codes if _gpu.holds(codes) else values)
         direction, counts = _microscale.gpu_quantize(
             values, recipe, importance, amax, codes, scales, number, count, stream
         )
@@ -386,8 +386,9 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
         `out`, or an array of the quantized one's shape in the library that its codes are from.
     """
     if out is None:
-        out = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
-    there = _arrays.readable(out, "out")
+        out = there = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
+    else:
+        there = _arrays.readable(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         _microscale.gpu_dequantize(q, there, _gpu.stream(there))
@@ -488,15 +489,19 @@ def linear(weights: Quantized, activations: Any, *, out: Any = None, workspace: 
         `out`, or an array `[..., M]` of the activations' dtype.
     """
     readable = _arrays.readable(activations, "activations")
+    shape = tuple(readable.shape)
     if out is None:
-        name = _arrays.dtype_name(readable)
-        out = _arrays.empty(activations, (*readable.shape[:-1], weights.shape[0]), _arrays.value_dtype(name))
-    there = _arrays.readable(out, "out")
+        name = _arrays.value_dtype(_arrays.dtype_name(readable))
+        out = there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
+    else:
+        there = _arrays.readable(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         stream = _gpu.stream(there)
-        tokens = prod(readable.shape[:-1])
-        if workspace is None and tokens > _FEW:
+        tokens = prod(shape[:-1])
+        if tokens <= _FEW or (workspace is not None and not workspace.shape[0]):
+            workspace = None
+        elif workspace is None and _gpu.holds(weights.codes):
             workspace = _gpu.workspace(weights, tokens, stream)
         _microscale.gpu_linear(weights, readable, there, workspace, stream)
     else:

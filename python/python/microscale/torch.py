@@ -84,7 +84,9 @@ def _(codes, scales, global_scale, format, direction, cols, dtype):
 def _linear(x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str) -> Tensor:
     """`x` `[..., K]`, float16 or bfloat16, on a CPU also float32, times weights `[M, K]`: `[..., M]`."""
     weights = _quantized(codes, scales, global_scale, format, direction, x.shape[-1])
-    return _tensors.linear(weights, x.contiguous())
+    # What calls an operator may have memory pools of its own, as compiled graphs do: nothing of theirs may be kept.
+    workspace = _tensors.workspace(weights, x.shape[:-1].numel()) if x.is_cuda else None
+    return _tensors.linear(weights, x.contiguous(), workspace=workspace)
 
 
 @_linear.register_fake
