@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -202,6 +203,7 @@ def decoding(program: Path, shape: str, counts: list[int]) -> list[dict]:
 
 def main() -> None:
     arguments = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, microscale {microscale.__version__}")
     figures = {"overheads": overheads(), "quantizing": quantizing(arguments.microscale, arguments.shape)}
     figures["decoding"] = []

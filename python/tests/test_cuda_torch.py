@@ -1,7 +1,6 @@
 """PyTorch on NVIDIA GPUs: operators, layers, compiled and captured."""
 
 import copy
-import io
 
 import pytest
 
@@ -34,9 +33,8 @@ def test_layers_quantized_there_are_those_quantized_here(format):
     back = moved.cpu()
     x = torch.randn(3, 64)
     assert torch.equal(back(x), here(x))
-    state = io.BytesIO()
-    torch.save(there.state_dict(), state)
-    assert state.tell() < 32_000, "views of more memory were saved"
+    for name, tensor in there.state_dict().items():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, f"{name} is a view of more memory, which would be saved with it"
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
