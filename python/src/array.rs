@@ -107,6 +107,7 @@ impl Array {
         })
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn what(&self) -> &'static str {
         self.what
     }

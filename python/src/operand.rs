@@ -29,6 +29,7 @@ pub(crate) struct Operand {
 enum Global {
     Number(f32),
     /// In the memory of a GPU: the first element.
+    #[cfg(feature = "cuda")]
     There(Array),
 }
 
@@ -60,7 +61,10 @@ impl Operand {
             let direction: Direction = word(py, object.getattr(intern!(py, "direction"))?.extract()?)?;
             let global = match global.cast_exact::<PyFloat>() {
                 Ok(number) => Global::Number(number.value() as f32),
+                #[cfg(feature = "cuda")]
                 Err(_) => Global::There(array_of(&global, "global_scale")?),
+                #[cfg(not(feature = "cuda"))]
+                Err(_) => return Err(error(py, "a global scale is a number in a build without GPUs")),
             };
             Some((direction, global))
         };
@@ -78,6 +82,7 @@ impl Operand {
             Some((direction, Global::Number(number))) => {
                 view.with_global_scale(GlobalScale::of(*direction, *number)).map_err(of_tensors)
             }
+            #[cfg(feature = "cuda")]
             Some((_, Global::There(_))) => {
                 Err(error(py, "a global scale is a number where codes are in the CPU's memory"))
             }
