@@ -105,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let workspace = framework.zeros(workspace_bytes)?;
 
     // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.
-    // The workspace was filled with zeros.
+    // The workspace was filled with zeros, its counters among them.
     let (weights, x, out_there, mut tensor, workspace) = unsafe {
         (
             DeviceView::<bf16>::from_raw_parts(weights, ROWS * COLS),

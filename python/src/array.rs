@@ -70,6 +70,12 @@ pub(crate) struct Array {
     _owner: Py<PyAny>,
 }
 
+// SAFETY: all but the address can go to other threads and be shared between them, and what is done with the address promises there
+// that nobody else writes.
+unsafe impl Send for Array {}
+// SAFETY: as above; `&Array` gives shared slices alone.
+unsafe impl Sync for Array {}
+
 impl Array {
     /// An array of its parts. Strides are in elements; without them there are no gaps.
     #[expect(clippy::too_many_arguments, reason = "they are the parts of one structure")]
@@ -212,6 +218,12 @@ impl Array {
     #[cfg(feature = "cuda")]
     pub(crate) fn stream(&self) -> Option<usize> {
         self.stream
+    }
+
+    /// The object that has the elements.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn owner(&self) -> &Py<PyAny> {
+        &self._owner
     }
 
     /// The address of the first element.

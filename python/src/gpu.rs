@@ -203,15 +203,54 @@ fn capturing(stream: &CudaStream) -> Result<bool> {
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Whether a graph is being captured on a stream of a GPU.
+/// The number of the capture on a stream of a GPU, which no other has in this process; none if nothing is captured.
 ///
 /// # Errors
-/// Those of [`gpu_of`].
-pub(crate) fn is_capturing(number: usize, stream: usize) -> Result<bool> {
+/// Those of [`gpu_of`], and of a driver that does not know numbers.
+pub(crate) fn capture(number: usize, stream: usize) -> Result<Option<u64>> {
     require_driver()?;
-    let _current = CurrentContext::keep().map_err(doing("asking for the current context"))?;
+    let asking = doing("asking for a capture");
+    let _current = CurrentContext::keep().map_err(&asking)?;
+    let gpu = gpu_of(number)?;
+    // The legacy default stream has no number but in contexts.
+    gpu.context().bind_to_thread().map_err(&asking)?;
     // SAFETY: as of `Work::with`.
-    capturing(&*unsafe { gpu_of(number)?.context().wrap_borrowed_stream(stream as sys::CUstream) })
+    let wrapped = unsafe { gpu.context().wrap_borrowed_stream(stream as sys::CUstream) };
+    if !capturing(&wrapped)? {
+        return Ok(None);
+    }
+    let missing = || asking(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND));
+    let info = CAPTURE_INFO.get_or_init(capture_info).as_ref().ok_or_else(missing)?;
+    let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    let none = null_mut();
+    // SAFETY: the function is the driver's of this type; it writes the status and the number, and null asks for no more.
+    let asked = unsafe { info(stream as sys::CUstream, &raw mut status, &raw mut id, none, none, none) };
+    asked.result().map_err(&asking)?;
+    Ok(Some(id))
+}
+
+/// The driver's `cuStreamGetCaptureInfo_v2`, by the header of CUDA 12.
+type CaptureInfo = unsafe extern "C" fn(
+    sys::CUstream,
+    *mut CUstreamCaptureStatus,
+    *mut u64,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> sys::CUresult;
+
+static CAPTURE_INFO: OnceLock<Option<CaptureInfo>> = OnceLock::new();
+
+/// Looks for it in the driver: cudarc's is for drivers from CUDA 12.3 on.
+fn capture_info() -> Option<CaptureInfo> {
+    let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+    // SAFETY: the driver is loaded already, so that no code of its runs now.
+    let driver = unsafe { libloading::Library::new(name) }.ok()?;
+    // SAFETY: the driver's function of this name has this type, its pointers to handles taken for untyped ones.
+    let found = unsafe { driver.get::<CaptureInfo>(b"cuStreamGetCaptureInfo_v2\0") }.map(|found| *found).ok();
+    // The driver stays, with the function.
+    std::mem::forget(driver);
+    found
 }
 
 /// The elements of an array of a GPU, from the first to the last, gaps included.

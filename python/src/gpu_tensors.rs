@@ -6,11 +6,12 @@ use microscale::gpu::{
     DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut, GemmWorkspaceMut,
 };
 use microscale::{Batch, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors, type_error};
-use crate::gpu::{Work, bytes_mut, is_capturing, view, view_mut, words, words_mut};
+use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::array_anywhere;
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
@@ -19,16 +20,37 @@ use crate::tensors::{Counts, activation_rows, counts, require_elements};
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
 pub(crate) const SLOT_WORDS: usize = DeviceTensorViewMut::GLOBAL_SLOT_WORDS;
 pub(crate) const AMAX_WORDS: usize = DeviceAmax::WORDS;
+/// Bytes of a workspace that are zeros before its first product.
+pub(crate) const COUNTER_BYTES: usize = GemmWorkspaceMut::COUNTER_BYTES;
 
 /// An array that work on a stream may use.
 fn on_stream(object: &Bound<'_, PyAny>, what: &'static str, stream: usize) -> PyResult<Array> {
     array_anywhere(object, what, Some(stream))
 }
 
-/// A quantized matrix that work on a stream may use.
-fn operand(object: &Bound<'_, PyAny>, stream: usize) -> PyResult<Operand> {
-    Operand::by(object, |part, what| on_stream(part, what, stream))
+/// A quantized matrix that work on a stream may use. Of tensors of PyTorch the object keeps what was found, and while it has the same
+/// tensors at the same addresses they are not looked at again.
+fn operand<'py>(object: &Bound<'py, PyAny>, stream: usize) -> PyResult<Bound<'py, Found>> {
+    let py = object.py();
+    let name = intern!(py, "_found");
+    let kept = object.getattr(name)?;
+    if let Ok(kept) = kept.cast_into_exact::<Found>()
+        && kept.get().0.is_still(object)?
+    {
+        return Ok(kept);
+    }
+    let operand = Operand::by(object, |part, what| on_stream(part, what, stream))?;
+    let keeps = operand.is_of_torch(py)?;
+    let found = Bound::new(py, Found(operand))?;
+    if keeps {
+        object.setattr(name, &found)?;
+    }
+    Ok(found)
 }
+
+/// A quantized matrix that was found in an object of Python.
+#[pyclass(frozen, module = "microscale._microscale")]
+pub(crate) struct Found(Operand);
 
 /// Two lists as one.
 fn both<'a>(arrays: &[&'a Array], others: &[&'a Array]) -> Vec<&'a Array> {
@@ -140,6 +162,7 @@ pub(crate) fn gpu_dequantize(
     stream: usize,
 ) -> PyResult<()> {
     let (tensor, mut out) = (operand(tensor, stream)?, on_stream(out, "out", stream)?);
+    let tensor = &tensor.get().0;
     let arrays: Vec<_> = tensor.arrays().collect();
     require_elements(py, &out, tensor.shape.rows, tensor.shape.cols)?;
     out.require_output(py, out.kind(), &arrays)?;
@@ -180,6 +203,7 @@ pub(crate) fn gpu_scales_in(
 ) -> PyResult<()> {
     let layout: ScaleLayout = word(py, layout)?;
     let (tensor, mut out) = (operand(tensor, stream)?, on_stream(out, "out", stream)?);
+    let tensor = &tensor.get().0;
     let arrays: Vec<_> = tensor.arrays().collect();
     out.require_output(py, Kind::Bytes, &arrays)?;
     let work = Work::with(py, &both(&arrays, &[&out]), stream)?;
@@ -200,6 +224,7 @@ pub(crate) fn gpu_gemv(
     stream: usize,
 ) -> PyResult<()> {
     let (matrix, vectors) = (operand(matrix, stream)?, operand(vectors, stream)?);
+    let (matrix, vectors) = (&matrix.get().0, &vectors.get().0);
     let mut out = on_stream(out, "out", stream)?;
     let arrays: Vec<_> = matrix.arrays().chain(vectors.arrays()).collect();
     out.require_output(py, out.kind(), &arrays)?;
@@ -221,6 +246,7 @@ pub(crate) fn gpu_workspace_bytes(
     stream: usize,
 ) -> PyResult<usize> {
     let weights = operand(weights, stream)?;
+    let weights = &weights.get().0;
     let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
     match work.gpu.gemm_kernel(weights.shape, tokens) {
         None => Ok(0),
@@ -231,13 +257,13 @@ pub(crate) fn gpu_workspace_bytes(
     }
 }
 
-/// Whether a graph is being captured on a stream of GPU number `device`.
+/// The number of the capture on a stream of GPU number `device`; none if nothing is captured.
 #[pyfunction]
-pub(crate) fn gpu_is_capturing(py: Python<'_>, device: usize, stream: usize) -> PyResult<bool> {
-    is_capturing(device, stream).map_err(|why| of_tensors(py, why))
+pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyResult<Option<u64>> {
+    capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations of 16 bits. The workspace has zeros, or what products left there.
+/// Multiplies quantized weights with activations of 16 bits. The workspace begins with counters, which are zeros.
 #[pyfunction]
 #[pyo3(signature = (weights, activations, out, workspace, stream))]
 pub(crate) fn gpu_linear(
@@ -249,6 +275,7 @@ pub(crate) fn gpu_linear(
     stream: usize,
 ) -> PyResult<()> {
     let (weights, activations) = (operand(weights, stream)?, on_stream(activations, "activations", stream)?);
+    let weights = &weights.get().0;
     let mut out = on_stream(out, "out", stream)?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
     let tokens = activation_rows(py, &activations, weights.shape.cols)?;

@@ -98,10 +98,10 @@ fn of_interface(
 /// A tensor of PyTorch, by its methods: they take a tenth of the time of its `__dlpack__`.
 fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
     let py = object.py();
-    let place = if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
-        Place::Host
-    } else if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+    let place = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
         Place::Gpu(object.call_method0(intern!(py, "get_device"))?.extract()?)
+    } else if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        Place::Host
     } else {
         return Err(type_error(format!(
             "{what} is neither on a CPU nor on an NVIDIA GPU; pass {what}.cpu()"

@@ -41,7 +41,7 @@ mod _microscale {
     #[cfg(feature = "cuda")]
     #[pymodule_export]
     use crate::gpu_tensors::{
-        gpu_amax, gpu_dequantize, gpu_gemv, gpu_is_capturing, gpu_linear, gpu_quantize, gpu_scales_in,
+        gpu_amax, gpu_capture, gpu_dequantize, gpu_gemv, gpu_linear, gpu_quantize, gpu_scales_in,
         gpu_workspace_bytes,
     };
     #[pymodule_export]
@@ -56,6 +56,7 @@ mod _microscale {
         {
             module.add("SLOT_WORDS", crate::gpu_tensors::SLOT_WORDS)?;
             module.add("AMAX_WORDS", crate::gpu_tensors::AMAX_WORDS)?;
+            module.add("COUNTER_BYTES", crate::gpu_tensors::COUNTER_BYTES)?;
         }
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -6,6 +6,8 @@ use microscale::gpu::DeviceTensorView;
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedView, ScaleLayout};
 use pyo3::intern;
 use pyo3::prelude::*;
+#[cfg(feature = "cuda")]
+use pyo3::types::PyString;
 use pyo3::types::{PyFloat, PyFloatMethods, PyTuple};
 
 use crate::array::Array;
@@ -23,6 +25,21 @@ pub(crate) struct Operand {
     pub(crate) scales: Array,
     pub(crate) shape: QuantizedShape,
     global_scale: Option<(Direction, Global)>,
+    /// The words of the object: format, layout, direction and shape.
+    #[cfg(feature = "cuda")]
+    words: [Py<PyAny>; 4],
+}
+
+/// What an object says about its arrays.
+#[cfg(feature = "cuda")]
+fn words_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<[Bound<'py, PyAny>; 4]> {
+    let py = object.py();
+    Ok([
+        object.getattr(intern!(py, "format"))?,
+        object.getattr(intern!(py, "layout"))?,
+        object.getattr(intern!(py, "direction"))?,
+        object.getattr(intern!(py, "shape"))?,
+    ])
 }
 
 /// A global scale.
@@ -69,7 +86,46 @@ impl Operand {
             Some((direction, global))
         };
         let shape = QuantizedShape::new(format, rows, *cols).with_scale_layout(scale_layout);
-        Ok(Self { codes, scales, shape, global_scale })
+        Ok(Self {
+            codes,
+            scales,
+            shape,
+            global_scale,
+            #[cfg(feature = "cuda")]
+            words: words_of(object)?.map(Bound::unbind),
+        })
+    }
+
+    /// Whether the object still has the same words, and the same tensors of PyTorch at the same addresses.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_still(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = object.py();
+        if words_of(object)?.iter().zip(&self.words).any(|(now, then)| !now.is(then)) {
+            return Ok(false);
+        }
+        let is_still = |name: &Bound<'_, PyString>, array: &Array| -> PyResult<bool> {
+            let now = object.getattr(name)?;
+            Ok(now.is(array.owner())
+                && now.call_method0(intern!(py, "data_ptr"))?.extract::<u64>()? == array.address())
+        };
+        Ok(is_still(intern!(py, "codes"), &self.codes)?
+            && is_still(intern!(py, "scales"), &self.scales)?
+            && match &self.global_scale {
+                None => object.getattr(intern!(py, "_global"))?.is_none(),
+                Some((_, Global::There(global))) => is_still(intern!(py, "_global"), global)?,
+                Some((_, Global::Number(_))) => false,
+            })
+    }
+
+    /// Whether all arrays are tensors of PyTorch.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_of_torch(&self, py: Python<'_>) -> PyResult<bool> {
+        for array in self.arrays() {
+            if !array.owner().bind(py).hasattr(intern!(py, "data_ptr"))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The matrix where it lies. Codes and scales are found to have their bytes.

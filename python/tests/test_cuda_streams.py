@@ -1,6 +1,8 @@
 """Work on GPUs' streams: nothing waits, graphs can be captured, nothing is left behind."""
 
+import copy
 import gc
+import pickle
 import resource
 import subprocess
 import sys
@@ -120,6 +122,46 @@ def test_graphs_multiply_new_data(tokens, given):
         assert torch.equal(y, microscale.linear(weights, x))
         assert torch.equal(z, microscale.linear(weights, -x))
         within_bound(y, weights, x)
+
+
+def test_captures_have_workspaces_of_their_own():
+    weights = microscale.quantize(torch.randn(300, 1024).cuda())
+    x = torch.randn(200, 1024, dtype=torch.bfloat16, device="cuda")
+
+    def products():
+        # What this leaves in the graph's pool are no zeros.
+        torch.full((1 << 25,), 255, dtype=torch.uint8, device="cuda")
+        results = []
+        for tokens in (16, 9, 200, 64, 16):
+            results.append(microscale.linear(weights, x[:tokens]))
+            torch.full((1 << 25,), 255, dtype=torch.uint8, device="cuda")
+        return results
+
+    graphs = [captured(products) for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(4):
+        x.copy_(torch.randn_like(x))
+        torch.cuda.synchronize()
+        for _ in range(3):
+            for stream, (graph, _) in zip(streams, graphs, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        for _, results in graphs:
+            for y in results:
+                assert torch.equal(y, microscale.linear(weights, x[: len(y)]))
+
+
+def test_what_was_found_in_tensors_is_looked_for_again():
+    q = microscale.quantize(torch.randn(8, 64).cuda())
+    other = microscale.quantize(3 * torch.randn(8, 64).cuda())
+    before, expected = q.dequantize(), other.dequantize()
+    assert torch.equal(q.dequantize(), before)
+    q.codes, q.scales, q._global = other.codes, other.scales, other._global
+    assert torch.equal(q.dequantize(), expected)
+    q.codes.set_(other.codes.clone().fill_(0))
+    assert not q.dequantize().any()
+    assert torch.equal(pickle.loads(pickle.dumps(other)).dequantize(), copy.deepcopy(other).dequantize())
 
 
 def test_waiting_is_refused_in_a_capture():

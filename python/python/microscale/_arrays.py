@@ -69,7 +69,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     `uint8`, `float32`, ..."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return like.new_empty(shape, dtype=getattr(torch, dtype))
     if _gpu.holds(like):
         return _gpu.empty(like, shape, dtype)
     try:

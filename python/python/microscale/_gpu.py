@@ -49,7 +49,7 @@ def require() -> None:
 
 @cache
 def _torch_stream(torch: Any) -> Any:
-    """PyTorch's current stream of a device by number, as fast as there is."""
+    """A function that gives PyTorch's current stream of a device by number, as fast as there is."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw or (lambda number: torch.cuda.current_stream(number).cuda_stream)
 
@@ -73,7 +73,7 @@ def number(x: Any) -> int:
 def _new(like: Any, shape: tuple[int, ...], dtype: str, kind: str) -> Any:
     """An array from the library that `like` is from, on its GPU, by that library's function `kind`."""
     if (torch := _torch(like)) is not None:
-        return getattr(torch, kind)(shape, dtype=getattr(torch, dtype), device=like.device)
+        return getattr(like, "new_" + kind)(shape, dtype=getattr(torch, dtype))
     if (cupy := _cupy(like)) is not None:
         if dtype == "bfloat16":
             raise TypeError("CuPy has no bfloat16; choose float32 or float16, or pass `out`")
@@ -116,8 +116,11 @@ def to_host(x: Any) -> Any:
 
 #: Bytes of workspaces, by what they depend on.
 _BYTES: dict[tuple[Any, ...], int] = {}
+_Workspaces = dict[tuple[int, int], tuple[int | None, Any]]
 #: A workspace for each stream of a GPU: products on a stream use it one after the other.
-_WORKSPACES: dict[tuple[int, int], Any] = {}
+_WORKSPACES: _Workspaces = {}
+#: The last capture on each stream of a GPU, and the workspace in its graph.
+_CAPTURED: _Workspaces = {}
 
 
 def workspace_bytes(weights: Any, tokens: int, stream: int) -> int:
@@ -131,16 +134,29 @@ def workspace_bytes(weights: Any, tokens: int, stream: int) -> int:
     return found
 
 
+def new_workspace(like: Any, needed: int) -> Any:
+    """A workspace of so many bytes on the GPU that `like` is on. Its counters are cleared, and the rest has no values."""
+    memory = empty(like, (needed,), "uint8")
+    if _torch(memory) is not None:
+        memory[: _microscale.COUNTER_BYTES].zero_()
+    else:
+        memory[: _microscale.COUNTER_BYTES].fill(0)
+    return memory
+
+
 def workspace(weights: Any, tokens: int, stream: int) -> Any:
-    """A workspace for a product on a stream; None if none is needed. It is kept for later products on the stream, but one that is
-    allocated while a graph is captured is that product's own: graphs may be replayed on any stream."""
+    """A workspace for a product on a stream; None if none is needed. It is kept for later products on the stream. Each capture has
+    workspaces of its own, for graphs may be replayed on any stream: the graph's pool has their memory as long as the graph lives, and
+    the tensor is held so that nothing else in the capture gets it."""
     needed = workspace_bytes(weights, tokens, stream)
     if not needed:
         return None
-    device = number(weights.codes)
-    if _microscale.gpu_is_capturing(device, stream):
-        return zeros(weights.codes, (needed,), "uint8")
-    kept = _WORKSPACES.get((device, stream))
-    if kept is None or kept.shape[0] < needed:
-        kept = _WORKSPACES[device, stream] = zeros(weights.codes, (needed,), "uint8")
-    return kept
+    place = (number(weights.codes), stream)
+    capture = _microscale.gpu_capture(*place)
+    if capture is not None and _torch(weights.codes) is None:
+        raise TypeError("only PyTorch keeps memory for as long as a graph lives; make a workspace before the capture, and pass it")
+    kept = _WORKSPACES if capture is None else _CAPTURED
+    found = kept.get(place)
+    if found is None or found[0] != capture or found[1].shape[0] < needed:
+        found = kept[place] = capture, new_workspace(weights.codes, needed)
+    return found[1]

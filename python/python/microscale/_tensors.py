@@ -119,7 +119,7 @@ class Quantized:
         report: what could not be kept; None if it was not quantized here, or not asked for on a GPU.
     """
 
-    __slots__ = ("codes", "scales", "_global", "direction", "format", "shape", "layout", "report", "__weakref__")
+    __slots__ = ("codes", "scales", "_global", "direction", "format", "shape", "layout", "report", "_found", "__weakref__")
 
     def __init__(
         self,
@@ -167,6 +167,7 @@ class Quantized:
             shape = (*leading, columns * _PACKED.get(format, 2))
         self.shape = tuple(int(n) for n in shape)
         self.report = report
+        self._found = None
 
     @classmethod
     def _of(cls, codes: Any, scales: Any, number: Any, direction: Any, format: str, shape: Any, layout: str, report: Any) -> Quantized:
@@ -174,7 +175,13 @@ class Quantized:
         self = cls.__new__(cls)
         self.codes, self.scales, self._global, self.direction = codes, scales, number, direction
         self.format, self.shape, self.layout, self.report = format, shape, layout, report
+        # What the extension module found in tensors of a GPU, which it looks for but once.
+        self._found = None
         return self
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        names = (name for name in self.__slots__ if name not in ("_found", "__weakref__"))
+        return None, {"_found": None, **{name: getattr(self, name) for name in names}}
 
     @property
     def global_scale(self) -> Any:
@@ -351,7 +358,7 @@ def quantize(
                 raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
             amax = amax.words
         count = bool(report) or non_finite == "error"
-        stream = _gpu.stream(codes if _gpu.holds(codes) else values)
+        stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
         direction, counts = _microscale.gpu_quantize(
             values, recipe, importance, amax, codes, scales, number, count, stream
         )
@@ -482,8 +489,8 @@ def linear(weights: Quantized, activations: Any, *, out: Any = None, workspace: 
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
         activations: `[..., K]`, float16 or bfloat16, on a CPU also float32; contiguous. Weights are decoded once for many rows.
         out: a contiguous array of the activations' dtype to write to.
-        workspace: on a GPU, memory for more rows than eight: uint8, of as many bytes as :func:`workspace` gives, zeros before the
-            first product. By default there is one for each stream, and in a graph that is captured one for each product.
+        workspace: on a GPU, memory for more rows than eight, from :func:`workspace`. By default there is one for each stream, and one
+            for each stream in a graph that is captured, whose first product on it clears the counters there.
 
     Returns:
         `out`, or an array `[..., M]` of the activations' dtype.
@@ -515,12 +522,13 @@ _FEW = 8
 
 def workspace(weights: Quantized, rows: int) -> Any:
     """Memory that :func:`linear` works in on a GPU, for products of weights of this shape with as many rows of activations as given and
-    fewer: zeros, uint8. It serves one product after the other, on one stream."""
+    fewer: uint8. It begins with counters, which are zeros and which each product leaves so; what is behind them does not matter. It
+    serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise _microscale_error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes))
-    return _gpu.zeros(weights.codes, (needed,), "uint8")
+    return _gpu.new_workspace(weights.codes, needed)
 
 
 def compare(original: Any, other: Any) -> Loss:

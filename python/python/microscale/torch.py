@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from microscale import _tensors
+from microscale import _gpu, _microscale, _tensors
 from microscale._errors import Error
 
 #: Elements of a block, by format.
@@ -194,12 +194,25 @@ class QuantizedLinear(nn.Module):
         """The weights `[M, K]` in a dtype."""
         return torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, dtype)
 
+    def _product(self, x: Tensor) -> Tensor:
+        weights = self._weights()
+        if not x.is_cuda:
+            return _tensors.linear(weights, x)
+        _gpu.require()
+        # As `linear` does, without looking whose array it is.
+        leading = x.shape[:-1]
+        y, tokens = x.new_empty((*leading, self.out_features)), leading.numel()
+        stream = _gpu.stream(y)
+        workspace = _gpu.workspace(weights, tokens, stream) if tokens > _tensors._FEW else None
+        _microscale.gpu_linear(weights, x, y, workspace, stream)
+        return y
+
     def forward(self, x: Tensor) -> Tensor:
         """`[..., K]` to `[..., M]`."""
         if x.dtype == torch.float32 and x.is_cuda:
             return nn.functional.linear(x, self.dequantize(), self.bias)
         if _is_plain(x):
-            y = _tensors.linear(self._weights(), x.contiguous())
+            y = self._product(x.contiguous())
             return y if self.bias is None else y.add_(self.bias.to(y.dtype))
         y = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor")
         return y if self.bias is None else y + self.bias.to(y.dtype)
