@@ -13,6 +13,7 @@ use microscale::gpu::cudarc::driver::result::stream::StreamKind;
 use microscale::gpu::cudarc::driver::{DriverError, result, sys};
 use microscale::gpu::{
     DeviceQuantizeOptions, DeviceTensorViewMut, DeviceView, DeviceViewMut, GemmWorkspaceMut, Gpu, devices,
+    primary_context,
 };
 use microscale::{Convention, Format, NonFinite, QuantizedShape, Recipe, Shape, gemv_weights, quantize};
 
@@ -80,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("no GPU: {why}");
         return Ok(());
     }
-    let context = microscale::gpu::cudarc::driver::CudaContext::new(0)?;
+    let context = primary_context(0)?;
     let mut framework = Framework::new()?;
 
     // The other software has weights, activations, and memory for results. An NVFP4 tensor has a slot for its global scale.
@@ -104,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let workspace = framework.zeros(workspace_bytes)?;
 
     // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.
-    // The workspace was filled with zeros.
+    // The workspace was filled with zeros, its counters among them.
     let (weights, x, out_there, mut tensor, workspace) = unsafe {
         (
             DeviceView::<bf16>::from_raw_parts(weights, ROWS * COLS),

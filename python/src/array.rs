@@ -1,5 +1,7 @@
 //! Arrays of other libraries: where their elements lie. Nothing is copied.
 
+use std::fmt;
+
 use microscale::{Dtype, Element, MatrixShape, Shape, Strided};
 use pyo3::prelude::*;
 
@@ -34,22 +36,52 @@ impl Kind {
     }
 }
 
-/// An array in the memory of CPUs, alive as long as this is.
+/// The memory that an array is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A CPU's.
+    Host,
+    /// That of the GPU of this number.
+    Gpu(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("the CPU"),
+            Self::Gpu(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+/// An array, alive as long as this is.
 pub(crate) struct Array {
     what: &'static str,
+    place: Place,
     data: *mut u8,
     kind: Kind,
     dims: Vec<usize>,
     /// In elements, one for each dimension; 1 where a dimension has but one element.
     strides: Vec<isize>,
     writable: bool,
+    /// The stream of the GPU that its owner works on, if it says which.
+    #[cfg(feature = "cuda")]
+    stream: Option<usize>,
     _owner: Py<PyAny>,
 }
 
+// SAFETY: all but the address can go to other threads and be shared between them, and what is done with the address promises there
+// that nobody else writes.
+unsafe impl Send for Array {}
+// SAFETY: as above; `&Array` gives shared slices alone.
+unsafe impl Sync for Array {}
+
 impl Array {
     /// An array of its parts. Strides are in elements; without them there are no gaps.
+    #[expect(clippy::too_many_arguments, reason = "they are the parts of one structure")]
     pub(crate) fn new(
         what: &'static str,
+        place: Place,
         data: *mut u8,
         kind: Kind,
         dims: Vec<usize>,
@@ -67,7 +99,27 @@ impl Array {
                 "{what} does not begin at a multiple of {bytes} bytes, as {name} must; pass a copy of it"
             )));
         }
-        Ok(Self { what, data, kind, dims, strides, writable, _owner: owner })
+        Ok(Self {
+            what,
+            place,
+            data,
+            kind,
+            dims,
+            strides,
+            writable,
+            #[cfg(feature = "cuda")]
+            stream: None,
+            _owner: owner,
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn what(&self) -> &'static str {
+        self.what
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -156,8 +208,32 @@ impl Array {
             )
     }
 
+    /// The same array, whose owner works on a stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_stream(self, stream: Option<usize>) -> Self {
+        Self { stream, ..self }
+    }
+
+    /// The stream of the GPU that its owner works on, if it says which.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn stream(&self) -> Option<usize> {
+        self.stream
+    }
+
+    /// The object that has the elements.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn owner(&self) -> &Py<PyAny> {
+        &self._owner
+    }
+
+    /// The address of the first element.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(&self) -> u64 {
+        self.data.addr() as u64
+    }
+
     /// Elements from the first to the last, gaps included.
-    fn span(&self) -> usize {
+    pub(crate) fn span(&self) -> usize {
         if self.dims.contains(&0) {
             return 0;
         }
@@ -175,6 +251,7 @@ impl Array {
 
     /// All elements from the first to the last, gaps included.
     fn slice<T>(&self, kind: Kind) -> &[T] {
+        assert!(self.place == Place::Host, "arrays of GPUs are not looked at");
         assert!(self.kind == kind && size_of::<T>() == kind.bytes(), "the type is the kind's");
         assert!(self.strides.iter().all(|stride| *stride >= 0), "strides are looked at first");
         let span = self.span();
@@ -205,8 +282,19 @@ impl Array {
 
     /// An output: elements of a type without gaps, which no input shares.
     pub(crate) fn output<T>(&mut self, py: Python<'_>, kind: Kind, inputs: &[&Self]) -> PyResult<&mut [T]> {
-        self.require(py, kind)?;
+        self.require_output(py, kind, inputs)?;
+        assert!(self.place == Place::Host, "arrays of GPUs are not looked at");
         assert_eq!(size_of::<T>(), kind.bytes(), "the type is the kind's");
+        match self.span() {
+            0 => Ok(&mut []),
+            // SAFETY: as in `slice`; the array can be written to, is borrowed as mutable, and shares no memory with the inputs.
+            span => Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast(), span) }),
+        }
+    }
+
+    /// Makes sure that the array can be written to, has elements of a kind without gaps, and shares no memory with others.
+    pub(crate) fn require_output(&self, py: Python<'_>, kind: Kind, others: &[&Self]) -> PyResult<()> {
+        self.require(py, kind)?;
         let what = self.what;
         if !self.writable {
             return Err(error(
@@ -217,7 +305,7 @@ impl Array {
             ));
         }
         let range = self.range();
-        let shared = inputs.iter().find(|input| {
+        let shared = others.iter().find(|input| {
             let other = input.range();
             other.start < range.end && range.start < other.end
         });
@@ -227,15 +315,11 @@ impl Array {
                 format!("{what} shares memory with {}; pass an array of its own", input.what),
             ));
         }
-        match self.span() {
-            0 => Ok(&mut []),
-            // SAFETY: as in `slice`; the array can be written to, is borrowed as mutable, and shares no memory with the inputs.
-            span => Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast(), span) }),
-        }
+        Ok(())
     }
 
     /// Makes sure that the elements are of a kind and follow each other.
-    fn require(&self, py: Python<'_>, kind: Kind) -> PyResult<()> {
+    pub(crate) fn require(&self, py: Python<'_>, kind: Kind) -> PyResult<()> {
         if self.kind != kind {
             return Err(type_error(format!(
                 "{} is {} and must be {}",

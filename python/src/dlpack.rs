@@ -7,12 +7,15 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, Kind, Place};
 use crate::errors::type_error;
 
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
 /// Memory of the host that a GPU can reach too.
 const CUDA_HOST: i32 = 3;
+/// Memory that both reach, which moves.
+const CUDA_MANAGED: i32 = 13;
 
 /// The type of an element.
 #[repr(C)]
@@ -65,21 +68,32 @@ impl DataType {
 }
 
 /// An array that has `__dlpack__`. Its capsule is kept and never consumed, so that dropping it lets go of the memory.
-pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
+/// A GPU's elements are ready for work on `stream`.
+pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str, stream: Option<usize>) -> PyResult<Array> {
     let py = object.py();
     let (device, id): (i32, i64) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-    if device != CPU && device != CUDA_HOST {
-        return Err(type_error(format!(
-            "{what} is on a device that is no CPU (DLPack device {device}, number {id}), whose memory this version does not \
-             read; copy it to the host: x.cpu() for PyTorch, x.get() for CuPy, jax.device_get(x) for JAX"
-        )));
-    }
+    let place = match (device, usize::try_from(id)) {
+        (CPU | CUDA_HOST, _) => Place::Host,
+        (CUDA | CUDA_MANAGED, Ok(number)) => Place::Gpu(number),
+        _ => {
+            return Err(type_error(format!(
+                "{what} is neither on a CPU nor on an NVIDIA GPU (DLPack device {device}, number {id}); copy it to the host: \
+                 x.cpu() for PyTorch, jax.device_get(x) for JAX"
+            )));
+        }
+    };
     let name = intern!(py, "__dlpack__");
     let versioned = PyDict::new(py);
+    let unversioned = PyDict::new(py);
+    if let (Place::Gpu(_), Some(stream)) = (place, stream) {
+        // The legacy default stream is 1 here, and 0 is no stream.
+        unversioned.set_item(intern!(py, "stream"), stream.max(1))?;
+        versioned.update(unversioned.as_mapping())?;
+    }
     versioned.set_item(intern!(py, "max_version"), (1, 0))?;
     let capsule = match object.call_method(name, (), Some(&versioned)) {
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-            object.call_method0(name)?
+            object.call_method(name, (), Some(&unversioned))?
         }
         called => called?,
     };
@@ -122,5 +136,5 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<A
     };
     let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
     // Arrays of JAX do not change, and their capsules do not say so.
-    Array::new(what, data, kind, dims, strides, false, capsule.into_any().unbind())
+    Array::new(what, place, data, kind, dims, strides, false, capsule.into_any().unbind())
 }

@@ -3,39 +3,67 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyDictMethods};
+use pyo3::types::{PyDict, PyDictMethods, PyTuple, PyTupleMethods};
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, Kind, Place};
 use crate::dlpack;
 use crate::errors::{error, type_error};
 
-/// Finds the elements of an object that has `__array_interface__` or `__dlpack__`, or is a tensor of PyTorch. `what` names it in errors.
+/// Finds the elements of an object in the memory of CPUs that has `__array_interface__` or `__dlpack__`, or is a tensor of PyTorch.
+/// `what` names it in errors.
 pub(crate) fn array_of(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
-    let py = object.py();
-    if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
-        return of_interface(object, &interface.cast_into::<PyDict>()?, what);
+    let array = array_anywhere(object, what, None)?;
+    match array.place() {
+        Place::Host => Ok(array),
+        place => Err(type_error(format!(
+            "{what} is in the memory of {place} and other arguments are in the CPU's; move them to one device"
+        ))),
     }
+}
+
+/// [`array_of`] for objects in the memory of GPUs too, such as those with `__cuda_array_interface__`. Work on `stream` may read and
+/// write the elements afterwards. Without a stream, objects of GPUs may be looked at, but not worked with.
+pub(crate) fn array_anywhere(
+    object: &Bound<'_, PyAny>,
+    what: &'static str,
+    stream: Option<usize>,
+) -> PyResult<Array> {
+    let py = object.py();
     if object.hasattr(intern!(py, "data_ptr"))? {
         return of_torch(object, what);
     }
+    if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
+        return of_interface(object, &interface.cast_into::<PyDict>()?, what, |_| Ok(Place::Host));
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(interface) = object.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
+        let interface = interface.cast_into::<PyDict>()?;
+        let own_stream = interface.get_item(intern!(py, "stream"))?.filter(|stream| !stream.is_none());
+        let array =
+            of_interface(object, &interface, what, |address| crate::gpu::place_of(py, address, what))?;
+        return Ok(array.on_stream(own_stream.map(|stream| stream.extract()).transpose()?));
+    }
     if object.hasattr(intern!(py, "__dlpack__"))? {
-        return dlpack::array(object, what);
+        return dlpack::array(object, what, stream);
     }
     let class = object.get_type().name()?;
     Err(type_error(format!(
-        "{what} is a {class}; pass an array of numpy, a tensor of PyTorch on a CPU, or another object that has __dlpack__ or the \
-         buffer protocol"
+        "{what} is a {class}; pass an array of numpy, a tensor of PyTorch, or another object that has __dlpack__, \
+         __cuda_array_interface__ or the buffer protocol"
     )))
 }
 
-/// By numpy's interface, <https://numpy.org/doc/stable/reference/arrays.interface.html>.
+/// By numpy's interface, <https://numpy.org/doc/stable/reference/arrays.interface.html>, or that of GPUs, which is the same but for
+/// keys that are not for elements: <https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html>. `place` finds the memory
+/// that an address is in.
 fn of_interface(
     object: &Bound<'_, PyAny>,
     interface: &Bound<'_, PyDict>,
     what: &'static str,
+    place: impl FnOnce(usize) -> PyResult<Place>,
 ) -> PyResult<Array> {
     let py = object.py();
-    let missing = |key: &str| type_error(format!("{what} has no {key} in its __array_interface__"));
+    let missing = |key: &str| type_error(format!("{what} has no {key} in its array interface"));
     let typestr = interface.get_item(intern!(py, "typestr"))?.ok_or_else(|| missing("typestr"))?;
     let kind = match typestr.extract::<&str>()? {
         "<f4" => Some(Kind::F32),
@@ -63,18 +91,22 @@ fn of_interface(
     let strides = interface.get_item(intern!(py, "strides"))?.filter(|strides| !strides.is_none());
     let strides: Option<Vec<isize>> = strides.map(|strides| strides.extract()).transpose()?;
     let strides = strides.map(|bytes| in_elements(py, &bytes, &dims, kind, what)).transpose()?;
-    let data = std::ptr::with_exposed_provenance_mut(address);
-    Array::new(what, data, kind, dims, strides, !read_only, object.clone().unbind())
+    let (place, data) = (place(address)?, std::ptr::with_exposed_provenance_mut(address));
+    Array::new(what, place, data, kind, dims, strides, !read_only, object.clone().unbind())
 }
 
 /// A tensor of PyTorch, by its methods: they take a tenth of the time of its `__dlpack__`.
 fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
     let py = object.py();
-    if !object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+    let place = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+        Place::Gpu(object.call_method0(intern!(py, "get_device"))?.extract()?)
+    } else if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        Place::Host
+    } else {
         return Err(type_error(format!(
-            "{what} is not in the memory of a CPU, which alone this version reads; pass {what}.cpu()"
+            "{what} is neither on a CPU nor on an NVIDIA GPU; pass {what}.cpu()"
         )));
-    }
+    };
     if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Err(type_error(format!("{what} is a view that negates; pass {what}.resolve_neg()")));
     }
@@ -85,11 +117,13 @@ fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
             "{what} has dtype {dtype}; pass float32, float16 or bfloat16 for values, uint8 for codes and scales"
         )));
     };
-    let dims: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
-    let strides: Vec<isize> = object.call_method0(intern!(py, "stride"))?.extract()?;
+    let (dims, strides) =
+        (object.getattr(intern!(py, "shape"))?, object.call_method0(intern!(py, "stride"))?);
+    let dims = dims.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<usize>>>()?;
+    let strides = strides.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<isize>>>()?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let data = std::ptr::with_exposed_provenance_mut(address);
-    Array::new(what, data, *kind, dims, Some(strides), true, object.clone().unbind())
+    Array::new(what, place, data, *kind, dims, Some(strides), true, object.clone().unbind())
 }
 
 static TORCH: PyOnceLock<Vec<(Py<PyAny>, Kind)>> = PyOnceLock::new();

@@ -8,7 +8,8 @@
 //! | `array` | where the elements of somebody's array lie; what may be done with them |
 //! | `interface`, `dlpack` | finding that out |
 //! | `recipe`, `operand` | what is asked for; a quantized matrix in arrays |
-//! | `tensors`, `checkpoints` | the functions |
+//! | `tensors`, `gpu_tensors`, `checkpoints` | the functions |
+//! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; the interpreter's lock is let go of meanwhile |
 //! | `errors` | exceptions |
 
@@ -16,6 +17,10 @@ mod array;
 mod checkpoints;
 mod dlpack;
 mod errors;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(feature = "cuda")]
+mod gpu_tensors;
 mod interface;
 mod operand;
 mod recipe;
@@ -33,6 +38,12 @@ mod _microscale {
     use crate::checkpoints::{
         convert_checkpoint, diagnose_checkpoint, inspect_checkpoint, merge_checkpoint, quantize_checkpoint,
     };
+    #[cfg(feature = "cuda")]
+    #[pymodule_export]
+    use crate::gpu_tensors::{
+        gpu_amax, gpu_capture, gpu_dequantize, gpu_gemv, gpu_linear, gpu_quantize, gpu_scales_in,
+        gpu_workspace_bytes,
+    };
     #[pymodule_export]
     use crate::recipe::Recipe;
     #[pymodule_export]
@@ -41,6 +52,12 @@ mod _microscale {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::workers::remember_process();
+        #[cfg(feature = "cuda")]
+        {
+            module.add("SLOT_WORDS", crate::gpu_tensors::SLOT_WORDS)?;
+            module.add("AMAX_WORDS", crate::gpu_tensors::AMAX_WORDS)?;
+            module.add("COUNTER_BYTES", crate::gpu_tensors::COUNTER_BYTES)?;
+        }
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Batch, ErrorStats, GlobalScale, QuantizeOptions, ScaleLayout, gemv as multiply_quantized, gemv_weights,
+    Batch, ErrorStats, GlobalScale, QuantizeOptions, ScaleLayout, gemm_weights, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -14,12 +14,12 @@ use crate::recipe::{Recipe, word};
 use crate::workers::work;
 
 /// Counts of a report, in the order of Python's `Report`.
-type Counts = (u64, u64, u64, u64, u64, u64, u64, Option<(usize, usize)>);
+pub(crate) type Counts = (u64, u64, u64, u64, u64, u64, u64, Option<(usize, usize)>);
 
 /// Figures of a loss, in the order of Python's `Loss`.
 type Figures = (u64, u64, f64, f64, f64, f64);
 
-fn counts(report: microscale::Report) -> Counts {
+pub(crate) fn counts(report: microscale::Report) -> Counts {
     (
         report.nan,
         report.infinite,
@@ -104,7 +104,7 @@ pub(crate) fn dequantize(py: Python<'_>, tensor: &Bound<'_, PyAny>, out: &Bound<
 }
 
 /// Makes sure that an output has as many elements as a matrix.
-fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: usize) -> PyResult<()> {
+pub(crate) fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: usize) -> PyResult<()> {
     let found = out.dims().iter().fold(1usize, |all, n| all.saturating_mul(*n));
     let expected = rows.saturating_mul(cols);
     if found != expected {
@@ -168,7 +168,7 @@ pub(crate) fn gemv(
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// Multiplies quantized weights with activations of 16 bits.
+/// Multiplies quantized weights with activations.
 #[pyfunction]
 pub(crate) fn linear(
     py: Python<'_>,
@@ -179,19 +179,9 @@ pub(crate) fn linear(
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
     let activations = array_of(activations, "activations")?;
-    let shape = activations.rows(py)?;
-    if shape.cols != view.cols() {
-        let (found, expected) = (shape.cols, view.cols());
-        return Err(error(
-            py,
-            format!("activations have {found} columns and the weights {expected}; they must have as many"),
-        ));
-    }
-    if shape.row_stride != shape.cols {
-        return Err(error(py, "activations must be contiguous; pass a contiguous copy of them"));
-    }
+    let tokens = activation_rows(py, &activations, view.cols())?;
     let mut out = array_of(out, "out")?;
-    require_elements(py, &out, shape.rows, view.rows())?;
+    require_elements(py, &out, tokens, view.rows())?;
     let inputs = [&weights.codes, &weights.scales, &activations];
     let kind = activations.kind();
     /// The product for a dtype.
@@ -199,17 +189,32 @@ pub(crate) fn linear(
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let values = activations.values::<$T>();
-            work(py, || gemv_weights(view, values, shape.rows, out))
+            work(py, || gemm_weights(view, values, tokens, out))
         }};
     }
     let done = match kind {
+        Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::F32 | Kind::Bytes => {
-            return Err(type_error("activations must be float16 or bfloat16; convert them first"));
-        }
+        Kind::Bytes => return Err(activations.no_values()),
     };
     done.map_err(|error| of_tensors(py, error))
+}
+
+/// The rows of activations, which have so many columns and no gaps.
+pub(crate) fn activation_rows(py: Python<'_>, activations: &Array, cols: usize) -> PyResult<usize> {
+    let shape = activations.rows(py)?;
+    if shape.cols != cols {
+        let found = shape.cols;
+        return Err(error(
+            py,
+            format!("activations have {found} columns and the weights {cols}; they must have as many"),
+        ));
+    }
+    if shape.row_stride != shape.cols {
+        return Err(error(py, "activations must be contiguous; pass a contiguous copy of them"));
+    }
+    Ok(shape.rows)
 }
 
 /// Figures of the difference between an array and what it was quantized to.

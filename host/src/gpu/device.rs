@@ -43,12 +43,16 @@ impl GpuInfo {
 /// # Errors
 /// [`Error::NoGpu`] if there is no driver or no GPU, saying which; [`Error::Gpu`] if the driver refuses.
 pub fn devices() -> Result<Vec<GpuInfo>> {
-    (0..count()?).map(|ordinal| GpuInfo::of(&*open(ordinal)?)).collect()
+    (0..device_count()?).map(|ordinal| GpuInfo::of(&*primary_context(ordinal)?)).collect()
 }
 
-/// The context of a GPU.
-pub(super) fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
-    let count = count()?;
+/// The primary context of GPU number `ordinal`, in which PyTorch and whatever uses CUDA's runtime work, and [`Gpu::new`](super::Gpu::new)
+/// does. It becomes the one of this thread. Unlike `CudaContext::new` this does not panic without a driver.
+///
+/// # Errors
+/// [`Error::NoGpu`] without a driver or without such a GPU; [`Error::Gpu`] if the driver refuses.
+pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>> {
+    let count = device_count()?;
     if ordinal >= count {
         let all = if count == 1 { "cuda:0 is the only one".into() } else { format!("there are {count}") };
         return Err(Error::NoGpu(format!("there is no cuda:{ordinal}; {all}")));
@@ -63,8 +67,11 @@ fn driver_is_installed() -> bool {
     NAMES.iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
 }
 
-/// The number of GPUs; at least one.
-pub(super) fn count() -> Result<usize> {
+/// The number of GPUs of this machine; at least one. No context is made.
+///
+/// # Errors
+/// Those of [`devices`].
+pub fn device_count() -> Result<usize> {
     if !driver_is_installed() {
         return Err(Error::NoGpu(
             "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) is not installed".into(),

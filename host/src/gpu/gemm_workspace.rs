@@ -10,7 +10,6 @@ use super::gemm_weights_kernel::GemmWorkspace;
 use super::memory::DeviceViewMut;
 use crate::error::{Error, OperandFault, Result};
 
-/// Bytes of the counters, with which memory begins that is somebody else's.
 pub(super) const COUNTER_BYTES: usize = COUNTERS as usize * size_of::<u32>();
 /// The number, in bytes, of which the address of the memory behind the counters is a multiple.
 const ALIGNMENT: usize = 16;
@@ -29,14 +28,17 @@ impl fmt::Debug for GemmWorkspaceMut<'_> {
 }
 
 impl GemmWorkspaceMut<'_> {
+    /// Bytes of the counters, with which memory begins that is somebody else's. They alone must be zeros before a product.
+    pub const COUNTER_BYTES: usize = COUNTER_BYTES;
+
     /// A workspace of so many bytes ([`Gpu::gemm_workspace_bytes`](super::Gpu::gemm_workspace_bytes)) at an address in device memory, a multiple of 16.
     ///
     /// # Errors
     /// [`OperandFault::Workspace`] if there are fewer bytes than for any product.
     ///
     /// # Safety
-    /// As of [`DeviceViewMut::from_raw_parts`]. The bytes are zeros before the first product; after it, none but products have
-    /// written there.
+    /// As of [`DeviceViewMut::from_raw_parts`]. The first [`Self::COUNTER_BYTES`] are zeros before the first product, and products that
+    /// run to their end leave zeros there; of the others it does not matter what they are.
     pub unsafe fn from_raw_parts(address: CUdeviceptr, bytes: usize) -> Result<Self> {
         let Some(rest) = bytes.checked_sub(COUNTER_BYTES) else {
             let (needed, found) = (COUNTER_BYTES as u64, bytes as u64);

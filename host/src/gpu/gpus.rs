@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::device::count;
+use super::device::device_count;
 use super::handle::Gpu;
 use crate::error::{Error, Result};
 
@@ -26,7 +26,7 @@ impl Gpus {
     pub fn all() -> Result<Self> {
         let (mut gpus, mut too_old) = (Vec::new(), None);
         // A context takes a good part of a second.
-        let opened: Vec<_> = (0..count()?).into_par_iter().map(Gpu::new).collect();
+        let opened: Vec<_> = (0..device_count()?).into_par_iter().map(Gpu::new).collect();
         for gpu in opened {
             match gpu {
                 Ok(gpu) => gpus.push(gpu),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 use microscale_kernels_abi::KernelId;
 
-use super::device::{self, GpuInfo};
+use super::device::{GpuInfo, primary_context};
 use super::driver::doing;
 use super::kernels::Kernels;
 use super::staging::Staging;
@@ -36,7 +36,7 @@ impl Gpu {
     /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is older than
     /// compute capability 8.0; [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
-        Self::from_context(device::open(ordinal)?)
+        Self::from_context(primary_context(ordinal)?)
     }
 
     /// The same for a context that is there already, with a stream of its own: the first stream that is made of a context has
@@ -52,20 +52,18 @@ impl Gpu {
     /// The same for the context of a stream, on which the host-slice operations will work. No other stream is made.
     ///
     /// A stream that other software made becomes one of cudarc's by `CudaContext::wrap_borrowed_stream`, which neither owns nor
-    /// destroys it. PyTorch and whatever uses CUDA's runtime work in a GPU's primary context, which is `CudaContext::new`'s.
+    /// destroys it. PyTorch and whatever uses CUDA's runtime work in a GPU's primary context, which is [`primary_context`](super::primary_context)'s.
     ///
     /// ```no_run
     /// use microscale::Result;
-    /// use microscale::gpu::Gpu;
-    /// use microscale::gpu::cudarc::driver::CudaContext;
+    /// use microscale::gpu::{Gpu, primary_context};
     ///
     /// /// # Safety
     /// /// `stream` is a stream of GPU 0's primary context, such as PyTorch's `torch.cuda.current_stream().cuda_stream`, and outlives
     /// /// what is returned.
     /// unsafe fn on_their_stream(stream: usize) -> Result<Gpu> {
-    ///     let context = CudaContext::new(0).expect("a GPU");
     ///     // SAFETY: the caller's promise.
-    ///     Gpu::from_stream(unsafe { context.wrap_borrowed_stream(stream as _) })
+    ///     Gpu::from_stream(unsafe { primary_context(0)?.wrap_borrowed_stream(stream as _) })
     /// }
     /// ```
     ///

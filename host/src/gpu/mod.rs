@@ -53,7 +53,7 @@ pub use crate::gemv::TensorCoreActivation;
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
 pub use cudarc;
-pub use device::{GpuInfo, devices};
+pub use device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
 pub use driver::doing;
 pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use microscale_formats::ScaleLayout;
 
 use super::handle::Gpu;
 use super::launch;
@@ -100,7 +101,28 @@ impl Gpu {
         if from == to {
             return Ok(());
         }
-        launch::convert_scales(&self.kernels, stream, source, &mut target)
+        launch::convert_scales(&self.kernels, stream, source, to, target.scales_mut())
+    }
+
+    /// Writes the block scales of a tensor in device memory in a layout, padding included, as [`Self::convert_layout_on`] does, and
+    /// leaves its codes where they are. Allocates nothing and does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `scales` has fewer bytes than the shape needs in that layout, and [`Error::Gpu`].
+    pub fn convert_scales_on<'s, 'o>(
+        &self,
+        stream: &Arc<CudaStream>,
+        source: impl Into<DeviceTensorView<'s>>,
+        layout: ScaleLayout,
+        scales: impl Into<DeviceViewMut<'o, u8>>,
+    ) -> Result<()> {
+        let (source, mut scales) = (source.into(), scales.into());
+        let (_, bytes) = source.shape().with_scale_layout(layout).bytes()?;
+        Shape::new(1, bytes).check("the scales", scales.len())?;
+        if layout == source.shape().scale_layout {
+            return scales.copy_from(stream, "the scales", source.scales(), bytes);
+        }
+        launch::convert_scales(&self.kernels, stream, source, layout, &mut scales)
     }
 
     /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and

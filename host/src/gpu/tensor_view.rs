@@ -17,10 +17,10 @@ use crate::tensor::QuantizedTensor;
 /// The number, in bytes, of which the address of codes is a multiple: products load so many at once.
 pub(super) const CODES_ALIGNMENT: usize = 16;
 /// The number, in bytes, of which the address of scales is a multiple: products and conversions of layouts load them by words.
-pub(super) const SCALES_ALIGNMENT: usize = 4;
+pub(in crate::gpu) const SCALES_ALIGNMENT: usize = 4;
 
 pub(super) const CODES: &str = "the codes";
-pub(super) const SCALES: &str = "the scales";
+pub(in crate::gpu) const SCALES: &str = "the scales";
 pub(super) const GLOBAL: &str = "the global scale";
 
 /// A quantized matrix in device memory, laid out as a [`QuantizedTensor`] is. Whatever reads a

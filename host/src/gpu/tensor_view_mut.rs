@@ -160,6 +160,11 @@ impl<'a> DeviceTensorViewMut<'a> {
         self.slot.as_mut().ok_or(missing)
     }
 
+    /// The memory for the scales.
+    pub(super) fn scales_mut(&mut self) -> &mut DeviceViewMut<'a, u8> {
+        &mut self.scales
+    }
+
     /// Enqueues that scale bytes that belong to no block become zeros, with all others, if there are any.
     pub(super) fn clear_padding(&mut self, stream: &CudaStream) -> Result<()> {
         let blocks = self.shape.rows * self.shape.blocks_per_row();

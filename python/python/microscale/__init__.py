@@ -4,8 +4,8 @@
     q.codes, q.scales, q.global_scale       # in the library that x is from
     back = microscale.dequantize(q)
 
-Arrays are read where they lie. Other threads of Python run meanwhile, so that nothing may write to an argument before its
-function returns.
+Arrays are read where they lie, on a CPU or an NVIDIA GPU, where work is enqueued on the current stream. Other threads of Python run
+meanwhile, so that nothing may write to an argument before its function returns.
 """
 
 from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint
@@ -13,6 +13,7 @@ from microscale._errors import CheckpointError, Error, NonFiniteError
 from microscale._microscale import __version__
 from microscale._tensors import (
     Amax,
+    DeviceAmax,
     Loss,
     Quantized,
     Report,
@@ -23,11 +24,13 @@ from microscale._tensors import (
     linear,
     quantize,
     swizzle,
+    workspace,
 )
 
 __all__ = [
     "Amax",
     "CheckpointError",
+    "DeviceAmax",
     "Error",
     "Loss",
     "NonFiniteError",
@@ -46,4 +49,5 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "swizzle",
+    "workspace",
 ]

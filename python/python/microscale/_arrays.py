@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
+
+from microscale import _gpu
 
 #: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
 _TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -16,31 +19,28 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def _torch_readable(x: Any, what: str) -> Any:
+@cache
+def _torch_bytes() -> frozenset[Any]:
+    """PyTorch's dtypes that are read as bytes."""
     import torch
 
-    if x.device.type != "cpu":
-        raise TypeError(
-            f"{what} is a tensor on {x.device}, whose memory this version does not read; pass {what}.cpu()"
-        )
-    if x.layout != torch.strided:
+    return frozenset(getattr(torch, name) for name in _TORCH_BYTES if hasattr(torch, name))
+
+
+def _torch_readable(x: Any, what: str) -> Any:
+    if not (x.is_cuda or x.is_cpu):
+        raise TypeError(f"{what} is a tensor on {x.device}, whose memory is not read; pass {what}.cpu()")
+    torch = sys.modules["torch"]
+    if x.layout is not torch.strided:
         raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
-    name = str(x.dtype).removeprefix("torch.")
-    return x.view(torch.uint8) if name in _TORCH_BYTES else x
+    return x.view(torch.uint8) if x.dtype in _torch_bytes() else x
 
 
 def readable(x: Any, what: str) -> Any:
     """An object over the same memory that the extension module can read: values, codes or scales."""
     if is_torch(x):
         return _torch_readable(x, what)
-    if hasattr(x, "__array_interface__"):
-        return x
-    if hasattr(x, "__dlpack__"):
-        if hasattr(x, "__cuda_array_interface__"):
-            raise TypeError(
-                f"{what} is in a GPU's memory, which this version does not read; copy it to the host, "
-                "with x.get() for CuPy or jax.device_get(x) for JAX"
-            )
+    if hasattr(x, "__array_interface__") or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__"):
         return x
     if isinstance(x, (list, tuple)):
         raise TypeError(f"{what} is a {type(x).__name__}; pass numpy.asarray({what}, dtype=numpy.float32)")
@@ -48,8 +48,8 @@ def readable(x: Any, what: str) -> Any:
         view = memoryview(x)
     except TypeError:
         raise TypeError(
-            f"{what} is of type {type(x).__name__}; pass an array of numpy, a tensor of PyTorch on a CPU, or another object that "
-            "has __dlpack__ or the buffer protocol"
+            f"{what} is of type {type(x).__name__}; pass an array of numpy, a tensor of PyTorch, or another object that has "
+            "__dlpack__, __cuda_array_interface__ or the buffer protocol"
         ) from None
     return _numpy(what).asarray(view)
 
@@ -65,11 +65,13 @@ def _numpy(what: str) -> Any:
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An array without values, from PyTorch if `like` is, or else from numpy. `dtype` is a name: `uint8`, `float32`, ..."""
+    """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
+    `uint8`, `float32`, ..."""
     if is_torch(like):
-        import torch
-
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        torch = sys.modules["torch"]
+        return like.new_empty(shape, dtype=getattr(torch, dtype))
+    if _gpu.holds(like):
+        return _gpu.empty(like, shape, dtype)
     try:
         import numpy
     except ImportError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
-from microscale import _arrays, _microscale
+from microscale import _arrays, _gpu, _microscale
 
 
 class Report(NamedTuple):
@@ -38,6 +39,40 @@ class Amax(NamedTuple):
     """There is a NaN."""
     infinite: bool
     """There is an infinity."""
+
+
+class DeviceAmax:
+    """The largest magnitude of arrays in the memory of a GPU, where it stays until it is asked for.
+
+    Attributes:
+        words: float32 `[4]` on the GPU: one that is not used, the largest magnitude, and the bits of 1 for each of NaN and infinity
+            if there is one.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
+    def read(self) -> Amax:
+        """The figures. Waits for the GPU."""
+        _, finite, nan, infinite = _gpu.numbers(self.words)
+        return Amax(finite, nan != 0, infinite != 0)
+
+    @property
+    def finite(self) -> float:
+        """The largest magnitude among finite values; 0 if there are none. Waits for the GPU."""
+        return self.read().finite
+
+    @property
+    def nan(self) -> bool:
+        """There is a NaN. Waits for the GPU."""
+        return self.read().nan
+
+    @property
+    def infinite(self) -> bool:
+        """There is an infinity. Waits for the GPU."""
+        return self.read().infinite
 
 
 class Loss(NamedTuple):
@@ -76,15 +111,15 @@ class Quantized:
             whole number of blocks ends in a block that is padded with zeros.
         scales: uint8, one a block: `[..., blocks]` in the layout `linear`; `[rows to 128, blocks to 4]` in the layout
             `swizzled`, the 128x4 tiles of cuBLASLt and CUTLASS, whatever the array's dimensions.
-        global_scale: NVFP4's, a float; None if there is none.
+        global_scale: NVFP4's, a float, or a float32 array `[1]` where codes are in the memory of a GPU; None if there is none.
         direction: whether the global scale is a `divisor` or a `multiplier`; None if there is none.
         format: `mxfp4`, `nvfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`.
         shape: the shape of the array that was quantized.
         layout: of the scales, `linear` or `swizzled`.
-        report: what could not be kept; None if it was not quantized here.
+        report: what could not be kept; None if it was not quantized here, or not asked for on a GPU.
     """
 
-    __slots__ = ("codes", "scales", "global_scale", "direction", "format", "shape", "layout", "report", "__weakref__")
+    __slots__ = ("codes", "scales", "_global", "direction", "format", "shape", "layout", "report", "_found", "__weakref__")
 
     def __init__(
         self,
@@ -93,7 +128,7 @@ class Quantized:
         *,
         format: str,
         shape: tuple[int, ...] | None = None,
-        global_scale: float | None = None,
+        global_scale: Any = None,
         direction: str | None = None,
         layout: str = "linear",
         report: Report | None = None,
@@ -105,7 +140,7 @@ class Quantized:
             scales: uint8, or a float of one byte.
             format: the format.
             shape: the shape of the array; by default that of the codes with as many columns as they have elements.
-            global_scale: NVFP4's.
+            global_scale: NVFP4's, a number or a float32 array of one, which is not read if it and the codes are on a GPU.
             direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao, ModelOpt).
             layout: of the scales.
             report: what could not be kept.
@@ -116,7 +151,14 @@ class Quantized:
             )
         self.codes = _arrays.readable(codes, "codes")
         self.scales = _arrays.readable(scales, "scales")
-        self.global_scale = None if global_scale is None else float(global_scale)
+        if global_scale is None:
+            self._global = None
+        elif not _gpu.holds(self.codes):
+            self._global = float(global_scale)
+        elif _gpu.holds(global_scale):
+            self._global = _arrays.readable(global_scale, "global_scale").reshape(-1)
+        else:
+            self._global = _gpu.word(self.codes, float(global_scale))
         self.direction = direction
         self.format = format
         self.layout = layout
@@ -125,6 +167,46 @@ class Quantized:
             shape = (*leading, columns * _PACKED.get(format, 2))
         self.shape = tuple(int(n) for n in shape)
         self.report = report
+        self._found = None
+
+    @classmethod
+    def _of(cls, codes: Any, scales: Any, number: Any, direction: Any, format: str, shape: Any, layout: str, report: Any) -> Quantized:
+        """What was quantized here, put together without looking at it."""
+        self = cls.__new__(cls)
+        self.codes, self.scales, self._global, self.direction = codes, scales, number, direction
+        self.format, self.shape, self.layout, self.report = format, shape, layout, report
+        # What the extension module found in tensors of a GPU, which it looks for but once.
+        self._found = None
+        return self
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        names = (name for name in self.__slots__ if name not in ("_found", "__weakref__"))
+        return None, {"_found": None, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def global_scale(self) -> Any:
+        number = self._global
+        return number if number is None or type(number) is float else number[:1]
+
+    def cpu(self) -> Quantized:
+        """The same in the memory of the CPU. Waits for the GPU."""
+        if not _gpu.holds(self.codes):
+            return self
+        number = None if self._global is None else _gpu.numbers(self._global)[0]
+        codes, scales = _gpu.to_host(self.codes), _gpu.to_host(self.scales)
+        return self._of(codes, scales, number, self.direction, self.format, self.shape, self.layout, self.report)
+
+    def to(self, device: Any) -> Quantized:
+        """The same on another device of PyTorch."""
+        if not _arrays.is_torch(self.codes):
+            raise TypeError(f"codes are of type {type(self.codes).__name__}; only tensors of PyTorch go to another device by this")
+        codes, number = self.codes.to(device), self._global
+        if isinstance(number, float) and codes.is_cuda:
+            number = _gpu.word(codes, number)
+        elif number is not None and not isinstance(number, float):
+            number = number.to(device) if codes.is_cuda else number[0].item()
+        scales = self.scales.to(device)
+        return self._of(codes, scales, number, self.direction, self.format, self.shape, self.layout, self.report)
 
     @property
     def rows(self) -> int:
@@ -148,7 +230,7 @@ class Quantized:
         scales = 1
         for n in self.scales.shape:
             scales *= n
-        return count + scales + (4 if self.global_scale is not None else 0)
+        return count + scales + (4 if self._global is not None else 0)
 
     @property
     def typed(self) -> tuple[Any, Any]:
@@ -165,7 +247,8 @@ class Quantized:
 
     def __repr__(self) -> str:
         shape = "x".join(str(n) for n in self.shape)
-        scale = "" if self.global_scale is None else f", {self.direction} {self.global_scale:g}"
+        number = self._global
+        scale = "" if number is None else f", {self.direction} {number:g}" if isinstance(number, float) else f", {self.direction}"
         return f"Quantized({shape} in {self.format}, {self.layout} scales{scale}, {self.nbytes} bytes)"
 
 
@@ -185,7 +268,14 @@ def _recipe(
 
 def _number(value: Any) -> float | str | None:
     """A global scale as a number, if it is an array of one element."""
-    return value if value is None or isinstance(value, str) else float(value)
+    if value is None or isinstance(value, (float, str)):
+        return value
+    if _gpu.holds(value):
+        raise TypeError(
+            "global_scale is in the memory of a GPU, which would be waited for; pass the amax that it is computed from as `amax`, or "
+            "float(global_scale)"
+        )
+    return float(value)
 
 
 def quantize(
@@ -197,8 +287,10 @@ def quantize(
     search: str | None = None,
     importance: Any = None,
     global_scale: float | str | None = None,
+    amax: DeviceAmax | None = None,
     layout: str = "linear",
-    non_finite: str = "error",
+    non_finite: str | None = None,
+    report: bool | None = None,
     out: Quantized | None = None,
 ) -> Quantized:
     """Quantizes an array along its last axis.
@@ -206,9 +298,12 @@ def quantize(
     The input is read where it lies, with any positive strides, and is not copied; nothing may write to it meanwhile, for other
     threads of Python run. To quantize along another axis, pass a view with that axis last, such as `x.T`.
 
+    On a GPU the work is enqueued on the current stream of the array's library, and nothing waits for it but where that is said: it
+    can be captured in a CUDA graph. Rows may lie apart there; the elements of a row may not.
+
     Args:
-        x: `[..., K]`, float32, float16 or bfloat16: an array of numpy, a tensor of PyTorch on a CPU, or an object with
-            `__dlpack__` or the buffer protocol.
+        x: `[..., K]`, float32, float16 or bfloat16: an array of numpy or CuPy, a tensor of PyTorch on a CPU or an NVIDIA GPU, or an
+            object with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol.
         format: `nvfp4`, `mxfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`.
         convention: whose arithmetic: `ocp`, `torchao`, `compressed-tensors`, `modelopt`, `transformer-engine` or `ggml`. By
             default `ocp` for the MX formats and `compressed-tensors` for NVFP4.
@@ -216,8 +311,11 @@ def quantize(
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
+        amax: on a GPU, the amax that NVFP4's global scale is computed from, in place of the array's own; see :func:`amax`.
         layout: of the scales, `linear` or `swizzled`.
-        non_finite: `error`, `propagate` or `saturate`.
+        non_finite: `error`, `propagate` or `saturate`. By default `error` on a CPU; `propagate` on a GPU, where a block with a NaN
+            or an infinity becomes NaN, and `error` waits for the GPU.
+        report: whether to count what could not be kept. A CPU always does; on a GPU that has to be asked for, and waits.
         out: a result of the same shape, format and layout to write over.
 
     Returns:
@@ -227,18 +325,18 @@ def quantize(
         Error: a choice or a shape that cannot be. NonFiniteError: NaN or an infinity. TypeError: an array that is not read.
     """
     values = _arrays.readable(x, "x")
+    there = _gpu.holds(values)
+    if non_finite is None:
+        non_finite = "propagate" if there else "error"
     recipe = _recipe(format, convention, scale_rule, search, _number(global_scale), layout, non_finite)
-    *leading, cols = values.shape if values.shape else (None,)
-    if cols is None:
+    shape = tuple(values.shape)
+    if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
-    rows = 1
-    for n in leading:
-        rows *= n
-    row_bytes, scale_rows, scale_cols = recipe.parts(rows, cols)
-    shape = (*leading, cols)
+    rows = prod(shape[:-1])
+    row_bytes, scale_rows, scale_cols = recipe.parts(rows, shape[-1])
     if out is None:
-        codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
-        scales_shape = (*leading, scale_cols) if layout == "linear" else (scale_rows, scale_cols)
+        codes = _arrays.empty(x, (*shape[:-1], row_bytes), "uint8")
+        scales_shape = (*shape[:-1], scale_cols) if layout == "linear" else (scale_rows, scale_cols)
         scales = _arrays.empty(x, scales_shape, "uint8")
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
@@ -248,13 +346,32 @@ def quantize(
         codes, scales = out.codes, out.scales
     if importance is not None:
         importance = _arrays.readable(importance, "importance")
-    number, direction, counts = _microscale.quantize(values, recipe, importance, codes, scales)
-    report = Report(*counts)
-    if out is None:
-        return Quantized(
-            codes, scales, format=format, shape=shape, global_scale=number, direction=direction, layout=layout, report=report
+    if there:
+        _gpu.require()
+        number = None
+        if format == "nvfp4":
+            number = None if out is None else out._global
+            if number is None or type(number) is float or number.shape[0] < _microscale.SLOT_WORDS:
+                number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+        if amax is not None:
+            if format != "nvfp4" or global_scale is not None:
+                raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
+            amax = amax.words
+        count = bool(report) or non_finite == "error"
+        stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
+        direction, counts = _microscale.gpu_quantize(
+            values, recipe, importance, amax, codes, scales, number, count, stream
         )
-    out.global_scale, out.direction, out.report = number, direction, report
+        if direction is None:
+            number = None
+    else:
+        if amax is not None:
+            raise _microscale_error("an amax is for arrays in the memory of a GPU; leave it out, or pass global_scale")
+        number, direction, counts = _microscale.quantize(values, recipe, importance, codes, scales)
+    counted = None if counts is None else Report(*counts)
+    if out is None:
+        return Quantized._of(codes, scales, number, direction, format, shape, layout, counted)
+    out._global, out.direction, out.report = number, direction, counted
     return out
 
 
@@ -276,18 +393,41 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
         `out`, or an array of the quantized one's shape in the library that its codes are from.
     """
     if out is None:
-        out = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
-    _microscale.dequantize(q, _arrays.readable(out, "out"))
+        out = there = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
+    else:
+        there = _arrays.readable(out, "out")
+    if _gpu.holds(there):
+        _gpu.require()
+        _microscale.gpu_dequantize(q, there, _gpu.stream(there))
+    else:
+        _microscale.dequantize(q, there)
     return out
 
 
-def amax(x: Any) -> Amax:
-    """The largest magnitude of an array `[..., K]`, of which NVFP4's global scale is made."""
-    return Amax(*_microscale.amax(_arrays.readable(x, "x")))
+def amax(x: Any, *, out: DeviceAmax | None = None) -> Amax | DeviceAmax:
+    """The largest magnitude of an array `[..., K]`, of which NVFP4's global scale is made.
+
+    Args:
+        x: float32, float16 or bfloat16.
+        out: on a GPU, an amax to add to: several layers that share a global scale make one, which :func:`quantize` takes.
+
+    Returns:
+        `Amax`, or for an array in the memory of a GPU a `DeviceAmax`, which stays there: nothing waits.
+    """
+    values = _arrays.readable(x, "x")
+    if not _gpu.holds(values):
+        if out is not None:
+            raise _microscale_error("x is in the memory of the CPU, and out is for arrays of a GPU; leave it out")
+        return Amax(*_microscale.amax(values))
+    _gpu.require()
+    if out is None:
+        out = DeviceAmax(_gpu.zeros(x, (_microscale.AMAX_WORDS,), "float32"))
+    _microscale.gpu_amax(values, out.words, _gpu.stream(out.words))
+    return out
 
 
 def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
-    """The same array with its scales in another layout, and the same codes, which are shared.
+    """The same array with its scales in another layout, and the same codes and global scale, which are shared.
 
     Args:
         q: the quantized array.
@@ -298,17 +438,12 @@ def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
     _, rows, cols = _recipe(q.format, None, None, None, None, layout, "error").parts(q.rows, q.cols)
     shape = (rows, cols) if layout == "swizzled" else (*q.shape[:-1], cols)
     scales = _arrays.empty(q.scales, shape, "uint8")
-    _microscale.scales_in(q, layout, scales)
-    return Quantized(
-        q.codes,
-        scales,
-        format=q.format,
-        shape=q.shape,
-        global_scale=q.global_scale,
-        direction=q.direction,
-        layout=layout,
-        report=q.report,
-    )
+    if _gpu.holds(scales):
+        _gpu.require()
+        _microscale.gpu_scales_in(q, layout, scales, _gpu.stream(scales))
+    else:
+        _microscale.scales_in(q, layout, scales)
+    return Quantized._of(q.codes, scales, q._global, q.direction, q.format, q.shape, layout, q.report)
 
 
 def gemv(
@@ -338,39 +473,75 @@ def gemv(
         rows = matrix.rows // max(batch, 1)
         shape = (rows,) if batch == 1 else (batch, rows)
         out = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
-    _microscale.gemv(matrix, vector, batch, vector_stride, _arrays.readable(out, "out"))
+    there = _arrays.readable(out, "out")
+    if _gpu.holds(there):
+        _gpu.require()
+        _microscale.gpu_gemv(matrix, vector, batch, vector_stride, there, _gpu.stream(there))
+    else:
+        _microscale.gemv(matrix, vector, batch, vector_stride, there)
     return out
 
 
-def linear(weights: Quantized, activations: Any, *, out: Any = None) -> Any:
+def linear(weights: Quantized, activations: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """Quantized weights times activations that are not quantized: what a linear layer without a bias computes.
 
     Args:
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
-        activations: `[..., K]`, float16 or bfloat16, contiguous. Up to eight rows share one reading of the weights.
+        activations: `[..., K]`, float16 or bfloat16, on a CPU also float32; contiguous. Weights are decoded once for many rows.
         out: a contiguous array of the activations' dtype to write to.
+        workspace: on a GPU, memory for more rows than eight, from :func:`workspace`. By default there is one for each stream, and one
+            for each stream in a graph that is captured, whose first product on it clears the counters there.
 
     Returns:
         `out`, or an array `[..., M]` of the activations' dtype.
     """
     readable = _arrays.readable(activations, "activations")
+    shape = tuple(readable.shape)
     if out is None:
-        name = _arrays.dtype_name(readable)
-        if name not in ("float16", "bfloat16"):
-            raise TypeError(f"activations are {name} and must be float16 or bfloat16; convert them first")
-        out = _arrays.empty(activations, (*readable.shape[:-1], weights.rows), name)
-    _microscale.linear(weights, readable, _arrays.readable(out, "out"))
+        name = _arrays.value_dtype(_arrays.dtype_name(readable))
+        out = there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
+    else:
+        there = _arrays.readable(out, "out")
+    if _gpu.holds(there):
+        _gpu.require()
+        stream = _gpu.stream(there)
+        tokens = prod(shape[:-1])
+        if tokens <= _FEW or (workspace is not None and not workspace.shape[0]):
+            workspace = None
+        elif workspace is None and _gpu.holds(weights.codes):
+            workspace = _gpu.workspace(weights, tokens, stream)
+        _microscale.gpu_linear(weights, readable, there, workspace, stream)
+    else:
+        _microscale.linear(weights, readable, there)
     return out
 
 
+#: Rows of activations that never need a workspace.
+_FEW = 8
+
+
+def workspace(weights: Quantized, rows: int) -> Any:
+    """Memory that :func:`linear` works in on a GPU, for products of weights of this shape with as many rows of activations as given and
+    fewer: uint8. It begins with counters, which are zeros and which each product leaves so; what is behind them does not matter. It
+    serves one product after the other, on one stream."""
+    if not _gpu.holds(weights.codes):
+        raise _microscale_error("weights are in the memory of the CPU, where products need no workspace")
+    _gpu.require()
+    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes))
+    return _gpu.new_workspace(weights.codes, needed)
+
+
 def compare(original: Any, other: Any) -> Loss:
-    """How far an array, or what it was quantized to, is from the original.
+    """How far an array, or what it was quantized to, is from the original. Both are in the memory of the CPU.
 
     Args:
         original: `[..., K]`, with contiguous rows.
         other: a :class:`Quantized` of the same shape, or a contiguous array of the same shape and any dtype of values.
     """
     original = _arrays.readable(original, "original")
-    if isinstance(other, Quantized):
+    quantized = isinstance(other, Quantized)
+    if _gpu.holds(original) or _gpu.holds(other.codes if quantized else other):
+        raise TypeError("arrays are compared in the memory of the CPU; pass original.cpu() and other.cpu()")
+    if quantized:
         return Loss(*_microscale.compare_quantized(original, other))
     return Loss(*_microscale.compare(original, _arrays.readable(other, "other")))

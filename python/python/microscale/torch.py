@@ -1,10 +1,10 @@
 """PyTorch as it expects it: operators that `torch.compile` goes through, and linear layers with quantized weights.
 
     microscale.torch.quantize_(model, "nvfp4")
-    model(tokens)                       # on the CPU, activations in float16 or bfloat16
+    model(tokens)                       # on a CPU or a GPU, activations in float16 or bfloat16
     model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: compressed-tensors' names
 
-The operators are `torch.ops.microscale.quantize`, `dequantize` and `linear`. Tensors must be on a CPU.
+The operators are `torch.ops.microscale.quantize`, `dequantize` and `linear`, for tensors on CPUs and NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from microscale import _tensors
+from microscale import _gpu, _microscale, _tensors
 from microscale._errors import Error
 
 #: Elements of a block, by format.
@@ -29,32 +29,33 @@ def _block(format: str) -> int:
     return _BLOCK[format]
 
 
-def _number(global_scale: float | None) -> Tensor:
+def _word(q: _tensors.Quantized) -> Tensor:
     """A global scale as a tensor: of one element, or of none."""
-    return torch.tensor([] if global_scale is None else [global_scale], dtype=torch.float32)
+    number = q.global_scale
+    if isinstance(number, Tensor):
+        return number
+    return torch.tensor([] if number is None else [number], dtype=torch.float32, device=q.codes.device)
 
 
 def _quantized(codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int) -> Any:
-    number = global_scale.item() if global_scale.numel() else None
-    return _tensors.Quantized(
-        codes,
-        scales,
-        format=format,
-        shape=(*codes.shape[:-1], cols),
-        global_scale=number,
-        direction=direction if number is not None else None,
+    number: Any = None
+    if global_scale.numel():
+        number = global_scale if codes.is_cuda else global_scale.item()
+    direction = direction if number is not None else None
+    return _tensors.Quantized._of(
+        codes, scales, number, direction, format, (*codes.shape[:-1], cols), "linear", None
     )
 
 
 @torch.library.custom_op("microscale::quantize", mutates_args=())
 def _quantize(
-    x: Tensor, format: str, convention: str | None, search: str | None, non_finite: str
+    x: Tensor, format: str, convention: str | None, search: str | None, non_finite: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes uint8 `[..., code bytes]`, scales uint8 `[..., blocks]` and the global scale float32 `[1]`, or `[0]` if there is none,
     of `x` `[..., K]` in NVFP4 or MXFP4."""
     _block(format)
     q = _tensors.quantize(x, format, convention=convention, search=search, non_finite=non_finite)
-    return q.codes, q.scales, _number(q.global_scale)
+    return q.codes, q.scales, _word(q)
 
 
 @_quantize.register_fake
@@ -81,9 +82,11 @@ def _(codes, scales, global_scale, format, direction, cols, dtype):
 
 @torch.library.custom_op("microscale::linear", mutates_args=())
 def _linear(x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str) -> Tensor:
-    """`x` `[..., K]`, float16 or bfloat16, times weights `[M, K]`: `[..., M]`."""
+    """`x` `[..., K]`, float16 or bfloat16, on a CPU also float32, times weights `[M, K]`: `[..., M]`."""
     weights = _quantized(codes, scales, global_scale, format, direction, x.shape[-1])
-    return _tensors.linear(weights, x.contiguous())
+    # What calls an operator may have memory pools of its own, as compiled graphs do: nothing of theirs may be kept.
+    workspace = _tensors.workspace(weights, x.shape[:-1].numel()) if x.is_cuda else None
+    return _tensors.linear(weights, x.contiguous(), workspace=workspace)
 
 
 @_linear.register_fake
@@ -107,13 +110,24 @@ def _linear_backward(ctx, gradient):
 torch.library.register_autograd("microscale::linear", _linear_backward, setup_context=_linear_context)
 
 
+def _is_plain(x: Tensor) -> bool:
+    """Whether nobody but the library has to see what is done with a tensor: no compiler, no gradients, no mode, no subclass. An operator
+    takes longer to call than the library."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) is Tensor
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer whose weights are in NVFP4 or MXFP4. Gradients go through it to its input, and its weights stay.
 
     Its state has compressed-tensors' names: `weight_packed` uint8 `[M, K / 2]`, `weight_scale` `[M, K / block]` (float8_e4m3fn for
     NVFP4, uint8 for MXFP4), `weight_global_scale` float32 `[1]` (NVFP4, a divisor), and `bias`.
 
-    float16 and bfloat16 are multiplied with the weights as they are; float32 with the weights dequantized to it.
+    Activations are multiplied with the weights as they are, but float32 on a GPU with the weights dequantized to it.
     """
 
     def __init__(self, weights: _tensors.Quantized, bias: Tensor | None = None) -> None:
@@ -132,14 +146,20 @@ class QuantizedLinear(nn.Module):
         scales = weights.scales.view(torch.float8_e4m3fn) if self.format == "nvfp4" else weights.scales
         self.register_buffer("weight_packed", weights.codes)
         self.register_buffer("weight_scale", scales)
-        number = _number(weights.global_scale) if weights.global_scale is not None else None
-        self.register_buffer("weight_global_scale", number)
+        # A clone: the global scale of a GPU has its kernels' notes behind it.
+        self.register_buffer("weight_global_scale", None if weights.direction is None else _word(weights).clone())
         self.bias = None if bias is None else nn.Parameter(bias.detach())
+        self._ready: tuple[Any, ...] = ()
 
     @classmethod
     def from_linear(cls, layer: nn.Linear, format: str = "nvfp4", **options: Any) -> QuantizedLinear:
-        """Quantizes the weights of a layer. `options` are those of :func:`microscale.quantize`."""
+        """Quantizes the weights of a layer, where they are. `options` are those of :func:`microscale.quantize`. On a GPU too, NaN and
+        infinities are an error by default, which waits."""
+        options = {"non_finite": "error", **options}
         return cls(_tensors.quantize(layer.weight, format, **options), layer.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": ()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """Moves the layer. `model.to(torch.bfloat16)` is about its bias: scales stay what they are."""
@@ -156,14 +176,44 @@ class QuantizedLinear(nn.Module):
         none = number if number is not None else self.weight_packed.new_empty((0,), dtype=torch.float32)
         return self.weight_packed, self.weight_scale.view(torch.uint8), none
 
+    def _weights(self) -> _tensors.Quantized:
+        """The weights as they are now, put together anew only if a tensor was replaced."""
+        if not self._buffers["weight_packed"].is_cuda:
+            # The number of a CPU's is read each time, for a state may have been loaded meanwhile.
+            return _quantized(*self._parts(), self.format, "divisor", self.in_features)
+        buffers = self._buffers
+        now = (buffers["weight_packed"], buffers["weight_scale"], buffers["weight_global_scale"])
+        ready = self._ready
+        if ready and ready[0] is now[0] and ready[1] is now[1] and ready[2] is now[2] and ready[3] == now[1].data_ptr():
+            return ready[4]
+        weights = _quantized(*self._parts(), self.format, "divisor", self.in_features)
+        self._ready = (*now, now[1].data_ptr(), weights)
+        return weights
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights `[M, K]` in a dtype."""
         return torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, dtype)
 
+    def _product(self, x: Tensor) -> Tensor:
+        weights = self._weights()
+        if not x.is_cuda:
+            return _tensors.linear(weights, x)
+        _gpu.require()
+        # As `linear` does, without looking whose array it is.
+        leading = x.shape[:-1]
+        y, tokens = x.new_empty((*leading, self.out_features)), leading.numel()
+        stream = _gpu.stream(y)
+        workspace = _gpu.workspace(weights, tokens, stream) if tokens > _tensors._FEW else None
+        _microscale.gpu_linear(weights, x, y, workspace, stream)
+        return y
+
     def forward(self, x: Tensor) -> Tensor:
         """`[..., K]` to `[..., M]`."""
-        if x.dtype == torch.float32:
+        if x.dtype == torch.float32 and x.is_cuda:
             return nn.functional.linear(x, self.dequantize(), self.bias)
+        if _is_plain(x):
+            y = self._product(x.contiguous())
+            return y if self.bias is None else y.add_(self.bias.to(y.dtype))
         y = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor")
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -184,7 +234,7 @@ def quantize_(
     engines serve, where fused layers share one, use :func:`microscale.quantize_checkpoint`.
 
     Args:
-        model: the model, on a CPU.
+        model: the model, on CPUs or NVIDIA GPUs.
         recipe: a format, or a mapping with `format` and other options of :func:`microscale.quantize`.
         exclude: patterns of layers to leave alone.
         filter: if given, whether to quantize a layer, by its name and itself.

@@ -76,6 +76,9 @@ pub(crate) fn is_quantized_and_back(gpu: &Gpu) {
                 gpu.convert_layout_on(stream, view.as_view(), &mut there).unwrap();
                 let found = there.as_view().to_host(stream).unwrap();
                 assert_eq!(found, tensor.convert_layout(other), "{what}");
+                let mut scales = Raw::used(stream, found.scales().len());
+                gpu.convert_scales_on(stream, view.as_view(), other, scales.view_mut()).unwrap();
+                assert_eq!(scales.read(), found.scales(), "{what}");
                 for raw in
                     [&out.codes, &out.scales, &out.slot, &converted.codes, &converted.scales, &converted.slot]
                 {

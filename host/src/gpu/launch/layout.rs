@@ -10,17 +10,18 @@ use crate::error::Result;
 use crate::gpu::arguments::{Argument, config};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
-use crate::gpu::tensor_view::DeviceTensorView;
-use crate::gpu::tensor_view_mut::DeviceTensorViewMut;
+use crate::gpu::memory::DeviceViewMut;
+use crate::gpu::tensor_view::{DeviceTensorView, SCALES, SCALES_ALIGNMENT};
 
-/// Enqueues the conversion of scales to the other layout. The caller has checked that the shapes differ in that alone.
+/// Enqueues the conversion of scales to the other layout. The caller has checked that `target` has its bytes.
 pub(in crate::gpu) fn convert_scales(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     source: DeviceTensorView<'_>,
-    target: &mut DeviceTensorViewMut<'_>,
+    to: ScaleLayout,
+    target: &mut DeviceViewMut<'_, u8>,
 ) -> Result<()> {
-    let (shape, to) = (source.shape(), target.shape().scale_layout);
+    let shape = source.shape();
     if shape.rows == 0 || shape.cols == 0 {
         return Ok(());
     }
@@ -35,7 +36,7 @@ pub(in crate::gpu) fn convert_scales(
     let tiles = Argument(Divider::new(grid.tiles_per_row));
     let grid = Argument(grid);
     let ([_, source, _], _read) = source.read(stream)?;
-    let ([_, target, _], _written) = target.write(stream)?;
+    let (target, _written) = target.write(stream, SCALES, SCALES_ALIGNMENT)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&source).arg(&target).arg(&rows).arg(&grid).arg(&tiles);
     // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their

@@ -1,0 +1,162 @@
+"""Arrays in the memory of GPUs: the streams of their libraries, new arrays, and workspaces of products."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+from microscale import _microscale
+
+#: Devices of DLPack that are GPUs of NVIDIA: their memory, and memory that moves.
+_DLPACK_GPUS = (2, 13)
+#: The legacy default stream, by the number that it has in DLPack and in the interface of arrays.
+_LEGACY = 1
+
+
+def _torch(x: Any) -> Any:
+    """PyTorch, if `x` is a tensor of it."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(x, torch.Tensor) else None
+
+
+def _cupy(x: Any) -> Any:
+    """CuPy, if `x` is an array of it."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(x, cupy.ndarray) else None
+
+
+def holds(x: Any) -> bool:
+    """Whether `x` is in the memory of a GPU."""
+    if _torch(x) is not None:
+        return x.is_cuda
+    if hasattr(x, "__array_interface__"):
+        return False
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
+    return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_GPUS
+
+
+#: Whether the package was built for GPUs.
+_BUILT = hasattr(_microscale, "gpu_quantize")
+
+
+def require() -> None:
+    """Raises an error unless the package was built for GPUs."""
+    if not _BUILT:
+        raise RuntimeError("this package was built without its feature `cuda`; build it with that, or move arrays to the CPU")
+
+
+@cache
+def _torch_stream(torch: Any) -> Any:
+    """A function that gives PyTorch's current stream of a device by number, as fast as there is."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda number: torch.cuda.current_stream(number).cuda_stream)
+
+
+def stream(x: Any) -> int:
+    """The stream that work which writes `x` belongs on: the current one of its library, or that which it names."""
+    if (torch := _torch(x)) is not None:
+        return _torch_stream(torch)(x.get_device())
+    if (cupy := _cupy(x)) is not None:
+        with x.device:
+            return cupy.cuda.get_current_stream().ptr
+    own = getattr(x, "__cuda_array_interface__", {}).get("stream")
+    return _LEGACY if own is None else own
+
+
+def number(x: Any) -> int:
+    """The number of the GPU that a tensor of PyTorch or an array of CuPy is on."""
+    return x.get_device() if _torch(x) is not None else x.device.id
+
+
+def _new(like: Any, shape: tuple[int, ...], dtype: str, kind: str) -> Any:
+    """An array from the library that `like` is from, on its GPU, by that library's function `kind`."""
+    if (torch := _torch(like)) is not None:
+        return getattr(like, "new_" + kind)(shape, dtype=getattr(torch, dtype))
+    if (cupy := _cupy(like)) is not None:
+        if dtype == "bfloat16":
+            raise TypeError("CuPy has no bfloat16; choose float32 or float16, or pass `out`")
+        with like.device:
+            return getattr(cupy, kind)(shape, dtype=dtype)
+    raise TypeError(
+        f"a result for a {type(like).__name__} would be in the memory of a library that is not known here; pass `out`, or the same "
+        "memory as a tensor of PyTorch or an array of CuPy, by their from_dlpack or asarray"
+    )
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array without values on the GPU that `like` is on."""
+    return _new(like, shape, dtype, "empty")
+
+
+def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array of zeros on the GPU that `like` is on."""
+    return _new(like, shape, dtype, "zeros")
+
+
+def word(like: Any, value: float) -> Any:
+    """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the host."""
+    array = empty(like, (1,), "float32")
+    if _torch(array) is not None:
+        return array.fill_(value)
+    array.fill(value)
+    return array
+
+
+def numbers(x: Any) -> list[float]:
+    """The numbers of an array. Waits for them."""
+    return x.tolist() if _torch(x) is not None else x.get().tolist()
+
+
+def to_host(x: Any) -> Any:
+    """An array in the memory of the CPU. Waits for it."""
+    return x.cpu() if _torch(x) is not None else x.get()
+
+
+#: Bytes of workspaces, by what they depend on.
+_BYTES: dict[tuple[Any, ...], int] = {}
+_Workspaces = dict[tuple[int, int], tuple[int | None, Any]]
+#: A workspace for each stream of a GPU: products on a stream use it one after the other.
+_WORKSPACES: _Workspaces = {}
+#: The last capture on each stream of a GPU, and the workspace in its graph.
+_CAPTURED: _Workspaces = {}
+
+
+def workspace_bytes(weights: Any, tokens: int, stream: int) -> int:
+    """Bytes of a workspace for weights and so many rows of activations; 0 if none is needed."""
+    key = (number(weights.codes), weights.format, weights.shape, tokens)
+    found = _BYTES.get(key)
+    if found is None:
+        if len(_BYTES) >= 4096:
+            _BYTES.clear()
+        found = _BYTES[key] = _microscale.gpu_workspace_bytes(weights, tokens, stream)
+    return found
+
+
+def new_workspace(like: Any, needed: int) -> Any:
+    """A workspace of so many bytes on the GPU that `like` is on. Its counters are cleared, and the rest has no values."""
+    memory = empty(like, (needed,), "uint8")
+    if _torch(memory) is not None:
+        memory[: _microscale.COUNTER_BYTES].zero_()
+    else:
+        memory[: _microscale.COUNTER_BYTES].fill(0)
+    return memory
+
+
+def workspace(weights: Any, tokens: int, stream: int) -> Any:
+    """A workspace for a product on a stream; None if none is needed. It is kept for later products on the stream. Each capture has
+    workspaces of its own, for graphs may be replayed on any stream: the graph's pool has their memory as long as the graph lives, and
+    the tensor is held so that nothing else in the capture gets it."""
+    needed = workspace_bytes(weights, tokens, stream)
+    if not needed:
+        return None
+    place = (number(weights.codes), stream)
+    capture = _microscale.gpu_capture(*place)
+    if capture is not None and _torch(weights.codes) is None:
+        raise TypeError("only PyTorch keeps memory for as long as a graph lives; make a workspace before the capture, and pass it")
+    kept = _WORKSPACES if capture is None else _CAPTURED
+    found = kept.get(place)
+    if found is None or found[0] != capture or found[1].shape[0] < needed:
+        found = kept[place] = capture, new_workspace(weights.codes, needed)
+    return found[1]

@@ -1,0 +1,323 @@
+//! Operations on arrays in the memory of GPUs, by the names of those on a CPU's with `gpu_` before them. They enqueue on the caller's
+//! stream and return: none waits, but [`gpu_quantize`] where it is asked for counts.
+
+use half::{bf16, f16};
+use microscale::gpu::{
+    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut, GemmWorkspaceMut,
+};
+use microscale::{Batch, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::array::{Array, Kind};
+use crate::errors::{error, of_tensors, type_error};
+use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
+use crate::interface::array_anywhere;
+use crate::operand::Operand;
+use crate::recipe::{Recipe, word};
+use crate::tensors::{Counts, activation_rows, counts, require_elements};
+
+/// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
+pub(crate) const SLOT_WORDS: usize = DeviceTensorViewMut::GLOBAL_SLOT_WORDS;
+pub(crate) const AMAX_WORDS: usize = DeviceAmax::WORDS;
+/// Bytes of a workspace that are zeros before its first product.
+pub(crate) const COUNTER_BYTES: usize = GemmWorkspaceMut::COUNTER_BYTES;
+
+/// An array that work on a stream may use.
+fn on_stream(object: &Bound<'_, PyAny>, what: &'static str, stream: usize) -> PyResult<Array> {
+    array_anywhere(object, what, Some(stream))
+}
+
+/// A quantized matrix that work on a stream may use. Of tensors of PyTorch the object keeps what was found, and while it has the same
+/// tensors at the same addresses they are not looked at again.
+fn operand<'py>(object: &Bound<'py, PyAny>, stream: usize) -> PyResult<Bound<'py, Found>> {
+    let py = object.py();
+    let name = intern!(py, "_found");
+    let kept = object.getattr(name)?;
+    if let Ok(kept) = kept.cast_into_exact::<Found>()
+        && kept.get().0.is_still(object)?
+    {
+        return Ok(kept);
+    }
+    let operand = Operand::by(object, |part, what| on_stream(part, what, stream))?;
+    let keeps = operand.is_of_torch(py)?;
+    let found = Bound::new(py, Found(operand))?;
+    if keeps {
+        object.setattr(name, &found)?;
+    }
+    Ok(found)
+}
+
+/// A quantized matrix that was found in an object of Python.
+#[pyclass(frozen, module = "microscale._microscale")]
+pub(crate) struct Found(Operand);
+
+/// Two lists as one.
+fn both<'a>(arrays: &[&'a Array], others: &[&'a Array]) -> Vec<&'a Array> {
+    [arrays, others].concat()
+}
+
+/// Evaluates an expression for the type of values of a kind.
+macro_rules! with_type {
+    ($array:expr, $T:ident => $expr:expr) => {
+        match $array.kind() {
+            Kind::F32 => {
+                type $T = f32;
+                $expr
+            }
+            Kind::F16 => {
+                type $T = f16;
+                $expr
+            }
+            Kind::Bf16 => {
+                type $T = bf16;
+                $expr
+            }
+            Kind::Bytes => Err($array.no_values()),
+        }
+    };
+}
+
+/// Quantizes the rows of an array to codes and scales, and in NVFP4 a slot, whose first element becomes the global scale. Returns the
+/// direction of the global scale, and counts if they are asked for, which waits for the stream.
+#[pyfunction]
+#[pyo3(signature = (values, recipe, importance, amax, codes, scales, slot, count, stream))]
+#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
+pub(crate) fn gpu_quantize(
+    py: Python<'_>,
+    values: &Bound<'_, PyAny>,
+    recipe: &Recipe,
+    importance: Option<&Bound<'_, PyAny>>,
+    amax: Option<&Bound<'_, PyAny>>,
+    codes: &Bound<'_, PyAny>,
+    scales: &Bound<'_, PyAny>,
+    slot: Option<&Bound<'_, PyAny>>,
+    count: bool,
+    stream: usize,
+) -> PyResult<(Option<&'static str>, Option<Counts>)> {
+    let optional = |object: Option<&Bound<'_, PyAny>>, what| {
+        object.map(|object| on_stream(object, what, stream)).transpose()
+    };
+    let values = on_stream(values, "x", stream)?;
+    let (importance, amax) = (optional(importance, "importance")?, optional(amax, "amax")?);
+    let (mut codes, mut scales) = (on_stream(codes, "codes", stream)?, on_stream(scales, "scales", stream)?);
+    let mut slot = optional(slot, "global_scale")?;
+    let shape = values.rows(py)?;
+    let inputs: Vec<_> = [&values].into_iter().chain(&importance).chain(&amax).collect();
+    codes.require_output(py, Kind::Bytes, &inputs)?;
+    scales.require_output(py, Kind::Bytes, &both(&inputs, &[&codes]))?;
+    if let Some(slot) = &slot {
+        slot.require_output(py, Kind::F32, &both(&inputs, &[&codes, &scales]))?;
+    }
+    for input in importance.iter().chain(&amax) {
+        input.require(py, Kind::F32)?;
+    }
+    let arrays: Vec<_> = both(&inputs, &[&codes, &scales]).into_iter().chain(&slot).collect();
+    let work = Work::with(py, &arrays, stream)?;
+    if count {
+        work.require_waiting(py)?;
+    }
+
+    let of_tensors = |why| of_tensors(py, why);
+    let recipe = &recipe.0;
+    let mut options = DeviceQuantizeOptions::new();
+    if let Some(importance) = &importance {
+        options = options.importance(view::<f32>(importance));
+    }
+    if let Some(amax) = &amax {
+        options = options.amax(words(amax));
+    }
+    let quantized =
+        QuantizedShape::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout);
+    let mut out = DeviceTensorViewMut::from_parts(quantized, bytes_mut(&mut codes), bytes_mut(&mut scales))
+        .map_err(of_tensors)?;
+    if let Some(slot) = &mut slot {
+        out = out.with_global_slot(words_mut(slot)).map_err(of_tensors)?;
+    }
+    let report = with_type!(values, T => {
+        let input = view::<T>(&values);
+        work.enqueue(py, |gpu, stream| {
+            if !count {
+                return gpu.quantize_on(stream, input, shape, recipe, options, &mut out).map(|()| None);
+            }
+            let mut report = DeviceReport::zeros(stream)?;
+            gpu.quantize_on(stream, input, shape, recipe, options.report(&mut report), &mut out)?;
+            report.read(stream, shape, recipe.format()).map(Some)
+        })
+    })?;
+    if let Some(report) = report
+        && let (NonFinite::Error, Some(first)) = (recipe.non_finite, report.first_non_finite)
+    {
+        return Err(of_tensors(Error::NonFinite { first, report }));
+    }
+    Ok((out.direction().map(Words::word), report.map(counts)))
+}
+
+/// Dequantizes to an array of as many elements.
+#[pyfunction]
+pub(crate) fn gpu_dequantize(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    stream: usize,
+) -> PyResult<()> {
+    let (tensor, mut out) = (operand(tensor, stream)?, on_stream(out, "out", stream)?);
+    let tensor = &tensor.get().0;
+    let arrays: Vec<_> = tensor.arrays().collect();
+    require_elements(py, &out, tensor.shape.rows, tensor.shape.cols)?;
+    out.require_output(py, out.kind(), &arrays)?;
+    let work = Work::with(py, &both(&arrays, &[&out]), stream)?;
+    let from = tensor.device_view(py)?;
+    with_type!(out, T => {
+        let to = view_mut::<T>(&mut out);
+        work.enqueue(py, |gpu, stream| gpu.dequantize_on(stream, from, to, from.cols()))
+    })
+}
+
+/// Adds the largest magnitude of an array to an amax.
+#[pyfunction]
+pub(crate) fn gpu_amax(
+    py: Python<'_>,
+    values: &Bound<'_, PyAny>,
+    amax: &Bound<'_, PyAny>,
+    stream: usize,
+) -> PyResult<()> {
+    let (values, mut amax) = (on_stream(values, "x", stream)?, on_stream(amax, "out", stream)?);
+    let shape = values.rows(py)?;
+    amax.require_output(py, Kind::F32, &[&values])?;
+    let work = Work::with(py, &[&values, &amax], stream)?;
+    with_type!(values, T => {
+        let (from, to) = (view::<T>(&values), words_mut(&mut amax));
+        work.enqueue(py, |gpu, stream| gpu.amax_on(stream, from, shape, to))
+    })
+}
+
+/// Writes the scales of a quantized matrix in a layout.
+#[pyfunction]
+pub(crate) fn gpu_scales_in(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    layout: &str,
+    out: &Bound<'_, PyAny>,
+    stream: usize,
+) -> PyResult<()> {
+    let layout: ScaleLayout = word(py, layout)?;
+    let (tensor, mut out) = (operand(tensor, stream)?, on_stream(out, "out", stream)?);
+    let tensor = &tensor.get().0;
+    let arrays: Vec<_> = tensor.arrays().collect();
+    out.require_output(py, Kind::Bytes, &arrays)?;
+    let work = Work::with(py, &both(&arrays, &[&out]), stream)?;
+    let from = tensor.device_view(py)?;
+    let to = bytes_mut(&mut out);
+    work.enqueue(py, |gpu, stream| gpu.convert_scales_on(stream, from, layout, to))
+}
+
+/// Multiplies quantized matrices with quantized vectors.
+#[pyfunction]
+pub(crate) fn gpu_gemv(
+    py: Python<'_>,
+    matrix: &Bound<'_, PyAny>,
+    vectors: &Bound<'_, PyAny>,
+    batch: usize,
+    vector_stride: usize,
+    out: &Bound<'_, PyAny>,
+    stream: usize,
+) -> PyResult<()> {
+    let (matrix, vectors) = (operand(matrix, stream)?, operand(vectors, stream)?);
+    let (matrix, vectors) = (&matrix.get().0, &vectors.get().0);
+    let mut out = on_stream(out, "out", stream)?;
+    let arrays: Vec<_> = matrix.arrays().chain(vectors.arrays()).collect();
+    out.require_output(py, out.kind(), &arrays)?;
+    let work = Work::with(py, &both(&arrays, &[&out]), stream)?;
+    let batch = Batch::of(batch).with_vector_stride(vector_stride);
+    let (matrix, vectors) = (matrix.device_view(py)?, vectors.device_view(py)?);
+    with_type!(out, T => {
+        let to = view_mut::<T>(&mut out);
+        work.enqueue(py, |gpu, stream| gpu.gemv_on(stream, matrix, vectors, batch, to))
+    })
+}
+
+/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape; 0 if it needs none.
+#[pyfunction]
+pub(crate) fn gpu_workspace_bytes(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    tokens: usize,
+    stream: usize,
+) -> PyResult<usize> {
+    let weights = operand(weights, stream)?;
+    let weights = &weights.get().0;
+    let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
+    match work.gpu.gemm_kernel(weights.shape, tokens) {
+        None => Ok(0),
+        Some(_) => {
+            let bytes = work.gpu.gemm_workspace_bytes(weights.shape, tokens);
+            bytes.map_err(|why| of_tensors(py, why))
+        }
+    }
+}
+
+/// The number of the capture on a stream of GPU number `device`; none if nothing is captured.
+#[pyfunction]
+pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyResult<Option<u64>> {
+    capture(device, stream).map_err(|why| of_tensors(py, why))
+}
+
+/// Multiplies quantized weights with activations of 16 bits. The workspace begins with counters, which are zeros.
+#[pyfunction]
+#[pyo3(signature = (weights, activations, out, workspace, stream))]
+pub(crate) fn gpu_linear(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    activations: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    workspace: Option<&Bound<'_, PyAny>>,
+    stream: usize,
+) -> PyResult<()> {
+    let (weights, activations) = (operand(weights, stream)?, on_stream(activations, "activations", stream)?);
+    let weights = &weights.get().0;
+    let mut out = on_stream(out, "out", stream)?;
+    let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
+    let tokens = activation_rows(py, &activations, weights.shape.cols)?;
+    require_elements(py, &out, tokens, weights.shape.rows)?;
+    let arrays: Vec<_> = [&activations].into_iter().chain(weights.arrays()).collect();
+    out.require_output(py, activations.kind(), &arrays)?;
+    if let Some(workspace) = &workspace {
+        workspace.require_output(py, Kind::Bytes, &both(&arrays, &[&out]))?;
+    }
+    let all: Vec<_> = arrays.iter().copied().chain([&out]).chain(&workspace).collect();
+    let work = Work::with(py, &all, stream)?;
+    let from = weights.device_view(py)?;
+    // Few tokens need no workspace.
+    let space = match &mut workspace {
+        None if work.gpu.gemm_kernel(weights.shape, tokens).is_some() => {
+            return Err(error(py, format!("{tokens} rows of activations need a workspace")));
+        }
+        None => None,
+        Some(workspace) => {
+            let bytes = workspace.span();
+            // SAFETY: so many bytes are there, which share no memory with the operands, and the caller promises what is in them. That
+            // one product uses them after the other, the order of the stream ensures.
+            let space = unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) };
+            Some(space.map_err(|why| of_tensors(py, why))?)
+        }
+    };
+    /// The product for a dtype.
+    macro_rules! multiply {
+        ($T:ty) => {{
+            let x = view::<$T>(&activations);
+            let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
+            work.enqueue(py, |gpu, stream| match space {
+                Some(space) => gpu.gemm_weights_on(stream, from, x, tokens, space, to),
+                None => gpu.gemv_weights_on(stream, from, x, tokens, to),
+            })
+        }};
+    }
+    match activations.kind() {
+        Kind::F16 => multiply!(f16),
+        Kind::Bf16 => multiply!(bf16),
+        Kind::F32 | Kind::Bytes => Err(type_error(
+            "activations on a GPU must be float16 or bfloat16; convert them first, or multiply with the dequantized weights",
+        )),
+    }
+}
