@@ -6,7 +6,7 @@
 //! use candle_core::{DType, Device, Module, Tensor};
 //! use microscale_candle::Weights;
 //!
-//! let weights = Weights::open(Path::new("OUT"), DType::F32)?;
+//! let weights = Weights::open(Path::new("OUT"), DType::F32, &Device::Cpu)?;
 //! let layer = weights.pp("model.layers.0.mlp.down_proj").linear(768, 256, false)?;
 //! let x = Tensor::zeros((1, 5, 768), DType::F32, &Device::Cpu)?;
 //! assert_eq!(layer.forward(&x)?.dims(), [1, 5, 256]);
@@ -25,6 +25,8 @@
 //! is not quantized, and blocks of GGUF. Products are [`microscale::gemm_weights`], on CPUs, with activations in f32, f16
 //! or bf16, over rayon's threads, as candle's own are.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod experts;
 mod linear;
 mod matrix;

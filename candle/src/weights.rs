@@ -21,6 +21,7 @@ pub struct Weights {
     tensors: Arc<Mapped>,
     prefix: String,
     dtype: DType,
+    device: Device,
 }
 
 /// Tensors, and the mapped files that they are in.
@@ -41,25 +42,25 @@ impl fmt::Debug for Weights {
 
 impl Weights {
     /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory: the files are mapped. What is not quantized comes out in
-    /// this dtype.
+    /// this dtype, and everything on this device.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`] and [`logical`].
-    pub fn open(path: &Path, dtype: DType) -> Result<Self> {
-        Self::of(Checkpoint::open(path).map_err(Error::wrap)?, dtype)
+    pub fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        Self::of(Checkpoint::open(path).map_err(Error::wrap)?, dtype, device)
     }
 
     /// [`Self::open`] of a checkpoint that is open.
     ///
     /// # Errors
     /// Those of [`logical`].
-    pub fn of(checkpoint: Checkpoint, dtype: DType) -> Result<Self> {
+    pub fn of(checkpoint: Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
         let tensors = Yoke::try_attach_to_cart(Arc::new(checkpoint), |checkpoint| {
             let tensors = logical(checkpoint)?;
             Ok(Tensors(tensors.into_iter().map(|tensor| (tensor.name(), tensor)).collect()))
         });
         let tensors = tensors.map_err(|error: microscale_checkpoint::Error| Error::wrap(error))?;
-        Ok(Self { tensors: Arc::new(tensors), prefix: String::new(), dtype })
+        Ok(Self { tensors: Arc::new(tensors), prefix: String::new(), dtype, device: device.clone() })
     }
 
     /// The tensors whose names begin with another part, and a dot after it.
@@ -83,6 +84,11 @@ impl Weights {
         self.tensors.get().0.contains_key(&*self.full(name))
     }
 
+    /// The device that tensors come out on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The values of a tensor, dequantized if it is quantized.
     ///
     /// # Errors
@@ -96,12 +102,12 @@ impl Weights {
         let values = match tensor {
             Logical::Packed(packed) => {
                 let values = packed.values::<f32>(&microscale::Device::Cpu).map_err(Error::wrap)?;
-                Tensor::from_vec(values, shape, &Device::Cpu)
+                Tensor::from_vec(values, shape, &self.device)
             }
             Logical::Plain(plain) => match plain.values() {
-                Some(Values::F32(values)) => Tensor::from_vec(values.into_owned(), shape, &Device::Cpu),
-                Some(Values::F16(values)) => Tensor::from_vec(values.into_owned(), shape, &Device::Cpu),
-                Some(Values::Bf16(values)) => Tensor::from_vec(values.into_owned(), shape, &Device::Cpu),
+                Some(Values::F32(values)) => Tensor::from_vec(values.into_owned(), shape, &self.device),
+                Some(Values::F16(values)) => Tensor::from_vec(values.into_owned(), shape, &self.device),
+                Some(Values::Bf16(values)) => Tensor::from_vec(values.into_owned(), shape, &self.device),
                 None => bail!("{name} is in {}, which are no values of a layer", plain.dtype),
             },
         };
@@ -116,7 +122,7 @@ impl Weights {
     pub fn linear(&self, inputs: usize, outputs: usize, bias: bool) -> Result<Linear> {
         let bias = bias.then(|| self.get(outputs, "bias")).transpose()?;
         match self.matrix("weight", [outputs, inputs])? {
-            Some(weight) => Ok(Linear::Quantized(QLinear::new(weight, bias)?)),
+            Some(weight) => Ok(Linear::Quantized(QLinear::new(weight, bias)?.to_device(&self.device)?)),
             None => Ok(Linear::Plain(candle_nn::Linear::new(self.get((outputs, inputs), "weight")?, bias))),
         }
     }
@@ -138,6 +144,9 @@ impl Weights {
             weights
                 .ok_or_else(|| Error::msg(format!("{} is not quantized to MXFP4 or NVFP4", self.full(name))))
         };
+        if !self.device.is_cpu() {
+            bail!("experts are multiplied on CPUs; on GPUs see `microscale::gpu::DeviceExperts`");
+        }
         if self.contains_tensor(name) {
             let weights = quantized(self.matrix(name, [count * outputs, inputs])?, name)?;
             let bias = bias.then(|| self.get((count, outputs), &format!("{name}_bias"))).transpose()?;

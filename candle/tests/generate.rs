@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use microscale::{Convention, Format, Recipe};
 use microscale_candle::Weights;
 use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
@@ -23,7 +23,7 @@ fn sample() -> PathBuf {
 
 fn model(directory: &Path, held: Held) -> Result<Llama> {
     let config = std::fs::read_to_string(directory.join("config.json"))?;
-    Llama::of(&Stored(Weights::open(directory, DType::F32)?, held), &Config::parse(&config)?)
+    Llama::of(&Stored(Weights::open(directory, DType::F32, &Device::Cpu)?, held), &Config::parse(&config)?)
 }
 
 fn largest(x: &Tensor) -> f32 {

@@ -49,12 +49,12 @@ fn layers_of_every_convention_are_found_by_the_models_names() -> Result<()> {
         (Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
         (Format::Nvfp4, Convention::Modelopt, FileConvention::Modelopt),
     ];
-    let original = Weights::open(&sample(), DType::F32)?;
+    let original = Weights::open(&sample(), DType::F32, CPU)?;
     for (format, convention, files) in cases {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
         quantized(&out, format, convention, files);
-        let weights = Weights::open(&out, DType::F32)?;
+        let weights = Weights::open(&out, DType::F32, CPU)?;
         let mlp = weights.pp("model.layers").pp(1).pp("mlp");
         let name = "down_proj.weight";
         let (dequantized, before) =
@@ -76,7 +76,7 @@ fn weights_are_multiplied_where_the_file_is_mapped() -> Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
     quantized(&out, Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors);
-    let weights = Weights::open(&out, DType::F32)?;
+    let weights = Weights::open(&out, DType::F32, CPU)?;
     let Linear::Quantized(layer) = weights.pp("model.layers.0.self_attn.q_proj").linear(128, 128, false)?
     else {
         panic!("it is quantized");
@@ -94,7 +94,7 @@ fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
     let out = directory.path().join("out");
     quantized(&out, Format::Nvfp4, Convention::Modelopt, FileConvention::Modelopt);
     for dtype in [DType::F32, DType::BF16] {
-        let weights = Weights::open(&out, dtype)?;
+        let weights = Weights::open(&out, dtype, CPU)?;
         let Linear::Plain(head) = weights.pp("lm_head").linear(128, 1024, false)? else {
             panic!("heads are left out");
         };
@@ -104,7 +104,7 @@ fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
     // MXFP8 is not multiplied.
     let out = directory.path().join("mxfp8");
     quantized(&out, Format::Mxfp8E4m3, Convention::Ocp, FileConvention::CompressedTensors);
-    let weights = Weights::open(&out, DType::F32)?.pp("model.layers.0.mlp.up_proj");
+    let weights = Weights::open(&out, DType::F32, CPU)?.pp("model.layers.0.mlp.up_proj");
     let layer = weights.linear(128, 352, false)?;
     assert!(matches!(layer, Linear::Plain(_)));
     assert_layer(&layer, &weights.get((352, 128), "weight")?, None);
@@ -152,7 +152,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let ids = Tensor::new(&[[0u32, 3], [2, 0], [3, 1]], CPU)?;
     let x = input(&[3, inputs]);
     let layer_of = |path: &Path| -> Result<_> {
-        let weights = Weights::open(path, DType::F32)?.pp("mlp.experts");
+        let weights = Weights::open(path, DType::F32, CPU)?.pp("mlp.experts");
         let layer = weights.experts(experts, inputs, outputs, "gate_up_proj", true)?;
         assert!(weights.experts(experts, inputs, outputs, "down_proj", true).is_err());
         assert!(weights.experts(experts, inputs, outputs + 1, "gate_up_proj", true).is_err());
@@ -162,8 +162,8 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let y = together_layer.forward(&x, &ids)?;
     assert_eq!(y.to_vec3::<f32>()?, apart_layer.forward(&x, &ids)?.to_vec3::<f32>()?);
     // The parameter of the model has inputs before outputs.
-    let values =
-        Weights::open(&together, DType::F32)?.get((experts, inputs, outputs), "mlp.experts.gate_up_proj")?;
+    let values = Weights::open(&together, DType::F32, CPU)?
+        .get((experts, inputs, outputs), "mlp.experts.gate_up_proj")?;
     for expert in 0..experts {
         let layer = QLinear::new(together_layer.weights()[expert].clone(), Some(biases.get(expert)?))?;
         assert_layer(&layer, &values.get(expert)?.t()?.contiguous()?, Some(&biases.get(expert)?));
@@ -176,7 +176,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
 
 #[test]
 fn errors_name_the_tensor() -> Result<()> {
-    let weights = Weights::open(&sample(), DType::F32)?.pp("model.layers.0.mlp");
+    let weights = Weights::open(&sample(), DType::F32, CPU)?.pp("model.layers.0.mlp");
     assert!(weights.contains_tensor("up_proj.weight") && !weights.contains_tensor("weight"));
     let assert_error = |error: candle_core::Error, parts: &[&str]| {
         let error = error.to_string();
@@ -193,11 +193,13 @@ fn errors_name_the_tensor() -> Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
     quantized(&out, Format::Mxfp4, Convention::CompressedTensors, FileConvention::CompressedTensors);
-    let weights = Weights::open(&out, DType::F32)?.pp("model.layers.0.mlp");
+    let weights = Weights::open(&out, DType::F32, CPU)?.pp("model.layers.0.mlp");
     assert_error(
         weights.pp("up_proj").linear(256, 352, false).unwrap_err(),
         &[name, "[352, 128]", "[352, 256]"],
     );
-    assert!(Weights::open(&out.join("missing"), DType::F32).unwrap_err().to_string().contains("missing"));
+    assert!(
+        Weights::open(&out.join("missing"), DType::F32, CPU).unwrap_err().to_string().contains("missing")
+    );
     Ok(())
 }

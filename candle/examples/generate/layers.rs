@@ -90,19 +90,19 @@ impl Source for Stored {
 }
 
 /// Random tensors, for measurements: the same whenever they are made.
-pub(crate) struct Random(pub(crate) Held, pub(crate) DType);
+pub(crate) struct Random(pub(crate) Held, pub(crate) DType, pub(crate) Device);
 
 impl Source for Random {
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         if shape.len() == 1 {
-            return Tensor::ones(shape, self.1, &Device::Cpu);
+            return Tensor::ones(shape, self.1, &self.2);
         }
         let seed = name.bytes().fold(1u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let mut rng = fastrand::Rng::with_seed(seed);
         let size = 1.0 / (shape[1] as f32).sqrt();
         let values =
             (0..shape.iter().product()).map(|_| (rng.f32() + rng.f32() - 1.0) * 2.0 * size).collect();
-        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.1)
+        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.1)?.to_device(&self.2)
     }
 
     fn has(&self, _: &str) -> bool {

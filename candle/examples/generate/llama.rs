@@ -183,14 +183,14 @@ impl Llama {
         let rates: Vec<_> = (0..config.head_dim / 2).map(rate).collect();
         let positions = Tensor::arange(0, config.context as u32, &Device::Cpu)?.to_dtype(DType::F32)?;
         let angles = positions.unsqueeze(1)?.matmul(&Tensor::new(rates, &Device::Cpu)?.unsqueeze(0)?)?;
-        let dtype = embeddings.dtype();
+        let (dtype, device) = (embeddings.dtype(), &embeddings.device().clone());
         Ok(Self {
             layers: (0..config.layers)
                 .map(|layer| Layer::of(source, layer, config))
                 .collect::<Result<_>>()?,
             norm: Norm::of(source, "model.norm.weight", config.hidden, config)?,
-            cos: angles.cos()?.to_dtype(dtype)?,
-            sin: angles.sin()?.to_dtype(dtype)?,
+            cos: angles.cos()?.to_dtype(dtype)?.to_device(device)?,
+            sin: angles.sin()?.to_dtype(dtype)?.to_device(device)?,
             embeddings,
             head,
         })
@@ -204,14 +204,16 @@ impl Llama {
     /// The logits after each of the tokens, `[tokens, vocabulary]` in f32, or after the last one alone.
     pub(crate) fn forward(&mut self, tokens: &[u32], last_alone: bool) -> Result<Tensor> {
         let (count, seen) = (tokens.len(), self.layers[0].cache.current_seq_len());
-        let mut x = self.embeddings.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?;
+        let mut x = self.embeddings.index_select(&Tensor::new(tokens, self.embeddings.device())?, 0)?;
         let (cos, sin) = (self.cos.narrow(0, seen, count)?, self.sin.narrow(0, seen, count)?);
         // A token sees those before it, and itself.
         let hidden =
             |i: usize| (0..seen + count).map(move |j| if j > seen + i { f32::NEG_INFINITY } else { 0.0 });
         let mask = (count > 1).then(|| {
             let mask: Vec<_> = (0..count).flat_map(hidden).collect();
-            Tensor::from_vec(mask, (count, seen + count), &Device::Cpu)?.to_dtype(x.dtype())
+            Tensor::from_vec(mask, (count, seen + count), &Device::Cpu)?
+                .to_dtype(x.dtype())?
+                .to_device(x.device())
         });
         let mask = mask.transpose()?;
         for layer in &mut self.layers {
@@ -235,7 +237,7 @@ impl Llama {
             self.reset();
             let inputs = [&[first], &stretch[..stretch.len() - 1]].concat();
             let log_p = candle_nn::ops::log_softmax(&self.forward(&inputs, false)?, D::Minus1)?;
-            let targets = Tensor::new(stretch, &Device::Cpu)?.unsqueeze(1)?;
+            let targets = Tensor::new(stretch, log_p.device())?.unsqueeze(1)?;
             sum -= f64::from(log_p.gather(&targets, 1)?.sum_all()?.to_scalar::<f32>()?);
         }
         Ok(sum / tokens.len() as f64)

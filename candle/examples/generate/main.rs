@@ -1,4 +1,4 @@
-//! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized by any convention or not, on the CPU.
+//! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized by any convention or not.
 //!
 //!     cargo run --release -p microscale-candle --example generate -- OUT --prompt "It was"
 //!     cargo run --release -p microscale-candle --example generate -- sample/tiny-story \
@@ -8,7 +8,7 @@
 //! `--layers` says how linear layers are held: `stored`, as the checkpoint has them; `plain`, as candle's `Linear`, dequantized if
 //! need be; `q4_0` and `q4_k` by candle's own quantization, `mxfp4`, `nvfp4`, `mxfp4-full` and `nvfp4-full` by this library's, made
 //! of the same values in memory. Several are run in turns. `--dtype` is that of activations and of what is not quantized; candle's
-//! `q4_…` take f32. `--tokens` says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random
+//! `q4_…` take f32. `--device cuda` is the first GPU, where this library's layers take f16 and bf16. `--tokens` says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random
 //! weights, 8 layers of 2048, that has no words.
 
 mod layers;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use layers::{Held, Random, Stored};
 use llama::{Config, Llama};
 use microscale_candle::Weights;
@@ -27,13 +27,14 @@ use tokenizers::Tokenizer;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-const USAGE: &str = "generate MODEL|random [--layers LIST] [--dtype f32|f16|bf16] [--prompt TEXT] [--tokens N] [--rounds N] \
+const USAGE: &str = "generate MODEL|random [--layers LIST] [--dtype f32|f16|bf16] [--device cpu|cuda] [--prompt TEXT] [--tokens N] [--rounds N] \
                      [--perplexity FILE]";
 
 struct Options {
     model: String,
     layers: Vec<(String, Held)>,
     dtype: DType,
+    device: Device,
     prompt: String,
     tokens: usize,
     rounds: usize,
@@ -46,6 +47,7 @@ impl Options {
             model: words.next().ok_or(USAGE)?,
             layers: vec![("stored".into(), Held::Stored)],
             dtype: DType::F32,
+            device: Device::Cpu,
             prompt: "It was a truth".into(),
             tokens: 40,
             rounds: 1,
@@ -62,6 +64,8 @@ impl Options {
                     let dtypes = [DType::F32, DType::F16, DType::BF16];
                     options.dtype = dtypes.into_iter().find(|dtype| dtype.as_str() == value).ok_or(USAGE)?;
                 }
+                "--device" if value == "cuda" => options.device = Device::new_cuda(0)?,
+                "--device" if value == "cpu" => options.device = Device::Cpu,
                 "--prompt" => options.prompt = value,
                 "--tokens" => options.tokens = value.parse()?,
                 "--rounds" => options.rounds = value.parse()?,
@@ -124,7 +128,7 @@ fn main() -> Result<()> {
     let (config, weights) = match directory {
         Some(directory) => {
             let config = Config::parse(&fs::read_to_string(directory.join("config.json"))?)?;
-            (config, Some(Weights::open(directory, options.dtype)?))
+            (config, Some(Weights::open(directory, options.dtype, &options.device)?))
         }
         None => (random_config(), None),
     };
@@ -143,7 +147,7 @@ fn main() -> Result<()> {
         let start = Instant::now();
         let model = match &weights {
             Some(weights) => Llama::of(&Stored(weights.clone(), *held), &config)?,
-            None => Llama::of(&Random(*held, options.dtype), &config)?,
+            None => Llama::of(&Random(*held, options.dtype, options.device.clone()), &config)?,
         };
         eprintln!("{name}: loaded in {:.2} s", start.elapsed().as_secs_f64());
         let (tokens, prompt, each) = (Vec::new(), Vec::new(), Vec::new());
