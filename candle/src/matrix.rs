@@ -43,6 +43,21 @@ impl QMatrix {
     /// # Ok::<(), Error>(())
     /// ```
     ///
+    /// What is found is the owner's:
+    ///
+    /// ```compile_fail,E0597
+    /// # use std::sync::Arc;
+    /// # use candle_core::Error;
+    /// # use microscale::{Format, QuantizedShape, QuantizedView};
+    /// # use microscale_candle::QMatrix;
+    /// let file = vec![0x22u8; 16 * 8 + 16];
+    /// let matrix = QMatrix::of(Arc::new(()), |()| {
+    ///     let (codes, scales) = file.split_at(16 * 8);
+    ///     QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales).map_err(Error::wrap)
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of `find`, and errors for formats without products (MXFP8) and for swizzled scales.
     pub fn of<Owner: Send + Sync + 'static>(
