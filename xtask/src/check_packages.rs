@@ -13,7 +13,7 @@ const UNPUBLISHED: [&str; 5] =
 /// The packages whose unit tests are run. Of the others cargo checks that the tests compile, which takes a
 /// fraction of the time.
 const RUN: [&str; 3] = ["microscale-formats", "microscale-kernels-abi", "microscale"];
-const COMPILED: [&str; 2] = ["microscale-checkpoint", "microscale-cli"];
+const COMPILED: [&str; 3] = ["microscale-checkpoint", "microscale-candle", "microscale-cli"];
 
 /// The files that every package must have.
 const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];

@@ -72,7 +72,7 @@ pub fn gemm_weights_with<'a, T: Activation>(
         return gemv_weights_with(isa, weights, activations, tokens, out);
     }
     let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-    if rows > 0 {
+    if rows > 0 && tokens > 0 {
         let (activations, out) = (Elements::of(activations), ElementsMut::of(&mut out[..tokens * rows]));
         match (activations, out) {
             #[cfg(target_arch = "x86_64")]

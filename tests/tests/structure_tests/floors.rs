@@ -11,12 +11,13 @@ pub(super) struct Floor {
 }
 
 /// The order of the house. What is not in the last column is above, or beside.
-pub(super) const FLOORS: [Floor; 9] = [
+pub(super) const FLOORS: [Floor; 10] = [
     floor("formats", "microscale-formats", &[]),
     floor("kernels-abi", "microscale-kernels-abi", &["formats"]),
     floor("kernels-gpu", "microscale-kernels", &["formats", "kernels-abi"]),
     floor("host", "microscale", &["formats", "kernels-abi"]),
     floor("checkpoint", "microscale-checkpoint", &["formats", "kernels-abi", "host"]),
+    floor("candle", "microscale-candle", &["formats", "kernels-abi", "host", "checkpoint"]),
     floor("cli", "microscale-cli", &["formats", "kernels-abi", "host", "checkpoint"]),
     floor("python", "microscale-python", &["formats", "kernels-abi", "host", "checkpoint", "cli"]),
     floor("xtask", "xtask", &["formats", "kernels-abi"]),

@@ -1,0 +1,116 @@
+//! How linear layers are held: as the checkpoint has them, as candle has them, or quantized in memory.
+
+use std::str::FromStr;
+
+use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::{DType, Device, Module, Result, Tensor, bail};
+use microscale::{Convention, Format, Recipe, Search};
+use microscale_candle::{QLinear, Weights};
+
+use crate::llama::Source;
+
+/// How linear layers are held. Heads and embeddings are held as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Held {
+    /// As the checkpoint has them.
+    Stored,
+    /// As candle's `Linear`.
+    Plain,
+    /// By candle's quantization of GGUF.
+    Ggml(GgmlDType),
+    /// Quantized by this library.
+    Quantized(Format, Search),
+}
+
+impl FromStr for Held {
+    type Err = String;
+
+    fn from_str(word: &str) -> std::result::Result<Self, String> {
+        Ok(match word {
+            "stored" => Self::Stored,
+            "plain" => Self::Plain,
+            "q4_0" => Self::Ggml(GgmlDType::Q4_0),
+            "q4_k" => Self::Ggml(GgmlDType::Q4K),
+            "mxfp4" => Self::Quantized(Format::Mxfp4, Search::None),
+            "nvfp4" => Self::Quantized(Format::Nvfp4, Search::None),
+            "mxfp4-full" => Self::Quantized(Format::Mxfp4, Search::Full),
+            "nvfp4-full" => Self::Quantized(Format::Nvfp4, Search::Full),
+            _ => {
+                return Err(format!(
+                    "{word:?}: layers are stored, plain, q4_0, q4_k, mxfp4, nvfp4, mxfp4-full or nvfp4-full"
+                ));
+            }
+        })
+    }
+}
+
+impl Held {
+    /// The layer of weights.
+    pub(crate) fn layer(self, weight: Tensor, bias: Option<Tensor>) -> Result<Box<dyn Module>> {
+        Ok(match self {
+            Self::Stored | Self::Plain => Box::new(candle_nn::Linear::new(weight, bias)),
+            Self::Ggml(dtype) => {
+                if bias.is_some() {
+                    bail!("candle's QMatMul has no bias");
+                }
+                Box::new(QMatMul::from_qtensor(QTensor::quantize(&weight.to_dtype(DType::F32)?, dtype)?)?)
+            }
+            Self::Quantized(format, search) => {
+                let convention =
+                    if format == Format::Mxfp4 { Convention::Ocp } else { Convention::CompressedTensors };
+                let recipe = Recipe::of(format, convention).map_err(candle_core::Error::wrap)?;
+                Box::new(QLinear::quantize(&weight, bias, &Recipe { search, ..recipe })?)
+            }
+        })
+    }
+}
+
+/// Tensors of a checkpoint.
+pub(crate) struct Stored(pub(crate) Weights, pub(crate) Held);
+
+impl Source for Stored {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.0.get(shape, name)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_tensor(name)
+    }
+
+    fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>> {
+        let weights = self.0.pp(name);
+        let bias = weights.contains_tensor("bias");
+        if self.1 == Held::Stored {
+            return Ok(Box::new(weights.linear(inputs, outputs, bias)?));
+        }
+        let bias = bias.then(|| weights.get(outputs, "bias")).transpose()?;
+        let held = if name == "lm_head" { Held::Plain } else { self.1 };
+        held.layer(weights.get((outputs, inputs), "weight")?, bias)
+    }
+}
+
+/// Random tensors, for measurements: the same whenever they are made.
+pub(crate) struct Random(pub(crate) Held, pub(crate) DType, pub(crate) Device);
+
+impl Source for Random {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if shape.len() == 1 {
+            return Tensor::ones(shape, self.1, &self.2);
+        }
+        let seed = name.bytes().fold(1u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let size = 1.0 / (shape[1] as f32).sqrt();
+        let values =
+            (0..shape.iter().product()).map(|_| (rng.f32() + rng.f32() - 1.0) * 2.0 * size).collect();
+        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.1)?.to_device(&self.2)
+    }
+
+    fn has(&self, _: &str) -> bool {
+        false
+    }
+
+    fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>> {
+        let held = if name == "lm_head" { Held::Plain } else { self.0 };
+        held.layer(self.tensor(name, &[outputs, inputs])?, None)
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized by any convention or not.
+//!
+//!     cargo run --release -p microscale-candle --example generate -- OUT --prompt "It was"
+//!     cargo run --release -p microscale-candle --example generate -- sample/tiny-story \
+//!         --layers plain,q4_k,mxfp4,nvfp4,nvfp4-full --perplexity sample/tiny-story/heldout.txt
+//!     cargo run --release -p microscale-candle --example generate -- random --layers plain,q4_k,nvfp4
+//!
+//! `--layers` says how linear layers are held: `stored`, as the checkpoint has them; `plain`, as candle's `Linear`, dequantized if
+//! need be; `q4_0` and `q4_k` by candle's own quantization, `mxfp4`, `nvfp4`, `mxfp4-full` and `nvfp4-full` by this library's, made
+//! of the same values in memory. Several are run in turns. `--dtype` is that of activations and of what is not quantized; candle's
+//! `q4_…` take f32. `--device cuda` is the first GPU, where this library's layers take f16 and bf16. `--tokens` says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random
+//! weights, 8 layers of 2048, that has no words.
+
+mod layers;
+mod llama;
+
+use std::error::Error;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use candle_core::{DType, Device};
+use layers::{Held, Random, Stored};
+use llama::{Config, Llama};
+use microscale_candle::Weights;
+use tokenizers::Tokenizer;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const USAGE: &str = "generate MODEL|random [--layers LIST] [--dtype f32|f16|bf16] [--device cpu|cuda] [--prompt TEXT] [--tokens N] [--rounds N] \
+                     [--perplexity FILE]";
+
+struct Options {
+    model: String,
+    layers: Vec<(String, Held)>,
+    dtype: DType,
+    device: Device,
+    prompt: String,
+    tokens: usize,
+    rounds: usize,
+    perplexity: Option<String>,
+}
+
+impl Options {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self> {
+        let mut options = Self {
+            model: words.next().ok_or(USAGE)?,
+            layers: vec![("stored".into(), Held::Stored)],
+            dtype: DType::F32,
+            device: Device::Cpu,
+            prompt: "It was a truth".into(),
+            tokens: 40,
+            rounds: 1,
+            perplexity: None,
+        };
+        while let Some(word) = words.next() {
+            let value = words.next().ok_or(USAGE)?;
+            match &*word {
+                "--layers" => {
+                    let each = value.split(',').map(|word| Ok((word.into(), word.parse()?)));
+                    options.layers = each.collect::<Result<_>>()?;
+                }
+                "--dtype" => {
+                    let dtypes = [DType::F32, DType::F16, DType::BF16];
+                    options.dtype = dtypes.into_iter().find(|dtype| dtype.as_str() == value).ok_or(USAGE)?;
+                }
+                "--device" if value == "cuda" => options.device = Device::new_cuda(0)?,
+                "--device" if value == "cpu" => options.device = Device::Cpu,
+                "--prompt" => options.prompt = value,
+                "--tokens" => options.tokens = value.parse()?,
+                "--rounds" => options.rounds = value.parse()?,
+                "--perplexity" => options.perplexity = Some(value),
+                _ => return Err(format!("{word}: {USAGE}").into()),
+            }
+        }
+        if options.tokens < 2 || options.rounds < 1 {
+            return Err("--tokens are at least 2, --rounds 1".into());
+        }
+        Ok(options)
+    }
+}
+
+/// A model that was loaded, and what was measured of it.
+struct Run {
+    name: String,
+    model: Llama,
+    tokens: Vec<u32>,
+    prompt: Vec<Duration>,
+    each: Vec<Duration>,
+}
+
+impl Run {
+    /// Generates tokens after a prompt.
+    fn round(&mut self, prompt: &[u32], count: usize) -> Result<()> {
+        self.model.reset();
+        let start = Instant::now();
+        let mut tokens = vec![self.model.next(prompt)?];
+        self.prompt.push(start.elapsed());
+        while tokens.len() < count {
+            let start = Instant::now();
+            tokens.push(self.model.next(&tokens[tokens.len() - 1..])?);
+            self.each.push(start.elapsed());
+        }
+        self.tokens = tokens;
+        Ok(())
+    }
+}
+
+/// The median, and the least.
+fn median(times: &mut [Duration]) -> [f64; 2] {
+    times.sort();
+    [times[times.len() / 2], times[0]].map(|time| time.as_secs_f64())
+}
+
+/// The tokens of documents with an empty line between two of them; each begins with the first token.
+fn tokens_of(tokenizer: &Tokenizer, first: u32, text: &str) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    for document in text.trim_end().split("\n\n").filter(|document| !document.is_empty()) {
+        tokens.push(first);
+        tokens.extend(tokenizer.encode(format!("{document}\n"), false)?.get_ids());
+    }
+    Ok(tokens)
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse(env::args().skip(1))?;
+    let directory = (options.model != "random").then(|| Path::new(&options.model));
+    let (config, weights) = match directory {
+        Some(directory) => {
+            let config = Config::parse(&fs::read_to_string(directory.join("config.json"))?)?;
+            (config, Some(Weights::open(directory, options.dtype, &options.device)?))
+        }
+        None => (random_config(), None),
+    };
+    let tokenizer = directory.map(|directory| directory.join("tokenizer.json")).filter(|path| path.exists());
+    let tokenizer = tokenizer.map(Tokenizer::from_file).transpose()?;
+    let prompt = match &tokenizer {
+        Some(tokenizer) => {
+            let prompt = tokenizer.encode(&*options.prompt, false)?;
+            config.bos.into_iter().chain(prompt.get_ids().iter().copied()).collect()
+        }
+        None => (0..64).collect::<Vec<u32>>(),
+    };
+
+    let mut runs = Vec::new();
+    for (name, held) in &options.layers {
+        let start = Instant::now();
+        let model = match &weights {
+            Some(weights) => Llama::of(&Stored(weights.clone(), *held), &config)?,
+            None => Llama::of(&Random(*held, options.dtype, options.device.clone()), &config)?,
+        };
+        eprintln!("{name}: loaded in {:.2} s", start.elapsed().as_secs_f64());
+        let (tokens, prompt, each) = (Vec::new(), Vec::new(), Vec::new());
+        runs.push(Run { name: name.clone(), model, tokens, prompt, each });
+    }
+    for _ in 0..options.rounds {
+        for run in &mut runs {
+            run.round(&prompt, options.tokens)?;
+        }
+    }
+    for run in &runs {
+        match &tokenizer {
+            Some(tokenizer) => {
+                println!("{}: {}{}\n", run.name, options.prompt, tokenizer.decode(&run.tokens, true)?)
+            }
+            None => println!("{}: {:?}\n", run.name, run.tokens),
+        }
+    }
+
+    let text = options.perplexity.as_ref().map(fs::read_to_string).transpose()?;
+    let text = match (&text, &tokenizer) {
+        (Some(text), Some(tokenizer)) => Some(tokens_of(tokenizer, config.bos.unwrap_or(0), text)?),
+        (Some(_), None) => return Err("perplexity of a text needs a tokenizer.json".into()),
+        (None, _) => None,
+    };
+    let threads = std::thread::available_parallelism()?;
+    println!(
+        "{threads} threads, activations in {}, prompt of {} tokens",
+        options.dtype.as_str(),
+        prompt.len()
+    );
+    println!("| layers | prompt, tokens/s | tokens/s, median | best | perplexity |\n|---|---|---|---|---|");
+    for run in &mut runs {
+        let [prompted, _] = median(&mut run.prompt);
+        let [middle, least] = median(&mut run.each);
+        let perplexity = match &text {
+            Some(text) => {
+                format!("{:.3}", run.model.loss(config.bos.unwrap_or(0), text, config.context)?.exp())
+            }
+            None => "–".into(),
+        };
+        let (name, prompt) = (&run.name, prompt.len() as f64 / prompted);
+        println!("| {name} | {prompt:.0} | {:.1} | {:.1} | {perplexity} |", 1.0 / middle, 1.0 / least);
+    }
+    Ok(())
+}
+
+/// A model for measurements.
+fn random_config() -> Config {
+    Config {
+        hidden: 2048,
+        intermediate: 5632,
+        layers: 8,
+        heads: 16,
+        kv_heads: 4,
+        head_dim: 128,
+        vocabulary: 2048,
+        context: 512,
+        eps: 1e-5,
+        theta: 10_000.0,
+        tied: false,
+        bos: None,
+    }
+}

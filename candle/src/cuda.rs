@@ -1,0 +1,89 @@
+//! Products on NVIDIA GPUs: on candle's stream, in memory of its pool.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
+use candle_core::{CudaStorage, Error, Layout, Result, bail};
+use microscale::QuantizedView;
+use microscale::gpu::{DeviceTensor, Gpu, TensorCoreActivation};
+
+/// A matrix in a GPU's memory, and the kernels that multiply with it.
+pub(crate) struct OnGpu {
+    gpu: Arc<Gpu>,
+    weights: DeviceTensor,
+}
+
+/// Shows the weights' shape.
+impl fmt::Debug for OnGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnGpu").field(&self.weights).finish()
+    }
+}
+
+/// The most tokens that are multiplied without a workspace.
+const FEW: usize = 8;
+
+impl OnGpu {
+    /// A copy of a matrix, on the device's stream.
+    pub(crate) fn of(weights: QuantizedView<'_>, device: &CudaDevice) -> Result<Self> {
+        let weights = DeviceTensor::from_host(&device.cuda_stream(), weights).map_err(Error::wrap)?;
+        Ok(Self { gpu: gpu(device)?, weights })
+    }
+
+    /// The products of rows without gaps.
+    pub(crate) fn multiply(&self, x: &CudaStorage, layout: &Layout, tokens: usize) -> Result<CudaStorage> {
+        match &x.slice {
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens),
+            _ => bail!("an input on a GPU is f16 or bf16 here; convert it"),
+        }
+    }
+
+    fn multiply_as<T: TensorCoreActivation + CudaDType + DeviceRepr + ValidAsZeroBits>(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+        tokens: usize,
+    ) -> Result<CudaStorage> {
+        let (device, stream) = (x.device().clone(), x.device().cuda_stream());
+        let Some((begin, end)) = layout.contiguous_offsets() else {
+            bail!("a tensor with gaps; make it contiguous")
+        };
+        let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
+        if tokens > 0 {
+            let activations = x.as_cuda_slice::<T>()?.slice(begin..end);
+            let done = if tokens <= FEW {
+                self.gpu.gemv_weights_on(&stream, &self.weights, &activations, tokens, &mut out)
+            } else {
+                let workspace = self.gpu.gemm_workspace(&stream, self.weights.view().shape(), tokens);
+                workspace.and_then(|mut workspace| {
+                    self.gpu.gemm_weights_on(
+                        &stream,
+                        &self.weights,
+                        &activations,
+                        tokens,
+                        &mut workspace,
+                        &mut out,
+                    )
+                })
+            };
+            done.map_err(Error::wrap)?;
+        }
+        Ok(CudaStorage::wrap_cuda_slice(out, device))
+    }
+}
+
+/// The kernels of a device of candle's, which all layers share.
+fn gpu(device: &CudaDevice) -> Result<Arc<Gpu>> {
+    static GPUS: Mutex<Vec<(DeviceId, Arc<Gpu>)>> = Mutex::new(Vec::new());
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, gpu)) = gpus.iter().find(|(id, _)| *id == device.id()) {
+        return Ok(gpu.clone());
+    }
+    let gpu = Arc::new(Gpu::from_stream(device.cuda_stream()).map_err(Error::wrap)?);
+    gpus.push((device.id(), gpu.clone()));
+    Ok(gpu)
+}

@@ -1,0 +1,182 @@
+//! Linear layers.
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
+use microscale::{Activation, Recipe, quantize};
+
+#[cfg(feature = "cuda")]
+use crate::cuda::OnGpu;
+use crate::matrix::QMatrix;
+
+/// A linear layer with quantized weights, y = x·Wᵀ + b. Takes the place of `candle_nn::Linear`: it has inputs of any number of
+/// dimensions, the last one of K elements, in f32, f16 or bf16, and outputs in the same dtype.
+///
+/// Each product is within the bounds that [`microscale::formats::weights`] states, and rounded once to the dtype; the bias is
+/// added afterwards, as candle does it. An input without gaps is not copied.
+#[derive(Clone, Debug)]
+pub struct QLinear {
+    weight: QMatrix,
+    bias: Option<Tensor>,
+    #[cfg(feature = "cuda")]
+    on_gpu: Option<Arc<OnGpu>>,
+}
+
+impl QLinear {
+    /// A layer of weights `[M, K]` and a bias `[M]`, which is converted to the dtype of an input that has another.
+    ///
+    /// # Errors
+    /// If the bias has another shape.
+    pub fn new(weight: QMatrix, bias: Option<Tensor>) -> Result<Self> {
+        let rows = weight.view().rows();
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [rows]) {
+            bail!("a bias of shape {:?} does not fit weights of {rows} rows", bias.dims());
+        }
+        Ok(Self {
+            weight,
+            bias,
+            #[cfg(feature = "cuda")]
+            on_gpu: None,
+        })
+    }
+
+    /// The layer on a device. On a GPU, which needs the feature `cuda`, the weights are copied there.
+    ///
+    /// # Errors
+    /// For a device that is neither a CPU nor an NVIDIA GPU, and if the driver refuses.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let layer = Self::new(
+            self.weight.clone(),
+            self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?,
+        )?;
+        match device {
+            Device::Cpu => Ok(layer),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => {
+                Ok(Self { on_gpu: Some(OnGpu::of(self.weight.view(), gpu)?.into()), ..layer })
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => bail!("layers on a GPU need the feature `cuda` of microscale-candle"),
+            Device::Metal(_) => bail!("there are layers on CPUs and NVIDIA GPUs, and none on Metal"),
+        }
+    }
+
+    /// A layer of the weights `[M, K]` of a tensor, quantized on the CPU, on the tensor's device.
+    ///
+    /// # Errors
+    /// If the tensor is no matrix of f32, f16 or bf16, and those of [`microscale::quantize`], [`QMatrix::new`], [`Self::new`] and [`Self::to_device`].
+    pub fn quantize(weight: &Tensor, bias: Option<Tensor>, recipe: &Recipe) -> Result<Self> {
+        let (rows, cols) = weight.dims2()?;
+        let shape = microscale::Shape::new(rows, cols);
+        let device = weight.device().clone();
+        let weight = weight.flatten_all()?;
+        let quantized = match weight.dtype() {
+            DType::F32 => quantize(&weight.to_vec1::<f32>()?, shape, recipe),
+            DType::F16 => quantize(&weight.to_vec1::<half::f16>()?, shape, recipe),
+            DType::BF16 => quantize(&weight.to_vec1::<half::bf16>()?, shape, recipe),
+            other => bail!("weights in {other:?} are not quantized; convert them to f32, f16 or bf16"),
+        };
+        Self::new(QMatrix::new(quantized.map_err(candle_core::Error::wrap)?.tensor)?, bias)?
+            .to_device(&device)
+    }
+
+    /// The weights.
+    pub fn weight(&self) -> &QMatrix {
+        &self.weight
+    }
+
+    /// The bias.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for QLinear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = x.contiguous()?.apply_op1_no_bwd(&Product(self))?;
+        match &self.bias {
+            None => Ok(y),
+            Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?),
+        }
+    }
+}
+
+/// The product of inputs without gaps and a layer's weights.
+struct Product<'a>(&'a QLinear);
+
+impl CustomOp1 for Product<'_> {
+    fn name(&self) -> &'static str {
+        "microscale-linear"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (tokens, shape) = self.shapes(layout)?;
+        let out = match storage {
+            CpuStorage::F32(x) => CpuStorage::F32(self.multiply(part(x, layout)?, tokens)?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.multiply(part(x, layout)?, tokens)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.multiply(part(x, layout)?, tokens)?),
+            _ => bail!("an input is f32, f16 or bf16 here; convert it"),
+        };
+        Ok((out, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (tokens, shape) = self.shapes(layout)?;
+        let Some(weights) = &self.0.on_gpu else {
+            bail!("the layer is on a CPU, and its input on a GPU; see `to_device`")
+        };
+        Ok((weights.multiply(storage, layout, tokens)?, shape))
+    }
+}
+
+impl Product<'_> {
+    /// The rows of an input, and the shape of the output.
+    fn shapes(&self, layout: &Layout) -> Result<(usize, Shape)> {
+        let (rows, cols) = (self.0.weight.view().rows(), self.0.weight.view().cols());
+        let mut dims = layout.dims().to_vec();
+        match dims.last_mut() {
+            Some(last) if *last == cols => *last = rows,
+            _ => {
+                bail!("an input of shape {:?} does not fit weights of shape [{rows}, {cols}]", layout.dims())
+            }
+        }
+        Ok((dims[..dims.len() - 1].iter().product(), dims.into()))
+    }
+
+    fn multiply<T: Activation>(&self, x: &[T], tokens: usize) -> Result<Vec<T>> {
+        let weight = &self.0.weight;
+        let mut out = vec![T::default(); tokens * weight.view().rows()];
+        weight.multiply(x, tokens, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// The elements of a tensor without gaps.
+pub(crate) fn part<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        Some((begin, end)) => Ok(&storage[begin..end]),
+        None => bail!("a tensor with gaps; make it contiguous"),
+    }
+}
+
+/// A linear layer that a checkpoint has quantized, or not: layers that were left out of quantizing, such as a model's head.
+#[derive(Clone, Debug)]
+pub enum Linear {
+    /// Quantized weights.
+    Quantized(QLinear),
+    /// Other weights.
+    Plain(candle_nn::Linear),
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Quantized(layer) => layer.forward(x),
+            Self::Plain(layer) => layer.forward(x),
+        }
+    }
+}

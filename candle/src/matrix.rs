@@ -1,0 +1,124 @@
+//! Quantized matrices together with the memory that they are in.
+
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{Error, Result, bail};
+use microscale::formats::ScaleLayout;
+use microscale::{Activation, QuantizedShape, QuantizedTensor, QuantizedView, gemm_weights};
+use yoke::erased::ErasedArcCart;
+use yoke::{Yoke, Yokeable};
+
+/// A quantized matrix `[M, K]` that products take, and what keeps its memory: a mapped checkpoint, a
+/// [`QuantizedTensor`], or anything else ([`Self::of`]). Cheap to clone.
+#[derive(Clone)]
+pub struct QMatrix(Yoke<View<'static>, ErasedArcCart>);
+
+#[derive(Clone, Copy, Yokeable)]
+struct View<'a>(QuantizedView<'a>);
+
+/// Shows the shape and the global scale.
+impl fmt::Debug for QMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QMatrix").field(&self.view()).finish()
+    }
+}
+
+impl QMatrix {
+    /// The matrix that is found in somebody's memory, which is kept for as long as the matrix. No byte is copied.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use candle_core::Error;
+    /// use microscale::{Format, QuantizedShape, QuantizedView};
+    /// use microscale_candle::QMatrix;
+    ///
+    /// let file = Arc::new(vec![0x22u8; 16 * 8 + 16]); // codes of 16 rows of a block of NVFP4, and their scales
+    /// let matrix = QMatrix::of(file, |file| {
+    ///     let (codes, scales) = file.split_at(16 * 8);
+    ///     QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales).map_err(Error::wrap)
+    /// })?;
+    /// assert_eq!(matrix.view().rows(), 16);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// What is found is the owner's:
+    ///
+    /// ```compile_fail,E0597
+    /// # use std::sync::Arc;
+    /// # use candle_core::Error;
+    /// # use microscale::{Format, QuantizedShape, QuantizedView};
+    /// # use microscale_candle::QMatrix;
+    /// let file = vec![0x22u8; 16 * 8 + 16];
+    /// let matrix = QMatrix::of(Arc::new(()), |()| {
+    ///     let (codes, scales) = file.split_at(16 * 8);
+    ///     QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales).map_err(Error::wrap)
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `find`, and errors for formats without products (MXFP8) and for swizzled scales.
+    pub fn of<Owner: Send + Sync + 'static>(
+        owner: Arc<Owner>,
+        find: impl for<'a> FnOnce(&'a Owner) -> Result<QuantizedView<'a>>,
+    ) -> Result<Self> {
+        let found = Yoke::try_attach_to_cart(owner, |owner| find(owner).map(View))?;
+        let matrix = Self(found.erase_arc_cart());
+        let QuantizedShape { format, scale_layout, .. } = matrix.view().shape();
+        if !format.is_multiplied() {
+            bail!("weights in {format} are not multiplied; dequantize them, or quantize to MXFP4 or NVFP4");
+        }
+        if scale_layout != ScaleLayout::Linear {
+            bail!("weights with swizzled scales are not multiplied; convert them by `convert_layout`");
+        }
+        Ok(matrix)
+    }
+
+    /// The matrix of a tensor.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub fn new(tensor: QuantizedTensor) -> Result<Self> {
+        Self::of(Arc::new(tensor), |tensor| Ok(tensor.view()))
+    }
+
+    /// Its codes, scales and global scale.
+    pub fn view(&self) -> QuantizedView<'_> {
+        self.0.get().0
+    }
+
+    /// Matrices of as many rows each, one under the other in this one.
+    ///
+    /// # Errors
+    /// If the rows cannot be divided so.
+    pub fn split(&self, count: usize) -> Result<Vec<Self>> {
+        let shape = self.view().shape();
+        if count == 0 || !shape.rows.is_multiple_of(count) {
+            bail!("{} rows are not {count} matrices of as many rows each", shape.rows);
+        }
+        let part = QuantizedShape::new(shape.format, shape.rows / count, shape.cols);
+        let parts = (0..count).map(|i| {
+            let found = self.0.try_map_project_cloned(|View(whole), _| {
+                let (codes, scales) = (whole.codes().len() / count, whole.scales().len() / count);
+                let (codes, scales) =
+                    (&whole.codes()[i * codes..][..codes], &whole.scales()[i * scales..][..scales]);
+                let view = QuantizedView::from_parts(part, codes, scales)?;
+                whole.global_scale().map_or(Ok(view), |scale| view.with_global_scale(scale)).map(View)
+            });
+            found.map(Self).map_err(|error: microscale::Error| Error::wrap(error))
+        });
+        parts.collect()
+    }
+
+    /// The products with rows of activations, `[N, K]` without gaps: `[N, M]`.
+    pub(crate) fn multiply<T: Activation>(
+        &self,
+        activations: &[T],
+        tokens: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        gemm_weights(self.view(), activations, tokens, out).map_err(Error::wrap)
+    }
+}

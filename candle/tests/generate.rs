@@ -1,0 +1,125 @@
+//! The example's model, on the samples.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Result, Tensor};
+use microscale::{Convention, Format, Recipe};
+use microscale_candle::Weights;
+use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+
+#[path = "../examples/generate/layers.rs"]
+mod layers;
+#[path = "../examples/generate/llama.rs"]
+#[expect(dead_code, reason = "the example's")]
+mod llama;
+
+use layers::{Held, Stored};
+use llama::{Config, Llama};
+
+fn sample() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../sample/tiny-story")
+}
+
+fn model(directory: &Path, held: Held) -> Result<Llama> {
+    let config = std::fs::read_to_string(directory.join("config.json"))?;
+    Llama::of(&Stored(Weights::open(directory, DType::F32, &Device::Cpu)?, held), &Config::parse(&config)?)
+}
+
+fn largest(x: &Tensor) -> f32 {
+    x.abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
+}
+
+/// The start token, and "It was a truth universally".
+const PROMPT: &[u32] = &[0, 1020, 305, 259, 1899, 468, 73, 1178, 557];
+
+/// What transformers 5.23.0 with torch 2.15.0 generates from there, by f32 arithmetic with the weights as they are stored.
+const EXPECTED: &[u32] = &[
+    1379, 430, 267, 670, 12, 283, 267, 1220, 649, 643, 267, 1220, 649, 12, 531, 267, 694, 692, 1479, 418,
+    1142, 12, 267, 1220, 649, 602, 267, 649, 12, 267, 1220, 649,
+];
+
+/// Tokens after the prompt, each the one with the largest logit.
+fn greedy(mut model: Llama, count: usize) -> Result<Vec<u32>> {
+    let mut tokens = vec![model.next(PROMPT)?];
+    while tokens.len() < count {
+        tokens.push(model.next(&tokens[tokens.len() - 1..])?);
+    }
+    Ok(tokens)
+}
+
+#[test]
+fn the_model_is_that_of_transformers() -> Result<()> {
+    let tokenizer = tokenizers::Tokenizer::from_file(sample().join("tokenizer.json")).unwrap();
+    let prompt = tokenizer.encode("It was a truth universally", false).unwrap();
+    assert_eq!(prompt.get_ids(), &PROMPT[1..]);
+    assert_eq!(greedy(model(&sample(), Held::Plain)?, EXPECTED.len())?, EXPECTED);
+    Ok(())
+}
+
+#[test]
+fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<()> {
+    let checkpoint = Checkpoint::open(&sample()).unwrap();
+    let cases = [
+        (Format::Mxfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
+        (Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
+        (Format::Nvfp4, Convention::Modelopt, FileConvention::Modelopt),
+    ];
+    let original = model(&sample(), Held::Plain)?.forward(PROMPT, false)?;
+    for (format, convention, files) in cases {
+        let directory = tempfile::tempdir()?;
+        let out = directory.path().join("out");
+        let recipe = Recipe::of(format, convention).unwrap();
+        let plan = Plan::new(&checkpoint, &Selection::default(), recipe, files).unwrap();
+        quantize(&plan, &out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+        let (mut stored, mut plain) = (model(&out, Held::Stored)?, model(&out, Held::Plain)?);
+        // Many tokens at once, and then one by one.
+        let (found, expected) = (stored.forward(PROMPT, false)?, plain.forward(PROMPT, false)?);
+        let off = largest(&(&found - &expected)?);
+        assert!(off < 1e-4 * largest(&expected), "{files}: {off}");
+        let lost = largest(&(&original - &expected)?);
+        assert!(
+            lost > 100.0 * off,
+            "{files}: quantizing changed logits by {lost} alone, and products by {off}"
+        );
+        stored.reset();
+        plain.reset();
+        assert_eq!(greedy(stored, 24)?, greedy(plain, 24)?, "{files}");
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
+    let checkpoint = Checkpoint::open(&sample()).unwrap();
+    let directory = tempfile::tempdir()?;
+    let out = directory.path().join("out");
+    let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    let plan =
+        Plan::new(&checkpoint, &Selection::default(), recipe, FileConvention::CompressedTensors).unwrap();
+    quantize(&plan, &out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    let from_file = model(&out, Held::Stored)?.forward(PROMPT, false)?.to_vec2::<f32>()?;
+    let in_memory = model(&sample(), "mxfp4".parse().unwrap())?.forward(PROMPT, false)?.to_vec2::<f32>()?;
+    assert_eq!(from_file, in_memory);
+    Ok(())
+}
+
+#[test]
+fn perplexity_counts_each_token_once() -> Result<()> {
+    let mut model = model(&sample(), Held::Plain)?;
+    // By hand: every token after the start token, in stretches of four.
+    let tokens: Vec<u32> = PROMPT[1..].iter().chain(EXPECTED).copied().take(7).collect();
+    let mut sum = 0.0;
+    for stretch in tokens.chunks(4) {
+        for (i, token) in stretch.iter().enumerate() {
+            model.reset();
+            let seen = [&[0], &stretch[..i]].concat();
+            let logits = model.forward(&seen, true)?.get(0)?.to_vec1::<f32>()?;
+            let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            sum += total.ln() - f64::from(logits[*token as usize]);
+        }
+    }
+    let (found, expected) = (model.loss(0, &tokens, 5)?, sum / tokens.len() as f64);
+    assert!((found - expected).abs() < 1e-4, "{found}, and not {expected}");
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Layers on a GPU against the same layers on the CPU. With `MICROSCALE_REQUIRE_GPU=1` a machine without one fails.
+#![cfg(feature = "cuda")]
+
+use candle_core::{DType, Device, Module, Result, Tensor};
+use microscale::formats::weights::gemm_gamma;
+use microscale::{Convention, Format, Recipe};
+use microscale_candle::{QLinear, QMatrix};
+
+fn gpu() -> Option<Device> {
+    match Device::new_cuda(0) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var("MICROSCALE_REQUIRE_GPU").is_ok() => panic!("{error}"),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn values(shape: &[usize], seed: u64) -> Tensor {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.f32() - 0.5).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+}
+
+fn flat(x: &Tensor) -> Vec<f32> {
+    x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+#[test]
+fn products_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (format, convention) in
+        [(Format::Nvfp4, Convention::CompressedTensors), (Format::Mxfp4, Convention::Ocp)]
+    {
+        for (rows, cols) in [(256, 512), (96, 4096), (33, 80)] {
+            let recipe = Recipe::of(format, convention).unwrap();
+            let layer = QLinear::quantize(&values(&[rows, cols], 1), None, &recipe)?;
+            let there = layer.to_device(&device)?;
+            let weight: &QMatrix = layer.weight();
+            let weight = microscale::dequantize::<f32>(weight.view());
+            let weight = Tensor::from_vec(weight, (rows, cols), &Device::Cpu)?;
+            for shape in [&[cols][..], &[1, cols], &[2, 4, cols], &[9, cols], &[3, 50, cols], &[0, cols]] {
+                for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+                    let x = values(shape, 2).to_dtype(dtype)?;
+                    let y = there.forward(&x.to_device(&device)?)?;
+                    assert_eq!((y.dtype(), y.device().is_cuda()), (dtype, true));
+                    assert_eq!(y.dims(), [&shape[..shape.len() - 1], &[rows]].concat());
+                    let expected = layer.forward(&x)?;
+                    let magnitude =
+                        x.to_dtype(DType::F32)?.abs()?.reshape(((), cols))?.matmul(&weight.abs()?.t()?)?;
+                    let found = flat(&y.to_device(&Device::Cpu)?)
+                        .into_iter()
+                        .zip(flat(&expected))
+                        .zip(flat(&magnitude));
+                    for (i, ((y, expected), magnitude)) in found.enumerate() {
+                        // Both round once, and add in orders of their own.
+                        let bound = 2.0 * gemm_gamma(cols) * f64::from(magnitude)
+                            + 2.0 * unit * f64::from(expected.abs());
+                        let off = f64::from((y - expected).abs());
+                        assert!(
+                            off <= bound,
+                            "{format} {shape:?}, {i}: {y}, and not {expected}: off by {off}, more than {bound}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn inputs_begin_anywhere_in_their_memory() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let layer = QLinear::quantize(&values(&[64, 128], 1), None, &recipe)?.to_device(&device)?;
+    let x = values(&[40, 128], 2).to_dtype(DType::BF16)?.to_device(&device)?;
+    for (first, count) in [(0, 40), (3, 1), (7, 20)] {
+        let part = x.narrow(0, first, count)?;
+        let alone = part.to_device(&Device::Cpu)?.to_device(&device)?;
+        let [found, expected] =
+            [&part, &alone].map(|x| flat(&layer.forward(x).unwrap().to_device(&Device::Cpu).unwrap()));
+        assert_eq!(found, expected);
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_say_where_things_are() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let layer = QLinear::quantize(&values(&[64, 128], 1), None, &recipe)?;
+    let x = values(&[2, 128], 2).to_device(&device)?;
+    assert!(layer.forward(&x).unwrap_err().to_string().contains("to_device"));
+    assert!(layer.to_device(&device)?.forward(&x).unwrap_err().to_string().contains("f16 or bf16"));
+    Ok(())
+}

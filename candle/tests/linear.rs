@@ -1,0 +1,222 @@
+//! Linear layers and experts against candle's own products with dequantized weights.
+
+use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
+use microscale::formats::weights::segments_gamma;
+use microscale::{Convention, Format, Recipe, ScaleLayout, Shape, dequantize, quantize};
+use microscale_candle::{QExperts, QLinear, QMatrix};
+
+const CPU: &Device = &Device::Cpu;
+
+/// Random values, with an outlier now and then.
+fn values(shape: &[usize], seed: u64) -> Tensor {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let count = shape.iter().product();
+    let values: Vec<f32> =
+        (0..count).map(|_| (rng.f32() - 0.5) * if rng.u8(..) == 0 { 40.0 } else { 1.0 }).collect();
+    Tensor::from_vec(values, shape, CPU).unwrap()
+}
+
+fn recipes() -> [Recipe; 3] {
+    [
+        Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap(),
+        Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap(),
+        Recipe::of(Format::Nvfp4, Convention::Modelopt).unwrap(),
+    ]
+}
+
+fn matrix(weight: &Tensor, recipe: &Recipe) -> QMatrix {
+    let (rows, cols) = weight.dims2().unwrap();
+    let values: Vec<f32> = weight.flatten_all().unwrap().to_vec1().unwrap();
+    QMatrix::new(quantize(&values, Shape::new(rows, cols), recipe).unwrap().tensor).unwrap()
+}
+
+fn dequantized(matrix: &QMatrix) -> Tensor {
+    let view = matrix.view();
+    Tensor::from_vec(dequantize::<f32>(view), (view.rows(), view.cols()), CPU).unwrap()
+}
+
+/// Asserts that `y` is the product of `x` and weights, both `[…, ·]`, within the documented bound, that of candle's own sums in
+/// f32, and those of roundings to the dtype: of the product, and where there is one, of the sum with a bias.
+#[track_caller]
+fn assert_product(y: &Tensor, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) {
+    let cols = weight.dim(1).unwrap();
+    let unit = match y.dtype() {
+        DType::F32 => 2f64.powi(-24),
+        DType::F16 => 2f64.powi(-11),
+        _ => 2f64.powi(-8),
+    };
+    assert_eq!(y.dtype(), x.dtype());
+    let flat = |t: &Tensor| -> Vec<f32> {
+        t.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    let rows =
+        |t: &Tensor| t.to_dtype(DType::F32).unwrap().contiguous().unwrap().reshape(((), cols)).unwrap();
+    let product = rows(x).matmul(&weight.t().unwrap()).unwrap();
+    let magnitude = rows(x).abs().unwrap().matmul(&weight.abs().unwrap().t().unwrap()).unwrap();
+    let bias: Vec<f32> = bias.map_or_else(|| vec![0.0; weight.dim(0).unwrap()], flat);
+    let gamma = segments_gamma(cols) + cols as f64 * 2f64.powi(-24);
+    let (y, product, magnitude) = (flat(y), flat(&product), flat(&magnitude));
+    assert_eq!(y.len(), product.len());
+    for (i, ((y, product), magnitude)) in y.iter().zip(product).zip(magnitude).enumerate() {
+        let (product, bias) = (f64::from(product), f64::from(bias[i % bias.len()]));
+        let error = (f64::from(*y) - (product + bias)).abs();
+        let bound =
+            gamma * f64::from(magnitude) + 2.0 * unit * (product.abs() + (product + bias).abs()) + 1e-7;
+        assert!(
+            error <= bound,
+            "element {i}: {y}, and not {product} + {bias}: off by {error}, more than {bound}"
+        );
+    }
+}
+
+#[test]
+fn products_are_those_of_dequantized_weights() -> Result<()> {
+    for (seed, recipe) in recipes().iter().enumerate() {
+        // Rows that end within a block, too.
+        for (rows, cols) in [(96, 256), (33, 80), (1, 32)] {
+            let weight = matrix(&values(&[rows, cols], seed as u64), recipe);
+            let layer = QLinear::new(weight.clone(), None)?;
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for shape in
+                    [&[cols][..], &[1, cols], &[3, cols], &[2, 9, cols], &[2, 2, 3, cols], &[0, cols]]
+                {
+                    let x = values(shape, 7).to_dtype(dtype)?;
+                    let y = layer.forward(&x)?;
+                    let expected = [&shape[..shape.len() - 1], &[rows]].concat();
+                    assert_eq!(y.dims(), expected);
+                    assert_product(&y, &x, &dequantized(&weight), None);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn products_come_under_their_bias_and_out_of_tensors_with_gaps() -> Result<()> {
+    let weight = matrix(&values(&[64, 96], 1), &recipes()[1]);
+    let bias = values(&[64], 2);
+    let layer = QLinear::new(weight.clone(), Some(bias.clone()))?;
+    let whole = values(&[6, 5, 96], 3);
+    for x in [whole.transpose(0, 1)?, whole.narrow(0, 2, 3)?, whole.narrow(1, 1, 2)?, whole.i(4)?] {
+        assert_product(&layer.forward(&x)?, &x, &dequantized(&weight), Some(&bias));
+    }
+    // A bias in another dtype than the input.
+    let x = whole.to_dtype(DType::BF16)?;
+    assert_product(&layer.forward(&x)?, &x, &dequantized(&weight), Some(&bias));
+    Ok(())
+}
+
+#[test]
+fn layers_are_quantized_in_memory_from_every_dtype() -> Result<()> {
+    let weight = values(&[32, 64], 4);
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let weight = weight.to_dtype(dtype)?;
+        let layer = QLinear::quantize(&weight, None, &recipes()[0])?;
+        let expected = matrix(&weight.to_dtype(DType::F32)?, &recipes()[0]);
+        assert_eq!(layer.weight().view(), expected.view());
+    }
+    Ok(())
+}
+
+/// Experts whose global scales differ, since their weights are of different sizes.
+fn experts(count: usize, rows: usize, cols: usize) -> Vec<QMatrix> {
+    let of = |expert: usize| (values(&[rows, cols], expert as u64) * 4f64.powi(expert as i32 - 2)).unwrap();
+    (0..count).map(|expert| matrix(&of(expert), &recipes()[1])).collect()
+}
+
+#[test]
+fn experts_multiply_the_tokens_that_were_sent_to_them() -> Result<()> {
+    let (count, rows, cols) = (5, 48, 64);
+    let weights = experts(count, rows, cols);
+    let scales: Vec<_> = weights.iter().map(|weight| weight.view().global_scale().unwrap().value()).collect();
+    assert!(scales.windows(2).all(|pair| pair[0] > pair[1]), "divisors: {scales:?}");
+    let biases = values(&[count, rows], 9);
+    let layer = QExperts::new(weights.clone(), Some(biases.clone()))?;
+    for (tokens, k) in [(1, 1), (1, 4), (40, 2)] {
+        // Experts 0 to 3 of five.
+        let sent: Vec<u32> = (0..tokens * k).map(|pair| (pair as u32 * 7 + pair as u32 / 5) % 4).collect();
+        let ids = Tensor::from_vec(sent.clone(), (tokens, k), CPU)?;
+        for dtype in [DType::F32, DType::BF16] {
+            let shared = values(&[tokens, cols], 5).to_dtype(dtype)?;
+            let own = values(&[tokens, k, cols], 6).to_dtype(dtype)?;
+            let (of_shared, of_own) = (layer.forward(&shared, &ids)?, layer.forward(&own, &ids)?);
+            for (pair, expert) in sent.iter().enumerate() {
+                let (token, i) = (pair / k, pair % k);
+                let expert = *expert as usize;
+                let (weight, bias) = (dequantized(&weights[expert]), biases.i(expert)?);
+                assert_product(&of_shared.i((token, i))?, &shared.i(token)?, &weight, Some(&bias));
+                assert_product(&of_own.i((token, i))?, &own.i((token, i))?, &weight, Some(&bias));
+            }
+        }
+        let x = values(&[tokens, cols], 5);
+        let share = values(&[tokens, k], 8).abs()?;
+        let each = layer.forward(&x, &ids)?;
+        let weighted = layer.forward_weighted(&x, &ids, &share)?;
+        assert_eq!(weighted.dims(), [tokens, rows]);
+        for token in 0..tokens {
+            let expected = share.i(token)?.reshape((1, k))?.matmul(&each.i(token)?)?.i(0)?;
+            let off = (weighted.i(token)? - &expected)?.abs()?.max(0)?.to_scalar::<f32>()?;
+            assert!(
+                off <= 1e-5 * (1.0 + expected.abs()?.max(0)?.to_scalar::<f32>()?),
+                "token {token}: {off}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_matrix_is_split_into_experts() -> Result<()> {
+    for recipe in recipes() {
+        let whole = matrix(&values(&[6 * 16, 64], 3), &recipe);
+        let parts = whole.split(6)?;
+        let together: Vec<f32> = parts.iter().flat_map(|part| dequantize::<f32>(part.view())).collect();
+        assert_eq!(together, dequantize::<f32>(whole.view()));
+        assert!(parts.iter().all(|part| part.view().global_scale() == whole.view().global_scale()));
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn assert_error<T: std::fmt::Debug>(result: Result<T>, parts: &[&str]) {
+    let error = result.unwrap_err().to_string();
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+}
+
+#[test]
+fn errors_name_what_does_not_fit() -> Result<()> {
+    let weight = matrix(&values(&[16, 64], 1), &recipes()[0]);
+    let layer = QLinear::new(weight.clone(), None)?;
+    assert_error(layer.forward(&values(&[2, 63], 1)), &["[2, 63]", "[16, 64]"]);
+    assert_error(layer.forward(&values(&[], 1)), &["[]", "[16, 64]"]);
+    assert_error(layer.forward(&Tensor::zeros((2, 64), DType::F64, CPU)?), &["f32, f16 or bf16"]);
+    assert_error(QLinear::new(weight.clone(), Some(values(&[64], 1))), &["[64]", "16 rows"]);
+    assert_error(QLinear::quantize(&Tensor::zeros((2, 64), DType::U8, CPU)?, None, &recipes()[0]), &["U8"]);
+    assert_error(weight.split(3), &["16 rows", "3"]);
+    assert_error(weight.split(0), &["16 rows", "0"]);
+
+    let numbers = vec![1.0f32; 32 * 128];
+    let eight_bits = Recipe::of(Format::Mxfp8E4m3, Convention::Ocp).unwrap();
+    let eight_bits = quantize(&numbers, Shape::new(32, 128), &eight_bits).unwrap().tensor;
+    assert_error(QMatrix::new(eight_bits), &["mxfp8"]);
+    let linear = quantize(&numbers, Shape::new(32, 128), &recipes()[1]).unwrap().tensor;
+    assert_error(QMatrix::new(linear.convert_layout(ScaleLayout::Swizzled)), &["swizzled", "convert_layout"]);
+
+    let other = matrix(&values(&[16, 32], 1), &recipes()[0]);
+    assert_error(QExperts::new(vec![weight.clone(), other], None), &["expert 1", "[16, 32]", "[16, 64]"]);
+    assert_error(QExperts::new(Vec::new(), None), &["no experts"]);
+    assert_error(
+        QExperts::new(vec![weight.clone()], Some(values(&[16], 1))),
+        &["[16]", "1 experts of 16 rows"],
+    );
+    let layer = QExperts::new(vec![weight.clone(), weight], None)?;
+    let ids = |ids: &[u32], shape: &[usize]| Tensor::from_slice(ids, shape, CPU);
+    assert_error(layer.forward(&values(&[1, 64], 1), &ids(&[2], &[1, 1])?), &["expert 2 of 2"]);
+    assert_error(
+        layer.forward(&values(&[2, 64], 1), &ids(&[0], &[1, 1])?),
+        &["[2, 64]", "[1, 64]", "[1, 1, 64]"],
+    );
+    assert_error(layer.forward(&values(&[1, 64], 1), &ids(&[0], &[1])?), &["[tokens, k]"]);
+    Ok(())
+}
