@@ -60,15 +60,12 @@ impl Epilogue<'_> {
         mut usual: bool,
     ) {
         if !share.is_whole(&self.work) {
-            let eights = self.eights::<SUMS>(share);
             let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
                     let four = [0, 1, 2, 3].map(|k| sums[i][4 * j + k].to_bits());
-                    if (j as u32) < eights {
-                        // SAFETY: the place is the thread block's, and these words of it the lane's.
-                        unsafe { ptx::store_16(own.wrapping_add(fours::<SUMS>(i, j)), four) };
-                    }
+                    // SAFETY: the place is the thread block's, and these words of it the lane's.
+                    unsafe { ptx::store_16(own.wrapping_add(fours::<SUMS>(i, j)), four) };
                 }
             }
             // SAFETY: the caller's promise.
@@ -77,8 +74,8 @@ impl Epilogue<'_> {
             // SAFETY: all have left their sums.
             sums = unsafe {
                 match SUMS {
-                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile, eights),
-                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile, eights),
+                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile),
+                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile),
                 }
             };
         }
@@ -98,16 +95,6 @@ impl Epilogue<'_> {
         }
     }
 
-    /// Eights of tokens whose sums are left of a share's work tile: those that a large one has, and all of a small one.
-    #[inline(always)]
-    fn eights<const SUMS: usize>(&self, share: &Share) -> u32 {
-        if SUMS < 128 {
-            return SUMS as u32 / 4;
-        }
-        let tokens = self.tokens(share, const { of_sums::<SUMS>() });
-        warp::shuffle((tokens.end - tokens.first).div_ceil(8), 0)
-    }
-
     /// The lane's sums of a warp's first tile, as a thread block leaves them of a shared work tile.
     #[inline(always)]
     fn sums<const SUMS: usize>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
@@ -118,8 +105,8 @@ impl Epilogue<'_> {
         self.left.wrapping_add((place + u64::from(in_place)) as usize)
     }
 
-    /// Adds up, in the order of K, what all thread blocks have left of the warp's part of a work tile with so many eights of tokens, for
-    /// `AT_ONCE` of which there are registers.
+    /// Adds up, in the order of K, what all thread blocks have left of the warp's part of a work tile, for `AT_ONCE` of which
+    /// there are registers.
     ///
     /// # Safety
     /// The contract of the kernels; they have left it, and counted themselves afterwards.
@@ -128,7 +115,6 @@ impl Epilogue<'_> {
         &self,
         work_tile: u32,
         tile: u32,
-        eights: u32,
     ) -> [[f32; SUMS]; OF_WARP] {
         let mut sums = [[0.0; SUMS]; OF_WARP];
         let [mut block, last] = sharers(&self.work, work_tile);
@@ -139,19 +125,16 @@ impl Epilogue<'_> {
             }
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
-                    if (j as u32) < eights {
-                        let mut more = [[0; 4]; AT_ONCE];
-                        for b in 0..AT_ONCE {
-                            // SAFETY: the thread block has left them.
-                            more[b] =
-                                unsafe { ptx::load_16_written(from[b].wrapping_add(fours::<SUMS>(i, j))) };
-                        }
-                        for b in 0..AT_ONCE {
-                            for k in 0..4 {
-                                // Nothing changes by −0.
-                                let there = block + b as u32 <= last;
-                                sums[i][4 * j + k] += if there { f32::from_bits(more[b][k]) } else { -0.0 };
-                            }
+                    let mut more = [[0; 4]; AT_ONCE];
+                    for b in 0..AT_ONCE {
+                        // SAFETY: the thread block has left them.
+                        more[b] = unsafe { ptx::load_16_written(from[b].wrapping_add(fours::<SUMS>(i, j))) };
+                    }
+                    for b in 0..AT_ONCE {
+                        for k in 0..4 {
+                            // Nothing changes by −0.
+                            let there = block + b as u32 <= last;
+                            sums[i][4 * j + k] += if there { f32::from_bits(more[b][k]) } else { -0.0 };
                         }
                     }
                 }

@@ -32,6 +32,9 @@ struct Counts {
     of_none: usize,
 }
 
+/// None at all.
+const NO_PAIRS: Counts = Counts { of_experts: &[], of_none: 0 };
+
 impl Counts {
     fn pairs(&self) -> usize {
         self.of_experts.iter().sum::<usize>() + self.of_none
@@ -385,27 +388,24 @@ pub(crate) fn experts_cases(cases: &mut Vec<Case>) {
     for (i, (of_experts, of_none, top_k)) in
         (0..).zip([(&[3, 0, 1, 40, 2, 5][..], 3, 2), (&[70; 40], 0, 4), (&[0, 0, 1], 0, 1), (&[0], 2, 1)])
     {
-        for kernel in ["route_to_experts", "plan_experts"] {
+        // A plan is made of the lists that it is asked for; those of other tokens give none.
+        let plans = [None, Some((top_k, Counts { of_experts, of_none })), Some((top_k + 1, NO_PAIRS))];
+        for asked in plans {
             let make = move || {
                 let mut case = Prepared::new();
                 let counts = Counts { of_experts, of_none };
                 let routed = route(&mut case, &counts.chosen(i), of_experts.len(), top_k);
-                let of = |top_k: usize| Sorted { pairs: counts.pairs() as u32, top_k: top_k as u32 };
-                let grid = |top_k| PlanGrid::new(of_experts.len() as u64, of(top_k), i as u32 + 1);
                 // A case's kernel is its last one.
-                if kernel == "plan_experts" {
-                    plan(&mut case, &routed, counts, grid(top_k).expect("a small launch"));
-                    // Lists of other tokens give no token tiles.
-                    let none = Counts { of_experts: &[], of_none: 0 };
-                    plan(&mut case, &routed, none, grid(top_k + 1).expect("a small launch"));
+                if let Some((top_k, planned)) = asked {
+                    let of = Sorted { pairs: counts.pairs() as u32, top_k: top_k as u32 };
+                    let grid = PlanGrid::new(of_experts.len() as u64, of, i as u32 + 1);
+                    plan(&mut case, &routed, planned, grid.expect("a small launch"));
                 }
                 case
             };
-            cases.push(Case::new(
-                format!("{} experts, {of_none} of none", of_experts.len()),
-                kernel.into(),
-                make,
-            ));
+            let what = format!("{} experts, {of_none} of none, {asked:?}", of_experts.len());
+            let kernel = if asked.is_some() { "plan_experts" } else { "route_to_experts" };
+            cases.push(Case::new(what, kernel.into(), make));
         }
     }
 }
