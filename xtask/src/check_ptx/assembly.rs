@@ -150,18 +150,22 @@ fn local_memory(used: Resources) -> Option<String> {
 /// innermost loops only: once for a work tile, where it costs nothing.
 fn spills_outside_of_products(assembled: &Assembled) -> bool {
     let code = &assembled.code;
-    let has = |range: &RangeInclusive<usize>, names: &[&str]| {
-        code.instructions[range.clone()].iter().any(|instruction| names.contains(&instruction.name()))
+    let named = |names: &'static [&str]| {
+        let all = code.instructions.iter().enumerate();
+        all.filter(|(_, instruction)| names.contains(&instruction.name())).map(|(place, _)| place)
     };
     let back = (0..code.instructions.len()).filter_map(|end| Some(code.target(end)?..=end));
-    let loops: Vec<_> = back.filter(|range| !range.is_empty() && has(range, &["HMMA", "HGMMA"])).collect();
-    let holds = |outer: &RangeInclusive<usize>, inner: &RangeInclusive<usize>| {
-        outer != inner && outer.contains(inner.start()) && outer.contains(inner.end())
+    let loops: Vec<RangeInclusive<usize>> = back.filter(|range| !range.is_empty()).collect();
+    // Waiting again lies behind all loops and jumps back into one, so that a product's loop is the shortest way back around it.
+    let innermost = |place| {
+        loops.iter().filter(|range| range.contains(&place)).min_by_key(|range| range.end() - range.start())
     };
-    let mut innermost = loops.iter().filter(|outer| !loops.iter().any(|inner| holds(outer, inner)));
+    let is_clean = |place| {
+        innermost(place).is_some_and(|range| !named(&["LDL", "STL"]).any(|place| range.contains(&place)))
+    };
     assembled.kernel.is_some_and(|kernel| kernel.bounded)
-        && !loops.is_empty()
-        && innermost.all(|range| !has(range, &["LDL", "STL"]))
+        && named(&["HMMA", "HGMMA"]).next().is_some()
+        && named(&["HMMA", "HGMMA"]).all(is_clean)
 }
 
 fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
