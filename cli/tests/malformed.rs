@@ -203,7 +203,11 @@ fn an_index_that_is_no_index() {
 fn directories_without_clear_weights() {
     let scratch = Scratch::new();
     scratch.write("in/config.json", "{}");
-    refused(&scratch, &scratch.path("in"), &["holds no *.safetensors file"]);
+    refused(
+        &scratch,
+        &scratch.path("in"),
+        &["holds no *.safetensors, *.gguf, *.bin, *.pt or *.pth file with weights"],
+    );
     refused(&scratch, &scratch.path("nowhere"), &["cannot open", "nowhere"]);
 
     let tensor = |name| (name, Dtype::F32, vec![4, 32], vec![0; 512]);
@@ -217,7 +221,11 @@ fn directories_without_clear_weights() {
 
     std::fs::create_dir_all(scratch.path("odd/model.safetensors.index.json")).unwrap();
     std::fs::create_dir_all(scratch.path("odd/model.safetensors")).unwrap();
-    refused(&scratch, &scratch.path("odd"), &["holds no *.safetensors file"]);
+    refused(
+        &scratch,
+        &scratch.path("odd"),
+        &["holds no *.safetensors, *.gguf, *.bin, *.pt or *.pth file with weights"],
+    );
 }
 
 #[test]
@@ -267,7 +275,10 @@ fn packed_tensors_that_do_not_fit() {
         (vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::U8, &[4])], "are not mxfp4"),
         (vec![packed(Dtype::U8, &[4, 17]), scale(Dtype::U8, &[4, 1])], "are not mxfp4"),
         (vec![packed(Dtype::U8, &[]), scale(Dtype::U8, &[])], "are not mxfp4"),
-        (vec![packed(Dtype::I32, &[4, 4]), scale(Dtype::BF16, &[4, 1])], "I32 with scales of BF16"),
+        (
+            vec![packed(Dtype::I32, &[4, 4]), scale(Dtype::BF16, &[4, 1])],
+            "integers (INT4 or INT8, pack-quantized)",
+        ),
         (
             vec![packed(Dtype::U8, &[4, 16]), scale(Dtype::F8_E4M3, &[4, 2])],
             "its global scale, a.weight_global_scale, is missing",
