@@ -60,7 +60,7 @@ impl QExperts {
     /// The sum of each token's results, weighted: `[tokens, M]`. `weights` is `[tokens, k]`, a router's probabilities for instance.
     ///
     /// # Errors
-    /// Those of [`Self::forward`].
+    /// The errors of [`Self::forward`].
     pub fn forward_weighted(&self, x: &Tensor, experts: &Tensor, weights: &Tensor) -> Result<Tensor> {
         let y = self.forward(x, experts)?;
         y.broadcast_mul(&weights.to_dtype(y.dtype())?.unsqueeze(D::Minus1)?)?.sum(1)

@@ -43,7 +43,7 @@ impl QMatrix {
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// What is found is the owner's:
+    /// The matrix that is found is the owner's:
     ///
     /// ```compile_fail,E0597
     /// # use std::sync::Arc;
@@ -59,7 +59,7 @@ impl QMatrix {
     /// ```
     ///
     /// # Errors
-    /// Those of `find`, and errors for formats without products (MXFP8) and for swizzled scales.
+    /// The errors of `find`, and others for formats without products (MXFP8) and for swizzled scales.
     pub fn of<Owner: Send + Sync + 'static>(
         owner: Arc<Owner>,
         find: impl for<'a> FnOnce(&'a Owner) -> Result<QuantizedView<'a>>,
@@ -79,7 +79,7 @@ impl QMatrix {
     /// The matrix of a tensor.
     ///
     /// # Errors
-    /// Those of [`Self::of`].
+    /// The errors of [`Self::of`].
     pub fn new(tensor: QuantizedTensor) -> Result<Self> {
         Self::of(Arc::new(tensor), |tensor| Ok(tensor.view()))
     }

@@ -15,7 +15,7 @@ use crate::linear::{Linear, QLinear};
 use crate::matrix::QMatrix;
 
 /// The tensors of a checkpoint, by the names that the model knows, in any convention of files that `microscale-checkpoint` reads.
-/// What candle's `VarBuilder` is for plain weights: [`Self::pp`] goes down the names. Cheap to clone.
+/// Weights by name, as candle's `VarBuilder` has plain ones: [`Self::pp`] goes down the names. Cheap to clone.
 #[derive(Clone)]
 pub struct Weights {
     tensors: Arc<Mapped>,
@@ -45,7 +45,7 @@ impl Weights {
     /// this dtype, and everything on this device.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`] and [`logical`].
+    /// The errors of [`Checkpoint::open`] and [`logical`].
     pub fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::of(Checkpoint::open(path).map_err(Error::wrap)?, dtype, device)
     }
@@ -53,7 +53,7 @@ impl Weights {
     /// [`Self::open`] of a checkpoint that is open.
     ///
     /// # Errors
-    /// Those of [`logical`].
+    /// The errors of [`logical`].
     pub fn of(checkpoint: Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
         let tensors = Yoke::try_attach_to_cart(Arc::new(checkpoint), |checkpoint| {
             let tensors = logical(checkpoint)?;

@@ -33,7 +33,7 @@ fn largest(x: &Tensor) -> f32 {
 /// The start token, and "It was a truth universally".
 const PROMPT: &[u32] = &[0, 1020, 305, 259, 1899, 468, 73, 1178, 557];
 
-/// What transformers 5.23.0 with torch 2.15.0 generates from there, by f32 arithmetic with the weights as they are stored.
+/// The tokens that transformers 5.23.0 with torch 2.15.0 generates from there, by f32 arithmetic with the weights as they are stored.
 const EXPECTED: &[u32] = &[
     1379, 430, 267, 670, 12, 283, 267, 1220, 649, 643, 267, 1220, 649, 12, 531, 267, 694, 692, 1479, 418,
     1142, 12, 267, 1220, 649, 602, 267, 649, 12, 267, 1220, 649,

@@ -135,7 +135,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let name = |end: &str| format!("mlp.experts.gate_up_proj{end}");
     let parts = [("_blocks", &codes), ("_scales", &scales), ("_bias", &biases)];
     written(&together, parts.map(|(end, part)| (name(end), part.clone())).into());
-    // The same, as compressed-tensors has linear layers.
+    // Experts again, as compressed-tensors has linear layers.
     let apart = directory.path().join("apart.safetensors");
     let each = (0..experts).flat_map(|expert| {
         let name = |end: &str| format!("mlp.experts.{expert}.gate_up_proj.{end}");

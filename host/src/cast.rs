@@ -1,8 +1,6 @@
 //! Exact casts between formats: other scales over the same codes.
 //!
-//! MXFP4 and NVFP4 have the same elements. Those of MXFP8 are more exact: see [`to_mxfp8`].
-//!
-//! A block of MXFP4 is two of NVFP4, and its scale, a power of two, is one in E4M3 under a
+//! MXFP4 and NVFP4 have the same elements; those of MXFP8 are finer ([`to_mxfp8`]). A block of MXFP4 is two of NVFP4, and its scale, a power of two, is one in E4M3 under a
 //! global scale that is one too, if the scales of all blocks that are not zeros are not too far apart.
 
 use microscale_formats::nvfp4::Direction;
@@ -189,12 +187,12 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
 fn mxfp8_block(values: &[f32]) -> Option<([u8; BLOCK], u8)> {
     let largest =
         values.iter().filter(|value| !value.is_nan()).fold(0.0f32, |most, value| most.max(value.abs()));
-    // In f64 all quotients by powers of two are exact.
     // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
     let power = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
     let least = (power - POWERS[1] + 127).clamp(0, 254) as u8;
     let fits = f64::from(largest) <= f64::from(E4m3::MAX) * 2f64.powi(exponent(least));
     let scale = if fits { least } else { least.saturating_add(1).min(254) };
+    // In f64 all quotients by powers of two are exact.
     let divisor = 2f64.powi(exponent(scale));
     let mut codes = [0; BLOCK];
     for (code, value) in codes.iter_mut().zip(values) {

@@ -55,7 +55,7 @@ impl Plan {
     }
 }
 
-/// What lists of sorted pairs are of. A plan is made of those alone that it is asked for: under a stream's capture others may be there
+/// The pairs that lists of sorted ones are of. A plan is made of those alone that it is asked for: under a stream's capture others may be there
 /// still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -82,7 +82,7 @@ pub struct RouteGrid {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PlanGrid {
-    /// What must have been sorted. If it is something else that was, there are no token tiles.
+    /// The pairs that must have been sorted. If others were, there are no token tiles.
     pub sorted: Sorted,
     /// Experts, and how many a lane has.
     pub experts: u32,

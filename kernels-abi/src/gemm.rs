@@ -362,7 +362,7 @@ impl GemmGrid {
         .filter(|_| stage.count(shared) >= 2)
     }
 
-    /// Tokens of the largest token tile of so many.
+    /// Tokens of the largest token tile.
     pub fn most_tokens(&self, tile: TokenTile) -> u32 {
         self.tokens.min(tile.tokens())
     }

@@ -5,11 +5,9 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use microscale::gpu::cudarc::driver::sys::{
-    self, CUcontext, CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
-};
+use microscale::gpu::cudarc::driver::sys::{self, CUcontext, CUpointer_attribute, CUstreamCaptureStatus};
 use microscale::gpu::cudarc::driver::{CudaStream, DriverError};
-use microscale::gpu::{self, Gpu, doing};
+use microscale::gpu::{self, Gpu, Relaxed, doing};
 use microscale::{Element, Result};
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
@@ -56,30 +54,6 @@ fn gpu_of(number: usize) -> Result<&'static Gpu> {
     let opened: &'static Gpu = Box::leak(Box::new(opened));
     gpus.insert(number, opened);
     Ok(opened)
-}
-
-/// While it lives, a capture forbids this thread nothing.
-struct Relaxed(CUstreamCaptureMode);
-
-impl Relaxed {
-    fn new() -> Result<Self> {
-        let mode = exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        mode.map(Self).map_err(doing("setting what a capture forbids"))
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        // The driver took this mode before.
-        let _ = exchange(self.0);
-    }
-}
-
-/// Sets this thread's capture mode and returns the one before.
-fn exchange(mut mode: CUstreamCaptureMode) -> std::result::Result<CUstreamCaptureMode, DriverError> {
-    // SAFETY: the driver is loaded, for there is a context, and writes the mode before to where it reads the new one.
-    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()?;
-    Ok(mode)
 }
 
 /// While it lives, this thread's context may change; afterwards it is again the one before, by which CUDA's runtime knows the

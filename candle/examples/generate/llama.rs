@@ -16,7 +16,7 @@ pub(crate) trait Source {
     fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>>;
 }
 
-/// What config.json says.
+/// The sizes and constants of config.json.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) hidden: usize,

@@ -47,21 +47,12 @@ pub(crate) const CONVENTION: Convention = Convention {
 
 /// The formats that the convention has.
 const STORED: &[Storage] = &[
-    Storage {
-        convention: FileConvention::CompressedTensors,
-        format: Format::Mxfp4,
-        codes_suffix: PACKED,
-        codes: FileDtype::U8,
-        scales_suffix: SCALE,
-        scales_beside: false,
-        scales: FileDtype::U8,
-        global_scale: None,
-        input_scale: None,
-        blocks: None,
-        blocks_apart: false,
-        transposed: false,
-        experts: None,
-    },
+    Storage::plain(
+        FileConvention::CompressedTensors,
+        Format::Mxfp4,
+        (PACKED, FileDtype::U8),
+        (SCALE, FileDtype::U8),
+    ),
     Storage {
         convention: FileConvention::CompressedTensors,
         format: Format::Nvfp4,

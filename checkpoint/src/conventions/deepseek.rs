@@ -19,17 +19,6 @@ pub(crate) const CONVENTION: Convention = Convention {
 };
 
 const STORED: &[Storage] = &[Storage {
-    convention: FileConvention::DeepSeek,
-    format: Format::Mxfp4,
-    codes_suffix: "",
-    codes: FileDtype::I8,
-    scales_suffix: ".scale",
     scales_beside: true,
-    scales: FileDtype::U8,
-    global_scale: None,
-    input_scale: None,
-    blocks: None,
-    blocks_apart: false,
-    transposed: false,
-    experts: None,
+    ..Storage::plain(FileConvention::DeepSeek, Format::Mxfp4, ("", FileDtype::I8), (".scale", FileDtype::U8))
 }];

@@ -17,18 +17,5 @@ pub(crate) const CONVENTION: Convention = Convention {
     ..Convention::new(FileConvention::Quark, STORED)
 };
 
-const STORED: &[Storage] = &[Storage {
-    convention: FileConvention::Quark,
-    format: Format::Mxfp4,
-    codes_suffix: "",
-    codes: FileDtype::U8,
-    scales_suffix: "_scale",
-    scales_beside: false,
-    scales: FileDtype::U8,
-    global_scale: None,
-    input_scale: None,
-    blocks: None,
-    blocks_apart: false,
-    transposed: false,
-    experts: None,
-}];
+const STORED: &[Storage] =
+    &[Storage::plain(FileConvention::Quark, Format::Mxfp4, ("", FileDtype::U8), ("_scale", FileDtype::U8))];

@@ -114,6 +114,30 @@ impl StoredGlobal {
 }
 
 impl Storage {
+    /// Codes and scales, each with its suffix, and nothing else.
+    pub(crate) const fn plain(
+        convention: FileConvention,
+        format: Format,
+        (codes_suffix, codes): (&'static str, FileDtype),
+        (scales_suffix, scales): (&'static str, FileDtype),
+    ) -> Self {
+        Self {
+            convention,
+            format,
+            codes_suffix,
+            codes,
+            scales_suffix,
+            scales_beside: false,
+            scales,
+            global_scale: None,
+            input_scale: None,
+            blocks: None,
+            blocks_apart: false,
+            transposed: false,
+            experts: None,
+        }
+    }
+
     /// The name of the block scales, by that of the tensor; `None` if the tensor is no layer's weight and should be.
     pub(crate) fn scales_name(&self, tensor: &str) -> Option<String> {
         let start = if self.scales_beside { tensor.strip_suffix(WEIGHT)? } else { tensor };

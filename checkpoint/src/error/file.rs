@@ -51,7 +51,7 @@ pub enum FileError {
     Pytorch {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
 
@@ -65,7 +65,7 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
 

@@ -21,7 +21,7 @@ use crate::write::outline::Outline;
 const SCALES: [(&str, Direction); 2] =
     [(".input_global_scale", Direction::Divisor), (".input_scale", Direction::Multiplier)];
 
-/// What is known of a layer's inputs.
+/// The figure that is known of a layer's inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Given {
     /// The largest magnitude.
@@ -56,7 +56,7 @@ enum Source {
 }
 
 impl InputScales {
-    /// The same for all layers, from the largest magnitude of their inputs.
+    /// One scale for all layers, from the largest magnitude of their inputs.
     pub fn from_amax(amax: f32) -> Self {
         Self { source: Source::Amax(amax) }
     }
@@ -66,7 +66,7 @@ impl InputScales {
     /// a multiplier.
     ///
     /// # Errors
-    /// Those of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers.
+    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers.
     pub fn read(file: &Path) -> Result<Self> {
         let mut numbers = HashMap::new();
         for (name, value) in &Object::read(file)?.json {
@@ -127,7 +127,7 @@ impl InputScales {
         Ok((found, unused))
     }
 
-    /// What is given for a weight.
+    /// The figure that is given for a weight.
     fn of(&self, weight: &str, used: &mut BTreeSet<String>) -> Result<Given> {
         let (file, numbers) = match &self.source {
             Source::Amax(amax) => return Ok(Given::Amax(*amax)),

@@ -30,7 +30,7 @@ pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>
 /// The names in the files of what [`sources`] has, whether or not MXFP4 was quantized again.
 ///
 /// # Errors
-/// Those of [`logical`].
+/// The errors of [`logical`].
 pub(crate) fn source_names(checkpoint: &Checkpoint) -> Result<HashSet<&str>> {
     let (sources, _) = read(checkpoint, true)?;
     Ok(sources.into_iter().map(|(stored, _)| stored).collect())

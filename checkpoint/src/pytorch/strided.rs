@@ -28,7 +28,7 @@ impl Copies {
     /// A file without a name, which is gone with the process.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn create() -> io::Result<Self> {
         Ok(Self { file: BufWriter::with_capacity(1 << 20, tempfile::tempfile()?), end: 0 })
     }
@@ -36,7 +36,7 @@ impl Copies {
     /// Writes a tensor's elements one after the other, and returns their place.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn append(&mut self, bytes: &[u8], elements: &Elements) -> io::Result<Range<usize>> {
         let (start, Elements { each, shape, strides, .. }) = (self.end, elements);
         let mut index = vec![0usize; shape.len()];
@@ -64,7 +64,7 @@ impl Copies {
     /// Maps what was written.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn map(self) -> io::Result<Mmap> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         // SAFETY: the map is private and read-only, and nobody else can open the file, which has no name; the bytes are only

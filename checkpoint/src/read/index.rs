@@ -14,7 +14,7 @@ use crate::limits::{check_name, check_tensors};
 /// The name of the index in Hugging Face's libraries.
 const NAME: &str = "model.safetensors.index.json";
 const SUFFIX: &str = ".safetensors.index.json";
-/// The same of PyTorch's files.
+/// The index of PyTorch's files.
 const PICKLED_SUFFIX: &str = ".bin.index.json";
 
 /// An index: the file's JSON, checked as far as that goes without the shards.

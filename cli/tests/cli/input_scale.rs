@@ -136,7 +136,7 @@ fn a_file_has_an_amax_or_a_scale_by_names() {
         .fails_with(&["nowhere.json"]);
 }
 
-/// What the doctor finds, by its JSON.
+/// The doctor's findings, by its JSON.
 fn defects(path: &std::path::Path) -> Vec<(String, String)> {
     let found = run(&[&"doctor", &path, &"--json"]);
     let json: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();

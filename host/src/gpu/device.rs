@@ -70,7 +70,7 @@ fn driver_is_installed() -> bool {
 /// The number of GPUs of this machine; at least one. No context is made.
 ///
 /// # Errors
-/// Those of [`devices`].
+/// The errors of [`devices`].
 pub fn device_count() -> Result<usize> {
     if !driver_is_installed() {
         return Err(Error::NoGpu(

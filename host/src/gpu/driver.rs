@@ -14,12 +14,18 @@ pub fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
 
 /// While it lives, this thread may do what a capture of one of its streams would forbid, such as loading a
 /// module: none of it is captured.
-pub(super) struct Relaxed {
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Relaxed {
     before: CUstreamCaptureMode,
 }
 
 impl Relaxed {
-    pub(super) fn new() -> Result<Self> {
+    /// The driver must be loaded.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn new() -> Result<Self> {
         Ok(Self { before: exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)? })
     }
 }

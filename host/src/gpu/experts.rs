@@ -124,7 +124,7 @@ pub struct DeviceRouting {
     pub(super) ends: CudaSlice<u32>,
     pub(super) tokens: CudaSlice<u32>,
     pub(super) order: CudaSlice<u32>,
-    /// What these are of ([`Sorted`]), as the GPU knows it.
+    /// The pairs that these are of ([`Sorted`]), as the GPU knows it.
     pub(super) sorted: CudaSlice<u32>,
 }
 

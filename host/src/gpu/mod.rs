@@ -55,7 +55,7 @@ pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
-pub use driver::doing;
+pub use driver::{Relaxed, doing};
 pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};
 #[doc(hidden)]
 pub use experts_kernel::ExpertsKernel;

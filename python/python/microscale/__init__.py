@@ -10,13 +10,10 @@ meanwhile, so that nothing may write to an argument before its function returns.
 
 from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint
 from microscale._errors import CheckpointError, Error, NonFiniteError
+from microscale._figures import Amax, DeviceAmax, Loss, Report
 from microscale._microscale import __version__
 from microscale._tensors import (
-    Amax,
-    DeviceAmax,
-    Loss,
     Quantized,
-    Report,
     amax,
     compare,
     dequantize,
