@@ -58,7 +58,8 @@ impl OnGpu {
             let done = if tokens <= FEW {
                 self.gpu.gemv_weights_on(&stream, &self.weights, &activations, tokens, &mut out)
             } else {
-                let workspace = self.gpu.gemm_workspace(&stream, self.weights.view().shape(), tokens);
+                let workspace =
+                    self.gpu.gemm_workspace(&stream, self.weights.view().shape(), tokens, T::DTYPE);
                 workspace.and_then(|mut workspace| {
                     self.gpu.gemm_weights_on(
                         &stream,

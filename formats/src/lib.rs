@@ -26,6 +26,7 @@
 //! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`weights`] | the product of a quantized row and a vector of 16 bits |
+//! | [`gate`] | what makes one result of two: [`Gate`] |
 //! | [`words`](mod@words) | the words by which formats, rules and searches are named, `Display` and `FromStr`: [`Words`] |
 //! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //!
@@ -45,6 +46,7 @@ pub mod errors;
 pub mod facts;
 pub mod format;
 pub mod fp8;
+pub mod gate;
 pub mod hessian;
 pub mod layout;
 pub mod mx;
@@ -66,6 +68,7 @@ pub use e8m0::E8m0;
 pub use facts::Facts;
 pub use format::Format;
 pub use fp8::{E4m3, E5m2};
+pub use gate::Gate;
 pub use layout::ScaleLayout;
 pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;

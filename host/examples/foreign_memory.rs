@@ -15,7 +15,9 @@ use microscale::gpu::{
     DeviceQuantizeOptions, DeviceTensorViewMut, DeviceView, DeviceViewMut, GemmWorkspaceMut, Gpu, devices,
     primary_context,
 };
-use microscale::{Convention, Format, NonFinite, QuantizedShape, Recipe, Shape, gemv_weights, quantize};
+use microscale::{
+    Convention, Dtype, Format, NonFinite, QuantizedShape, Recipe, Shape, gemv_weights, quantize,
+};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
@@ -101,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the stream is of GPU 0's primary context, which `context` is, and outlives `gpu`.
     let gpu = Gpu::from_stream(unsafe { context.wrap_borrowed_stream(framework.stream) })?;
     let stream = gpu.stream();
-    let workspace_bytes = gpu.gemm_workspace_bytes(quantized, TOKENS)?;
+    let workspace_bytes = gpu.gemm_workspace_bytes(quantized, TOKENS, Dtype::Bf16)?;
     let workspace = framework.zeros(workspace_bytes)?;
 
     // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.

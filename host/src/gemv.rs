@@ -93,6 +93,17 @@ impl TensorCoreActivation for half::f16 {}
 #[cfg(feature = "cuda")]
 impl TensorCoreActivation for half::bf16 {}
 
+/// A dtype of results of products on GPUs with activations of `T`: `T` itself, or f32.
+#[cfg(feature = "cuda")]
+pub trait ProductOf<T: Activation>: Activation {}
+
+#[cfg(feature = "cuda")]
+impl<T: Activation> ProductOf<T> for T {}
+#[cfg(feature = "cuda")]
+impl ProductOf<half::f16> for f32 {}
+#[cfg(feature = "cuda")]
+impl ProductOf<half::bf16> for f32 {}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
@@ -108,13 +119,18 @@ pub(crate) fn check_weights(
     tokens: usize,
     output: usize,
 ) -> Result<usize> {
+    check_multiplied(weights, activations, tokens)?;
+    Shape::new(tokens, weights.rows).check("the output", output)?;
+    Ok(weights.rows)
+}
+
+/// Checks that weights are multiplied, and that so many activations fit them.
+pub(crate) fn check_multiplied(weights: QuantizedShape, activations: usize, tokens: usize) -> Result<()> {
     if !weights.format.is_multiplied() {
         return Err(Error::Operands(OperandFault::Weights { found: weights.format }));
     }
     if weights.scale_layout != ScaleLayout::Linear {
         return Err(Error::Operands(OperandFault::Layout { what: "weights" }));
     }
-    Shape::new(tokens, weights.cols).check("the activations", activations)?;
-    Shape::new(tokens, weights.rows).check("the output", output)?;
-    Ok(weights.rows)
+    Shape::new(tokens, weights.cols).check("the activations", activations)
 }

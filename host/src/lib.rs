@@ -30,6 +30,7 @@
 //! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
 //! | multiply quantized weights with activations | [`gemv_weights()`] of a few tokens, [`gemm_weights()`] of any number ([`Activation`]) |
+//! | fuse what follows a product on a GPU | [`Gate`], [`interleave_rows`], [`deinterleave_rows`]; `gpu::DeviceEpilogue` |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
 //! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
 //! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
@@ -49,6 +50,7 @@ mod error;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+mod interleave;
 mod layout;
 mod loss;
 mod options;
@@ -71,10 +73,11 @@ pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use gemv::{Activation, Batch};
+pub use interleave::{deinterleave_rows, interleave_rows};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::search_global;
-pub use microscale_formats::{Format, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
+pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
 pub use options::QuantizeOptions;
 pub use recipe::Recipe;
 pub use report::{Position, Report};

@@ -6,6 +6,7 @@
 
 use microscale_formats::dot::CHUNK;
 
+use crate::epilogue::ELEMENTWISE;
 use crate::experts::Plan;
 use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, THREADS, WARP, bounded, kernel};
@@ -144,7 +145,7 @@ impl TokenTile {
         };
         let number = self as usize * 4 + format as usize * 2 + dtype;
         Some(match edition {
-            Edition::Mma => KernelId::new(Family::Gemm, 2 + number),
+            Edition::Mma => KernelId::new(Family::Gemm, FRONT + number),
             Edition::Wgmma => KernelId::new(Family::Wgmma, number),
         })
     }
@@ -211,6 +212,15 @@ impl Stage {
     }
 }
 
+/// Kernels around products, in front of those that multiply.
+const FRONT: usize = 4;
+
+/// The kernel that makes bf16 parts of activations in f32 ([`SplitGrid`](crate::epilogue::SplitGrid)).
+pub const SPLIT: KernelId = KernelId::new(Family::Gemm, 2);
+
+/// The kernel that adds up the sums of such parts ([`MergeGrid`](crate::epilogue::MergeGrid)).
+pub const MERGE: KernelId = KernelId::new(Family::Gemm, 3);
+
 /// The kernel that arranges activations in f16 or bf16; none for f32.
 pub const fn arrange(dtype: Dtype) -> Option<KernelId> {
     match dtype {
@@ -236,6 +246,8 @@ pub(crate) const KERNELS: &[Kernel] = table! {
     Mma E2m1, [
         kernel("arrange_f16", Some(Dtype::F16), ARRANGE, Converts::Nothing),
         kernel("arrange_bf16", Some(Dtype::Bf16), ARRANGE, Converts::Nothing),
+        kernel("split_f32", Some(Dtype::F32), ELEMENTWISE, Converts::Nothing),
+        kernel("merge_f32", Some(Dtype::F32), ELEMENTWISE, Converts::Nothing),
     ];
     N16 "mma_n16", N32 "mma_n32", N64 "mma_n64",
 };

@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod amax;
 pub mod dequantize;
+pub mod epilogue;
 pub mod errors;
 pub mod experts;
 mod families;
@@ -31,6 +32,7 @@ pub mod weights;
 
 pub use amax::Amax;
 pub use dequantize::Dequantize;
+pub use epilogue::Epilogue;
 pub use errors::Errors;
 pub use experts::Experts;
 pub use families::{kernels, kernels_for};

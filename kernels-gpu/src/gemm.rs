@@ -7,7 +7,8 @@
 //! | [`copies`] | copying codes and scales to a stage, and a lane's part of them |
 //! | [`mma`] | the mainloop for every GPU: warps copy ahead, decode and multiply |
 //! | `wgmma` | the mainloop for compute capability 9.0: some warps copy, warp groups decode and multiply |
-//! | [`epilogue`] | sums of several thread blocks, the global scale, rounding, storing |
+//! | [`epilogue`] | sums of several thread blocks, the global scale, bias, gate, residual, rounding, storing |
+//! | [`parts`] | activations in f32: their parts in bf16, and the sums of these |
 //!
 //! Weights are decoded in registers, scaled, and are the first operand of the tensor cores. A lane has chunks of 32 weights,
 //! as in [`crate::weights`], and takes their elements in the order in which they are decoded; the kernel in front brings the
@@ -17,20 +18,23 @@ mod arrange;
 mod copies;
 mod epilogue;
 mod mma;
+mod parts;
 mod scheduler;
 #[cfg(microscale_wgmma)]
 mod wgmma;
 
 use core::ptr::null;
 
+use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::gemm::{ArrangeGrid, GemmGrid};
-use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
-use self::epilogue::Epilogue;
+use self::epilogue::Output;
 use self::scheduler::Work;
 use crate::product::format::{Mxfp4, Nvfp4};
 use crate::product::operand::{Operand, Problem, Routed};
+use crate::product::results::Results;
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Declares the entry points that arrange.
@@ -66,8 +70,8 @@ macro_rules! entries {
         /// # Safety
         /// `codes` and `scales` hold the rows of `grid`'s matrix, linear. Codes, and each row's, start on 16 bytes; scales on 4,
         /// and, of NVFP4, each row's do. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
-        /// the kernel in front has made of them for this token tile and edition. `out` has room for a result a token and row,
-        /// aligned to its dtype. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
+        /// the kernel in front has made of them for this token tile and edition. `out` has room for the results of each token
+        /// that `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
         /// [`left_bytes`](microscale_kernels_abi::gemm::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
         /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
         /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
@@ -86,16 +90,51 @@ macro_rules! entries {
             plan: *const Plan,
             from: *const u32,
             to: *const u32,
+            bias: *const u8,
+            residual: *const u8,
             grid: GemmGrid,
             apply: ApplyGlobal,
+            epilogue: Epilogue,
         ) {
             let weights = Operand { codes, scales, global, apply };
             let routed = Routed { plan, from, to };
-            let problem = Problem { weights, activations, out, shape: grid.shape, routed };
+            let results = Results { out, bias, residual, epilogue };
+            let problem = Problem { weights, activations, results, shape: grid.shape, routed };
             // SAFETY: the same contract.
-            unsafe { $body(&Epilogue { problem: &problem, work: Work::new(&grid), counters, left }, arranged) }
+            unsafe { $body(&Output { problem: &problem, work: Work::new(&grid), counters, left }, arranged) }
         }
     )+};
+}
+
+/// Makes bf16 parts of activations in f32.
+///
+/// # Safety
+/// `activations` holds `grid`'s rows, without gaps, on 4 bytes, or on 16 if the grid says so; `out` has room for all parts, on 16 bytes.
+/// Both are global memory, do not overlap, and nobody else uses `out` or writes `activations` meanwhile. The launch is the one that
+/// `microscale_kernels_abi` gives.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn split_f32(activations: *const f32, out: *mut u16, grid: SplitGrid) {
+    // SAFETY: the same contract.
+    unsafe { parts::split(activations, out, &grid) }
+}
+
+/// Adds up the sums of parts.
+///
+/// # Safety
+/// `sums` holds a row of them for each part of each row of activations; `out` has room for `grid`'s results in f32, and where `epilogue` has
+/// them, `bias` has a value in f32 for each sum of a row, and `residual` one for each result. All are global memory, on 4 bytes; `out`
+/// overlaps nothing, and nobody else uses it or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn merge_f32(
+    sums: *const f32,
+    out: *mut u8,
+    bias: *const u8,
+    residual: *const u8,
+    grid: MergeGrid,
+    epilogue: Epilogue,
+) {
+    // SAFETY: the same contract.
+    unsafe { parts::merge(sums, Results { out, bias, residual, epilogue }, &grid) }
 }
 
 arrange_entries! {

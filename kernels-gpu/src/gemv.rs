@@ -11,9 +11,10 @@ use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype, GlobalSlot};
 
 use crate::product::decode::{Machine, Products};
-use crate::product::epilogue::{store, total};
+use crate::product::epilogue::total;
 use crate::product::format::{Format, Mxfp4, Nvfp4};
 use crate::product::operand::{Chunk, Operand, Row};
+use crate::product::results::store;
 use crate::warp;
 
 /// The chunks that a lane loads for a k-iteration.

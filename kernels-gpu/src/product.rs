@@ -11,7 +11,8 @@
 //! | [`copies`] | what a lane copies to a stage |
 //! | [`pipeline`] | the mainloop: a warp's k-iterations over a ring of stages |
 //! | [`multiply`] | what a kernel does in a k-iteration, and products by tensor cores |
-//! | [`epilogue`] | sums over lanes, the global scale, rounding, storing |
+//! | [`epilogue`] | sums over lanes, the global scale |
+//! | [`results`] | bias, gate, residual, rounding, storing |
 
 pub(crate) mod copies;
 pub(crate) mod decode;
@@ -20,5 +21,6 @@ pub(crate) mod format;
 pub(crate) mod multiply;
 pub(crate) mod operand;
 pub(crate) mod pipeline;
+pub(crate) mod results;
 pub(crate) mod scheduler;
 pub(crate) mod tensor_cores;

@@ -19,7 +19,7 @@ mod unpipelined;
 
 use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::weights::{PipelinedGrid, WeightsGrid};
-use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
 use self::defined::ragged;
 use self::m1::m1;
@@ -27,6 +27,7 @@ use self::m8::m8;
 use self::unpipelined::unpipelined;
 use crate::product::format::{Mxfp4, Nvfp4};
 use crate::product::operand::{Operand, Problem, Routed};
+use crate::product::results::Results;
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Declares the entry points.
@@ -39,7 +40,8 @@ macro_rules! entries {
         /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end
         /// in `ragged`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a
         /// chunk, and activations on 16 bytes; with `m1` or `m8` in their names, rows' scales are a multiple
-        /// of 4 bytes and start on one, or, with `m1` and of MXFP4, all rows' together. `out` has room for a result a token and row, aligned to its dtype.
+        /// of 4 bytes and start on one, or, with `m1` and of MXFP4, all rows' together. `out` has room for the results of each token that
+        /// `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says.
         /// `global` is a slot. With a `plan`, which has the grid's token tiles, weights and slots are those of
         /// its experts, one after the other; of its sorted rows `from` and `to` list the rows of activations
         /// and of results, or are null. All in global memory; `out` overlaps nothing, and nothing writes the others
@@ -55,13 +57,17 @@ macro_rules! entries {
             plan: *const Plan,
             from: *const u32,
             to: *const u32,
+            bias: *const u8,
+            residual: *const u8,
             grid: $grid,
             apply: ApplyGlobal,
+            epilogue: Epilogue,
         ) {
             let weights = Operand { codes, scales, global, apply };
+            let results = Results { out, bias, residual, epilogue };
             let routed = Routed { plan, from, to };
             // SAFETY: the same contract.
-            unsafe { $body(Problem { weights, activations, out, shape: grid.shape, routed }, grid) }
+            unsafe { $body(Problem { weights, activations, results, shape: grid.shape, routed }, grid) }
         }
     )+};
 }

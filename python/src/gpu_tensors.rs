@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use microscale::gpu::{
     DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut, GemmWorkspaceMut,
 };
-use microscale::{Batch, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
+use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -251,7 +251,7 @@ pub(crate) fn gpu_workspace_bytes(
     match work.gpu.gemm_kernel(weights.shape, tokens) {
         None => Ok(0),
         Some(_) => {
-            let bytes = work.gpu.gemm_workspace_bytes(weights.shape, tokens);
+            let bytes = work.gpu.gemm_workspace_bytes(weights.shape, tokens, Dtype::Bf16);
             bytes.map_err(|why| of_tensors(py, why))
         }
     }

@@ -14,5 +14,6 @@ mod executor_tests {
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
+    pub(crate) mod steps;
     pub(crate) mod weights;
 }

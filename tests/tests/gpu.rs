@@ -10,6 +10,7 @@ mod executor_tests {
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
+    pub(crate) mod steps;
     pub(crate) mod weights;
 }
 mod gpu_tests {

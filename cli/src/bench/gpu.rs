@@ -7,8 +7,8 @@ use microscale::gpu::cudarc::driver::sys::{
 };
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    Baseline, DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemmWeightsKernel,
-    GemvWeightsKernel, Gpu, TensorCoreActivation, doing as failed,
+    Baseline, DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensor,
+    GemmWeightsKernel, GemvWeightsKernel, Gpu, TensorCoreActivation, doing as failed,
 };
 use microscale::{Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
 
@@ -191,7 +191,7 @@ pub(super) fn measure_weights<T: TensorCoreActivation>(
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
-    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), tokens)?;
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), tokens, T::DTYPE)?;
     let bytes = matrix_bytes(weights) as u64;
     let operations = 2 * (tokens * weights.cols() * weights.rows()) as u64;
     let turns = Turns::of(bytes, bytes.max(operations / OPERATIONS_PER_BYTE), effort);
@@ -207,12 +207,16 @@ pub(super) fn measure_weights<T: TensorCoreActivation>(
             WeightsKernel::Gemv(kernel) => {
                 gpu.gemv_weights_with(kernel, stream, &*weights, &activations, *tokens, out)
             }
-            WeightsKernel::Gemm(None) => {
-                gpu.gemm_weights_on(stream, &*weights, &activations, *tokens, &mut workspace, out)
-            }
-            WeightsKernel::Gemm(Some(kernel)) => {
-                gpu.gemm_weights_with(kernel, stream, &*weights, &activations, *tokens, &mut workspace, out)
-            }
+            WeightsKernel::Gemm(kernel) => gpu.gemm_weights_with(
+                kernel,
+                stream,
+                &*weights,
+                &activations,
+                *tokens,
+                DeviceEpilogue::default(),
+                &mut workspace,
+                out,
+            ),
         },
         |(tokens, _), (weights, out)| {
             let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;

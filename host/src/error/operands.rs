@@ -72,6 +72,17 @@ pub enum OperandFault {
         /// Bytes that there are.
         found: u64,
     },
+    /// Weights of a gate that are not pairs of rows.
+    #[error(
+        "a gate needs pairs of rows, and the weights have {rows}; interleave the rows of gate and up (`interleave_rows`)"
+    )]
+    Gate {
+        /// Rows of the weights.
+        rows: usize,
+    },
+    /// Matrices whose rows cannot come in turn.
+    #[error("gate and up differ in shape, format or global scale; quantize them with one global scale")]
+    Interleaved,
     /// Experts that do not go together.
     #[error("the experts are not {what}; pass experts that are")]
     Experts {

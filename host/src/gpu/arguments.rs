@@ -5,7 +5,7 @@ use microscale_formats::nvfp4::Direction;
 use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::gemv::BLOCK_LIMIT;
 use microscale_kernels_abi::weights::WeightsFormat;
-use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Kernel, ScaleGrid};
+use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Epilogue, Kernel, ScaleGrid};
 
 use super::tensor_view::DeviceTensorView;
 use crate::element::{Dtype, Element};
@@ -24,6 +24,8 @@ unsafe impl DeviceRepr for Argument<BlockGrid> {}
 unsafe impl DeviceRepr for Argument<ScaleGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<Divider> {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Argument<Epilogue> {}
 // SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
 unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
 
@@ -65,6 +67,20 @@ pub(super) struct Operands {
     pub(super) activations: u64,
     pub(super) out: u64,
     pub(super) apply: Argument<ApplyGlobal>,
+    pub(super) steps: Steps,
+}
+
+/// What follows a product before its results are stored, and the addresses of its operands, 0 where there is none.
+#[derive(Clone, Copy)]
+pub(super) struct Steps {
+    pub(super) bias: u64,
+    pub(super) residual: u64,
+    pub(super) epilogue: Argument<Epilogue>,
+}
+
+impl Steps {
+    /// Nothing but storing, in the activations' dtype.
+    pub(super) const NONE: Self = Self { bias: 0, residual: 0, epilogue: Argument(Epilogue::NONE) };
 }
 
 /// Addresses of the plan of a product with experts' weights, and of the lists of its rows of activations and of results: zeros where

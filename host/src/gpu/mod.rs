@@ -22,6 +22,7 @@ mod arguments;
 mod bench_kernels;
 mod device;
 mod driver;
+mod epilogue;
 mod experts;
 mod experts_kernel;
 mod gemm_experts;
@@ -49,13 +50,14 @@ mod tensor;
 mod tensor_view;
 mod tensor_view_mut;
 
-pub use crate::gemv::TensorCoreActivation;
+pub use crate::gemv::{ProductOf, TensorCoreActivation};
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
 pub use cudarc;
 pub use device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
 pub use driver::{Relaxed, doing};
+pub use epilogue::DeviceEpilogue;
 pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};
 #[doc(hidden)]
 pub use experts_kernel::ExpertsKernel;

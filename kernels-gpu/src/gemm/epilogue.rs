@@ -5,9 +5,12 @@ use microscale_kernels_abi::experts::ExpertTile;
 use microscale_kernels_abi::gemm::{MOST_TILES, TokenTile};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
+use microscale_kernels_abi::{Dtype as OutputDtype, Epilogue};
 
 use super::scheduler::{Share, Work, place, sharers};
+use crate::arithmetic::Ptx;
 use crate::product::operand::Problem;
+use crate::product::results::{Results, load};
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
@@ -15,7 +18,7 @@ use crate::{ptx, warp};
 const UNUSUAL: u32 = 1 << 16;
 
 /// The problem, and where its results and sums go.
-pub(super) struct Epilogue<'a> {
+pub(super) struct Output<'a> {
     pub(super) problem: &'a Problem,
     pub(super) work: Work<'a>,
     /// A counter for each tile of 16 rows of shared work tiles, and where thread blocks leave their sums of these.
@@ -37,7 +40,7 @@ const fn of_sums<const SUMS: usize>() -> TokenTile {
     TokenTile::ALL[i]
 }
 
-impl Epilogue<'_> {
+impl Output<'_> {
     /// The tokens of a share's work tile.
     #[inline(always)]
     pub(super) fn tokens(&self, share: &Share, tile: TokenTile) -> ExpertTile {
@@ -194,11 +197,16 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
 ) {
     let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
     let rows = problem.shape.rows as u32;
+    let out = problem.results.out;
     let upper = quarter % 2 == 1;
     let row = first_row + quarter / 2 * 4 + if upper { TILE_ROWS / 2 } else { 0 };
     let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
     // SAFETY: the slot is readable.
     let factor = unsafe { problem.weights.scaled(lowered) };
+    if problem.results.epilogue.steps != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { store_with_steps::<D, SUMS>(problem, first_row, tokens, *sums, factor) };
+    }
     // Each lane finds the places of some tokens, and the others ask it.
     let mut places = [0; PLACES];
     for i in 0..(SUMS * 2).div_ceil(WARP as usize) {
@@ -206,7 +214,7 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
         // SAFETY: the token exists.
         places[i] = unsafe { problem.place(token) };
     }
-    let whole = (problem.out as usize | problem.shape.rows as usize * 2) % 8 == 0;
+    let whole = (out as usize | problem.shape.rows as usize * 2) % 8 == 0;
     for four in 0..SUMS / 4 {
         // A word has a row's results with two tokens.
         let words = [0, 1].map(|half| {
@@ -225,7 +233,7 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
         let place = warp::shuffle(places[four / 4], in_tile % WARP);
         if tokens.first + in_tile < tokens.end && row < rows {
             let result = (u64::from(place) * u64::from(rows) + u64::from(row)) as usize;
-            let to = problem.out.cast::<u16>().wrapping_add(result);
+            let to = out.cast::<u16>().wrapping_add(result);
             // SAFETY: the results exist, and are this lane's; they are whole words where rows are.
             unsafe {
                 if whole {
@@ -236,6 +244,99 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
                             *to.wrapping_add(i) = (four_rows[i / 2] >> (i % 2 * 16)) as u16;
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// [`store`] with steps before. A lane stores results where it has sums; of a gate's, whose two rows are in two lanes, each stores those
+/// with one token.
+///
+/// # Safety
+/// As for [`store`], with the factor of the sums.
+#[inline(always)]
+unsafe fn store_with_steps<D: Activations, const SUMS: usize>(
+    problem: &Problem,
+    first_row: u32,
+    tokens: &ExpertTile,
+    mut sums: [f32; SUMS],
+    factor: f64,
+) {
+    let results = &problem.results;
+    let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
+    let rows = problem.shape.rows as u32;
+    let own = [first_row + of_eight, first_row + TILE_ROWS / 2 + of_eight];
+    let bias = own.map(|row| {
+        let there = results.epilogue.has(Epilogue::BIAS) && row < rows;
+        // SAFETY: there is a value for each row.
+        if there { unsafe { load(results.bias, u64::from(row), D::OUTPUT) } } else { 0.0 }
+    });
+    // As many tokens as lanes at a time, written out once, for the text would be very long otherwise.
+    let fours = const { if SUMS > 16 { 4 } else { SUMS / 4 } };
+    let mut first = tokens.first;
+    while first < tokens.end {
+        // SAFETY: the token exists.
+        let place = unsafe { problem.place((first + warp::lane()).min(tokens.end - 1)) };
+        for four in 0..fours {
+            let in_tile = four as u32 * 8 + quarter * 2;
+            let places = [0, 1].map(|i| warp::shuffle(place, (in_tile + i) % WARP));
+            for half in 0..2 {
+                let values =
+                    [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32 + bias[half]);
+                let there = [0, 1].map(|i| own[half] < rows && first + in_tile + i < tokens.end);
+                // SAFETY: the results exist where they are there, and are this lane's.
+                unsafe { store_pair::<D>(problem, own[half], values, places, there) };
+            }
+        }
+        // All the way around: of sums that stay where they are, the compiler would write the loop out after all.
+        let before = sums;
+        for i in 0..SUMS {
+            sums[i] = before[(i + 4 * fours) % SUMS];
+        }
+        first += fours as u32 * 8;
+    }
+}
+
+/// Stores results of a row with two tokens, in given rows of results, where they are there.
+///
+/// # Safety
+/// The contract of the kernels; all lanes take part, and [`QUAD`] lanes apart are those of an even row and the one behind.
+#[inline(always)]
+unsafe fn store_pair<D: Activations>(
+    problem: &Problem,
+    row: u32,
+    values: [f32; 2],
+    places: [u32; 2],
+    mut there: [bool; 2],
+) {
+    let Results { out, residual, epilogue, .. } = problem.results;
+    let (mut values, mut at) = (values, row);
+    if epilogue.has(Epilogue::GATED) {
+        // Even rows are gates. Lanes give each other what the other needs, and each has one token.
+        let odd = row % 2 == 1;
+        let [given, kept] = if odd { values } else { [values[1], values[0]] };
+        let got = f32::from_bits(warp::shuffle_xor(given.to_bits(), QUAD));
+        let (gate, up) = if odd { (got, kept) } else { (kept, got) };
+        values = [epilogue.gate.of::<Ptx>(gate, up); 2];
+        there = [there[0] && !odd, there[1] && odd];
+        at = row / 2;
+    }
+    let dtype = if epilogue.has(Epilogue::F32_RESULTS) { OutputDtype::F32 } else { D::OUTPUT };
+    for i in 0..2 {
+        if there[i] {
+            let index = u64::from(places[i]) * epilogue.results(problem.shape.rows) + u64::from(at);
+            let mut value = values[i];
+            // SAFETY: the caller's promise; there is a residual for each result.
+            unsafe {
+                if epilogue.has(Epilogue::RESIDUAL) {
+                    value += load(residual, index, dtype);
+                }
+                if dtype == OutputDtype::F32 {
+                    let canonical = if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() };
+                    *out.cast::<u32>().wrapping_add(index as usize) = canonical;
+                } else {
+                    *out.cast::<u16>().wrapping_add(index as usize) = D::rounded(value, value) as u16;
                 }
             }
         }

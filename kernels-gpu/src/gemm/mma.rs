@@ -4,7 +4,7 @@ use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, TokenTile};
 use microscale_kernels_abi::weights::QUAD;
 
 use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
-use super::epilogue::Epilogue;
+use super::epilogue::Output;
 use super::scheduler::{Shares, Work};
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
@@ -84,7 +84,7 @@ fn wait_for_oldest(stages: u32) {
 /// The contract of the kernels whose names have `mma`.
 #[inline(always)]
 pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: usize>(
-    epilogue: &Epilogue<'_>,
+    epilogue: &Output<'_>,
     arranged: *const u8,
 ) {
     let of_stage = const { stage_of::<N, 1>() };
@@ -164,6 +164,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             left -= 1;
         }
         ptx::wait_for_copies::<0>();
+        let share = shares.again();
         // SAFETY: the caller's contract; all warps are here.
         unsafe {
             let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);

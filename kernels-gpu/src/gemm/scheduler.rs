@@ -100,7 +100,6 @@ impl<'a> Shares<'a> {
     }
 
     /// [`Self::next`] once more, where there is one: computed anew, so that it takes no registers in between.
-    #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) fn again(&self) -> Share {
         self.behind(self.taken)

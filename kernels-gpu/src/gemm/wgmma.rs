@@ -5,7 +5,7 @@ use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, Stage};
 use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
-use super::epilogue::Epilogue;
+use super::epilogue::Output;
 use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -107,7 +107,7 @@ impl<const N: u32, const IMAGES: u32> Place<N, IMAGES> {
 /// The contract of the kernels whose names have `wgmma`.
 #[inline(always)]
 pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
-    epilogue: &Epilogue<'_>,
+    epilogue: &Output<'_>,
     arranged: *const u8,
 ) where
     D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
@@ -161,7 +161,7 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
 /// The contract of the kernels; those warps call it that do not multiply.
 #[inline(always)]
 unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
-    epilogue: &Epilogue<'_>,
+    epilogue: &Output<'_>,
     arranged: *const u8,
     base: u32,
 ) {
@@ -215,7 +215,7 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
 /// The contract of the kernels; whole warp groups call it.
 #[inline(always)]
 unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
-    epilogue: &Epilogue<'_>,
+    epilogue: &Output<'_>,
     base: u32,
     tile: u32,
     table: u32,

@@ -1,11 +1,10 @@
-//! The epilogue adds sums up over lanes, scales, rounds and stores them.
+//! The epilogue adds sums up over lanes, scales and stores them.
 
-use microscale_formats::dot::{self, STREAMS};
-use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype};
+use microscale_formats::dot::STREAMS;
+use microscale_kernels_abi::ApplyGlobal;
 
 use super::operand::{Operand, Problem};
 use super::tensor_cores::Activations;
-use crate::dtype::{Bf16, Dtype, F16};
 use crate::warp;
 
 /// Adds up the streams of a warp in pairs: those 16 apart, then 8, and so on. As long as a lane has sums of
@@ -62,44 +61,23 @@ impl Operand {
 }
 
 impl Problem {
-    /// Stores the sum of a row and a token.
+    /// Stores the sum of a row and a token, given that of the row behind for a gate.
     ///
     /// # Safety
     /// The contract of the kernels; nobody else stores this result.
     #[inline(always)]
-    pub(crate) unsafe fn store<D: Activations>(&self, row: u64, token: u32, sum: f64) {
+    pub(crate) unsafe fn store<D: Activations>(
+        &self,
+        row: u64,
+        token: u32,
+        sum: f64,
+        next: impl FnOnce() -> f64,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let result = u64::from(self.place(token)) * self.shape.rows + row;
-            store(self.out, result, self.weights.scaled(sum), D::OUTPUT)
+            let at = [u64::from(self.place(token)), row, self.shape.rows];
+            let (sum, next) = (self.weights.scaled(sum), || self.weights.scaled(next()));
+            self.results.store(D::OUTPUT, at, sum, next);
         }
     }
-}
-
-/// Stores a result, rounded.
-///
-/// # Safety
-/// `out` points to more than `index` elements of the dtype in global memory, and no other thread writes this
-/// one.
-#[inline(always)]
-pub(crate) unsafe fn store(out: *mut u8, index: u64, sum: f64, dtype: OutputDtype) {
-    let index = index as usize;
-    let odd = dot::rounded_to_odd(sum);
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            OutputDtype::F32 => {
-                *out.cast::<u32>().add(index) =
-                    if sum.is_nan() { 0x7FC0_0000 } else { (sum as f32).to_bits() };
-            }
-            OutputDtype::F16 => *out.cast::<u16>().add(index) = narrowed::<F16>(odd),
-            OutputDtype::Bf16 => *out.cast::<u16>().add(index) = narrowed::<Bf16>(odd),
-        }
-    }
-}
-
-/// A value in 16 bits, or the canonical NaN.
-#[inline(always)]
-fn narrowed<D: Dtype>(value: f32) -> u16 {
-    if value.is_nan() { D::NAN_WORD as u16 } else { D::narrow(&[value; 8])[0] as u16 }
 }

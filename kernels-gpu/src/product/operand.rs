@@ -6,6 +6,7 @@ use microscale_kernels_abi::weights::WeightsShape;
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
 use super::format::Format;
+use super::results::Results;
 use crate::ptx;
 
 /// A chunk's codes.
@@ -155,12 +156,12 @@ impl Routed {
     }
 }
 
-/// A product of weights and activations: its operands, its output, its shape, and whose weights are for which rows.
+/// A product of weights and activations: its operands, its results, its shape, and whose weights are for which rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Problem {
     pub(crate) weights: Operand,
     pub(crate) activations: *const u8,
-    pub(crate) out: *mut u8,
+    pub(crate) results: Results,
     pub(crate) shape: WeightsShape,
     pub(crate) routed: Routed,
 }
@@ -172,7 +173,13 @@ impl Problem {
         let WeightsShape { rows, blocks, .. } = self.shape;
         let Row { codes, scales } = self.weights.row::<F>(u64::from(expert) * rows, blocks);
         let global = self.weights.global.wrapping_add(expert as usize);
-        Self { weights: Operand { codes, scales, global, ..self.weights }, ..*self }
+        // Of the activations' dtype, which has two bytes.
+        let bias = self.results.bias.wrapping_add((u64::from(expert) * rows * 2) as usize);
+        Self {
+            weights: Operand { codes, scales, global, ..self.weights },
+            results: Results { bias, ..self.results },
+            ..*self
+        }
     }
 
     /// The number of the row of activations of a token.

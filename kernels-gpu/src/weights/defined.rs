@@ -4,6 +4,7 @@
 use microscale_formats::dot::{CHUNK, STREAMS};
 use microscale_formats::plan::power_of_two;
 use microscale_formats::weights::GROUP;
+use microscale_kernels_abi::Epilogue;
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
 
@@ -55,21 +56,28 @@ unsafe fn defined<F: Weights, D: Activations>(row: Row, activations: *const u8, 
 }
 
 impl Problem {
-    /// Computes and stores a row with some tokens, by the definition.
+    /// Computes and stores a row with some tokens, by the definition. A gate's two rows are computed with the even one.
     ///
     /// # Safety
     /// The contract of the kernels; all lanes of the warp take part, and no other warp has this row and
     /// token.
     #[inline(always)]
     pub(crate) unsafe fn define<F: Weights, D: Activations>(&self, row: u64, tokens: [u32; 2]) {
-        let [mut token, end] = tokens;
+        let gated = self.results.epilogue.has(Epilogue::GATED);
+        let [mut token, end] = if gated && row % 2 == 1 { [0; 2] } else { tokens };
         while token < end {
-            // SAFETY: the row and the token exist; one lane stores.
+            // SAFETY: the row and the token exist, and of a gate the row behind; one lane stores.
             unsafe {
-                let weights = self.weights.row::<F>(row, self.shape.blocks);
-                let sum = defined::<F, D>(weights, self.token(token), self.shape.cols);
+                let (mut before, mut sum) = (0.0, 0.0);
+                let mut i = 0;
+                while i < if gated { 2 } else { 1 } {
+                    let weights = self.weights.row::<F>(row + i, self.shape.blocks);
+                    before = sum;
+                    sum = defined::<F, D>(weights, self.token(token), self.shape.cols);
+                    i += 1;
+                }
                 if warp::lane() == 0 {
-                    self.store::<D>(row, token, sum);
+                    self.store::<D>(row, token, if gated { before } else { sum }, || sum);
                 }
             }
             token += 1;

@@ -10,6 +10,7 @@ use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::Epilogue;
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, QUAD, TILE_ROWS};
 
@@ -209,24 +210,34 @@ pub(super) unsafe fn m1<F: Weights, D: Activations, const TILES: usize>(
         };
         let output = before + lane;
         let (work_tile, group, row) = of_output(output);
-        let mut undefined = false;
-        if let Some(row) = row {
+        let sum_of = |row_in_tile: u32| {
             let mut sum = 0.0;
             let mut slice = 0;
             while slice < slices {
                 let number = (group << grid.slice_bits) + slice;
                 let in_warp =
-                    const { M1::<D, TILES>::KERNEL.ring_bytes() } + (work_tile * rows + output % rows) * 4;
+                    const { M1::<D, TILES>::KERNEL.ring_bytes() } + (work_tile * rows + row_in_tile) * 4;
                 let from = shared.wrapping_add((number * warp_bytes + in_warp) as usize);
                 // SAFETY: written by a warp of this block before the barrier.
                 sum += f64::from(unsafe { *from.cast::<f32>() });
                 slice += 1;
             }
+            sum
+        };
+        let mut undefined = false;
+        if let Some(row) = row {
+            let sum = sum_of(output % rows);
             undefined = !sum.is_finite();
+            // A gate's rows are an even one and the one behind, which are in one work tile, and are computed together.
+            if problem.results.epilogue.has(Epilogue::GATED) {
+                undefined = row % 2 == 0 && (undefined || !sum_of(output % rows + 1).is_finite());
+            }
             if !undefined {
-                let sum = sum * f64::from(power_of_two(const { D::BELOW - D::RAISED }));
+                let factor = f64::from(power_of_two(const { D::BELOW - D::RAISED }));
                 // SAFETY: the result exists, and no other thread stores it.
-                unsafe { problem.store::<D>(row, token, sum) };
+                unsafe {
+                    problem.store::<D>(row, token, sum * factor, || sum_of(output % rows + 1) * factor)
+                };
             }
         }
         // Rows whose sums became infinite or NaN on the way are computed by the definition.

@@ -301,24 +301,29 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
         if tokens[0] + token_in_tile >= tokens[1] || !all_usual(work_tile, group) {
             continue;
         }
-        let mut sum = 0.0;
-        let mut part = 0;
-        while part < slices << segment_bits {
-            let (slice, segment) = parts(part, segment_bits);
-            // The tensor core leaves four sums in a lane: those of tile rows eight apart, and of two tile
-            // columns side by side.
-            let (half, row_in_half) = parts(row_in_tile, half_row_bits);
-            let [quad, tile_column] =
-                [row_in_half, token_in_tile].map(|number| (number << segment_bits) + segment);
-            let i = half * 2 + tile_column % 2;
-            let from = (i * WARP + quad * QUAD + tile_column / 2) * 4;
-            // SAFETY: as above.
-            sum += f64::from(unsafe { *result(work_tile, group, slice, from).cast::<f32>() });
-            part += 1;
+        let sum_of = |row_in_tile: u32| {
+            let mut sum = 0.0;
+            let mut part = 0;
+            while part < slices << segment_bits {
+                let (slice, segment) = parts(part, segment_bits);
+                // The tensor core leaves four sums in a lane: those of tile rows eight apart, and of two tile
+                // columns side by side.
+                let (half, row_in_half) = parts(row_in_tile, half_row_bits);
+                let [quad, tile_column] =
+                    [row_in_half, token_in_tile].map(|number| (number << segment_bits) + segment);
+                let i = half * 2 + tile_column % 2;
+                let from = (i * WARP + quad * QUAD + tile_column / 2) * 4;
+                // SAFETY: as above.
+                sum += f64::from(unsafe { *result(work_tile, group, slice, from).cast::<f32>() });
+                part += 1;
+            }
+            sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] }))
+        };
+        // SAFETY: the result exists, and no other thread stores it. A gate's rows are in one work tile.
+        unsafe {
+            let next = || sum_of(row_in_tile + 1);
+            problem.store::<D>(row, tokens[0] + token_in_tile, sum_of(row_in_tile), next);
         }
-        let sum = sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
-        // SAFETY: the result exists, and no other thread stores it.
-        unsafe { problem.store::<D>(row, tokens[0] + token_in_tile, sum) };
     }
     // The other rows, which have unusual scales, are computed by the definition.
     if F::farthest::<D>() > 0 {

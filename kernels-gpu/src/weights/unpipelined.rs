@@ -222,30 +222,32 @@ pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>
         let (rest, row_in_group) = parts(output, grid.group_row_bits());
         let (group, token_in_tile) = parts(rest, grid.token_tile_bits);
         let (row, token) = (first_row(block, group) + u64::from(row_in_group), tokens[0] + token_in_tile);
-        let (mut sum, mut all_usual) = (0.0, 1);
-        let mut part = 0;
-        while part < slices << grid.segment_bits {
-            let (slice, segment) = parts(part, grid.segment_bits);
-            let number = (group << grid.slice_bits) + slice;
-            // The tensor core leaves four sums in a lane: those of tile rows eight apart, and of two tile
-            // columns side by side.
-            let (half, row_in_half) = parts(row_in_group, grid.half_row_bits());
-            let [quad, tile_column] =
-                [row_in_half, token_in_tile].map(|number| (number << grid.segment_bits) + segment);
-            let i = half * 2 + tile_column % 2;
-            let from = (number * SUMS as u32 * TILES as u32 + i) * WARP + quad * QUAD + tile_column / 2;
-            // SAFETY: written by a lane of this block before the barrier.
-            unsafe {
-                sum += f64::from(*shared.wrapping_add(from as usize));
-                all_usual &= *flags.wrapping_add(number as usize);
+        let sum_of = |row_in_group: u32| {
+            let (mut sum, mut all_usual) = (0.0, 1);
+            let mut part = 0;
+            while part < slices << grid.segment_bits {
+                let (slice, segment) = parts(part, grid.segment_bits);
+                let number = (group << grid.slice_bits) + slice;
+                // The tensor core leaves four sums in a lane: those of tile rows eight apart, and of two tile
+                // columns side by side.
+                let (half, row_in_half) = parts(row_in_group, grid.half_row_bits());
+                let [quad, tile_column] =
+                    [row_in_half, token_in_tile].map(|number| (number << grid.segment_bits) + segment);
+                let i = half * 2 + tile_column % 2;
+                let from = (number * SUMS as u32 * TILES as u32 + i) * WARP + quad * QUAD + tile_column / 2;
+                // SAFETY: written by a lane of this block before the barrier.
+                unsafe {
+                    sum += f64::from(*shared.wrapping_add(from as usize));
+                    all_usual &= *flags.wrapping_add(number as usize);
+                }
+                part += 1;
             }
-            part += 1;
-        }
-        if row < problem.shape.rows && token < tokens[1] && all_usual != 0 {
-            // SAFETY: the result exists, and no other thread stores it.
-            unsafe {
-                problem.store::<D>(row, token, sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] })))
-            };
+            (sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] })), all_usual != 0)
+        };
+        let (sum, all_usual) = sum_of(row_in_group);
+        if row < problem.shape.rows && token < tokens[1] && all_usual {
+            // SAFETY: the result exists, and no other thread stores it. A gate's rows are of one group.
+            unsafe { problem.store::<D>(row, token, sum, || sum_of(row_in_group + 1).0) };
         }
         output += WEIGHTS_THREADS;
     }

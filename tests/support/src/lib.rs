@@ -1,6 +1,7 @@
 //! Things that the tests share: the places of the data, running the program, and scratch directories.
 
 pub mod cases;
+pub mod epilogue;
 pub mod golden;
 pub mod hostile;
 pub mod inputs;

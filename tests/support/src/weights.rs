@@ -65,6 +65,9 @@ const CHAIN: f64 = 8.0;
 const LOST: f64 = 18.0;
 
 impl Bound {
+    /// Of results that are not off.
+    pub const NONE: Self = Self { gamma: 0.0, delta: 0.0 };
+
     /// The bound of the definition, `microscale::formats::weights`.
     pub fn of_definition(weights: &QuantizedTensor) -> Self {
         let cols = weights.cols();
@@ -227,6 +230,26 @@ impl ExactProducts {
             }
         }
         Self { rows, products, scale: under(1.0) }
+    }
+
+    /// Sums that are exact, row by row, for one token after the other.
+    pub fn of_sums(rows: usize, sums: impl Iterator<Item = f64>) -> Self {
+        let products = sums.map(|exact| Product::Number { exact, magnitudes: exact.abs() }).collect();
+        Self { rows, products, scale: 1.0 }
+    }
+
+    /// The number of products.
+    pub fn count(&self) -> usize {
+        self.products.len()
+    }
+
+    /// An exact product, and how far from it a result with such a bound may be before it is rounded; none of those that are not
+    /// finite, or large.
+    pub fn number(&self, index: usize, bound: &Bound) -> Option<(f64, f64)> {
+        match self.products[index] {
+            Product::Number { exact, magnitudes } => Some((exact, bound.error(magnitudes, self.scale))),
+            _ => None,
+        }
     }
 
     /// Checks that no result is too far from the exact one, and counts those that are more than one number

@@ -207,6 +207,12 @@ unsafe impl Plain for microscale_kernels_abi::gemm::GemmGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::RouteGrid {}
 // SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::Epilogue {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::epilogue::SplitGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::epilogue::MergeGrid {}
+// SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
 
 /// NVFP4's options as an argument.

@@ -19,6 +19,7 @@ use microscale_test_support::weights::{Activations as X, Bound, segments};
 use super::case::{Prepared, argument, kernel};
 use super::cases::Case;
 use super::gemm::{MOST_SHARED, gemm_kernel};
+use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, shape, weights_kernel};
 
@@ -241,7 +242,9 @@ fn multiplying<T: Exact + Activation>(
         let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
         let left = case.memory.allocate_aligned("left", left_bytes(at_once, tile) as usize, 16);
         let behind = [arranged, out, counters, left, plan].map(Argument::from);
-        let arguments = [front, behind.into(), vec![from, to, argument(&gemm), apply]].concat();
+        let ([bias, residual], steps) = Fused::none();
+        let last = vec![from, to, bias, residual, argument(&gemm), apply, steps];
+        let arguments = [front, behind.into(), last].concat();
         case.step(by.kernel::<T>(format), u64::from(at_once), arguments);
         case.shaped((edition.threads(tile), shared));
         case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
@@ -264,7 +267,8 @@ fn multiplying<T: Exact + Activation>(
             }
             _ => (argument(&unpipelined(1, 1)), shape.rows, None),
         };
-        let behind = vec![out.into(), plan.into(), from, to, grid, apply];
+        let ([bias, residual], steps) = Fused::none();
+        let behind = vec![out.into(), plan.into(), from, to, bias, residual, grid, apply, steps];
         case.step(by.kernel::<T>(format), blocks, [front, behind].concat());
         if let Some(launch) = launch {
             case.shaped(launch);

@@ -4,14 +4,17 @@ use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
+use microscale_kernels_abi::Divider;
+use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::{ArrangeGrid, COUNTERS, Edition, GemmGrid, TokenTile, left_bytes};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
-use microscale_test_support::weights::{Activations as X, Bound};
+use microscale_test_support::weights::{Activations as X, Bound, ExactProducts};
 
 use super::case::{Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
+use super::steps::{Fused, STEPS};
 use super::weights::Weights::{self, Beyond, Cancelling, Edges, Of, Zeros};
 use super::weights::{LEAST, Product, shape};
 
@@ -56,7 +59,7 @@ fn multiplying<T: Exact + Activation>(
     (edition, tile): (Edition, TokenTile),
     [at_once, stages]: [u32; 2],
 ) -> Prepared {
-    let Product { weights, x, tokens, results, .. } = &**product;
+    let Product { weights, x, tokens, .. } = &**product;
     let mut case = Prepared::new();
     // Activations of an odd number of tokens start in the middle of 16 bytes, and so do rows of them otherwise.
     let odd = tokens % 2 == 1;
@@ -82,7 +85,9 @@ fn multiplying<T: Exact + Activation>(
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 4);
     let (slot, apply) = case.global_scale(weights);
-    let out = case.memory.allocate_aligned("out", size_of_val(&results[..]), 2);
+    let [bytes, each] = product.result_bytes();
+    let out = case.memory.allocate_aligned("out", bytes, each as u64);
+    let ([bias, residual], steps) = Fused::arguments(product.fused.as_ref(), &mut case);
     let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
     let left =
         case.memory.allocate_aligned("left", left_bytes(grid.schedule.thread_blocks, tile) as usize, 16);
@@ -101,8 +106,11 @@ fn multiplying<T: Exact + Activation>(
             plan,
             from,
             to,
+            bias,
+            residual,
             argument(&grid),
             apply,
+            steps,
         ],
     );
     case.shaped((edition.threads(tile), shared));
@@ -110,8 +118,12 @@ fn multiplying<T: Exact + Activation>(
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
+        if let Some(fused) = &product.fused {
+            return fused.check(&bytes, &product.exact, &bound);
+        }
         let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-        product.check(&found, &Bound::of_gemm::<T>(product.weights.cols(), LEAST))
+        product.check(&found, &bound)
     }));
     case
 }
@@ -144,8 +156,121 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
+/// Rows, columns, tokens, thread blocks at once and stages of products with steps behind them.
+const WITH_STEPS: [(usize, usize, usize, u32, u32, Weights, X); 3] = [
+    (38, 256, 21, 2, 2, Of(Scales::Common), X::Common),
+    (290, 512, 70, 3, 3, Beyond, X::Common),
+    (20, 384, 150, 2, 3, Of(Scales::Common), X::Numbers),
+];
+
+fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        for (i, (rows, cols, tokens, at_once, stages, kind, x)) in (0..).zip(WITH_STEPS) {
+            for steps in 0..STEPS.len() {
+                let made = Arc::new(LazyLock::new(move || {
+                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
+                    Arc::new(product.with_steps(steps))
+                }));
+                for edition in [Edition::Mma, Edition::Wgmma] {
+                    for tile in TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile)) {
+                        let what =
+                            format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {:?}", STEPS[steps]);
+                        let made = Arc::clone(&made);
+                        let make = move || multiplying(&made, (edition, tile), [at_once, stages]);
+                        let case = Case::new(what, gemm_kernel::<T>(format, edition, tile), make);
+                        cases.push(Case { by_tensor_cores: true, ..case });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Activations in f32 and their parts: each activation is the sum of its parts, but for what is below 2^-133.
+fn splitting(rows: usize, cols: usize, odd: bool) -> Prepared {
+    let mut case = Prepared::new();
+    let mut random = fastrand::Rng::with_seed((rows * cols) as u64);
+    let mut x: Vec<f32> = (0..rows * cols).map(|_| f32::from_bits(random.u32(..))).collect();
+    for (x, special) in
+        x.iter_mut().zip([f32::INFINITY, f32::NAN, f32::from_bits(0xFF80_0001), f32::MAX, -0.0, 1e-45])
+    {
+        *x = special;
+    }
+    let from = if odd {
+        case.values(&x, true)
+    } else {
+        case.memory.allocate_from_aligned("x", bytemuck::cast_slice(&x), 16).into()
+    };
+    let out = case.memory.allocate_aligned("parts", x.len() * PARTS as usize * 2, 16);
+    let grid = SplitGrid::new(rows as u64, cols as u64, !odd);
+    case.step("split_f32", grid.count, vec![from, out.into(), argument(&grid)]);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let parts: Vec<bf16> = bytemuck::pod_collect_to_vec(&bytes);
+        for (i, x) in x.iter().enumerate() {
+            let (row, col) = (i / cols, i % cols);
+            let part = |j: usize| parts[(row * PARTS as usize + j) * cols + col].to_f64();
+            let (sum, x) = (part(0) + part(1) + part(2), f64::from(*x));
+            let near = if x.is_finite() {
+                (sum - x).abs() < 2f64.powi(-133)
+            } else {
+                sum == x || sum.is_nan() && x.is_nan()
+            };
+            if !near {
+                return Err(format!("{x:e} became {sum:e}, row {row}, column {col}"));
+            }
+        }
+        Ok(())
+    }));
+    case
+}
+
+/// Sums of parts, and the steps behind them with this number.
+fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
+    let mut case = Prepared::new();
+    let mut random = fastrand::Rng::with_seed(rows as u64);
+    let sums: Vec<f32> = (0..rows * tokens * PARTS as usize).map(|_| random.f32() * 8.0 - 4.0).collect();
+    let exact = ExactProducts::of_sums(
+        rows,
+        sums.chunks(rows * PARTS as usize).flat_map(|of_token| {
+            (0..rows)
+                .map(|row| (0..PARTS as usize).map(|i| f64::from(of_token[i * rows + row])).sum())
+                .collect::<Vec<f64>>()
+        }),
+    );
+    let fused = Fused::of::<f32, f32>(number, rows, tokens);
+    let ([bias, residual], steps) = Fused::arguments(Some(&fused), &mut case);
+    let from = case.memory.allocate_from_aligned("sums", bytemuck::cast_slice(&sums), 4);
+    let out = case.memory.allocate_aligned("out", fused.bytes[0], 4);
+    let results = fused.bytes[0] / 4 / tokens;
+    let grid = MergeGrid {
+        rows: rows as u64,
+        results: Divider::new(results as u64),
+        count: (results * tokens) as u64,
+    };
+    case.step("merge_f32", grid.count, vec![from.into(), out.into(), bias, residual, argument(&grid), steps]);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        fused.check(&bytes, &exact, &Bound::NONE)
+    }));
+    case
+}
+
 /// Every case of these kernels.
 pub(crate) fn gemm_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);
+    cases_with_steps::<f16>(cases);
+    cases_with_steps::<bf16>(cases);
+    for (rows, cols, odd) in [(1, 4, false), (3, 260, false), (5, 63, false), (2, 512, true), (40, 100, true)]
+    {
+        let what = format!("{rows}x{cols}, odd: {odd}");
+        cases.push(Case::new(what, "split_f32".into(), move || splitting(rows, cols, odd)));
+    }
+    for (number, steps) in STEPS.iter().enumerate() {
+        for (rows, tokens) in [(2, 1), (300, 3)] {
+            let what = format!("{rows} rows, {tokens} tokens, {steps:?}");
+            cases.push(Case::new(what, "merge_f32".into(), move || merging(rows, tokens, number)));
+        }
+    }
 }

@@ -16,6 +16,7 @@ use microscale_test_support::weights::{
 use super::case::{Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
+use super::steps::{Fused, STEPS};
 
 /// Kinds of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -181,6 +182,8 @@ pub(crate) struct Product<T> {
     pub(super) exact: ExactProducts,
     /// Set if tensor cores lose nothing.
     ordered: bool,
+    /// What follows.
+    pub(super) fused: Option<Fused>,
 }
 
 impl<T: Exact + Activation> Product<T> {
@@ -204,7 +207,18 @@ impl<T: Exact + Activation> Product<T> {
         let mut results = vec![T::default(); weights.rows() * tokens];
         gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
         let exact = ExactProducts::of(&weights, &x, tokens);
-        Self { weights, x, tokens, results, exact, ordered: kind == Ordered }
+        Self { weights, x, tokens, results, exact, ordered: kind == Ordered, fused: None }
+    }
+
+    /// The same product with steps behind it.
+    pub(super) fn with_steps(self, number: usize) -> Self {
+        let fused = Fused::new::<T>(number, self.weights.rows(), self.tokens);
+        Self { fused: Some(fused), ..self }
+    }
+
+    /// Bytes of the results, and of one.
+    pub(super) fn result_bytes(&self) -> [usize; 2] {
+        self.fused.as_ref().map_or([size_of_val(&self.results[..]), size_of::<T>()], |fused| fused.bytes)
     }
 
     /// Checks results of tensor cores, for several tokens: those of rows with unusual scales must have the definition's bits.
@@ -239,9 +253,12 @@ impl<T: Exact + Activation> Product<T> {
         } else {
             case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
         };
-        let out = case.memory.allocate_aligned("out", size_of_val(&self.results[..]), 2);
+        let [bytes, each] = self.result_bytes();
+        let out = case.memory.allocate_aligned("out", bytes, each as u64);
         let [plan, from, to] = no_experts();
-        let arguments = vec![codes.into(), scales.into(), slot, x, out.into(), plan, from, to, grid, apply];
+        let ([bias, residual], steps) = Fused::arguments(self.fused.as_ref(), &mut case);
+        let routed = [plan, from, to, bias, residual, grid, apply, steps];
+        let arguments = [vec![codes.into(), scales.into(), slot, x, out.into()], routed.into()].concat();
         case.step(weights_kernel::<T>(weights.format(), variant), elements, arguments);
         Launched { case, out }
     }
@@ -348,23 +365,38 @@ impl Kind {
         case.checks.push(Box::new(move |memory| {
             let Product { weights, tokens, exact, .. } = &*product;
             let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+            let parts = [segments(*tokens), slices];
+            let bound = match self {
+                Self::M1 => Bound::of_one_token::<T>(weights, slices, LEAST),
+                _ => Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST),
+            };
+            if let Some(fused) = &product.fused {
+                return fused.check(&bytes, exact, &bound);
+            }
             let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
             if self == Self::M1 {
-                let bound = Bound::of_one_token::<T>(weights, slices, LEAST);
                 return exact.check(&found, &bound).map(|_| ());
             }
-            let parts = [segments(*tokens), slices];
-            product.check(&found, &Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST))
+            product.check(&found, &bound)
         }));
         case
     }
 }
 
 /// Launches a kernel for ragged rows, which does without tensor cores, and expects the definition's bits.
-fn ragged<T: Exact + Activation>(product: &Product<T>, odd: bool) -> Prepared {
+fn ragged<T: Exact + Activation>(product: &Arc<Product<T>>, odd: bool) -> Prepared {
     let grid = grid(&product.weights, product.tokens, 1, 1);
     let Launched { mut case, out } =
         product.launch("ragged", argument(&grid), product.weights.rows() as u64, odd);
+    if product.fused.is_some() {
+        let product = Arc::clone(product);
+        case.checks.push(Box::new(move |memory| {
+            let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+            let bound = Bound::of_definition(&product.weights);
+            product.fused.as_ref().map_or(Ok(()), |fused| fused.check(&bytes, &product.exact, &bound))
+        }));
+        return case;
+    }
     case.expect("results", out, bytemuck::cast_slice(&product.results).to_vec());
     case
 }
@@ -390,9 +422,42 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             }
         }
         for (i, (rows, cols, tokens, odd, kind, x)) in (0..).zip(RAGGED) {
-            let made = LazyLock::new(move || Product::<T>::new(format, (rows, cols, tokens), kind, x, i));
+            let made =
+                LazyLock::new(move || Arc::new(Product::<T>::new(format, (rows, cols, tokens), kind, x, i)));
             let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}");
             cases.push(Case::new(what, weights_kernel::<T>(format, "ragged"), move || ragged(&made, odd)));
+        }
+    }
+}
+
+/// Rows, columns, tokens and slices of K of products with steps behind them: for one token at a time, for several, and of ragged rows.
+const WITH_STEPS: [(usize, usize, usize, u32, Weights, X); 3] = [
+    (38, 384, 2, 2, Of(Scales::Common), X::Common),
+    (70, 256, 9, 4, Beyond, X::Common),
+    (12, 128, 5, 1, Of(Scales::Common), X::Numbers),
+];
+
+fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        for (i, (rows, cols, tokens, slices, kind, x)) in (0..).zip(WITH_STEPS) {
+            for steps in 0..STEPS.len() {
+                let made = Arc::new(LazyLock::new(move || {
+                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
+                    Arc::new(product.with_steps(steps))
+                }));
+                let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {:?}", STEPS[steps]);
+                for by in [Kind::Unpipelined, Kind::M1, Kind::M8] {
+                    for &tiles in by.tiles() {
+                        let made = Arc::clone(&made);
+                        let kernel = weights_kernel::<T>(format, &by.variant(tiles));
+                        let make = move || by.prepare(&made, tiles, slices);
+                        let what = format!("{what}, {slices} slices");
+                        cases.push(Case { by_tensor_cores: true, ..Case::new(what, kernel, make) });
+                    }
+                }
+                let kernel = weights_kernel::<T>(format, "ragged");
+                cases.push(Case::new(what, kernel, move || ragged(&made, false)));
+            }
         }
     }
 }
@@ -401,4 +466,6 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
 pub(crate) fn weights_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);
+    cases_with_steps::<f16>(cases);
+    cases_with_steps::<bf16>(cases);
 }

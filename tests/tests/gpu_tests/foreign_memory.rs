@@ -13,8 +13,8 @@ use microscale::gpu::{
     DeviceView, GemmWorkspaceMut, Gpu,
 };
 use microscale::{
-    Amax, Batch, Convention, Error, Format, GlobalScale, NonFinite, OperandFault, Quantized, QuantizedShape,
-    QuantizedTensor, Recipe, ScaleLayout, Search, Shape, amax, dequantize, gemv, quantize,
+    Amax, Batch, Convention, Dtype, Error, Format, GlobalScale, NonFinite, OperandFault, Quantized,
+    QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Search, Shape, amax, dequantize, gemv, quantize,
 };
 use microscale_test_support::cases::quantized_shape;
 use microscale_test_support::operands::{Scales, tensor};
@@ -112,9 +112,9 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
         let weights = tensor(format, 300, 1024, Scales::Common, seed);
         let (there, raw) =
             (DeviceTensor::from_host(stream, &weights).unwrap(), RawOperand::of(stream, &weights));
-        let bytes = gpu.gemm_workspace_bytes(weights.shape(), MOST).unwrap();
+        let bytes = gpu.gemm_workspace_bytes(weights.shape(), MOST, Dtype::Bf16).unwrap();
         let raw_workspace = Raw::zeros(stream, bytes);
-        let mut workspace = gpu.gemm_workspace(stream, weights.shape(), MOST).unwrap();
+        let mut workspace = gpu.gemm_workspace(stream, weights.shape(), MOST, Dtype::Bf16).unwrap();
         for tokens in [1, 8, 9, MOST, MOST] {
             let product = Product::<bf16>::new(weights.clone(), tokens, Activations::Common);
             let x = stream.clone_htod(&product.x).unwrap();
@@ -349,7 +349,7 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
         let vectors = RawOperand::of(stream, &tensor(format, 1, 2048, Scales::Common, 1));
         let (raw, x) = (RawOperand::of(stream, &weights), Raw::zeros(stream, 70 * 2048 * 2));
         let mut out = Raw::used(stream, 70 * 600 * 2);
-        let bytes = gpu.gemm_workspace_bytes(weights.shape(), 70).unwrap();
+        let bytes = gpu.gemm_workspace_bytes(weights.shape(), 70, Dtype::Bf16).unwrap();
         let workspace = Raw::zeros(stream, bytes);
         let product = captured(stream, || {
             let (matrix, vectors) = (raw.view(), vectors.view());

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceTensor, GemmWeightsKernel, Gpu, TensorCoreActivation};
-use microscale::{Error, Format, OperandFault};
+use microscale::gpu::{DeviceEpilogue, DeviceTensor, GemmWeightsKernel, Gpu, TensorCoreActivation};
+use microscale::{Dtype, Error, Format, OperandFault};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual};
@@ -24,10 +24,12 @@ fn on_gpu<T: Exact + TensorCoreActivation>(
     let there = DeviceTensor::from_host(stream, weights).unwrap();
     let x = stream.clone_htod(&[vec![T::default(); skipped], x.clone()].concat()).unwrap();
     let x = x.slice(skipped..);
-    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), *tokens).unwrap();
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), *tokens, T::DTYPE).unwrap();
     let mut multiplied = || {
         let mut out = stream.clone_htod(&vec![T::from_f32(7.0); results.len() + 1]).unwrap();
-        gpu.gemm_weights_with(kernel, stream, &there, &x, *tokens, &mut workspace, &mut out).unwrap();
+        let nothing = DeviceEpilogue::default();
+        let (kernel, space) = (Some(kernel), &mut workspace);
+        gpu.gemm_weights_with(kernel, stream, &there, &x, *tokens, nothing, space, &mut out).unwrap();
         let mut found = stream.clone_dtoh(&out).unwrap();
         assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{kernel:?}, {}: wrote too much", product.what());
         found
@@ -109,7 +111,7 @@ pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
     let x = stream.clone_htod(&product.x).unwrap();
     let mut out = stream.alloc_zeros::<f16>(product.results.len()).unwrap();
     let other = tensor(Format::Mxfp4, 300, 64, Scales::Common, 2);
-    let mut workspace = gpu.gemm_workspace(stream, other.shape(), 1).unwrap();
+    let mut workspace = gpu.gemm_workspace(stream, other.shape(), 1, Dtype::F16).unwrap();
     let refused = gpu.gemm_weights_on(stream, &there, &x, 9000, &mut workspace, &mut out).unwrap_err();
     assert!(matches!(refused, Error::Operands(OperandFault::Workspace { .. })), "{refused:?}");
 }
@@ -129,7 +131,7 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
         let there = DeviceTensor::from_host(stream, &product.weights).unwrap();
         let x = stream.clone_htod(&product.x).unwrap();
         let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
-        let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 100).unwrap();
+        let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 100, Dtype::Bf16).unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();

@@ -10,7 +10,7 @@ use microscale_kernels_abi::{Divider, Experts};
 use super::{gemm, weights};
 use crate::error::{Error, Result};
 use crate::gemv::TensorCoreActivation;
-use crate::gpu::arguments::{Argument, Operands, Routed, apply_direction, config, limited};
+use crate::gpu::arguments::{Argument, Operands, Routed, Steps, apply_direction, config, limited};
 use crate::gpu::driver::doing;
 use crate::gpu::experts::{DeviceExperts, DeviceRouting, ExpertRows};
 use crate::gpu::experts_kernel::ExpertsKernel;
@@ -165,7 +165,7 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     let (slot, _slots) = experts.slots.device_ptr(stream);
     let (out, _written) = out.write(stream, "the output", 1)?;
     let apply = apply_direction(experts.direction());
-    let operands = Operands { codes, scales, slot, activations, out, apply };
+    let operands = Operands { codes, scales, slot, activations, out, apply, steps: Steps::NONE };
     let (from, to) = match rows {
         ExpertRows::Gathered => (tokens, 0),
         ExpertRows::Sorted => (0, 0),

@@ -12,17 +12,21 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKer
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsShape};
-use microscale_kernels_abi::{Kernel, KernelId};
+use microscale_kernels_abi::{Epilogue, Kernel, KernelId};
 
+use super::{parts, weights};
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gemv::TensorCoreActivation;
+use crate::gemv::{Activation, ProductOf};
 use crate::gpu::arguments::{
-    Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, not_one_launch, weights_format,
+    Argument, Operands, Routed, Steps, apply_global, config, kernel_dtype, limited, not_one_launch,
+    weights_format,
 };
 use crate::gpu::driver::doing;
+use crate::gpu::epilogue::DeviceEpilogue;
 use crate::gpu::gemm_weights_kernel::GemmWeightsKernel;
 use crate::gpu::gemm_workspace::GemmWorkspaceMut;
+use crate::gpu::gemv_weights_kernel::GemvWeightsKernel;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::memory::{DeviceView, DeviceViewMut};
 use crate::gpu::tensor_view::DeviceTensorView;
@@ -40,11 +44,7 @@ pub(in crate::gpu) fn takes(shape: QuantizedShape) -> bool {
 }
 
 /// The kernel for a product; none if there is nothing to multiply, or if no kernel takes it.
-pub(in crate::gpu) fn choose_gemm(
-    kernels: &Kernels,
-    weights: QuantizedShape,
-    tokens: usize,
-) -> Option<GemmWeightsKernel> {
+fn choose_gemm(kernels: &Kernels, weights: QuantizedShape, tokens: usize) -> Option<GemmWeightsKernel> {
     let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
     takes(weights).then(|| GemmWeightsKernel::choose(kernels.target(), grid))?
 }
@@ -117,12 +117,18 @@ impl Grids {
     }
 }
 
-/// Bytes that a product with so many tokens, or fewer, works in.
+/// Bytes that a product with so many tokens' activations of a dtype, or fewer, works in.
 pub(in crate::gpu) fn gemm_workspace(
     kernels: &Kernels,
     weights: QuantizedShape,
     tokens: usize,
+    dtype: Dtype,
 ) -> Result<usize> {
+    if dtype == Dtype::F32 {
+        let [parts, sums] = parts::bytes(tokens, weights.rows, weights.cols);
+        let rest = gemm_workspace(kernels, weights, tokens.saturating_mul(parts::ROWS), Dtype::Bf16)?;
+        return Ok(usize::try_from(parts.saturating_add(sums)).unwrap_or(usize::MAX).saturating_add(rest));
+    }
     if weights.rows == 0 || tokens == 0 || !takes(weights) {
         return Ok(0);
     }
@@ -140,34 +146,131 @@ pub(in crate::gpu) fn gemm_workspace(
     Ok(most as usize)
 }
 
-/// Enqueues a product. The caller has checked that there are so many tokens' activations, and that `out` has room.
+/// The most tokens for which kernels of fewer are faster.
+const FEW: usize = 8;
+
+/// Enqueues a product, by a given kernel or by the one that should take the shortest, which may be one for few tokens. The caller has
+/// checked that there are so many tokens' activations, the operands of the epilogue, and that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-pub(in crate::gpu) fn gemm_weights<T: TensorCoreActivation>(
+pub(in crate::gpu) fn gemm_weights<T: Activation, O: ProductOf<T>>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    kernel: GemmWeightsKernel,
+    kernel: Option<GemmWeightsKernel>,
     weights: DeviceTensorView<'_>,
     activations: DeviceView<'_, T>,
     tokens: usize,
+    epilogue: DeviceEpilogue<'_, T, O>,
     mut workspace: GemmWorkspaceMut<'_>,
-    mut out: DeviceViewMut<'_, T>,
+    mut out: DeviceViewMut<'_, O>,
 ) -> Result<()> {
-    if weights.rows() == 0 || tokens == 0 {
+    let shape = weights.shape();
+    let QuantizedShape { rows, cols, .. } = shape;
+    if rows == 0 || tokens == 0 {
         return Ok(());
     }
+    limited("rows of activations", tokens, TOKEN_LIMIT)?;
     let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
     let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
     let (out, _written) = out.write(stream, "the output", 1)?;
-    let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
-    let aligned = activations.is_multiple_of(16) && weights.cols().is_multiple_of(8);
-    let [arrange, gemm] = ids(kernel, weights.shape(), T::DTYPE)?;
-    let grids = Grids::new(kernels, kernel, weights.shape(), tokens, aligned)?;
-    let (memory, _used) = workspace.write(stream, grids.bytes(kernel))?;
-    // SAFETY: the caller checked layout and lengths, and `ids` the shape; codes start on 16 bytes and scales on 4. The borrows keep
-    // the buffers from overlapping, and until the launches are enqueued.
-    unsafe {
-        enqueue(kernels, stream, (kernel, [arrange, gemm]), &operands, Routed::default(), &grids, memory)
+    let (steps, _steps_read) = epilogue.read(stream)?;
+    let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights), steps };
+    if T::DTYPE != Dtype::F32 {
+        let by = Way::of(kernels, kernel, shape, (T::DTYPE, tokens), activations)?;
+        let (memory, _used) = workspace.write(stream, by.bytes())?;
+        // SAFETY: the caller checked layout and lengths, and `Way::of` the shape; codes start on 16 bytes and scales on 4. The borrows
+        // keep the buffers from overlapping, and until the launches are enqueued.
+        return unsafe { by.enqueue(kernels, stream, (shape, T::DTYPE), &operands, tokens, memory) };
     }
+    let parts_of_all = tokens * parts::ROWS;
+    let [parts_bytes, sums_bytes] = parts::bytes(tokens, rows, cols);
+    // The parts lie on 16 bytes.
+    let by = Way::of(kernels, kernel, shape, (Dtype::Bf16, parts_of_all), 0)?;
+    let ([counters, parts], _used) = workspace.write(stream, parts_bytes + sums_bytes + by.bytes())?;
+    let sums = parts + parts_bytes;
+    let only_stored = Argument(Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE });
+    let products = Operands {
+        activations: parts,
+        out: sums,
+        steps: Steps { epilogue: only_stored, ..Steps::NONE },
+        ..operands
+    };
+    let memory = [counters, sums + sums_bytes];
+    // SAFETY: as above; parts, sums and what the product works in lie behind each other, with the room that was asked for, and each
+    // kernel reads what the one before has written.
+    unsafe {
+        parts::split(kernels, stream, activations, parts, [tokens, cols])?;
+        by.enqueue(kernels, stream, (shape, Dtype::Bf16), &products, parts_of_all, memory)?;
+        parts::merge(kernels, stream, sums, out, steps, [tokens, rows])
+    }
+}
+
+/// The kernels of a product: those for many tokens, or one for few at a time.
+enum Way {
+    Many { kernel: GemmWeightsKernel, ids: [KernelId; 2], grids: Box<Grids> },
+    Few(GemvWeightsKernel),
+}
+
+impl Way {
+    /// The kernels for so many tokens' activations of a dtype, which begin at an address, with a given one for many if there is one.
+    fn of(
+        kernels: &Kernels,
+        given: Option<GemmWeightsKernel>,
+        weights: QuantizedShape,
+        (dtype, tokens): (Dtype, usize),
+        activations: u64,
+    ) -> Result<Self> {
+        let Some(kernel) = given.or_else(|| gemm_kernel(kernels, weights, tokens)) else {
+            return Ok(Self::Few(GemvWeightsKernel::choose(weights, tokens)));
+        };
+        let aligned = activations.is_multiple_of(16) && weights.cols.is_multiple_of(8);
+        let ids = ids(kernel, weights, dtype)?;
+        let grids = Box::new(Grids::new(kernels, kernel, weights, tokens, aligned)?);
+        Ok(Self::Many { kernel, ids, grids })
+    }
+
+    /// Bytes of memory that they work in.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Many { kernel, grids, .. } => grids.bytes(*kernel),
+            Self::Few(_) => 0,
+        }
+    }
+
+    /// Enqueues them.
+    ///
+    /// # Safety
+    /// The operands are as the kernels' contracts say. The counters are zeros, and there is as much memory as they work in.
+    unsafe fn enqueue(
+        &self,
+        kernels: &Kernels,
+        stream: &Arc<CudaStream>,
+        of: (QuantizedShape, Dtype),
+        operands: &Operands,
+        tokens: usize,
+        memory: [u64; 2],
+    ) -> Result<()> {
+        let routed = Routed::default();
+        // SAFETY: the caller's promise; there is no plan.
+        unsafe {
+            match self {
+                Self::Many { kernel, ids, grids } => {
+                    enqueue(kernels, stream, (*kernel, *ids), operands, routed, grids, memory)
+                }
+                Self::Few(kernel) => {
+                    weights::enqueue(kernels, stream, *kernel, of, operands, routed, (tokens, None))
+                }
+            }
+        }
+    }
+}
+
+/// The kernel for many tokens that [`gemm_weights`] chooses; none if one for few tokens is faster, or no other takes the weights.
+pub(in crate::gpu) fn gemm_kernel(
+    kernels: &Kernels,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Option<GemmWeightsKernel> {
+    if tokens <= FEW { None } else { choose_gemm(kernels, weights, tokens) }
 }
 
 /// The kernels that arrange and multiply.
@@ -195,7 +298,7 @@ pub(super) unsafe fn enqueue(
     grids: &Grids,
     [counters, memory]: [u64; 2],
 ) -> Result<()> {
-    let Operands { codes, scales, slot, activations, out, apply } = *operands;
+    let Operands { codes, scales, slot, activations, out, apply, steps } = *operands;
     let Routed { plan, from, to } = routed;
     let left = memory + grids.arrange.bytes();
     let ready = kernels.ready(arrange)?;
@@ -209,11 +312,17 @@ pub(super) unsafe fn enqueue(
     let ready = kernels.ready(gemm)?;
     let launched = Kernel { shared: grids.gemm.shared, ..ready.kernel };
     let config = config(&launched, u64::from(grids.thread_blocks))?;
-    let pointers = [codes, scales, slot, activations, memory, out, counters, left, plan, from, to];
+    let Steps { bias, residual, epilogue } = steps;
+    let pointers =
+        [codes, scales, slot, activations, memory, out, counters, left, plan, from, to, bias, residual];
     let grid = Argument(grids.gemm);
     let mut arguments: Vec<*mut c_void> =
         pointers.iter().map(|pointer| ptr::from_ref(pointer) as _).collect();
-    arguments.extend([ptr::from_ref(&grid) as *mut c_void, ptr::from_ref(&apply) as _]);
+    arguments.extend([
+        ptr::from_ref(&grid) as *mut c_void,
+        ptr::from_ref(&apply) as _,
+        ptr::from_ref(&epilogue) as _,
+    ]);
     // SAFETY: as above. The kernel before has arranged the activations for this one, and kernels of warp groups wait for it. The driver
     // copies the arguments.
     unsafe { launch_behind(stream, &ready.function, config, kernel.edition, &mut arguments) }

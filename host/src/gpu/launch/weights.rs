@@ -15,8 +15,8 @@ use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gemv::TensorCoreActivation;
 use crate::gpu::arguments::{
-    Argument, Operands, Routed, apply_global, config, kernel_dtype, limited, limited_columns, not_one_launch,
-    weights_format,
+    Argument, Operands, Routed, Steps, apply_global, config, kernel_dtype, limited, limited_columns,
+    not_one_launch, weights_format,
 };
 use crate::gpu::driver::doing;
 use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
@@ -69,7 +69,8 @@ pub(in crate::gpu) fn gemv_weights<T: TensorCoreActivation>(
     let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
     let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
     let (out, _written) = out.write(stream, "the output", 1)?;
-    let operands = Operands { codes, scales, slot, activations, out, apply: apply_global(weights) };
+    let operands =
+        Operands { codes, scales, slot, activations, out, apply: apply_global(weights), steps: Steps::NONE };
     let of = (weights.shape(), T::DTYPE);
     // SAFETY: the caller checked layout and lengths. The weights have a slot. The borrows keep the buffers from overlapping, and until the
     // launch is enqueued.
@@ -90,7 +91,7 @@ pub(super) unsafe fn enqueue(
     routed: Routed,
     (tokens, token_tiles): (usize, Option<TokenTiles>),
 ) -> Result<()> {
-    let Operands { codes, scales, slot, activations, out, apply } = operands;
+    let Operands { codes, scales, slot, activations, out, apply, steps } = operands;
     let (rows, cols) = (weights.rows, weights.cols);
     // The kernels read whole chunks, 16 bytes at a time; but one takes any. Codes start on 16 bytes,
     // so that rows of whole chunks do.
@@ -132,12 +133,12 @@ pub(super) unsafe fn enqueue(
     };
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(codes).arg(scales).arg(slot).arg(activations).arg(out);
-    launch.arg(&routed.plan).arg(&routed.from).arg(&routed.to);
+    launch.arg(&routed.plan).arg(&routed.from).arg(&routed.to).arg(&steps.bias).arg(&steps.residual);
     match &grid {
         Grid::Pipelined(grid) => launch.arg(grid),
         Grid::Unpipelined(grid) => launch.arg(grid),
     };
-    launch.arg(apply);
+    launch.arg(apply).arg(&steps.epilogue);
     // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. `ragged` and `GemvWeightsKernel::on` chose a kernel
     // that takes the shape and the activations' address. The rest is the caller's promise.
     unsafe { launch.launch(config) }.map_err(doing("launching a product"))?;

@@ -1,0 +1,86 @@
+//! What a product does with its sums before it stores them, and the two kernels around products of activations in f32.
+
+use microscale_formats::Gate;
+
+use crate::grid::Divider;
+use crate::launch::{Launch, THREADS};
+
+/// What follows a sum under its global scale: first a bias, then a gate, then a residual; at last it is rounded and stored. Zeros
+/// for none of it.
+///
+/// A gate makes one result of those of two rows, an even one, which is the gate, and the one behind it; so results, and residuals,
+/// have half as many columns as the weights have rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Epilogue {
+    /// The steps that are there, the sum of [`Self::BIAS`], [`Self::GATED`], [`Self::RESIDUAL`] and [`Self::F32_RESULTS`].
+    pub steps: u32,
+    /// The gate, if there is one.
+    pub gate: Gate,
+}
+
+impl Epilogue {
+    /// A bias for each row, of an expert's if there are experts, in the activations' dtype.
+    pub const BIAS: u32 = 1;
+    /// A gate. There is an even number of rows.
+    pub const GATED: u32 = 2;
+    /// Values to add to results, in the same places and of the same dtype.
+    pub const RESIDUAL: u32 = 4;
+    /// Results in f32, not in the activations' dtype.
+    pub const F32_RESULTS: u32 = 8;
+    /// Nothing but storing.
+    pub const NONE: Self = Self { steps: 0, gate: Gate::SILU };
+
+    /// Returns whether a step is there.
+    #[inline(always)]
+    pub const fn has(&self, step: u32) -> bool {
+        self.steps & step != 0
+    }
+
+    /// The results of so many rows.
+    #[inline(always)]
+    pub const fn results(&self, rows: u64) -> u64 {
+        if self.has(Self::GATED) { rows / 2 } else { rows }
+    }
+}
+
+/// The parts of an activation in f32, each a bf16 of eight bits: their sum is the activation, but for what is below 2^−133.
+pub const PARTS: u32 = 3;
+
+/// How activations in f32 become [`PARTS`] rows in bf16 each. A thread has four of a row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SplitGrid {
+    /// Columns.
+    pub cols: u64,
+    /// Fours of columns in a row, the last one in part.
+    pub fours: Divider,
+    /// Fours in all rows.
+    pub count: u64,
+    /// 1 if every four starts on 16 bytes, and of each part on 8.
+    pub aligned: u64,
+}
+
+impl SplitGrid {
+    /// Activations of so many rows and columns. `aligned` says whether they start on 16 bytes.
+    pub const fn new(rows: u64, cols: u64, aligned: bool) -> Self {
+        let fours = cols.div_ceil(4);
+        let aligned = (aligned && cols.is_multiple_of(4)) as u64;
+        Self { cols, fours: Divider::new(fours), count: rows * fours, aligned }
+    }
+}
+
+/// How [`PARTS`] rows of sums in f32 become one of results. A thread has a result.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MergeGrid {
+    /// Sums in a row: rows of weights.
+    pub rows: u64,
+    /// Results in a row.
+    pub results: Divider,
+    /// Results in all.
+    pub count: u64,
+}
+
+/// The launch of both kernels, a thread an element.
+pub(crate) const ELEMENTWISE: Launch = (THREADS, THREADS, 0);
