@@ -107,6 +107,7 @@ const TESTS: &[Test] = &[
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_weights_refuses_a_workspace_for_less", gemm_weights::refuses_a_workspace_for_less),
     ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
+    ("gemm_weights_has_steps_behind_it", gemm_weights::has_steps_behind_it),
     (
         "gemm_experts_is_near_the_exact_sum_for_every_kernel",
         gemm_experts::is_near_the_exact_sum_for_every_kernel,

@@ -2,8 +2,11 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceEpilogue, DeviceTensor, GemmWeightsKernel, Gpu, TensorCoreActivation};
-use microscale::{Dtype, Error, Format, OperandFault};
+use microscale::gpu::{
+    DeviceEpilogue, DeviceTensor, GemmWeightsKernel, Gpu, ProductOf, TensorCoreActivation,
+};
+use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor};
+use microscale_test_support::epilogue::Steps;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual};
@@ -143,4 +146,75 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
     }
     // SAFETY: nothing is in flight; later tests may use several streams again.
     unsafe { gpu.context().enable_event_tracking() };
+}
+
+/// Multiplies, with steps behind, by the kernel that is chosen and by all others, and checks that results are near.
+fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
+    gpu: &Gpu,
+    weights: &QuantizedTensor,
+    tokens: usize,
+    steps: (bool, Option<Gate>, bool),
+) {
+    let (stream, rows, cols) = (gpu.stream(), weights.rows(), weights.cols());
+    let mut random = fastrand::Rng::with_seed((rows + tokens) as u64);
+    let x: Vec<T> = (0..tokens * cols).map(|_| T::from_f32(random.f32() - 0.5)).collect();
+    let exact = ExactProducts::of(weights, &x, tokens);
+    // Of f32, each of three parts has an error of its own, and is smaller than the one before.
+    let bound = Bound::of_gemm::<bf16>(cols, LEAST).or(Bound::of_tensor_cores::<bf16>(cols, [8, 16], LEAST));
+    let bound = bound.or(Bound::of_one_token::<bf16>(weights, 1, LEAST));
+    let drawn = Steps::<T, O>::draw(rows, tokens, steps, 7);
+    let there = DeviceTensor::from_host(stream, weights).unwrap();
+    let x = stream.clone_htod(&x).unwrap();
+    let (bias, residual) = (stream.clone_htod(&drawn.bias), stream.clone_htod(&drawn.residual));
+    let (bias, residual) = (bias.ok(), residual.ok());
+    let epilogue = DeviceEpilogue {
+        bias: bias.as_ref().filter(|_| steps.0).map(Into::into),
+        gate: steps.1,
+        residual: residual.as_ref().filter(|_| steps.2).map(Into::into),
+    };
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), tokens, T::DTYPE).unwrap();
+    let results = drawn.results(rows) * tokens;
+    for kernel in gpu.gemm_kernels().map(Some).chain([None]) {
+        let mut out = stream.clone_htod(&vec![O::from_f32(7.0); results + 1]).unwrap();
+        gpu.gemm_weights_with(kernel, stream, &there, &x, tokens, epilogue, &mut workspace, &mut out)
+            .unwrap();
+        let mut found = stream.clone_dtoh(&out).unwrap();
+        let what =
+            format!("{kernel:?}, {rows}x{cols}, {tokens} tokens, {steps:?}, {:?}", (T::DTYPE, O::DTYPE));
+        assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{what}: wrote too much");
+        drawn.check(&exact, &bound, rows, &found).unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+    }
+}
+
+/// A bias, gates and a residual, with results in the activations' dtype and in f32, and activations in f32.
+pub(crate) fn has_steps_behind_it(gpu: &Gpu) {
+    let all = [
+        (false, None, false),
+        (true, None, true),
+        (true, Some(Gate::GPT_OSS), false),
+        (false, Some(Gate::SILU), true),
+    ];
+    for (format, rows, cols) in [(Format::Nvfp4, 320, 1024), (Format::Mxfp4, 70, 2880)] {
+        let weights = tensor(format, rows, cols, Scales::Common, 5);
+        for (i, tokens) in [1, 3, 8, 20, 90, 300].into_iter().enumerate() {
+            for (j, steps) in all.into_iter().enumerate() {
+                check_steps::<bf16, bf16>(gpu, &weights, tokens, steps);
+                if (i + j) % 2 == 0 {
+                    check_steps::<bf16, f32>(gpu, &weights, tokens, steps);
+                    check_steps::<f16, f16>(gpu, &weights, tokens, steps);
+                } else {
+                    check_steps::<f32, f32>(gpu, &weights, tokens, steps);
+                    check_steps::<f16, f32>(gpu, &weights, tokens, steps);
+                }
+            }
+        }
+    }
+    let weights = tensor(Format::Nvfp4, 5, 64, Scales::Common, 5);
+    let epilogue = DeviceEpilogue::<bf16, bf16> { gate: Some(Gate::SILU), ..DeviceEpilogue::default() };
+    let stream = gpu.stream();
+    let there = DeviceTensor::from_host(stream, &weights).unwrap();
+    let (x, mut out) = (stream.alloc_zeros::<bf16>(64).unwrap(), stream.alloc_zeros::<bf16>(5).unwrap());
+    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), 1, Dtype::Bf16).unwrap();
+    let refused = gpu.gemm_weights_fused_on(stream, &there, &x, 1, epilogue, &mut workspace, &mut out);
+    assert!(matches!(refused, Err(Error::Operands(OperandFault::Gate { rows: 5 }))), "{refused:?}");
 }
