@@ -108,13 +108,22 @@ pub(crate) fn check_weights(
     tokens: usize,
     output: usize,
 ) -> Result<usize> {
+    check_weights_shape(weights)?;
+    Shape::new(tokens, weights.cols).check("the activations", activations)?;
+    Shape::new(tokens, weights.rows).check("the output", output)?;
+    Ok(weights.rows)
+}
+
+/// Checks that weights of a shape are multiplied with activations.
+///
+/// # Errors
+/// [`OperandFault::Weights`] for other formats than NVFP4 and MXFP4, and [`OperandFault::Layout`] for swizzled scales.
+pub(crate) fn check_weights_shape(weights: QuantizedShape) -> Result<()> {
     if !weights.format.is_multiplied() {
         return Err(Error::Operands(OperandFault::Weights { found: weights.format }));
     }
     if weights.scale_layout != ScaleLayout::Linear {
         return Err(Error::Operands(OperandFault::Layout { what: "weights" }));
     }
-    Shape::new(tokens, weights.cols).check("the activations", activations)?;
-    Shape::new(tokens, weights.rows).check("the output", output)?;
-    Ok(weights.rows)
+    Ok(())
 }

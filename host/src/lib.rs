@@ -30,6 +30,7 @@
 //! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
 //! | multiply quantized weights with activations | [`gemv_weights()`] of a few tokens, [`gemm_weights()`] of any number ([`Activation`]) |
+//! | multiply each token with the weights of its experts | [`gemm_experts()`] ([`ExpertRows`]) |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
 //! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
 //! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
@@ -46,6 +47,7 @@ pub mod device;
 mod element;
 mod elements;
 mod error;
+mod experts;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
@@ -64,12 +66,13 @@ mod view;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemm_weights, gemv, gemv_weights, quantize, quantize_into,
-    quantize_into_parts, quantize_with,
+    amax, dequantize, dequantize_into, gemm_experts, gemm_weights, gemv, gemv_weights, quantize,
+    quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, OperandFault, Result};
+pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;

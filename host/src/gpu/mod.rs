@@ -24,6 +24,7 @@ mod device;
 mod driver;
 mod experts;
 mod experts_kernel;
+mod experts_view;
 mod gemm_experts;
 mod gemm_weights;
 mod gemm_weights_kernel;
@@ -49,6 +50,7 @@ mod tensor;
 mod tensor_view;
 mod tensor_view_mut;
 
+pub use crate::experts::ExpertRows;
 pub use crate::gemv::TensorCoreActivation;
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
@@ -56,9 +58,10 @@ pub use cudarc;
 pub use device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
 pub use driver::{Relaxed, doing};
-pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};
+pub use experts::{DeviceExperts, DeviceRouting};
 #[doc(hidden)]
 pub use experts_kernel::ExpertsKernel;
+pub use experts_view::DeviceExpertsView;
 #[doc(hidden)]
 pub use gemm_weights_kernel::GemmWeightsKernel;
 pub use gemm_weights_kernel::GemmWorkspace;
