@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::QuantizedView;
-use microscale::gpu::{DeviceTensor, Gpu, TensorCoreActivation};
+use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Gpu, TensorCoreActivation};
+use microscale::{ExpertRows, QuantizedView};
 
 /// A matrix in a GPU's memory, and the kernels that multiply with it.
 pub(crate) struct OnGpu {
@@ -49,12 +49,9 @@ impl OnGpu {
         tokens: usize,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
-        let Some((begin, end)) = layout.contiguous_offsets() else {
-            bail!("a tensor with gaps; make it contiguous")
-        };
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
-            let activations = x.as_cuda_slice::<T>()?.slice(begin..end);
+            let activations = part::<T>(x, layout)?;
             let done = if tokens <= FEW {
                 self.gpu.gemv_weights_on(&stream, &self.weights, &activations, tokens, &mut out)
             } else {
@@ -74,6 +71,77 @@ impl OnGpu {
             done.map_err(Error::wrap)?;
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))
+    }
+}
+
+/// Matrices of experts in a GPU's memory, and the kernels that multiply with them.
+pub(crate) struct ExpertsOnGpu {
+    gpu: Arc<Gpu>,
+    experts: DeviceExperts,
+}
+
+/// Shows the weights' shape.
+impl fmt::Debug for ExpertsOnGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ExpertsOnGpu").field(&self.experts).finish()
+    }
+}
+
+impl ExpertsOnGpu {
+    /// A copy of matrices. Waits for the device's stream.
+    pub(crate) fn of<'a>(
+        weights: impl Iterator<Item = QuantizedView<'a>>,
+        device: &CudaDevice,
+    ) -> Result<Self> {
+        let experts = DeviceExperts::from_host(&device.cuda_stream(), weights).map_err(Error::wrap)?;
+        Ok(Self { gpu: gpu(device)?, experts })
+    }
+
+    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them.
+    pub(crate) fn multiply(
+        &self,
+        x: (&CudaStorage, &Layout),
+        chosen: (&CudaStorage, &Layout),
+        top_k: usize,
+        rows: ExpertRows,
+    ) -> Result<CudaStorage> {
+        match &x.0.slice {
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, chosen, top_k, rows),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, chosen, top_k, rows),
+            _ => bail!("an input on a GPU is f16 or bf16 here; convert it"),
+        }
+    }
+
+    fn multiply_as<T: TensorCoreActivation + CudaDType + DeviceRepr + ValidAsZeroBits>(
+        &self,
+        (x, layout): (&CudaStorage, &Layout),
+        (chosen, of_chosen): (&CudaStorage, &Layout),
+        top_k: usize,
+        rows: ExpertRows,
+    ) -> Result<CudaStorage> {
+        let (device, stream) = (x.device().clone(), x.device().cuda_stream());
+        let (gpu, experts) = (&self.gpu, &self.experts);
+        let pairs = of_chosen.shape().elem_count();
+        let mut out = device.alloc_zeros::<T>(pairs * experts.shape().rows)?;
+        if pairs > 0 {
+            let (activations, chosen) = (part::<T>(x, layout)?, part::<u32>(chosen, of_chosen)?);
+            let mut done = || {
+                let mut routing = DeviceRouting::zeros(&stream, experts.count(), pairs)?;
+                let mut workspace = gpu.experts_workspace(&stream, experts, pairs)?;
+                gpu.route_on(&stream, &chosen, top_k, &mut routing)?;
+                gpu.gemm_experts_on(&stream, experts, &activations, &routing, rows, &mut workspace, &mut out)
+            };
+            done().map_err(Error::wrap)?;
+        }
+        Ok(CudaStorage::wrap_cuda_slice(out, device))
+    }
+}
+
+/// The elements of a tensor without gaps.
+fn part<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
+    match layout.contiguous_offsets() {
+        Some((begin, end)) => Ok(storage.as_cuda_slice::<T>()?.slice(begin..end)),
+        None => bail!("a tensor with gaps; make it contiguous"),
     }
 }
 

@@ -1,20 +1,29 @@
 //! The experts of a layer.
 
-use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
-use microscale::Activation;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, bail};
+use microscale::{Activation, ExpertRows, gemm_experts};
+
+#[cfg(feature = "cuda")]
+use crate::cuda::ExpertsOnGpu;
 use crate::linear::part;
 use crate::matrix::QMatrix;
 
 /// Linear layers of one shape, one for each expert of a mixture: each token is multiplied with the weights of the experts that it
 /// was sent to. Each expert has a global scale of its own.
 ///
-/// Tokens are gathered by expert, so that an expert's weights are decoded once for all of them, and an expert without tokens
-/// costs nothing. Results are those of a [`QLinear`](crate::QLinear) of the expert that is given its tokens together.
+/// Products are [`gemm_experts`]: an expert's weights are decoded once for all of its tokens, and an expert without tokens costs
+/// nothing. Results are those of a [`QLinear`](crate::QLinear) of the expert that is given its tokens together.
 #[derive(Clone, Debug)]
 pub struct QExperts {
     weights: Vec<QMatrix>,
     bias: Option<Tensor>,
+    #[cfg(feature = "cuda")]
+    on_gpu: Option<Arc<ExpertsOnGpu>>,
 }
 
 impl QExperts {
@@ -32,7 +41,33 @@ impl QExperts {
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [weights.len(), rows]) {
             bail!("biases of shape {:?} do not fit {} experts of {rows} rows", bias.dims(), weights.len());
         }
-        Ok(Self { weights, bias })
+        Ok(Self {
+            weights,
+            bias,
+            #[cfg(feature = "cuda")]
+            on_gpu: None,
+        })
+    }
+
+    /// The experts on a device. On a GPU, which needs the feature `cuda`, the weights are copied there; their global scales must be
+    /// written down in one direction, as those of a checkpoint are.
+    ///
+    /// # Errors
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for global scales of both directions, and if the driver refuses.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let bias = self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
+        let experts = Self::new(self.weights.clone(), bias)?;
+        match device {
+            Device::Cpu => Ok(experts),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => {
+                let there = ExpertsOnGpu::of(self.weights.iter().map(QMatrix::view), gpu)?;
+                Ok(Self { on_gpu: Some(there.into()), ..experts })
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => bail!("experts on a GPU need the feature `cuda` of microscale-candle"),
+            Device::Metal(_) => bail!("there are experts on CPUs and NVIDIA GPUs, and none on Metal"),
+        }
     }
 
     /// The weights, by expert.
@@ -43,14 +78,16 @@ impl QExperts {
     /// The results of each token with each of its experts: `[tokens, k, M]`.
     ///
     /// `x` is `[tokens, K]`, or `[tokens, k, K]` where each pair of a token and an expert has an input of its own; it is f32, f16
-    /// or bf16. `experts` is `[tokens, k]`, whole numbers, as `candle_core::quantized::QMatMul::indexed_moe_forward` has them.
+    /// or bf16, on a GPU f16 or bf16. `experts` is `[tokens, k]`, whole numbers, as
+    /// `candle_core::quantized::QMatMul::indexed_moe_forward` has them. On a GPU nobody looks at them before they are used: without
+    /// biases, results of a number that is no expert's are zeros.
     ///
     /// # Errors
-    /// If shapes do not fit, or a number is no expert's.
+    /// If shapes do not fit, or on a CPU if a number is no expert's.
     pub fn forward(&self, x: &Tensor, experts: &Tensor) -> Result<Tensor> {
         let y = x
             .contiguous()?
-            .apply_op2_no_bwd(&experts.to_dtype(DType::U32)?.contiguous()?, &Products(&self.weights))?;
+            .apply_op2_no_bwd(&experts.to_dtype(DType::U32)?.contiguous()?, &Products(self))?;
         let Some(bias) = &self.bias else { return Ok(y) };
         let indices = experts.to_dtype(DType::U32)?.flatten_all()?;
         let bias = bias.to_dtype(y.dtype())?.index_select(&indices, 0)?.reshape(y.shape())?;
@@ -68,7 +105,7 @@ impl QExperts {
 }
 
 /// The products of inputs without gaps and the weights of experts.
-struct Products<'a>(&'a [QMatrix]);
+struct Products<'a>(&'a QExperts);
 
 impl CustomOp2 for Products<'_> {
     fn name(&self) -> &'static str {
@@ -82,75 +119,67 @@ impl CustomOp2 for Products<'_> {
         experts: &CpuStorage,
         experts_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (rows, cols) = (self.0[0].view().rows(), self.0[0].view().cols());
-        let (x_dims, dims) = (x_layout.dims(), experts_layout.dims());
+        let (rows, shape) = self.shapes(x_layout, experts_layout)?;
+        let CpuStorage::U32(experts) = experts else { bail!("the numbers of experts are not u32") };
+        let (experts, k, count) = (part(experts, experts_layout)?, shape.dims()[1], self.0.weights.len());
+        if let Some(expert) = experts.iter().find(|expert| **expert as usize >= count) {
+            bail!("expert {expert} of {count}: numbers of experts begin at 0");
+        }
+        let out = match x {
+            CpuStorage::F32(x) => CpuStorage::F32(self.multiply(part(x, x_layout)?, experts, k, rows)?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.multiply(part(x, x_layout)?, experts, k, rows)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.multiply(part(x, x_layout)?, experts, k, rows)?),
+            _ => bail!("an input is f32, f16 or bf16 here; convert it"),
+        };
+        Ok((out, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        experts: &CudaStorage,
+        experts_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (rows, shape) = self.shapes(x_layout, experts_layout)?;
+        let Some(weights) = &self.0.on_gpu else {
+            bail!("the experts are on a CPU, and their input on a GPU; see `to_device`")
+        };
+        Ok((weights.multiply((x, x_layout), (experts, experts_layout), shape.dims()[1], rows)?, shape))
+    }
+}
+
+impl Products<'_> {
+    /// The order of rows, and the shape of the output.
+    fn shapes(&self, x: &Layout, experts: &Layout) -> Result<(ExpertRows, Shape)> {
+        let weights = self.0.weights[0].view();
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let (x_dims, dims) = (x.dims(), experts.dims());
         let &[tokens, k] = dims else { bail!("experts of shape {dims:?}: expected [tokens, k]") };
-        // Pairs that share a row of the input.
-        let shared = match *x_dims {
-            [n, found] if n == tokens && found == cols => k,
-            [n, m, found] if n == tokens && m == k && found == cols => 1,
+        let order = match *x_dims {
+            [n, found] if n == tokens && found == cols => ExpertRows::Indexed,
+            [n, m, found] if n == tokens && m == k && found == cols => ExpertRows::Paired,
             _ => bail!(
                 "an input of shape {x_dims:?} does not fit experts of shape {dims:?} with weights of shape [{rows}, {cols}]: \
                  expected [{tokens}, {cols}] or [{tokens}, {k}, {cols}]"
             ),
         };
-        let CpuStorage::U32(experts) = experts else { bail!("the numbers of experts are not u32") };
-        let pairs = self.by_expert(part(experts, experts_layout)?)?;
-        let out = match x {
-            CpuStorage::F32(x) => {
-                CpuStorage::F32(self.multiply(part(x, x_layout)?, &pairs, tokens * k, shared)?)
-            }
-            CpuStorage::F16(x) => {
-                CpuStorage::F16(self.multiply(part(x, x_layout)?, &pairs, tokens * k, shared)?)
-            }
-            CpuStorage::BF16(x) => {
-                CpuStorage::BF16(self.multiply(part(x, x_layout)?, &pairs, tokens * k, shared)?)
-            }
-            _ => bail!("an input is f32, f16 or bf16 here; convert it"),
-        };
-        Ok((out, (tokens, k, rows).into()))
-    }
-}
-
-impl Products<'_> {
-    /// The pairs of a token and an expert, by expert.
-    fn by_expert(&self, experts: &[u32]) -> Result<Vec<Vec<usize>>> {
-        let mut pairs = vec![Vec::new(); self.0.len()];
-        for (pair, expert) in experts.iter().enumerate() {
-            match pairs.get_mut(*expert as usize) {
-                Some(pairs) => pairs.push(pair),
-                None => bail!("expert {expert} of {}: numbers of experts begin at 0", self.0.len()),
-            }
-        }
-        Ok(pairs)
+        Ok((order, (tokens, k, rows).into()))
     }
 
-    /// The products of all pairs, of which so many share a row of `x`.
     fn multiply<T: Activation>(
         &self,
         x: &[T],
-        pairs: &[Vec<usize>],
-        count: usize,
-        shared: usize,
+        experts: &[u32],
+        k: usize,
+        rows: ExpertRows,
     ) -> Result<Vec<T>> {
-        let (rows, cols) = (self.0[0].view().rows(), self.0[0].view().cols());
-        let mut out = vec![T::default(); count * rows];
-        let (mut gathered, mut products) = (Vec::new(), Vec::new());
-        for (weights, pairs) in self.0.iter().zip(pairs) {
-            let input = |pair: usize| &x[pair / shared * cols..][..cols];
-            match pairs[..] {
-                [] => {}
-                [pair] => weights.multiply(input(pair), 1, &mut out[pair * rows..][..rows])?,
-                _ => {
-                    gathered.clear();
-                    pairs.iter().for_each(|pair| gathered.extend_from_slice(input(*pair)));
-                    products.resize(pairs.len() * rows, T::default());
-                    weights.multiply(&gathered, pairs.len(), &mut products)?;
-                    for (i, pair) in pairs.iter().enumerate() {
-                        out[pair * rows..][..rows].copy_from_slice(&products[i * rows..][..rows]);
-                    }
-                }
-            }
+        let weights = &self.0.weights;
+        let mut out = vec![T::default(); experts.len() * weights[0].view().rows()];
+        if !experts.is_empty() {
+            gemm_experts(weights.iter().map(QMatrix::view), x, experts, k, rows, &mut out)
+                .map_err(Error::wrap)?;
         }
         Ok(out)
     }

@@ -22,11 +22,11 @@
 //! | make layers of weights that are elsewhere | [`QMatrix`] |
 //!
 //! Weights stay where the file is mapped, and products read them there: nothing is copied when a model is loaded but what
-//! is not quantized, and blocks of GGUF. Products are [`microscale::gemm_weights`], on CPUs, with activations in f32, f16
-//! or bf16, over rayon's threads, as candle's own are.
+//! is not quantized, and blocks of GGUF. Products are [`microscale::gemm_weights`] and [`microscale::gemm_experts`], on CPUs,
+//! with activations in f32, f16 or bf16, over rayon's threads, as candle's own are.
 //!
-//! With the feature `cuda`, linear layers are also on candle's GPUs, with activations in f16 or bf16: weights are copied
-//! there, and products are enqueued on the device's stream, in memory of its pool.
+//! With the feature `cuda`, linear layers and experts are also on candle's GPUs, with activations in f16 or bf16: weights are
+//! copied there, and products are enqueued on the device's stream, in memory of its pool.
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -144,13 +144,10 @@ impl Weights {
             weights
                 .ok_or_else(|| Error::msg(format!("{} is not quantized to MXFP4 or NVFP4", self.full(name))))
         };
-        if !self.device.is_cpu() {
-            bail!("experts are multiplied on CPUs; on GPUs see `microscale::gpu::DeviceExperts`");
-        }
         if self.contains_tensor(name) {
             let weights = quantized(self.matrix(name, [count * outputs, inputs])?, name)?;
             let bias = bias.then(|| self.get((count, outputs), &format!("{name}_bias"))).transpose()?;
-            return QExperts::new(weights.split(count)?, bias);
+            return QExperts::new(weights.split(count)?, bias)?.to_device(&self.device);
         }
         let each = (0..count).map(|expert| format!("{expert}.{name}"));
         let weights = each.clone().map(|expert| {
@@ -162,7 +159,7 @@ impl Weights {
             each.map(|expert| self.get(outputs, &format!("{expert}.bias"))).collect::<Result<Vec<_>>>()
         });
         let bias = biases.transpose()?.map(|biases| Tensor::stack(&biases, 0)).transpose()?;
-        QExperts::new(weights, bias)
+        QExperts::new(weights, bias)?.to_device(&self.device)
     }
 
     /// A quantized matrix that is multiplied; `None` for anything else.

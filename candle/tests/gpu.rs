@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
 use microscale::{Convention, Format, Recipe};
-use microscale_candle::{QLinear, QMatrix};
+use microscale_candle::{QExperts, QLinear, QMatrix};
 
 fn gpu() -> Option<Device> {
     match Device::new_cuda(0) {
@@ -49,23 +49,77 @@ fn products_are_those_of_the_cpu() -> Result<()> {
                     let expected = layer.forward(&x)?;
                     let magnitude =
                         x.to_dtype(DType::F32)?.abs()?.reshape(((), cols))?.matmul(&weight.abs()?.t()?)?;
-                    let found = flat(&y.to_device(&Device::Cpu)?)
-                        .into_iter()
-                        .zip(flat(&expected))
-                        .zip(flat(&magnitude));
-                    for (i, ((y, expected), magnitude)) in found.enumerate() {
-                        // Both round once, and add in orders of their own.
-                        let bound = 2.0 * gemm_gamma(cols) * f64::from(magnitude)
-                            + 2.0 * unit * f64::from(expected.abs());
-                        let off = f64::from((y - expected).abs());
-                        assert!(
-                            off <= bound,
-                            "{format} {shape:?}, {i}: {y}, and not {expected}: off by {off}, more than {bound}"
-                        );
+                    assert_near(&y, &expected, &magnitude, cols, unit);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Asserts that results are near those of a product whose terms' magnitudes add up to `magnitude`. Both round once, and add in orders
+/// of their own.
+#[track_caller]
+fn assert_near(found: &Tensor, expected: &Tensor, magnitude: &Tensor, cols: usize, unit: f64) {
+    let found =
+        flat(&found.to_device(&Device::Cpu).unwrap()).into_iter().zip(flat(expected)).zip(flat(magnitude));
+    for (i, ((y, expected), magnitude)) in found.enumerate() {
+        let bound = 2.0 * gemm_gamma(cols) * f64::from(magnitude) + 2.0 * unit * f64::from(expected.abs());
+        let off = f64::from((y - expected).abs());
+        assert!(off <= bound, "{i}: {y}, and not {expected}: off by {off}, more than {bound}");
+    }
+}
+
+#[test]
+fn experts_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (format, convention) in [
+        (Format::Nvfp4, Convention::CompressedTensors),
+        (Format::Nvfp4, Convention::Modelopt),
+        (Format::Mxfp4, Convention::Ocp),
+    ] {
+        let recipe = Recipe::of(format, convention).unwrap();
+        let (count, rows, cols) = (6, 96, 512);
+        let weight = |expert: usize| {
+            // Global scales differ.
+            let weight = (values(&[rows, cols], expert as u64) * 4f64.powi(expert as i32 - 2))?;
+            Ok(QLinear::quantize(&weight, None, &recipe)?.weight().clone())
+        };
+        let weights = (0..count).map(weight).collect::<Result<Vec<_>>>()?;
+        // Magnitudes of the weights, [count, M, K].
+        let magnitudes = weights.iter().map(|weight| {
+            Tensor::from_vec(microscale::dequantize::<f32>(weight.view()), (rows, cols), &Device::Cpu)?.abs()
+        });
+        let magnitudes = magnitudes.collect::<Result<Vec<_>>>()?;
+        let layer = QExperts::new(weights, None)?;
+        let there = layer.to_device(&device)?;
+        for (tokens, k) in [(1, 4), (7, 1), (90, 2), (0, 2)] {
+            let ids: Vec<u32> =
+                (0..tokens * k).map(|pair| (pair * 7 + pair / 5) as u32 % count as u32).collect();
+            let ids = Tensor::from_vec(ids, (tokens, k), &Device::Cpu)?;
+            for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+                for shape in [&[tokens, cols][..], &[tokens, k, cols]] {
+                    let x = values(shape, 2).to_dtype(dtype)?;
+                    let y = there.forward(&x.to_device(&device)?, &ids.to_device(&device)?)?;
+                    assert_eq!((y.dtype(), y.dims()), (dtype, &[tokens, k, rows][..]));
+                    let expected = layer.forward(&x, &ids)?;
+                    let of_pairs =
+                        if shape.len() == 2 { x.unsqueeze(1)?.broadcast_as((tokens, k, cols))? } else { x };
+                    let of_pairs = of_pairs.to_dtype(DType::F32)?.abs()?.reshape((tokens * k, cols))?;
+                    for (pair, expert) in ids.flatten_all()?.to_vec1::<u32>()?.into_iter().enumerate() {
+                        let magnitude =
+                            of_pairs.narrow(0, pair, 1)?.matmul(&magnitudes[expert as usize].t()?)?;
+                        let [y, expected] = [&y, &expected]
+                            .map(|y| y.reshape(((), rows)).unwrap().narrow(0, pair, 1).unwrap());
+                        assert_near(&y, &expected, &magnitude, cols, unit);
                     }
                 }
             }
         }
+        let x = values(&[2, cols], 2).to_device(&device)?;
+        let ids = Tensor::zeros((2, 1), DType::U32, &device)?;
+        assert!(layer.forward(&x, &ids).unwrap_err().to_string().contains("to_device"));
+        assert!(there.forward(&x, &ids).unwrap_err().to_string().contains("f16 or bf16"));
     }
     Ok(())
 }

@@ -126,11 +126,20 @@ pub(crate) fn check_weights(
 
 /// Checks that weights are multiplied, and that so many activations fit them.
 pub(crate) fn check_multiplied(weights: QuantizedShape, activations: usize, tokens: usize) -> Result<()> {
+    check_weights_shape(weights)?;
+    Shape::new(tokens, weights.cols).check("the activations", activations)
+}
+
+/// Checks that weights of a shape are multiplied with activations.
+///
+/// # Errors
+/// [`OperandFault::Weights`] for other formats than NVFP4 and MXFP4, and [`OperandFault::Layout`] for swizzled scales.
+pub(crate) fn check_weights_shape(weights: QuantizedShape) -> Result<()> {
     if !weights.format.is_multiplied() {
         return Err(Error::Operands(OperandFault::Weights { found: weights.format }));
     }
     if weights.scale_layout != ScaleLayout::Linear {
         return Err(Error::Operands(OperandFault::Layout { what: "weights" }));
     }
-    Shape::new(tokens, weights.cols).check("the activations", activations)
+    Ok(())
 }

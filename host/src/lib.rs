@@ -31,6 +31,7 @@
 //! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
 //! | multiply quantized weights with activations | [`gemv_weights()`] of a few tokens, [`gemm_weights()`] of any number ([`Activation`]) |
 //! | fuse what follows a product on a GPU | [`Gate`], [`interleave_rows`], [`deinterleave_rows`]; `gpu::DeviceEpilogue` |
+//! | multiply each token with the weights of its experts | [`gemm_experts()`] ([`ExpertRows`]) |
 //! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
 //! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
 //! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
@@ -47,6 +48,7 @@ pub mod device;
 mod element;
 mod elements;
 mod error;
+mod experts;
 mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
@@ -66,12 +68,13 @@ mod view;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemm_weights, gemv, gemv_weights, quantize, quantize_into,
-    quantize_into_parts, quantize_with,
+    amax, dequantize, dequantize_into, gemm_experts, gemm_weights, gemv, gemv_weights, quantize,
+    quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element};
 pub use error::{Error, HessianFault, OperandFault, Result};
+pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use interleave::{deinterleave_rows, interleave_rows};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};

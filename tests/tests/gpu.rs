@@ -19,6 +19,7 @@ mod gpu_tests {
     pub(crate) mod device_buffers;
     pub(crate) mod errors;
     pub(crate) mod executor;
+    pub(crate) mod expert_views;
     pub(crate) mod foreign_memory;
     pub(crate) mod gemm_experts;
     pub(crate) mod gemm_weights;
@@ -35,8 +36,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use gpu_tests::{
-    amax, dequantize, device_buffers, errors, executor, foreign_memory, gemm_experts, gemm_weights, gemv,
-    gemv_weights, layout, quantize, search,
+    amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory, gemm_experts,
+    gemm_weights, gemv, gemv_weights, layout, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -118,6 +119,8 @@ const TESTS: &[Test] = &[
         gemm_experts::leaves_results_alone_until_pairs_are_sorted,
     ),
     ("gemm_experts_refuses_what_does_not_fit", gemm_experts::refuses_what_does_not_fit),
+    ("gemm_experts_of_views_are_multiplied_in_every_order", expert_views::are_multiplied_in_every_order),
+    ("gemm_experts_of_views_that_do_not_fit_are_refused", expert_views::that_do_not_fit_are_refused),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
     ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),
@@ -132,6 +135,7 @@ const TESTS: &[Test] = &[
     ("foreign_memory_takes_an_amax", foreign_memory::takes_an_amax),
     ("foreign_memory_is_multiplied", foreign_memory::is_multiplied),
     ("foreign_memory_that_starts_elsewhere_is_refused", foreign_memory::that_starts_elsewhere_is_refused),
+    ("foreign_memory_of_another_context_is_refused", foreign_memory::of_another_context_is_refused),
     ("foreign_memory_becomes_a_tensor_and_back", foreign_memory::becomes_a_tensor_and_back),
     ("foreign_memory_on_a_stream_of_others", foreign_memory::on_a_stream_of_others),
     (

@@ -118,7 +118,16 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
         },
         (&[()], turns, Effort::FULL),
         |(), (experts, out)| {
-            gpu.gemm_experts_with(kernel, stream, experts, &activations, &routing, rows, &mut workspace, out)
+            gpu.gemm_experts_with(
+                kernel,
+                stream,
+                &*experts,
+                &activations,
+                &routing,
+                rows,
+                &mut workspace,
+                out,
+            )
         },
         |(), (_, out)| mixture.check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
     )?[0];

@@ -4,7 +4,7 @@
 //! Values go down from the first to the vectors, and come back as codes and scales.
 //!
 //! ```text
-//! quantize   dequantize   gemv   gemm_weights → gemv_weights      operations: checks, threads
+//! quantize   dequantize   gemv   gemm_experts → gemm_weights → gemv_weights    operations: checks, threads
 //! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
 //! importance                                                      what weighs errors, for pieces
 //! isa → reference                                                 the instances; the definition
@@ -33,6 +33,7 @@ mod decoder;
 mod dequantize;
 mod dot;
 mod errors;
+mod gemm_experts;
 mod gemm_weights;
 mod gemv;
 mod gemv_weights;
@@ -73,6 +74,9 @@ pub(crate) use decoder::Decoder;
 #[doc(hidden)]
 pub use dequantize::dequantize_with;
 pub use dequantize::{dequantize, dequantize_into};
+pub use gemm_experts::gemm_experts;
+#[doc(hidden)]
+pub use gemm_experts::gemm_experts_with;
 pub use gemm_weights::gemm_weights;
 #[doc(hidden)]
 pub use gemm_weights::gemm_weights_with;

@@ -4,14 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
+use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Direction;
-use microscale_formats::{GlobalScale, ScaleLayout};
-use microscale_kernels_abi::experts::{EXPERT_LIMIT, Sorted};
+use microscale_kernels_abi::experts::Sorted;
 
 use super::driver::doing;
+use super::experts_view::{DeviceExpertsView, SLOTS, stacked};
+use super::memory::{DeviceView, DeviceViewMut};
 use super::tensor_view::GLOBAL_WORDS;
 use crate::error::{Error, OperandFault, Result};
-use crate::shape::QuantizedShape;
+use crate::experts::shape_of;
+use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
 /// The weights of a mixture's experts in device memory: matrices of one shape and format, NVFP4 or MXFP4 with linear scales, one after
@@ -19,10 +22,10 @@ use crate::view::QuantizedView;
 pub struct DeviceExperts {
     shape: QuantizedShape,
     count: usize,
-    pub(super) codes: CudaSlice<u8>,
-    pub(super) scales: CudaSlice<u8>,
+    codes: CudaSlice<u8>,
+    scales: CudaSlice<u8>,
     /// A slot of a global scale an expert.
-    pub(super) slots: CudaSlice<u32>,
+    slots: CudaSlice<u32>,
     direction: Option<Direction>,
 }
 
@@ -46,37 +49,23 @@ impl DeviceExperts {
         experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
     ) -> Result<Self> {
         let experts: Vec<QuantizedView<'a>> = experts.into_iter().map(Into::into).collect();
-        let fault = |fault| Err(Error::Operands(fault));
-        let Some(first) = experts.first().filter(|_| (experts.len() as u64) < EXPERT_LIMIT) else {
-            return fault(OperandFault::Experts { what: "as many as 1 to 65535" });
-        };
+        let shape = shape_of(&experts)?;
+        let fault = |what| Err(Error::Operands(OperandFault::Experts { what }));
         let direction = |expert: &QuantizedView<'_>| expert.global_scale().map(GlobalScale::direction);
-        let (shape, of_first) = (first.shape(), direction(first));
-        if !shape.format.is_multiplied() {
-            return fault(OperandFault::Weights { found: shape.format });
-        }
-        if shape.scale_layout != ScaleLayout::Linear {
-            return fault(OperandFault::Layout { what: "weights" });
-        }
-        if experts.iter().any(|expert| expert.shape() != shape) {
-            return fault(OperandFault::Experts { what: "of one format and shape" });
-        }
+        let of_first = direction(&experts[0]);
         if experts.iter().any(|expert| direction(expert) != of_first) {
-            return fault(OperandFault::Experts { what: "with global scales of one direction, or none" });
+            return fault("with global scales of one direction, or none");
         }
+        let (of_codes, of_scales) = stacked(shape, experts.len())?.bytes()?;
         let (codes, scales) = shape.bytes()?;
         let allocating = doing("allocating experts' weights");
         // There are no empty buffers.
-        let room = |bytes: usize| {
-            let all = bytes.checked_mul(experts.len());
-            all.ok_or(Error::TooLarge { rows: shape.rows, cols: shape.cols, row_stride: shape.cols })
-        };
         let zeros = |bytes: usize| stream.alloc_zeros::<u8>(bytes.max(1)).map_err(&allocating);
         let mut all = Self {
             shape,
             count: experts.len(),
-            codes: zeros(room(codes)?)?,
-            scales: zeros(room(scales)?)?,
+            codes: zeros(of_codes)?,
+            scales: zeros(of_scales)?,
             slots: stream.alloc_zeros(experts.len() * GLOBAL_WORDS).map_err(&allocating)?,
             direction: of_first,
         };
@@ -97,6 +86,60 @@ impl DeviceExperts {
         Ok(all)
     }
 
+    /// From the codes and block scales of so many experts, one after the other, that are in device memory. Slots for global scales are
+    /// allocated on the stream; there are no global scales but by [`Self::with_global_scales`]. Nobody looks at the block scales, as of
+    /// [`DeviceExpertsView::from_parts`].
+    ///
+    /// # Errors
+    /// As of [`DeviceExpertsView::from_parts`], and [`Error::Gpu`].
+    pub fn from_parts(
+        stream: &Arc<CudaStream>,
+        shape: QuantizedShape,
+        count: usize,
+        codes: CudaSlice<u8>,
+        scales: CudaSlice<u8>,
+    ) -> Result<Self> {
+        let all = stacked(shape, count)?;
+        // Without elements there is a byte of each, for there are no empty buffers.
+        if all.bytes()? != (0, 0) {
+            all.check(codes.len(), scales.len())?;
+        }
+        let slots = stream.alloc_zeros(count * GLOBAL_WORDS).map_err(doing("allocating global scales"))?;
+        Ok(Self { shape, count, codes, scales, slots, direction: None })
+    }
+
+    /// Codes, scales and the slots of global scales ([`DeviceExpertsView::with_global_slots`]), taken apart.
+    pub fn into_parts(self) -> (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<u32>) {
+        (self.codes, self.scales, self.slots)
+    }
+
+    /// The same experts under global scales, a number each in device memory. Enqueues a copy of each and returns. Nobody looks at the
+    /// numbers: they should be [in range](GlobalScale::in_range).
+    ///
+    /// # Errors
+    /// [`Error::NoGlobalScale`] if the format has none, [`Error::Length`] with fewer numbers than experts, and [`Error::Gpu`].
+    pub fn with_global_scales<'a>(
+        mut self,
+        stream: &Arc<CudaStream>,
+        direction: Direction,
+        values: impl Into<DeviceView<'a, f32>>,
+    ) -> Result<Self> {
+        let values = values.into();
+        if !self.shape.format.has_global_scale() {
+            return Err(Error::NoGlobalScale { format: self.shape.format });
+        }
+        Shape::new(self.count, 1).check(SLOTS, values.len())?;
+        DeviceViewMut::from(&mut self.slots).spread(stream, SLOTS, values, [self.count, GLOBAL_WORDS])?;
+        Ok(Self { direction: Some(direction), ..self })
+    }
+
+    /// A view of all of them.
+    pub fn view(&self) -> DeviceExpertsView<'_> {
+        let [codes, scales] = [&self.codes, &self.scales].map(DeviceView::from);
+        let slots = self.direction.map(|direction| (direction, (&self.slots).into()));
+        DeviceExpertsView::of_experts((self.shape, self.count), codes, scales, slots)
+    }
+
     /// The shape of an expert's weights: M rows, K columns.
     pub fn shape(&self) -> QuantizedShape {
         self.shape
@@ -110,6 +153,12 @@ impl DeviceExperts {
     /// The direction of their global scales; none if they have none.
     pub fn direction(&self) -> Option<Direction> {
         self.direction
+    }
+}
+
+impl<'a> From<&'a DeviceExperts> for DeviceExpertsView<'a> {
+    fn from(experts: &'a DeviceExperts) -> Self {
+        experts.view()
     }
 }
 
@@ -161,16 +210,4 @@ impl DeviceRouting {
     pub fn order(&self) -> &CudaSlice<u32> {
         &self.order
     }
-}
-
-/// The order of the rows of activations and of results of a product with experts' weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertRows {
-    /// A row of activations a token, and results sorted by expert: the first product of a layer.
-    Gathered,
-    /// Both sorted by expert.
-    Sorted,
-    /// Activations sorted by expert, and results in the order of pairs, a token's one after the other: the last product of a layer. Rows
-    /// of pairs of no expert are left as they are.
-    Scattered,
 }

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::experts::{DeviceExperts, DeviceRouting, ExpertRows};
+use super::experts::DeviceRouting;
 use super::experts_kernel::ExpertsKernel;
+use super::experts_view::DeviceExpertsView;
 use super::gemm_weights_kernel::GemmWorkspace;
 use super::gemm_workspace::{COUNTER_BYTES, GemmWorkspaceMut};
 use super::handle::Gpu;
 use super::launch;
 use super::memory::{DeviceView, DeviceViewMut};
 use crate::error::{Error, OperandFault, Result};
+use crate::experts::{ExpertRows, check_pairs};
 use crate::gemv::TensorCoreActivation;
-use crate::shape::Shape;
 
 impl Gpu {
     /// Sorts pairs of a token and an expert by expert, as [`Self::gemm_experts_on`] needs them: `chosen` is `[tokens, top_k]`, the experts
@@ -37,9 +38,7 @@ impl Gpu {
             let DeviceRouting { experts, room, .. } = *routing;
             return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
         }
-        if top_k == 0 || !pairs.is_multiple_of(top_k) {
-            return Err(Error::Operands(OperandFault::TopK { pairs, top_k }));
-        }
+        check_pairs(pairs, top_k)?;
         launch::route(&self.kernels, stream, chosen, top_k, routing)?;
         (routing.pairs, routing.top_k) = (pairs, top_k);
         Ok(())
@@ -49,13 +48,13 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gpu`] when memory is short.
-    pub fn experts_workspace(
+    pub fn experts_workspace<'e>(
         &self,
         stream: &Arc<CudaStream>,
-        experts: &DeviceExperts,
+        experts: impl Into<DeviceExpertsView<'e>>,
         pairs: usize,
     ) -> Result<GemmWorkspace> {
-        let bytes = launch::experts_workspace(&self.kernels, experts, pairs)?;
+        let bytes = launch::experts_workspace(&self.kernels, experts.into(), pairs)?;
         GemmWorkspace::new(stream, bytes)
     }
 
@@ -64,8 +63,12 @@ impl Gpu {
     ///
     /// # Errors
     /// [`OperandFault::Limit`] for more pairs than a GPU multiplies.
-    pub fn experts_workspace_bytes(&self, experts: &DeviceExperts, pairs: usize) -> Result<usize> {
-        Ok(COUNTER_BYTES + launch::experts_workspace(&self.kernels, experts, pairs)?)
+    pub fn experts_workspace_bytes<'e>(
+        &self,
+        experts: impl Into<DeviceExpertsView<'e>>,
+        pairs: usize,
+    ) -> Result<usize> {
+        Ok(COUNTER_BYTES + launch::experts_workspace(&self.kernels, experts.into(), pairs)?)
     }
 
     /// Multiplies rows of activations with their experts' weights: for each sorted pair of `routing`, `out[row, m] =
@@ -78,18 +81,19 @@ impl Gpu {
     ///
     /// # Errors
     /// [`OperandFault::Routing`] if the routing is of another number of experts, those of lengths, [`OperandFault::Workspace`],
-    /// [`OperandFault::Limit`], and [`Error::Gpu`].
+    /// [`OperandFault::Limit`], [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
-    pub fn gemm_experts_on<'a, T: TensorCoreActivation>(
+    pub fn gemm_experts_on<'e, 'a, 's, 'o, T: TensorCoreActivation>(
         &self,
         stream: &Arc<CudaStream>,
-        experts: &DeviceExperts,
+        experts: impl Into<DeviceExpertsView<'e>>,
         activations: impl Into<DeviceView<'a, T>>,
         routing: &DeviceRouting,
         rows: ExpertRows,
-        workspace: impl Into<GemmWorkspaceMut<'a>>,
-        out: impl Into<DeviceViewMut<'a, T>>,
+        workspace: impl Into<GemmWorkspaceMut<'s>>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let experts = experts.into();
         let kernel = self.experts_kernel(experts, routing.pairs);
         self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, workspace, out)
     }
@@ -100,26 +104,24 @@ impl Gpu {
     /// Those of [`Self::gemm_experts_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_experts_with<'a, T: TensorCoreActivation>(
+    pub fn gemm_experts_with<'e, 'a, 's, 'o, T: TensorCoreActivation>(
         &self,
         kernel: ExpertsKernel,
         stream: &Arc<CudaStream>,
-        experts: &DeviceExperts,
+        experts: impl Into<DeviceExpertsView<'e>>,
         activations: impl Into<DeviceView<'a, T>>,
         routing: &DeviceRouting,
         rows: ExpertRows,
-        workspace: impl Into<GemmWorkspaceMut<'a>>,
-        out: impl Into<DeviceViewMut<'a, T>>,
+        workspace: impl Into<GemmWorkspaceMut<'s>>,
+        out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
+        let experts = experts.into();
         if routing.experts != experts.count() {
             let DeviceRouting { experts, room, .. } = *routing;
             return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
         }
         let (activations, out) = (activations.into(), out.into());
-        let pairs = routing.pairs;
-        let rows_of_activations = if rows == ExpertRows::Gathered { pairs / routing.top_k } else { pairs };
-        Shape::new(rows_of_activations, experts.shape().cols).check("the activations", activations.len())?;
-        Shape::new(pairs, experts.shape().rows).check("the output", out.len())?;
+        rows.check(experts.shape(), [routing.pairs, routing.top_k], activations.len(), out.len())?;
         launch::gemm_experts(
             &self.kernels,
             stream,
@@ -134,8 +136,12 @@ impl Gpu {
 
     /// The kernel that [`Self::gemm_experts_on`] chooses.
     #[doc(hidden)]
-    pub fn experts_kernel(&self, experts: &DeviceExperts, pairs: usize) -> ExpertsKernel {
-        launch::choose_experts(&self.kernels, experts, pairs)
+    pub fn experts_kernel<'e>(
+        &self,
+        experts: impl Into<DeviceExpertsView<'e>>,
+        pairs: usize,
+    ) -> ExpertsKernel {
+        launch::choose_experts(&self.kernels, experts.into(), pairs)
     }
 
     /// The kernels for experts' weights that this GPU's target has.

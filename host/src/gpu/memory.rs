@@ -277,6 +277,29 @@ impl<T: DeviceRepr + Sync> DeviceViewMut<'_, T> {
 }
 
 impl DeviceViewMut<'_, u32> {
+    /// Enqueues copies of the bits of the first so many numbers, each to a word that lies so many words behind the one before.
+    pub(super) fn spread(
+        &mut self,
+        stream: &CudaStream,
+        what: &'static str,
+        from: DeviceView<'_, f32>,
+        [count, apart]: [usize; 2],
+    ) -> Result<()> {
+        assert!(self.len() >= count * apart && from.len() >= count, "{what}: too few to copy");
+        let copying = doing("copying in its memory");
+        stream.context().bind_to_thread().map_err(&copying)?;
+        let (from, _read) = from.read(stream, what, 1)?;
+        let (to, _written) = self.write(stream, what, 1)?;
+        for i in 0..count {
+            let (from, to) =
+                (from + (i * size_of::<f32>()) as u64, to + (i * apart * size_of::<u32>()) as u64);
+            // SAFETY: both words are there, and those that are written are borrowed for that.
+            unsafe { result::memcpy_dtod_async(to, from, size_of::<u32>(), stream.cu_stream()) }
+                .map_err(&copying)?;
+        }
+        Ok(())
+    }
+
     /// Enqueues that the first word becomes another one. That needs no memory of the host's, which would have
     /// to be waited for.
     pub(super) fn set_first(&mut self, stream: &CudaStream, what: &'static str, word: u32) -> Result<()> {

@@ -25,6 +25,7 @@ mod driver;
 mod epilogue;
 mod experts;
 mod experts_kernel;
+mod experts_view;
 mod gemm_experts;
 mod gemm_weights;
 mod gemm_weights_kernel;
@@ -50,6 +51,7 @@ mod tensor;
 mod tensor_view;
 mod tensor_view_mut;
 
+pub use crate::experts::ExpertRows;
 pub use crate::gemv::{ProductOf, TensorCoreActivation};
 #[doc(hidden)]
 pub use bench_kernels::Baseline;
@@ -58,9 +60,10 @@ pub use device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
 pub use driver::{Relaxed, doing};
 pub use epilogue::DeviceEpilogue;
-pub use experts::{DeviceExperts, DeviceRouting, ExpertRows};
+pub use experts::{DeviceExperts, DeviceRouting};
 #[doc(hidden)]
 pub use experts_kernel::ExpertsKernel;
+pub use experts_view::DeviceExpertsView;
 #[doc(hidden)]
 pub use gemm_weights_kernel::GemmWeightsKernel;
 pub use gemm_weights_kernel::GemmWorkspace;

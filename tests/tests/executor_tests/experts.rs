@@ -180,6 +180,8 @@ enum Rows {
     Gathered,
     /// Activations are sorted, and results are those of pairs.
     Scattered,
+    /// Both are those of pairs.
+    Paired,
 }
 
 /// Sorts pairs, plans and multiplies, on a GPU that has room for so many thread blocks at once.
@@ -198,12 +200,13 @@ fn multiplying<T: Exact + Activation>(
     let (from, to) = match rows {
         Rows::Gathered => (routed.tokens.into(), null),
         Rows::Scattered => (null, routed.pairs.into()),
+        Rows::Paired => (routed.pairs.into(), routed.pairs.into()),
     };
 
     let weights = &experts[0].weights;
     let (shape, cols, format) = (shape(weights), weights.cols(), weights.format());
     // Sorted rows of activations, and where each lies.
-    let place = |sorted: usize| if rows == Rows::Gathered { order[sorted] } else { sorted };
+    let place = |sorted: usize| if rows == Rows::Scattered { sorted } else { order[sorted] };
     let mut x = vec![T::default(); pairs * cols];
     let of_experts = experts.iter().zip(counts.of_experts);
     let sorted_rows = of_experts.flat_map(|(expert, count)| expert.x.chunks(cols).take(*count));
@@ -279,7 +282,7 @@ fn multiplying<T: Exact + Activation>(
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         check(&experts, counts, by, &bytes, |sorted| match rows {
             Rows::Gathered => sorted,
-            Rows::Scattered => order[sorted],
+            Rows::Scattered | Rows::Paired => order[sorted],
         })
     }));
     case
@@ -371,7 +374,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 Arc::new((0..).zip(counts.of_experts).map(of).collect::<Experts<T>>())
             }));
             for (j, by) in kernels().into_iter().enumerate() {
-                let rows = [Rows::Gathered, Rows::Scattered][(i as usize + j) % 2];
+                let rows = [Rows::Gathered, Rows::Scattered, Rows::Paired][(i as usize + j) % 3];
                 let made = Arc::clone(&made);
                 let make = move || multiplying(&made, counts, (by, rows), at_once);
                 let case = Case::new(

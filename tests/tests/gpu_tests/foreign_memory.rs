@@ -5,9 +5,10 @@ use std::sync::Arc;
 use half::bf16;
 use microscale::gpu::cudarc::driver::result::stream::StreamKind;
 use microscale::gpu::cudarc::driver::sys::{
-    CUgraphInstantiate_flags, CUgraphNodeType, CUstreamCaptureMode, cuGraphGetNodes, cuGraphNodeGetType,
+    CUgraphInstantiate_flags, CUgraphNodeType, CUstreamCaptureMode, cuCtxCreate_v4, cuGraphGetNodes,
+    cuGraphNodeGetType,
 };
-use microscale::gpu::cudarc::driver::{CudaStream, result};
+use microscale::gpu::cudarc::driver::{CudaContext, CudaStream, result};
 use microscale::gpu::{
     DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, DeviceTensorView, DeviceTensorViewMut,
     DeviceView, GemmWorkspaceMut, Gpu,
@@ -191,6 +192,38 @@ pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
     // SAFETY: nothing is there, and nothing is done with it.
     let wrong = unsafe { GemmWorkspaceMut::from_raw_parts(memory.address(), 4096) }.map(drop);
     assert!(matches!(wrong, Err(Error::Operands(OperandFault::Workspace { .. }))), "{wrong:?}");
+}
+
+/// Buffers of another context on the same GPU, which are as foreign as those of another GPU.
+pub(crate) fn of_another_context_is_refused(gpu: &Gpu) {
+    let (stream, shape) = (gpu.stream(), Shape::new(4, 64));
+    let device = result::device::get(0).unwrap();
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the device exists, and the context, which is written, is given to its owner at once.
+    let other = unsafe {
+        cuCtxCreate_v4(&raw mut context, std::ptr::null_mut(), 0, device).result().unwrap();
+        CudaContext::from_raw_context(0, device, context).unwrap()
+    };
+    {
+        let theirs = other.default_stream();
+        let values = theirs.alloc_zeros::<f32>(shape.elements()).unwrap();
+        let mut words = Raw::zeros(stream, 4 * DeviceAmax::WORDS);
+        let wrong = gpu.amax_on(stream, &values, shape, words.view_mut());
+        assert!(matches!(wrong, Err(Error::OtherContext { what: "the input" })), "{wrong:?}");
+        let mut words = theirs.alloc_zeros::<u32>(DeviceAmax::WORDS).unwrap();
+        let values = Raw::zeros(stream, 4 * shape.elements());
+        let wrong = gpu.amax_on(stream, values.view::<f32>(), shape, &mut words).unwrap_err();
+        assert!(matches!(wrong, Error::OtherContext { .. }), "{wrong:?}");
+        assert!(wrong.to_string().contains("copy it over, or use a stream of its context"), "{wrong}");
+        let tensor = tensor(Format::Mxfp4, 4, 64, Scales::Common, 1);
+        let tensor = DeviceTensor::from_host(&theirs, &tensor).unwrap();
+        let mut back = Raw::used(stream, 4 * shape.elements());
+        let wrong = gpu.dequantize_on(stream, &tensor, back.view_mut::<f32>(), shape.cols);
+        assert!(matches!(wrong, Err(Error::OtherContext { what: "the codes" })), "{wrong:?}");
+        theirs.synchronize().unwrap();
+    }
+    drop(other);
+    gpu.context().bind_to_thread().unwrap();
 }
 
 /// Buffers that become a tensor, and a tensor that becomes buffers.

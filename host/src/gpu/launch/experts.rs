@@ -5,15 +5,17 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, PushKernelArg};
 use microscale_kernels_abi::experts::{EXPERT_LIMIT, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::weights::TokenTiles;
-use microscale_kernels_abi::{Divider, Experts};
+use microscale_kernels_abi::{Divider, Experts, GlobalSlot};
 
 use super::{gemm, weights};
 use crate::error::{Error, Result};
+use crate::experts::ExpertRows;
 use crate::gemv::TensorCoreActivation;
 use crate::gpu::arguments::{Argument, Operands, Routed, Steps, apply_direction, config, limited};
 use crate::gpu::driver::doing;
-use crate::gpu::experts::{DeviceExperts, DeviceRouting, ExpertRows};
+use crate::gpu::experts::DeviceRouting;
 use crate::gpu::experts_kernel::ExpertsKernel;
+use crate::gpu::experts_view::DeviceExpertsView;
 use crate::gpu::gemm_workspace::GemmWorkspaceMut;
 use crate::gpu::gemv_weights_kernel::GemvWeightsKernel;
 use crate::gpu::kernels::Kernels;
@@ -57,7 +59,7 @@ pub(in crate::gpu) fn route(
 /// The kernel for experts and so many pairs.
 pub(in crate::gpu) fn choose_experts(
     kernels: &Kernels,
-    experts: &DeviceExperts,
+    experts: DeviceExpertsView<'_>,
     pairs: usize,
 ) -> ExpertsKernel {
     let target = kernels.target();
@@ -65,7 +67,7 @@ pub(in crate::gpu) fn choose_experts(
 }
 
 /// Returns whether kernels for many rows take the weights: each expert's scales must start on 4 bytes.
-fn takes_many(experts: &DeviceExperts) -> bool {
+fn takes_many(experts: DeviceExpertsView<'_>) -> bool {
     let shape = experts.shape();
     gemm::takes(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
@@ -73,7 +75,7 @@ fn takes_many(experts: &DeviceExperts) -> bool {
 /// Token tiles of a kernel for pairs of so many experts a token, and bytes of memory for their plan.
 fn plan_grid(
     kernel: ExpertsKernel,
-    experts: &DeviceExperts,
+    experts: DeviceExpertsView<'_>,
     [pairs, top_k]: [usize; 2],
 ) -> Option<(PlanGrid, u64)> {
     let sorted = Sorted { pairs: pairs as u32, top_k: top_k as u32 };
@@ -81,14 +83,20 @@ fn plan_grid(
     Some((grid, Plan::bytes(u64::from(grid.most_tiles)).next_multiple_of(256)))
 }
 
+/// Bytes of slots of global scales. Kernels load a word of an expert's also where experts have no global scales, and do nothing with it:
+/// what products work in is as long as slots are.
+fn slot_bytes(experts: DeviceExpertsView<'_>) -> u64 {
+    experts.count() as u64 * size_of::<GlobalSlot>() as u64
+}
+
 /// Bytes that products of experts' weights with so many pairs, or fewer, work in.
 pub(in crate::gpu) fn experts_workspace(
     kernels: &Kernels,
-    experts: &DeviceExperts,
+    experts: DeviceExpertsView<'_>,
     pairs: usize,
 ) -> Result<usize> {
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
-    let mut most = 0;
+    let mut most = slot_bytes(experts);
     for kernel in ExpertsKernel::of(kernels.target()) {
         let Some((grid, plan)) = plan_grid(kernel, experts, [pairs, 1]) else { continue };
         most = most.max(plan);
@@ -112,7 +120,7 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: ExpertsKernel,
-    experts: &DeviceExperts,
+    experts: DeviceExpertsView<'_>,
     activations: DeviceView<'_, T>,
     (routing, rows): (&DeviceRouting, ExpertRows),
     mut workspace: GemmWorkspaceMut<'_>,
@@ -128,6 +136,8 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     }
     let token_tiles = TokenTiles { count: u64::from(grid.most_tiles), bits: grid.tile_bits };
     let (activations, _read) = activations.read(stream, "the activations", 1)?;
+    let ((codes, scales, slots), _weights) = experts.read(stream)?;
+    let (out, _written) = out.write(stream, "the output", 1)?;
     let aligned = activations.is_multiple_of(16) && shape.cols.is_multiple_of(8);
     let many = match kernel {
         ExpertsKernel::Many(_) if !takes_many(experts) => {
@@ -143,7 +153,7 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
         ExpertsKernel::Few(_) => None,
     };
     let more = many.as_ref().map_or(0, |((kernel, _), grids)| grids.bytes(*kernel));
-    let ([counters, plan], _used) = workspace.write(stream, plan_bytes + more)?;
+    let ([counters, plan], _used) = workspace.write(stream, (plan_bytes + more).max(slot_bytes(experts)))?;
     if let Some(((kernel, _), grids)) = &many {
         [grid.row_tiles, grid.k_iterations] = grids.row_tiles_and_k_iterations(*kernel);
         grid.at_once = kernels.multiprocessors();
@@ -160,19 +170,18 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     // zeros, and there is room for the plan.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("planning products with experts"))?;
 
-    let (codes, _codes) = experts.codes.device_ptr(stream);
-    let (scales, _scales) = experts.scales.device_ptr(stream);
-    let (slot, _slots) = experts.slots.device_ptr(stream);
-    let (out, _written) = out.write(stream, "the output", 1)?;
+    let slot = slots.unwrap_or(plan);
     let apply = apply_direction(experts.direction());
     let operands = Operands { codes, scales, slot, activations, out, apply, steps: Steps::NONE };
     let (from, to) = match rows {
         ExpertRows::Gathered => (tokens, 0),
         ExpertRows::Sorted => (0, 0),
         ExpertRows::Scattered => (0, order),
+        ExpertRows::Indexed => (tokens, order),
+        ExpertRows::Paired => (order, order),
     };
     let routed = Routed { plan, from, to };
-    // SAFETY: experts' weights are linear, each starts on what kernels ask for, and each has a slot. The plan is made for these token
+    // SAFETY: experts' weights are linear, each starts on what kernels ask for, and each has a slot, or as many bytes. The plan is made for these token
     // tiles, and the lists have the rows of all sorted pairs. The borrows keep the buffers from overlapping, and until the launches are
     // enqueued.
     unsafe {

@@ -1,0 +1,121 @@
+//! Products of experts' quantized weights and rows of activations, over rayon's threads.
+
+use rayon::prelude::*;
+
+use super::gemm_weights::gemm_weights_with;
+use super::isa::Isa;
+use crate::error::Result;
+use crate::experts::{ExpertRows, check_pairs, shape_of};
+use crate::gemv::Activation;
+use crate::view::QuantizedView;
+
+/// Multiplies rows of activations with the weights of their experts, on the CPU: for each pair of a token and one of its experts,
+/// `out[row, m] = Σₖ experts[expert][m, k] · activations[row, k]`, with block scales and the expert's global scale. [`ExpertRows`] says
+/// which rows these are.
+///
+/// `experts` are matrices `[M, K]` of one shape in NVFP4 or MXFP4, with linear scales and a global scale each. `chosen` is
+/// `[tokens, top_k]`, the experts of each token; a number that is no expert's leaves its pair out, and its results as they were.
+/// `activations` is `[tokens, K]` or, where each pair has a row of its own, `[pairs, K]`, and `out` `[pairs, M]`, without gaps.
+///
+/// An expert's weights are decoded once for up to 256 of its tokens, and those of experts without tokens are not looked at. Results
+/// have the bits of [`gemm_weights`](crate::gemm_weights()) of an expert and all of its tokens together, in the order of `chosen`.
+///
+/// ```
+/// use microscale::{Convention, ExpertRows, Format, Recipe, Shape, gemm_experts, quantize};
+///
+/// let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+/// let expert = |value: f32| quantize(&[value; 2 * 16], Shape::new(2, 16), &recipe);
+/// let experts = [expert(1.0)?.tensor, expert(2.0)?.tensor, expert(4.0)?.tensor];
+/// // The first token goes to experts 2 and 0, the second one to 0 and 1.
+/// let (x, chosen) = ([1f32; 2 * 16], [2, 0, 0, 1]);
+/// let mut out = [0f32; 4 * 2];
+/// gemm_experts(&experts, &x, &chosen, 2, ExpertRows::Indexed, &mut out)?;
+/// assert_eq!(out, [64.0, 64.0, 16.0, 16.0, 16.0, 16.0, 32.0, 32.0]);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::Error::Operands`] if there are no experts, they differ in format or shape, are in other formats or have swizzled scales, or
+/// if `chosen` is not of whole tokens; and [`crate::Error::Length`] if `activations` or `out` have too few elements.
+pub fn gemm_experts<'a, T: Activation>(
+    experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
+    activations: &[T],
+    chosen: &[u32],
+    top_k: usize,
+    rows: ExpertRows,
+    out: &mut [T],
+) -> Result<()> {
+    gemm_experts_with(Isa::best(), experts, activations, chosen, top_k, rows, out)
+}
+
+/// [`gemm_experts`] on a chosen instruction set: for tests and comparisons.
+///
+/// # Errors
+/// Those of [`gemm_experts`].
+pub fn gemm_experts_with<'a, T: Activation>(
+    isa: Isa,
+    experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
+    activations: &[T],
+    chosen: &[u32],
+    top_k: usize,
+    rows: ExpertRows,
+    out: &mut [T],
+) -> Result<()> {
+    let experts: Vec<QuantizedView<'a>> = experts.into_iter().map(Into::into).collect();
+    let shape = shape_of(&experts)?;
+    check_pairs(chosen.len(), top_k)?;
+    rows.check(shape, [chosen.len(), top_k], activations.len(), out.len())?;
+    if shape.rows == 0 {
+        return Ok(());
+    }
+    let mut places: Vec<_> = out.chunks_exact_mut(shape.rows).map(Some).collect();
+    let mut sorted = 0;
+    let shares = by_expert(chosen, experts.len()).into_iter().zip(&experts);
+    let shares = shares.filter(|(pairs, _)| !pairs.is_empty()).map(|(pairs, weights)| {
+        let first = sorted;
+        sorted += pairs.len();
+        let of_pair = |(sorted, pair): (usize, &usize)| {
+            let row = rows.activations_of(*pair, sorted, top_k);
+            let place = if rows.sort_results() { sorted } else { *pair };
+            Some((&activations[row * shape.cols..][..shape.cols], places[place].take()?))
+        };
+        let (inputs, outputs) = (first..).zip(&pairs).filter_map(of_pair).unzip();
+        Share { weights: *weights, inputs, outputs }
+    });
+    // An expert's rows are in parallel too, if they are enough for that.
+    shares.collect::<Vec<_>>().into_par_iter().try_for_each(|share| share.multiply(isa))
+}
+
+/// The pairs of each expert, in their order.
+fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
+    let mut pairs = vec![Vec::new(); experts];
+    for (pair, expert) in chosen.iter().enumerate() {
+        if let Some(pairs) = pairs.get_mut(*expert as usize) {
+            pairs.push(pair);
+        }
+    }
+    pairs
+}
+
+/// An expert's share of a product: rows of activations and of results.
+struct Share<'a, 'x, 'o, T> {
+    weights: QuantizedView<'a>,
+    inputs: Vec<&'x [T]>,
+    outputs: Vec<&'o mut [T]>,
+}
+
+impl<T: Activation> Share<'_, '_, '_, T> {
+    fn multiply(self, isa: Isa) -> Result<()> {
+        let Self { weights, inputs, mut outputs } = self;
+        if let ([input], [output]) = (&inputs[..], &mut outputs[..]) {
+            return gemm_weights_with(isa, weights, input, 1, output);
+        }
+        let (tokens, rows) = (inputs.len(), weights.rows());
+        let mut products = vec![T::default(); tokens * rows];
+        gemm_weights_with(isa, weights, &inputs.concat(), tokens, &mut products)?;
+        for (output, products) in outputs.iter_mut().zip(products.chunks_exact(rows)) {
+            output.copy_from_slice(products);
+        }
+        Ok(())
+    }
+}
