@@ -242,20 +242,32 @@ def quantize(
     Raises:
         Error: a choice or a shape that cannot be. NonFiniteError: NaN or an infinity. TypeError: an array that is not read.
     """
-    values = _arrays.readable(x, "x")
-    there = _gpu.holds(values)
+    # Whose array it is, is looked for but once: small tensors are not to wait for that.
+    torch = _arrays.torch_of(x)
+    if torch is None:
+        values = _arrays.readable(x, "x")
+        there = _gpu.holds(values)
+    else:
+        values = _arrays.torch_readable(x, "x")
+        there = x.is_cuda
     if non_finite is None:
         non_finite = "propagate" if there else "error"
-    recipe = _recipe(format, convention, scale_rule, search, _number(global_scale), layout, non_finite)
+    if global_scale is not None:
+        global_scale = _number(global_scale)
+    recipe = _recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
     shape = tuple(values.shape)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
-    rows = prod(shape[:-1])
-    row_bytes, scale_rows, scale_cols = recipe.parts(rows, shape[-1])
     if out is None:
-        codes = _arrays.empty(x, (*shape[:-1], row_bytes), "uint8")
-        scales_shape = (*shape[:-1], scale_cols) if layout == "linear" else (scale_rows, scale_cols)
-        scales = _arrays.empty(x, scales_shape, "uint8")
+        leading = shape[:-1]
+        row_bytes, scale_rows, scale_cols = recipe.parts(prod(leading), shape[-1])
+        scales_shape = (*leading, scale_cols) if layout == "linear" else (scale_rows, scale_cols)
+        if torch is None:
+            codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
+            scales = _arrays.empty(x, scales_shape, "uint8")
+        else:
+            codes = x.new_empty((*leading, row_bytes), dtype=torch.uint8)
+            scales = x.new_empty(scales_shape, dtype=torch.uint8)
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
             raise _microscale_error(
@@ -270,13 +282,19 @@ def quantize(
         if format == "nvfp4":
             number = None if out is None else out._global
             if number is None or type(number) is float or number.shape[0] < _microscale.SLOT_WORDS:
-                number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+                if torch is None or out is not None:
+                    number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+                else:
+                    number = x.new_empty((_microscale.SLOT_WORDS,), dtype=torch.float32)
         if amax is not None:
             if format != "nvfp4" or global_scale is not None:
                 raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
             amax = amax.words
         count = bool(report) or non_finite == "error"
-        stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
+        if torch is not None and out is None:
+            stream = _gpu.torch_stream(torch)(x.get_device())
+        else:
+            stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
         direction, counts = _microscale.gpu_quantize(
             values, recipe, importance, amax, codes, scales, number, count, stream
         )
