@@ -205,7 +205,7 @@ def quantize(
     search: str | None = None,
     importance: Any = None,
     global_scale: float | str | None = None,
-    amax: DeviceAmax | None = None,
+    amax: Amax | DeviceAmax | None = None,
     layout: str = "linear",
     non_finite: str | None = None,
     report: bool | None = None,
@@ -229,7 +229,8 @@ def quantize(
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
-        amax: on a GPU, the amax that NVFP4's global scale is computed from, in place of the array's own; see :func:`amax`.
+        amax: what :func:`amax` found, for NVFP4's global scale to be computed from in place of the array's own: on a GPU a
+            `DeviceAmax`, and on a CPU an `Amax`.
         layout: of the scales, `linear` or `swizzled`.
         non_finite: `error`, `propagate` or `saturate`. By default `error` on a CPU; `propagate` on a GPU, where a block with a NaN
             or an infinity becomes NaN, and `error` waits for the GPU.
@@ -276,6 +277,12 @@ def quantize(
         codes, scales = out.codes, out.scales
     if importance is not None:
         importance = _arrays.readable(importance, "importance")
+    if amax is not None:
+        if format != "nvfp4" or global_scale is not None:
+            raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
+        if type(amax) is not (DeviceAmax if there else Amax):
+            place = "a GPU" if there else "the CPU"
+            raise TypeError(f"amax is {amax!r}, and x in the memory of {place}; pass what microscale.amax returns for an array there")
     if there:
         _gpu.require()
         number = None
@@ -287,8 +294,6 @@ def quantize(
                 else:
                     number = x.new_empty((_microscale.SLOT_WORDS,), dtype=torch.float32)
         if amax is not None:
-            if format != "nvfp4" or global_scale is not None:
-                raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
             amax = amax.words
         count = bool(report) or non_finite == "error"
         if torch is not None and out is None:
@@ -301,9 +306,7 @@ def quantize(
         if direction is None:
             number = None
     else:
-        if amax is not None:
-            raise _microscale_error("an amax is for arrays in the memory of a GPU; leave it out, or pass global_scale")
-        number, direction, counts = _microscale.quantize(values, recipe, importance, codes, scales)
+        number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales)
     counted = None if counts is None else Report(*counts)
     if out is None:
         return Quantized._of(codes, scales, number, direction, format, shape, layout, counted)
@@ -340,22 +343,28 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
     return out
 
 
-def amax(x: Any, *, out: DeviceAmax | None = None) -> Amax | DeviceAmax:
+def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
     """The largest magnitude of an array `[..., K]`, of which NVFP4's global scale is made.
 
     Args:
         x: float32, float16 or bfloat16.
-        out: on a GPU, an amax to add to: several layers that share a global scale make one, which :func:`quantize` takes.
+        out: an amax to add to: several layers that share a global scale make one, which :func:`quantize` takes. A `DeviceAmax` is
+            written to; of an `Amax`, which stays as it is, the sum is returned.
 
     Returns:
         `Amax`, or for an array in the memory of a GPU a `DeviceAmax`, which stays there: nothing waits.
     """
     values = _arrays.readable(x, "x")
     if not _gpu.holds(values):
-        if out is not None:
-            raise _microscale_error("x is in the memory of the CPU, and out is for arrays of a GPU; leave it out")
-        return Amax(*_microscale.amax(values))
+        found = Amax(*_microscale.amax(values))
+        if out is None:
+            return found
+        if type(out) is not Amax:
+            raise TypeError("x is in the memory of the CPU and out of a GPU; move x there, or pass an Amax")
+        return Amax(max(found.finite, out.finite), found.nan or out.nan, found.infinite or out.infinite)
     _gpu.require()
+    if type(out) is Amax:
+        raise TypeError("x is in the memory of a GPU and out of the CPU; leave out, or pass a DeviceAmax")
     if out is None:
         out = DeviceAmax(_gpu.zeros(x, (_microscale.AMAX_WORDS,), "float32"))
     _microscale.gpu_amax(values, out.words, _gpu.stream(out.words))
