@@ -157,7 +157,7 @@ impl<'a> Quantizer<'a> {
             + self.write_input_scale(tensor, sink)?;
         let plain = match treatment.recipe.search {
             Search::None => None,
-            _ => Some(source.store(&chosen.plain, None, |_, _| Ok(()))?),
+            _ => Some(source.store(&chosen.plain, None, |_, _| sink.go_on())?),
         };
         let plain = plain.map(|Stored { errors, global_scale, .. }| Plain { errors, global_scale });
         let outcome = Outcome::Quantized {

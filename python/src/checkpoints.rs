@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, Logical, OnProgress, Part, Places, Plan,
-    Progress, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, InputScales, Logical, OnProgress, Part,
+    Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
 };
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -32,6 +32,17 @@ pub(crate) struct Arguments {
     include: Vec<String>,
     exclude: Vec<String>,
     out_convention: Option<String>,
+    requantize: bool,
+    global_scales: Option<PathBuf>,
+    importance: Option<PathBuf>,
+    input_scale: Option<GivenInput>,
+}
+
+/// The scale of layers' inputs: their amax, or a file.
+#[derive(FromPyObject)]
+enum GivenInput {
+    Amax(f64),
+    File(PathBuf),
 }
 
 impl Arguments {
@@ -65,6 +76,56 @@ impl Arguments {
         recipes.check_settings().map_err(of_checkpoints)?;
         Ok(recipes)
     }
+
+    /// Gives a plan what is in files, and returns warnings about them.
+    fn give(&self, plan: &mut Plan<'_>) -> checkpoint::Result<Vec<String>> {
+        let mut warnings = Vec::new();
+        let mut warn = |path: &PathBuf, names: &[String], what: &str| {
+            if !names.is_empty() {
+                warnings.push(format!("{}: {}: {what}", path.display(), names.join(", ")));
+            }
+        };
+        const UNUSED: &str = "no tensor to quantize is called so";
+        if let Some(path) = &self.global_scales {
+            let found = plan.take_global_scales(&Checkpoint::open(path)?)?;
+            warn(path, &found.unused, UNUSED);
+            warn(
+                path,
+                &found.inverted,
+                "inverted, which rounds, because the convention takes the other direction",
+            );
+            warn(
+                path,
+                &found.unequal,
+                "not the global scale of the layers that serving engines fuse this with",
+            );
+        }
+        if let Some(path) = &self.importance {
+            let found = plan.take_importance(&Checkpoint::open(path)?)?;
+            warn(path, &found.unused, UNUSED);
+            warn(path, &found.unweighted, "without importance, and searched unweighted");
+        }
+        match &self.input_scale {
+            None => {}
+            Some(GivenInput::Amax(amax)) => {
+                plan.take_input_scales(&InputScales::from_amax(*amax as f32))?;
+            }
+            Some(GivenInput::File(path)) => {
+                let unused = plan.take_input_scales(&InputScales::read(path)?)?;
+                warn(path, &unused, "no weight that becomes nvfp4 is called so");
+            }
+        }
+        Ok(warnings)
+    }
+
+    /// The files that are read beside the checkpoint.
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let inputs = match &self.input_scale {
+            Some(GivenInput::File(path)) => Some(path),
+            _ => None,
+        };
+        self.global_scales.iter().chain(&self.importance).chain(inputs)
+    }
 }
 
 /// A part as two numbers: which, counted from 1, and of how many.
@@ -89,13 +150,17 @@ pub(crate) fn quantize_checkpoint(
     let part = self::part(py, part)?;
     let out_convention: Option<FileConvention> = optional(py, arguments.out_convention.as_deref())?;
     let device = ready(py, device)?;
-    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let mut input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    if arguments.requantize {
+        input.requantize();
+    }
     let convention = out_convention.or(recipes.out_convention).unwrap_or(input.own_convention());
     recipes.check(convention).map_err(of_checkpoints)?;
-    let plan = py.detach(|| Plan::by_recipes(&input, &recipes, convention)).map_err(of_checkpoints)?;
+    let mut plan = py.detach(|| Plan::by_recipes(&input, &recipes, convention)).map_err(of_checkpoints)?;
+    let given = py.detach(|| arguments.give(&mut plan)).map_err(of_checkpoints)?;
     let mut warnings = recipes.unmatched(&input);
     warnings.extend(plan.idle_rules(&recipes));
-    warnings.extend(plan.misread_by());
+    warnings.extend(plan.misread_by().into_iter().chain(given));
     let told = |mut facts: Value, warnings| {
         facts["notes"] = plan.refused_by().into();
         Ok((facts.to_string(), warnings))
@@ -103,7 +168,7 @@ pub(crate) fn quantize_checkpoint(
     let Some(out) = out else { return told(plan.to_json(), warnings) };
     let done = match part {
         None => {
-            check_places(&input, &[&out]).map_err(of_checkpoints)?;
+            check_places(&input, arguments.files(), &[&out]).map_err(of_checkpoints)?;
             checkpoint::remove_unfinished_output(&out);
             operate(py, progress, |progress| {
                 Ok(checkpoint::quantize(&plan, &out, &device, progress)?.to_json())
@@ -111,7 +176,7 @@ pub(crate) fn quantize_checkpoint(
         }
         Some(part) => {
             let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
-            check_places(&input, &[&out, &parts]).map_err(of_checkpoints)?;
+            check_places(&input, arguments.files(), &[&out, &parts]).map_err(of_checkpoints)?;
             checkpoint::remove_unfinished_part(&out, part);
             operate(py, progress, |progress| {
                 let done = checkpoint::quantize_part(&plan, part, &out, &device, progress)?;
@@ -138,7 +203,7 @@ pub(crate) fn merge_checkpoint(
     let of_checkpoints = |error| of_checkpoints(py, error);
     let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
     let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
-    check_places(&input, &[&out, &parts]).map_err(of_checkpoints)?;
+    check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done = operate(py, progress, |progress| checkpoint::merge(&input, &out, progress))?;
     let facts = json!({
@@ -167,7 +232,7 @@ pub(crate) fn convert_checkpoint(
     let of_checkpoints = |error| of_checkpoints(py, error);
     let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
     let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
-    check_places(&input, &[&out]).map_err(of_checkpoints)?;
+    check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done =
         operate(py, progress, |progress| checkpoint::convert(&input, to, format, &out, &device, progress))?;
@@ -283,32 +348,42 @@ fn ready(py: Python<'_>, device: &str) -> PyResult<Device> {
 }
 
 /// Makes sure that nothing that is read will be overwritten.
-fn check_places(input: &Checkpoint, outputs: &[&PathBuf]) -> checkpoint::Result<()> {
+fn check_places<'a>(
+    input: &Checkpoint,
+    files: impl IntoIterator<Item = &'a PathBuf>,
+    outputs: &[&PathBuf],
+) -> checkpoint::Result<()> {
     let mut places = Places::default();
     places.read(input)?;
+    files.into_iter().try_for_each(|file| places.read_file(file))?;
     outputs.iter().try_for_each(|out| places.write(out))
 }
 
 /// Carries out an operation that tells of its progress: `progress(tensor, done, total)` is called before each
-/// tensor. What that raises, and Ctrl-C, stop the operation, which then leaves nothing behind.
+/// tensor. What that raises, and Ctrl-C, which takes effect within tensors too, stop the operation, which then
+/// leaves nothing behind.
 fn operate<R: Send>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,
     operation: impl FnOnce(&mut OnProgress<'_>) -> checkpoint::Result<R> + Send,
 ) -> PyResult<R> {
-    let mut raised = None;
+    let (mut raised, mut told): (_, Option<String>) = (None, None);
     let done = work(py, || {
         let mut update = |at: Progress<'_>| {
             // Workers have told of other tensors by the time that the operation stops.
             if raised.is_some() {
                 return ControlFlow::Break(());
             }
-            let told = Python::attach(|py| {
+            let go_on = Python::attach(|py| {
                 py.check_signals()?;
                 let Some(progress) = &progress else { return Ok(()) };
+                if told.as_deref() == Some(at.tensor) {
+                    return Ok(());
+                }
+                told = Some(at.tensor.into());
                 progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
             });
-            match told {
+            match go_on {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(error) => {
                     raised = Some(error);

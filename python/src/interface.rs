@@ -29,8 +29,8 @@ pub(crate) fn array_anywhere(
     stream: Option<usize>,
 ) -> PyResult<Array> {
     let py = object.py();
-    if object.hasattr(intern!(py, "data_ptr"))? {
-        return of_torch(object, what);
+    if let Some(data_ptr) = object.getattr_opt(intern!(py, "data_ptr"))? {
+        return of_torch(object, &data_ptr, what);
     }
     if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
         return of_interface(object, &interface.cast_into::<PyDict>()?, what, |_| Ok(Place::Host));
@@ -96,7 +96,7 @@ fn of_interface(
 }
 
 /// A tensor of PyTorch, by its methods: they take a tenth of the time of its `__dlpack__`.
-fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
+fn of_torch(object: &Bound<'_, PyAny>, data_ptr: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
     let py = object.py();
     let place = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
         Place::Gpu(object.call_method0(intern!(py, "get_device"))?.extract()?)
@@ -121,7 +121,7 @@ fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
         (object.getattr(intern!(py, "shape"))?, object.call_method0(intern!(py, "stride"))?);
     let dims = dims.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<usize>>>()?;
     let strides = strides.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect::<PyResult<Vec<isize>>>()?;
-    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let address: usize = data_ptr.call0()?.extract()?;
     let data = std::ptr::with_exposed_provenance_mut(address);
     Array::new(what, place, data, *kind, dims, Some(strides), true, object.clone().unbind())
 }

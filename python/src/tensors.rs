@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Batch, ErrorStats, GlobalScale, QuantizeOptions, ScaleLayout, gemm_weights, gemv as multiply_quantized,
+    Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
+    gemm_weights, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -43,14 +44,24 @@ fn figures(stats: ErrorStats) -> Figures {
     )
 }
 
-/// Quantizes the rows of an array to codes and scales. Returns the global scale, and counts.
+/// A recipe whose global scale for tensors of `T` is that of an amax, if one is given where it is computed.
+fn with_amax<T: Element>(_: &[T], recipe: &microscale::Recipe, amax: Option<Amax>) -> microscale::Recipe {
+    let mut recipe = *recipe;
+    if let (Some(amax), Scheme::Nvfp4(arithmetic, global @ Global::FromAmax)) = (amax, &mut recipe.scheme) {
+        *global = Global::Given(amax.global_scale::<T>(arithmetic, recipe.non_finite));
+    }
+    recipe
+}
+
+/// Quantizes the rows of an array to codes and scales. Returns the global scale, which comes of the amax if one is given, and counts.
 #[pyfunction]
-#[pyo3(signature = (values, recipe, importance, codes, scales))]
+#[pyo3(signature = (values, recipe, importance, amax, codes, scales))]
 pub(crate) fn quantize(
     py: Python<'_>,
     values: &Bound<'_, PyAny>,
     recipe: &Recipe,
     importance: Option<&Bound<'_, PyAny>>,
+    amax: Option<(f32, bool, bool)>,
     codes: &Bound<'_, PyAny>,
     scales: &Bound<'_, PyAny>,
 ) -> PyResult<(Option<f32>, Option<&'static str>, Counts)> {
@@ -69,10 +80,11 @@ pub(crate) fn quantize(
     if range.start < other.end && other.start < range.end {
         return Err(error(py, "codes and scales share memory; pass arrays of their own"));
     }
-    let recipe = &recipe.0;
-    let done = with_values!(values, values => work(py, || {
-        microscale::quantize_into_parts(values, shape, recipe, options, codes_out, scales_out)
-    }))?;
+    let amax = amax.map(|(finite, nan, infinite)| Amax { finite, nan, infinite });
+    let done = with_values!(values, values => {
+        let recipe = with_amax(values, &recipe.0, amax);
+        work(py, || microscale::quantize_into_parts(values, shape, &recipe, options, codes_out, scales_out))
+    })?;
     let (global_scale, report) = done.map_err(|error| of_tensors(py, error))?;
     let direction = global_scale.map(|global_scale| microscale::Words::word(global_scale.direction()));
     Ok((global_scale.map(GlobalScale::value), direction, counts(report)))

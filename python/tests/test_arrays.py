@@ -203,3 +203,34 @@ def test_objects_tell_what_they_are(x):
     assert repr(q) == f"Quantized(6x80 in nvfp4, linear scales, divisor {q.global_scale:g}, {6 * 45 + 4} bytes)"
     same(copy.copy(q), q)
     same(pickle.loads(pickle.dumps(q)), q)
+
+
+@pytest.mark.parametrize("convention", ["compressed-tensors", "torchao", "modelopt", "transformer-engine"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_layers_share_the_global_scale_of_one_amax(rng, convention, dtype):
+    whole = (rng.standard_normal((48, 64)) * 3).astype(dtype)
+    layers = np.split(whole, [16, 20])
+    shared = None
+    for layer in layers:
+        shared = microscale.amax(layer, out=shared)
+    assert shared == microscale.amax(whole)
+    expected = microscale.quantize(whole, convention=convention)
+    parts = [microscale.quantize(layer, convention=convention, amax=shared) for layer in layers]
+    assert {(q.global_scale, q.direction) for q in parts} == {(expected.global_scale, expected.direction)}
+    np.testing.assert_array_equal(np.concatenate([q.codes for q in parts]), expected.codes)
+    np.testing.assert_array_equal(np.concatenate([q.scales for q in parts]), expected.scales)
+
+
+def test_an_amax_that_cannot_be(rng):
+    x = rng.standard_normal((2, 32), np.float32)
+    found = microscale.amax(x)
+    with pytest.raises(microscale.Error, match="amax is for nvfp4"):
+        microscale.quantize(x, "mxfp4", amax=found)
+    with pytest.raises(microscale.Error, match="leave amax or global_scale out"):
+        microscale.quantize(x, amax=found, global_scale=1.0)
+    with pytest.raises(TypeError, match="memory of the CPU; pass what microscale.amax returns"):
+        microscale.quantize(x, amax=microscale.DeviceAmax(x))
+    with pytest.raises(TypeError, match="memory of the CPU; pass what microscale.amax returns"):
+        microscale.quantize(x, amax=3.5)
+    with pytest.raises(TypeError, match="pass an Amax"):
+        microscale.amax(x, out=microscale.DeviceAmax(x))

@@ -1,5 +1,6 @@
 """Checkpoints, and the program in the package."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import read_safetensors
+from conftest import contents, read_safetensors, write_safetensors
 
 import microscale
 
@@ -24,10 +25,6 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_program_and_the_function_write_the_same(sample, tmp_path):
@@ -94,6 +91,39 @@ def test_converting_and_examining(sample, tmp_path):
     assert caught.value.file == str(weights)
 
 
+def test_what_is_in_files_is_taken_as_the_program_takes_it(sample, tmp_path):
+    shards = [read_safetensors(path)[0] for path in sample.glob("*.safetensors")]
+    layers = {name: values for shard in shards for name, values in shard.items() if name.endswith("_proj.weight")}
+    rng = np.random.default_rng(3)
+    write_safetensors(tmp_path / "scales.safetensors", {name: np.full(1, 300, np.float32) for name in layers})
+    importance = {name: rng.random(values.shape[1], np.float32) for name, values in layers.items()}
+    importance["no.such"] = np.ones(1, np.float32)
+    write_safetensors(tmp_path / "importance.safetensors", importance)
+    (tmp_path / "inputs.json").write_text(json.dumps(dict.fromkeys(layers, 12.5)))
+    microscale.quantize_checkpoint(sample, tmp_path / "mxfp4", format="mxfp4", device="cpu")
+    files = {name: tmp_path / name for name in ("scales.safetensors", "importance.safetensors", "inputs.json")}
+    nvfp4 = {"format": "nvfp4", "device": "cpu"}
+    cases = [
+        (sample, {**nvfp4, "global_scale": files["scales.safetensors"], "input_scale": files["inputs.json"]}),
+        (sample, {**nvfp4, "search": "full", "importance": files["importance.safetensors"], "input_scale": 20.0}),
+        (tmp_path / "mxfp4", {**nvfp4, "requantize": True}),
+    ]
+    for number, (model, options) in enumerate(cases):
+        given = contextlib.nullcontext() if "importance" not in options else pytest.warns(UserWarning, match="no.such")
+        with given:
+            microscale.quantize_checkpoint(model, tmp_path / f"{number}-a", **options)
+        words = [(f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])) for name, value in options.items()]
+        out = tmp_path / f"{number}-b"
+        subprocess.run([*PROGRAM, "quantize", model, "--out", out, *sum(words, ())], check=True, capture_output=True)
+        assert contents(tmp_path / f"{number}-a") == contents(out)
+        assert any(b"input_global_scale" in data for data in contents(out).values()) == ("input_scale" in options)
+    with pytest.raises(microscale.Error, match="requantize"):
+        microscale.quantize_checkpoint(tmp_path / "mxfp4", None, **nvfp4)
+    with pytest.raises(microscale.CheckpointError) as caught:
+        microscale.quantize_checkpoint(sample, None, **nvfp4, global_scale=tmp_path / "missing.safetensors")
+    assert caught.value.file == str(tmp_path / "missing.safetensors")
+
+
 def test_errors_name_file_and_tensor(sample, tmp_path):
     with pytest.raises(microscale.CheckpointError, match="no-such") as caught:
         microscale.quantize_checkpoint(tmp_path / "no-such", tmp_path / "out")
@@ -141,17 +171,36 @@ def test_ctrl_c_stops_and_leaves_nothing(sample, tmp_path, interruptible):
     assert len(calls) == 3 and not list(tmp_path.iterdir())
 
 
-def big_checkpoint(path, tensors, side):
-    """A file whose tensors take a while."""
-    header, data = {}, np.random.default_rng(1).standard_normal((side, side), np.float32).tobytes()
-    for i in range(tensors):
-        offsets = [i * len(data), (i + 1) * len(data)]
-        header[f"model.layers.{i}.mlp.up_proj.weight"] = {"dtype": "F32", "shape": [side, side], "data_offsets": offsets}
-    header = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for _ in range(tensors):
-            file.write(data)
+def big_checkpoint(path, tensors, side, times=1):
+    """A file whose tensors take a while: `[times * side, side]`."""
+    values = np.tile(np.random.default_rng(1).standard_normal((side, side), np.float32), (times, 1))
+    write_safetensors(path, {f"model.layers.{i}.mlp.up_proj.weight": values for i in range(tensors)})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_ctrl_c_takes_effect_in_the_middle_of_a_tensor(tmp_path, interruptible):
+    big_checkpoint(tmp_path / "big.safetensors", 1, 4096, times=3)
+    program = (
+        "import microscale, sys\n"
+        "try: microscale.quantize_checkpoint('big.safetensors', 'out.safetensors', format='nvfp4', search='window', device='cpu')\n"
+        "except KeyboardInterrupt: sys.exit(7)"
+    )
+    # Slowly: each of three bands takes more than a second.
+    slow = {"MICROSCALE_CPU": "portable", "RAYON_NUM_THREADS": "1"}
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | slow)
+    sizes, asked = [0], False
+    while child.poll() is None:
+        for path in tmp_path.glob(".out*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        if max(sizes) > 4096 * 4096 / 2 and not asked:
+            # The codes of the first band are written.
+            child.send_signal(signal.SIGINT)
+            asked = True
+        time.sleep(0.005)
+    assert asked and child.returncode == 7
+    assert max(sizes) < 2.5 * 4096 * 4096 / 2, "the third band was never made"
+    assert [path.name for path in tmp_path.iterdir()] == ["big.safetensors"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")

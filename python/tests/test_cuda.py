@@ -177,8 +177,11 @@ def test_an_amax_of_several():
     assert microscale.amax(with_nan.cuda()).nan and not microscale.amax(with_nan.cuda()).infinite
     with pytest.raises(microscale.Error, match="amax is for nvfp4"):
         microscale.quantize(parts[0].cuda(), "mxfp4", amax=amax)
-    with pytest.raises(microscale.Error, match="amax is for arrays in the memory of a GPU"):
-        microscale.quantize(parts[0], amax=amax)
+    for wrong, found in ((parts[0], amax), (parts[0].cuda(), microscale.amax(parts[0]))):
+        with pytest.raises(TypeError, match="pass what microscale.amax returns for an array there"):
+            microscale.quantize(wrong, amax=found)
+        with pytest.raises(TypeError, match="x is in the memory of"):
+            microscale.amax(wrong, out=found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -28,6 +28,8 @@ def folder(tmp_path):
 def test_programs(text, folder):
     if "torch" in text and "import torch" in text:
         pytest.importorskip("torch")
+    if "to_torchao" in text:
+        pytest.importorskip("torchao")
     done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

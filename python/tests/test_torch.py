@@ -1,5 +1,6 @@
 """PyTorch: tensors, operators, layers. Skipped where it is not installed."""
 
+import shutil
 import subprocess
 import sys
 
@@ -151,6 +152,31 @@ def test_the_graph_is_not_broken(model):
     assert torch.equal(compiled(x), model(x))
     other = torch.randn(9, 64, dtype=torch.bfloat16)
     assert torch.equal(compiled(other), model(other))
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a compiler of C++")
+def test_inductor_compiles_what_is_beside_the_operators(model):
+    """Inductor makes C++ of all but the operators, in one graph, also where lengths are not known beforehand."""
+    from microscale.torch import quantize_
+
+    quantize_(model)
+    model = model.to(torch.bfloat16)
+
+    def whole(x):
+        y = model(x)
+        codes, scales, number = torch.ops.microscale.quantize(y.relu(), "nvfp4", None, None, "error")
+        return y, torch.ops.microscale.dequantize(codes, scales, number, "nvfp4", "divisor", 8, torch.float32) * 2
+
+    compiled = torch.compile(whole, fullgraph=True, backend="inductor", dynamic=True)
+    for rows in (5, 9):
+        x = torch.randn(rows, 64, dtype=torch.bfloat16)
+        with torch.no_grad():
+            (y, back), (expected, expected_back) = compiled(x), whole(x)
+        torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
+        assert back.shape == expected_back.shape
+        # The last layer is not quantized, and Inductor may round it otherwise.
+        again = microscale.quantize(y.relu()).dequantize() * 2
+        assert torch.equal(back, again)
 
 
 def test_gradients_reach_the_input():

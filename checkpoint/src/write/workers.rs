@@ -7,9 +7,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
+use std::time::Duration;
 
 use microscale::Device;
 
@@ -20,6 +22,9 @@ use crate::write::begin::begin;
 use crate::write::progress::Meter;
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::{Sink, Writer};
+
+/// How long workers may be silent before the caller is asked whether to go on.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A shard, and the file that is to be written of it.
 pub(crate) struct ShardOutput<'a> {
@@ -102,31 +107,40 @@ pub(crate) fn write_shards<R: Rewrite>(
         open: Vec::new(),
         stopped: false,
     });
+    // Workers look at it within a tensor. An error does not set it: the first one of all that are being met is told.
+    let interrupted = AtomicBool::new(false);
     let mut shards: Vec<_> = outputs.iter().map(|_| Vec::new()).collect();
     let mut failed: Option<(usize, Error)> = None;
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         for device in &devices {
-            let (schedule, tell) = (&schedule, tell.clone());
-            scope.spawn(move || work_through(scope, schedule, device, &tell));
+            let (schedule, interrupted, tell) = (&schedule, &interrupted, tell.clone());
+            scope.spawn(move || work_through(scope, schedule, interrupted, device, &tell));
         }
         drop(tell);
-        for told in told {
+        loop {
+            let told = match told.recv_timeout(PATIENCE) {
+                Err(RecvTimeoutError::Disconnected) => break,
+                told => told.ok(),
+            };
             let (index, result) = match told {
-                Told::Begins(tensor) => (usize::MAX, meter.before(&tensor)),
-                Told::Done(bytes) => {
+                None if failed.is_some() => continue,
+                None => (usize::MAX, meter.again()),
+                Some(Told::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
+                Some(Told::Done(bytes)) => {
                     meter.done += bytes;
                     continue;
                 }
-                Told::Complete { index, renamed, done } if failed.is_none() => {
+                Some(Told::Complete { index, renamed, done }) if failed.is_none() => {
                     shards[index] = done;
                     (index, complete(&outputs[index], renamed, &shards[index]))
                 }
-                Told::Complete { .. } => continue,
-                Told::Failed(index, error) => (index, Err(error)),
+                Some(Told::Complete { .. }) => continue,
+                Some(Told::Failed(index, error)) => (index, Err(error)),
             };
             if let Err(error) = result {
                 lock(&schedule).stopped = true;
+                interrupted.fetch_or(matches!(error, Error::Interrupted), Ordering::Relaxed);
                 if failed.as_ref().is_none_or(|(first, _)| index < *first) {
                     failed = Some((index, error));
                 }
@@ -148,6 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn work_through<'scope, 'a: 'scope, R: Rewrite>(
     scope: &'scope Scope<'scope, '_>,
     schedule: &Mutex<Schedule<'a, R>>,
+    interrupted: &AtomicBool,
     device: &Device,
     tell: &Sender<Told<R::Done>>,
 ) where
@@ -168,7 +183,7 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
         if let Some(first) = tensors.first() {
             say(Told::Begins(first.name.into()));
         }
-        let done = work.write(&tensors, device, &Sink::new(&writer));
+        let done = work.write(&tensors, device, &Sink::new(&writer, interrupted));
         drop(writer);
         let done = match done {
             Ok(done) => done,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use safetensors::tensor::TensorInfo;
@@ -139,21 +140,33 @@ impl Writer {
 /// The destination of a worker's tensors: the file of their shard, which others write to as well.
 pub(crate) struct Sink<'a> {
     writer: &'a Mutex<Writer>,
+    interrupted: &'a AtomicBool,
 }
 
 impl<'a> Sink<'a> {
-    pub(crate) fn new(writer: &'a Mutex<Writer>) -> Self {
-        Self { writer }
+    /// A sink that takes nothing more once the operation is interrupted.
+    pub(crate) fn new(writer: &'a Mutex<Writer>, interrupted: &'a AtomicBool) -> Self {
+        Self { writer, interrupted }
+    }
+
+    /// Says whether to go on in the middle of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(crate) fn go_on(&self) -> Result<()> {
+        if self.interrupted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Writes one tensor's data.
     pub(crate) fn write(&self, name: &str, data: &[u8]) -> Result<()> {
+        self.go_on()?;
         // File systems let one thread write to a file at a time anyway. A panic ends the whole operation.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(name, data)
     }
 
     /// Writes what comes next of a tensor's data.
     pub(crate) fn append(&self, name: &str, data: &[u8]) -> Result<()> {
+        self.go_on()?;
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(name, data)
     }
 

@@ -13,10 +13,15 @@ _TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0
 _VALUES = ("float32", "float16", "bfloat16")
 
 
-def is_torch(x: Any) -> bool:
-    """Whether `x` is a tensor of PyTorch, which is looked for only if it was imported."""
+def torch_of(x: Any) -> Any:
+    """PyTorch, if `x` is a tensor of it. It is looked for only if it was imported."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    return torch if torch is not None and isinstance(x, torch.Tensor) else None
+
+
+def is_torch(x: Any) -> bool:
+    """Whether `x` is a tensor of PyTorch."""
+    return torch_of(x) is not None
 
 
 @cache
@@ -27,7 +32,8 @@ def _torch_bytes() -> frozenset[Any]:
     return frozenset(getattr(torch, name) for name in _TORCH_BYTES if hasattr(torch, name))
 
 
-def _torch_readable(x: Any, what: str) -> Any:
+def torch_readable(x: Any, what: str) -> Any:
+    """:func:`readable` for a tensor of PyTorch."""
     if not (x.is_cuda or x.is_cpu):
         raise TypeError(f"{what} is a tensor on {x.device}, whose memory is not read; pass {what}.cpu()")
     torch = sys.modules["torch"]
@@ -39,7 +45,7 @@ def _torch_readable(x: Any, what: str) -> Any:
 def readable(x: Any, what: str) -> Any:
     """An object over the same memory that the extension module can read: values, codes or scales."""
     if is_torch(x):
-        return _torch_readable(x, what)
+        return torch_readable(x, what)
     if hasattr(x, "__array_interface__") or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__"):
         return x
     if isinstance(x, (list, tuple)):

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, Union
 
 from microscale import _microscale
@@ -33,7 +34,10 @@ def quantize_checkpoint(
     ties: str | None = None,
     search: str | None = None,
     search_global: bool = False,
-    global_scale: float | str | None = None,
+    global_scale: float | Path | None = None,
+    importance: Path | None = None,
+    input_scale: float | Path | None = None,
+    requantize: bool = False,
     non_finite: str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -42,14 +46,19 @@ def quantize_checkpoint(
     part: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Quantizes a checkpoint. `out` appears when it is complete; a failure, an exception of `progress` and Ctrl-C leave nothing.
+    """Quantizes a checkpoint. `out` appears when it is complete; a failure, an exception of `progress` and Ctrl-C, which takes effect
+    within a tensor too, leave nothing.
 
     Args:
         path: a .safetensors or .gguf file, or a directory.
         out: what to write, a file or a directory like `path`; None says what would be done, and writes nothing.
         recipe: a file (.toml), or the name of a recipe that comes with the package, such as `nvfp4`. What else is given goes
             before what it says for all tensors.
-        format, convention, scale_rule, ties, search, search_global, global_scale, non_finite: as the program's options.
+        format, convention, scale_rule, ties, search, search_global, requantize, non_finite: as the program's options.
+        global_scale: NVFP4's for all tensors, in the convention's direction; a .safetensors file with one for each; or `"none"`.
+        importance: a .safetensors file with weights of errors by column, for the search.
+        input_scale: stores the scale of layers' inputs, for W4A4: their amax, or a JSON file of numbers by layer, as the program's
+            option has it.
         include, exclude: patterns of tensors to quantize too, or to copy.
         out_convention: of files: `compressed-tensors`, `modelopt`, `gpt-oss`, `gguf`.
         device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -63,6 +72,7 @@ def quantize_checkpoint(
     Raises:
         CheckpointError: with the file and the tensor that it is about.
     """
+    scales = None if global_scale is None or global_scale == "none" or isinstance(global_scale, Real) else global_scale
     arguments = {
         "recipe": None if recipe is None else os.fspath(recipe),
         "format": format,
@@ -71,7 +81,11 @@ def quantize_checkpoint(
         "ties": ties,
         "search": search,
         "search_global": search_global,
-        "global_scale": global_scale,
+        "global_scale": global_scale if scales is None else None,
+        "global_scales": scales,
+        "importance": importance,
+        "input_scale": input_scale,
+        "requantize": requantize,
         "non_finite": non_finite,
         "include": list(include),
         "exclude": list(exclude),

@@ -48,7 +48,7 @@ def require() -> None:
 
 
 @cache
-def _torch_stream(torch: Any) -> Any:
+def torch_stream(torch: Any) -> Any:
     """A function that gives PyTorch's current stream of a device by number, as fast as there is."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw or (lambda number: torch.cuda.current_stream(number).cuda_stream)
@@ -57,7 +57,7 @@ def _torch_stream(torch: Any) -> Any:
 def stream(x: Any) -> int:
     """The stream that work which writes `x` belongs on: the current one of its library, or that which it names."""
     if (torch := _torch(x)) is not None:
-        return _torch_stream(torch)(x.get_device())
+        return torch_stream(torch)(x.get_device())
     if (cupy := _cupy(x)) is not None:
         with x.device:
             return cupy.cuda.get_current_stream().ptr

@@ -205,7 +205,7 @@ def quantize(
     search: str | None = None,
     importance: Any = None,
     global_scale: float | str | None = None,
-    amax: DeviceAmax | None = None,
+    amax: Amax | DeviceAmax | None = None,
     layout: str = "linear",
     non_finite: str | None = None,
     report: bool | None = None,
@@ -229,7 +229,8 @@ def quantize(
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
-        amax: on a GPU, the amax that NVFP4's global scale is computed from, in place of the array's own; see :func:`amax`.
+        amax: what :func:`amax` found, for NVFP4's global scale to be computed from in place of the array's own: on a GPU a
+            `DeviceAmax`, and on a CPU an `Amax`.
         layout: of the scales, `linear` or `swizzled`.
         non_finite: `error`, `propagate` or `saturate`. By default `error` on a CPU; `propagate` on a GPU, where a block with a NaN
             or an infinity becomes NaN, and `error` waits for the GPU.
@@ -242,20 +243,32 @@ def quantize(
     Raises:
         Error: a choice or a shape that cannot be. NonFiniteError: NaN or an infinity. TypeError: an array that is not read.
     """
-    values = _arrays.readable(x, "x")
-    there = _gpu.holds(values)
+    # Whose array it is, is looked for but once: small tensors are not to wait for that.
+    torch = _arrays.torch_of(x)
+    if torch is None:
+        values = _arrays.readable(x, "x")
+        there = _gpu.holds(values)
+    else:
+        values = _arrays.torch_readable(x, "x")
+        there = x.is_cuda
     if non_finite is None:
         non_finite = "propagate" if there else "error"
-    recipe = _recipe(format, convention, scale_rule, search, _number(global_scale), layout, non_finite)
+    if global_scale is not None:
+        global_scale = _number(global_scale)
+    recipe = _recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
     shape = tuple(values.shape)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
-    rows = prod(shape[:-1])
-    row_bytes, scale_rows, scale_cols = recipe.parts(rows, shape[-1])
     if out is None:
-        codes = _arrays.empty(x, (*shape[:-1], row_bytes), "uint8")
-        scales_shape = (*shape[:-1], scale_cols) if layout == "linear" else (scale_rows, scale_cols)
-        scales = _arrays.empty(x, scales_shape, "uint8")
+        leading = shape[:-1]
+        row_bytes, scale_rows, scale_cols = recipe.parts(prod(leading), shape[-1])
+        scales_shape = (*leading, scale_cols) if layout == "linear" else (scale_rows, scale_cols)
+        if torch is None:
+            codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
+            scales = _arrays.empty(x, scales_shape, "uint8")
+        else:
+            codes = x.new_empty((*leading, row_bytes), dtype=torch.uint8)
+            scales = x.new_empty(scales_shape, dtype=torch.uint8)
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
             raise _microscale_error(
@@ -264,28 +277,36 @@ def quantize(
         codes, scales = out.codes, out.scales
     if importance is not None:
         importance = _arrays.readable(importance, "importance")
+    if amax is not None:
+        if format != "nvfp4" or global_scale is not None:
+            raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
+        if type(amax) is not (DeviceAmax if there else Amax):
+            place = "a GPU" if there else "the CPU"
+            raise TypeError(f"amax is {amax!r}, and x in the memory of {place}; pass what microscale.amax returns for an array there")
     if there:
         _gpu.require()
         number = None
         if format == "nvfp4":
             number = None if out is None else out._global
             if number is None or type(number) is float or number.shape[0] < _microscale.SLOT_WORDS:
-                number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+                if torch is None or out is not None:
+                    number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+                else:
+                    number = x.new_empty((_microscale.SLOT_WORDS,), dtype=torch.float32)
         if amax is not None:
-            if format != "nvfp4" or global_scale is not None:
-                raise _microscale_error("an amax is for nvfp4 whose global scale is computed; leave amax or global_scale out")
             amax = amax.words
         count = bool(report) or non_finite == "error"
-        stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
+        if torch is not None and out is None:
+            stream = _gpu.torch_stream(torch)(x.get_device())
+        else:
+            stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
         direction, counts = _microscale.gpu_quantize(
             values, recipe, importance, amax, codes, scales, number, count, stream
         )
         if direction is None:
             number = None
     else:
-        if amax is not None:
-            raise _microscale_error("an amax is for arrays in the memory of a GPU; leave it out, or pass global_scale")
-        number, direction, counts = _microscale.quantize(values, recipe, importance, codes, scales)
+        number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales)
     counted = None if counts is None else Report(*counts)
     if out is None:
         return Quantized._of(codes, scales, number, direction, format, shape, layout, counted)
@@ -322,22 +343,28 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
     return out
 
 
-def amax(x: Any, *, out: DeviceAmax | None = None) -> Amax | DeviceAmax:
+def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
     """The largest magnitude of an array `[..., K]`, of which NVFP4's global scale is made.
 
     Args:
         x: float32, float16 or bfloat16.
-        out: on a GPU, an amax to add to: several layers that share a global scale make one, which :func:`quantize` takes.
+        out: an amax to add to: several layers that share a global scale make one, which :func:`quantize` takes. A `DeviceAmax` is
+            written to; of an `Amax`, which stays as it is, the sum is returned.
 
     Returns:
         `Amax`, or for an array in the memory of a GPU a `DeviceAmax`, which stays there: nothing waits.
     """
     values = _arrays.readable(x, "x")
     if not _gpu.holds(values):
-        if out is not None:
-            raise _microscale_error("x is in the memory of the CPU, and out is for arrays of a GPU; leave it out")
-        return Amax(*_microscale.amax(values))
+        found = Amax(*_microscale.amax(values))
+        if out is None:
+            return found
+        if type(out) is not Amax:
+            raise TypeError("x is in the memory of the CPU and out of a GPU; move x there, or pass an Amax")
+        return Amax(max(found.finite, out.finite), found.nan or out.nan, found.infinite or out.infinite)
     _gpu.require()
+    if type(out) is Amax:
+        raise TypeError("x is in the memory of a GPU and out of the CPU; leave out, or pass a DeviceAmax")
     if out is None:
         out = DeviceAmax(_gpu.zeros(x, (_microscale.AMAX_WORDS,), "float32"))
     _microscale.gpu_amax(values, out.words, _gpu.stream(out.words))

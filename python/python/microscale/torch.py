@@ -258,3 +258,39 @@ def quantize_(
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, QuantizedLinear.from_linear(layer, **options))
     return [name for name, _ in layers]
+
+
+def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Tensor:
+    """What was quantized, as torchao's own tensor over the same memory: `NVFP4Tensor`, or `MXTensor` of MXFP4 and MXFP8.
+
+    Args:
+        q: `[..., M, K]` of whole blocks, from tensors of PyTorch, by any convention whose global scale is a multiplier (torchao,
+            ModelOpt) or that has none. Scales may be linear or swizzled, as `torch._scaled_mm` takes them.
+        dtype: of the tensor that it stands for.
+        options: of torchao's class: `act_quant_kwargs`, `kernel_preference`, `use_triton_kernel`, ...
+    """
+    nvfp4 = q.format == "nvfp4"
+    if q.direction == "divisor":
+        raise Error("torchao's global scale is a multiplier and this is a divisor; choose the convention torchao or modelopt")
+    block = 16 if nvfp4 else 32
+    if len(q.shape) < 2 or q.cols % block:
+        raise Error(f"torchao's tensors are matrices of whole blocks of {block}, and this is {q!r}")
+    codes, scales = q.codes, q.typed[1]
+    if q.layout == "swizzled":
+        if q.rows != q.shape[-2] and q.shape[-2] % 128:
+            raise Error("matrices share tiles of swizzled scales unless they have a multiple of 128 rows; use linear scales")
+        # torchao's shape of the same bytes: 32 rows of 16 a tile.
+        scales = scales.view(*q.shape[:-2], (q.shape[-2] + 127) // 128 * 32, -1)
+    layout = {"is_swizzled_scales": q.layout == "swizzled"}
+    if nvfp4:
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+        number = None if q.direction is None else _word(q).reshape(())
+        return NVFP4Tensor(codes, scales, block, dtype, per_tensor_scale=number, **layout, **options)
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    element = torch.float4_e2m1fn_x2 if q.format == "mxfp4" else q.typed[0].dtype
+    codes = codes if q.format == "mxfp4" else q.typed[0]
+    options = {"kernel_preference": KernelPreference.EMULATED, "act_quant_kwargs": None, **options}
+    return MXTensor(codes, scales, element, block, dtype, **layout, **options)
