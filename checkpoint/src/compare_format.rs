@@ -63,7 +63,7 @@ pub fn compare_format(
 /// The loss of a tensor, band by band.
 fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<ErrorStats> {
     let (rows, cols) = tensor.matrix();
-    let bands: Vec<_> = row_bands(rows, cols).collect();
+    let bands: Vec<_> = row_bands(rows, cols, None).collect();
     let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
     afford(tensor, tensor.name, largest.unwrap_or(0))?;
     let failed = |mut source, band: &Range<usize>| {

@@ -81,6 +81,7 @@ pub use parts::{PartDone, quantize_part};
 pub use plan::global_scales::GlobalScales;
 pub use plan::importance::Importance;
 pub use plan::input_scales::InputScales;
+pub use plan::kept_as::KeptAs;
 pub use plan::recipes::Recipes;
 pub use plan::recipes::presets::{Preset, presets};
 pub use plan::selection::Selection;

@@ -9,12 +9,14 @@
 //! | `fusions` | whether layers that engines fuse can be one layer |
 //! | `loaders` | what loaders are known to do with the output that they should not |
 //! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
+//! | `kept_as` | how tensors are stored that stay out of four bits |
 //! | `input_scales` | given: the global scales that layers' inputs are quantized with |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
 pub(crate) mod input_scales;
+pub(crate) mod kept_as;
 pub(crate) mod loaders;
 pub(crate) mod recipes;
 pub(crate) mod selection;
@@ -41,7 +43,8 @@ use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
-use crate::plan::importance::Importance;
+use crate::plan::importance::{Columns, Importance};
+use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::check_search_global;
@@ -53,7 +56,7 @@ use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::outline::{Outline, unquantized};
+use crate::write::outline::{Outline, kept};
 
 /// The fate of each tensor of a checkpoint.
 pub struct Plan<'a> {
@@ -116,7 +119,8 @@ impl<'a> Plan<'a> {
         checkpoint.check_container(convention)?;
         let treatment = Treatment::new(recipe, false, convention)?;
         let nothing = |_: &str| Wish::Nothing;
-        Self::decide(checkpoint, selection, convention, nothing, |_| Ok(treatment))
+        let kept_as = KeptAs::Unchanged;
+        Self::decide(checkpoint, selection, convention, kept_as, nothing, |_| Ok(treatment))
     }
 
     /// Quantizes tensors as [`Recipes`] say, which may have several. Files are written by one convention of
@@ -136,7 +140,7 @@ impl<'a> Plan<'a> {
         let layers = Layers::of(checkpoint.tensors().map(|tensor| tensor.name));
         let wish = |tensor: &str| recipes.wish(tensor, &layers);
         let treatment = |tensor: &str| recipes.treatment_of(tensor, convention);
-        Self::decide(checkpoint, recipes.selection(), convention, wish, treatment)
+        Self::decide(checkpoint, recipes.selection(), convention, recipes.kept, wish, treatment)
     }
 
     /// Decides about every tensor and makes sure that the output's names are free.
@@ -144,6 +148,7 @@ impl<'a> Plan<'a> {
         checkpoint: &'a Checkpoint,
         selection: &Selection,
         convention: FileConvention,
+        kept_as: KeptAs,
         wish: impl Fn(&str) -> Wish,
         treatment_of: impl Fn(&str) -> Result<Treatment>,
     ) -> Result<Self> {
@@ -162,11 +167,11 @@ impl<'a> Plan<'a> {
             let reason = reason.or_else(|| treatment.unread_global(checkpoint, &tensor));
             let reason = match (reason, tensor.scaling) {
                 (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
-                (reason, _) => reason,
+                (reason, _) => reason.map(|reason| kept_as.applied(&tensor, reason)),
             };
-            let outlines = match reason {
+            let outlines = match &reason {
                 None => treatment.outlines(&tensor),
-                Some(_) => vec![unquantized(&tensor)],
+                Some(reason) => vec![kept(&tensor, reason)],
             };
             let recipe = match reason {
                 None => treatments.add(treatment, tensor.elements()),
@@ -223,14 +228,17 @@ impl<'a> Plan<'a> {
     }
 
     /// Takes importance by column from a file, for the search of block scales. A vector is called
-    /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns. Tensors
-    /// without one are searched unweighted.
+    /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns, or one row of them for
+    /// each expert. Importance matrices of llama.cpp (imatrix, GGUF or `.dat`) are such files too. Tensors without one are
+    /// searched unweighted.
     ///
     /// # Errors
     /// [`GivenError::ImportanceUnused`](crate::GivenError::ImportanceUnused) if no recipe has a search,
     /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
     /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
-    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber).
+    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber),
+    /// [`GivenError::Imatrix`](crate::GivenError::Imatrix),
+    /// [`GivenError::ImatrixOfOthers`](crate::GivenError::ImatrixOfOthers).
     pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
         if self.treatments.iter().all(|treatment| treatment.recipe.search == Search::None) {
             return Err(Error::Given(GivenError::ImportanceUnused));
@@ -352,8 +360,14 @@ impl<'a> Plan<'a> {
     }
 
     /// The importance of a tensor's columns, if there is any.
-    pub(crate) fn importance_of(&self, tensor: &str) -> Option<&[f32]> {
-        self.importance.as_ref().and_then(|importance| importance.of(tensor))
+    pub(crate) fn importance_of(&self, tensor: &Tensor<'_>) -> Option<Columns<'_>> {
+        let shape = self.of(tensor.name).storage.stored_shape(tensor.shape);
+        self.importance.as_ref().and_then(|importance| importance.of(tensor.name, &shape))
+    }
+
+    /// The rows that errors are weighted alike in, if each expert of a tensor has importance of its own.
+    pub(crate) fn rows_each(&self, tensor: &Tensor<'_>) -> Option<usize> {
+        self.importance_of(tensor)?.rows_each()
     }
 
     /// Global scales from a file, if they are taken from one.
@@ -370,8 +384,8 @@ impl<'a> Plan<'a> {
             if let Some(scale) = self.input_scale_of(tensor.name) {
                 hash.update(&scale.value().to_le_bytes());
             }
-            if let Some(importance) = self.importance_of(tensor.name) {
-                hash.update(bytemuck::cast_slice(importance));
+            if let Some(importance) = self.importance_of(&tensor) {
+                hash.update(bytemuck::cast_slice(importance.numbers));
             }
         }
     }

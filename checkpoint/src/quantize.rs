@@ -38,10 +38,10 @@ use crate::read::values::with_values;
 use crate::reason::Reason;
 use crate::write::busy::Busy;
 use crate::write::others::Skipped;
-use crate::write::outline::{Outline, unquantized};
+use crate::write::outline::{Outline, kept};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
-use crate::write::values::write_values;
+use crate::write::values::{write_q8_0, write_values};
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -115,9 +115,10 @@ impl<'a> Quantizer<'a> {
     }
 
     fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
-        let bytes_after = match tensor.scaling {
-            Some(_) => write_values::<bf16>(tensor, sink)?,
-            None => sink.copy(tensor)?.bytes_after,
+        let bytes_after = match (reason, tensor.scaling) {
+            (Reason::InQ8_0(_), _) => write_q8_0(tensor, sink)?,
+            (_, Some(_)) => write_values::<bf16>(tensor, sink)?,
+            (_, None) => sink.copy(tensor)?.bytes_after,
         };
         let outcome = Outcome::Copied(reason.clone());
         let summary = Some(TensorSummary::new(tensor, bytes_after, outcome));
@@ -147,10 +148,9 @@ impl<'a> Quantizer<'a> {
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
         let mut busy = vec![Busy { from, until: Instant::now() }];
         let mut written = Written::default();
-        let stored =
-            source.store(&chosen.recipe, self.plan.importance_of(tensor.name), |rows, quantized| {
-                self.write_band(tensor, &chosen.recipe, rows, quantized, sink, &mut written)
-            })?;
+        let stored = source.store(&chosen.recipe, self.plan.importance_of(tensor), |rows, quantized| {
+            self.write_band(tensor, &chosen.recipe, rows, quantized, sink, &mut written)
+        })?;
         busy.extend(stored.busy);
         let bytes_after = written.bytes
             + self.write_global(tensor, stored.global_scale, sink)?
@@ -253,7 +253,7 @@ impl<'a> Quantizer<'a> {
         rows: Range<usize>,
         quantized: &QuantizedTensor,
     ) -> Result<u64> {
-        let importance = self.plan.importance_of(tensor.name);
+        let importance = self.plan.importance_of(tensor).map(|columns| columns.of(&rows));
         let storage = self.plan.of(tensor.name).storage;
         let Matrix { values, shape } = Matrix::of(tensor, storage, rows)?;
         let checked = with_values!(&values, slice => {
@@ -285,7 +285,7 @@ impl Rewrite for Quantizer<'_> {
                 let outlines = self.plan.of(tensor.name).outlines(tensor).into_iter();
                 outlines.chain(self.plan.input_outline(tensor)).collect()
             }
-            Some(Planned { tensor, .. }) => vec![unquantized(tensor)],
+            Some(Planned { tensor, reason: Some(reason), .. }) => vec![kept(tensor, reason)],
         }
     }
 
@@ -303,12 +303,15 @@ impl Rewrite for Quantizer<'_> {
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let storage_of = |tensor: &Tensor<'_>| self.plan.of(tensor.name).storage;
         let quantized = tensors.iter().filter_map(|tensor| self.to_quantize(tensor));
-        let matrices =
-            quantized.map(|tensor| Ok((tensor, Source::matrix(tensor, storage_of(tensor), device)?)));
+        let matrices = quantized.map(|tensor| {
+            let rows_each = self.plan.rows_each(tensor);
+            Ok((tensor, Source::matrix(tensor, storage_of(tensor), device, rows_each)?))
+        });
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
         let sources = matrices.iter().map(|(tensor, matrix)| {
             let (storage, origin) = (storage_of(tensor), self.plan.checkpoint().origin(tensor));
-            Ok((tensor.name, Source::new(**tensor, storage, device, matrix.as_ref(), origin)?))
+            let rows_each = self.plan.rows_each(tensor);
+            Ok((tensor.name, Source::new(**tensor, storage, device, matrix.as_ref(), origin, rows_each)?))
         });
         let sources = sources.collect::<Result<Sources<'_>>>()?;
         let done = tensors.iter().map(|tensor| match self.plan.planned(tensor.name) {

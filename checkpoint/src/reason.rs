@@ -33,6 +33,8 @@ pub enum Reason {
     LastLayers(usize),
     /// Codes under scales that are not quantized, for this reason: their values are written, in bf16.
     Dequantized(Box<Reason>),
+    /// Stored in ggml's Q8_0, and for this reason not in four bits.
+    InQ8_0(Box<Reason>),
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -70,6 +72,7 @@ impl fmt::Display for Reason {
             Self::LastLayers(1) => f.write_str("of the last layer"),
             Self::LastLayers(n) => write!(f, "of the last {n} layers"),
             Self::Dequantized(reason) => write!(f, "{reason}; dequantized to bf16"),
+            Self::InQ8_0(reason) => write!(f, "{reason}; in q8_0"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }

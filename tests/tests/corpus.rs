@@ -90,4 +90,4 @@ macro_rules! replayed {
     };
 }
 
-replayed! { safetensors gguf pytorch directory packed parts ptx tensors recipe }
+replayed! { safetensors gguf imatrix pytorch directory packed parts ptx tensors recipe }

@@ -95,7 +95,7 @@ fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
     let (format, mut count) = (packed.format, Count::default());
     let (rows, cols) = matrix::size(original, packed.storage);
     let bytes = format.block_bytes();
-    for rows in row_bands(rows, cols) {
+    for rows in row_bands(rows, cols, None) {
         let blocks = packed.blocks_in(rows.start * cols..rows.end * cols);
         let Matrix { values, .. } = Matrix::of(original, packed.storage, rows)?;
         with_values!(&values, slice => {

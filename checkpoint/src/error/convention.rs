@@ -27,6 +27,25 @@ pub enum ConventionError {
         own: FileConvention,
     },
 
+    /// A value that Q8_0 has no number for.
+    #[error(
+        "{}: tensor {tensor} has the value {found} in row {row}, column {col}, which q8_0 has no number for; leave the tensor as it \
+         is with --exclude",
+        .file.display()
+    )]
+    NotInQ8_0 {
+        /// The input.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The row, counted from 0.
+        row: usize,
+        /// The column, counted from 0.
+        col: usize,
+        /// The value: NaN, an infinity, or one from 8,321,040 on.
+        found: f32,
+    },
+
     /// A block scale that the output cannot hold.
     #[error(
         "{}: tensor {tensor}: block {block} has scale byte {byte:#04x}, which {} has for no number; \

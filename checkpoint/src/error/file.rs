@@ -92,6 +92,15 @@ pub enum FileError {
         why: String,
     },
 
+    /// A file that is not an importance matrix, or a damaged one.
+    #[error("{} is not a valid importance matrix of llama.cpp's (.dat): {why}; make it again", .file.display())]
+    Imatrix {
+        /// The file.
+        file: PathBuf,
+        /// The defect, with the entry if one is to blame.
+        why: String,
+    },
+
     /// One of the files that a GGUF model was split into, whose number of tensors would change.
     #[error(
         "{} is one of the {parts} files of a model, each of which states the tensors of all; {before} tensors would \

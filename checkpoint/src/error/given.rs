@@ -62,10 +62,11 @@ pub enum GivenError {
         second: String,
     },
 
-    /// Importance by column that is no vector of floats with the tensor's columns.
+    /// Importance by column that is no vector of floats with the tensor's columns, nor one for each of its experts.
     #[error(
         "{}: tensor {name} must be a vector of {columns} numbers (F32, F16 or BF16), one for each column of \
-         {tensor}, but is {dtype} of shape {shape:?}; write one number a column, or leave it out",
+         {tensor}, or one vector for each of its experts, but is {dtype} of shape {shape:?}; write one number a column, or leave \
+         it out",
         .file.display()
     )]
     ImportanceShape {
@@ -81,6 +82,34 @@ pub enum GivenError {
         dtype: FileDtype,
         /// The shape found.
         shape: Vec<usize>,
+    },
+
+    /// An importance matrix that does not fit a tensor.
+    #[error(
+        "{}: tensor {tensor} {why}; make the importance matrix from the same model, with all its layers and experts",
+        .file.display()
+    )]
+    Imatrix {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The misfit.
+        why: String,
+    },
+
+    /// An importance matrix of which no tensor that is searched is called as there.
+    #[error(
+        "{} is for none of the tensors to quantize: it has {other}, and they have {tensor}; an importance matrix has the names of          the GGUF file that it was made from, so quantize that",
+        .file.display()
+    )]
+    ImatrixOfOthers {
+        /// The file.
+        file: PathBuf,
+        /// One of the tensors to quantize.
+        tensor: String,
+        /// One of those that there is importance for.
+        other: String,
     },
 
     /// A number of importance that is negative or not finite.
@@ -105,7 +134,8 @@ pub enum GivenError {
     /// Scales of inputs, and no weights that could have one.
     #[error(
         "{tensor} can have no scale of its inputs: NVFP4 in the conventions compressed-tensors and modelopt has one for weights \
-         called *.weight; leave it out with --exclude, or leave --input-scale out"
+         called *.weight, and in GGUF files for those of layers that llama.cpp loads scales of; leave it out with --exclude, or leave \
+         --input-scale out"
     )]
     InputScaleUnheld {
         /// The tensor, or all.

@@ -49,6 +49,7 @@ fn of_file(error: &FileError) -> Place<'_> {
         FileError::Header { file, .. }
         | FileError::OtherKind { file, .. }
         | FileError::Gguf { file, .. }
+        | FileError::Imatrix { file, .. }
         | FileError::Pytorch { file, .. }
         | FileError::PartOfGguf { file, .. }
         | FileError::TooLong { file, .. }
@@ -76,6 +77,7 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         ConventionError::Unheld { file, tensor, .. }
         | ConventionError::Packed { file, tensor, .. }
         | ConventionError::NotConverted { file, tensor, .. }
+        | ConventionError::NotInQ8_0 { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
             (Some(path), None)
@@ -100,7 +102,9 @@ fn of_given(error: &GivenError) -> Place<'_> {
         | GivenError::GlobalScaleTwice { file, tensor, .. }
         | GivenError::ImportanceTwice { file, tensor, .. }
         | GivenError::ImportanceShape { file, tensor, .. }
-        | GivenError::ImportanceNumber { file, tensor, .. } => (Some(file), Some(tensor)),
+        | GivenError::ImportanceNumber { file, tensor, .. }
+        | GivenError::Imatrix { file, tensor, .. }
+        | GivenError::ImatrixOfOthers { file, tensor, .. } => (Some(file), Some(tensor)),
         GivenError::NoInputScale { file, tensor, .. } | GivenError::InputScaleTwice { file, tensor, .. } => {
             (Some(file), Some(tensor))
         }

@@ -1,9 +1,11 @@
-//! The values of ggml's Q8_0, which is read and not written: blocks of 32 codes of eight bits, each after its scale in
-//! f16. A value is its code times the scale, which f32 has exactly.
+//! ggml's Q8_0: blocks of 32 codes of eight bits, each after its scale in f16. A value is its code times the scale, which f32
+//! has exactly. Blocks are made as ggml's reference makes them (`quantize_row_q8_0_ref`): the scale is amax / 127, and codes are
+//! the values times its inverse in f32, before it was rounded to f16; ties go away from 0.
 
 use std::ops::Range;
 
 use half::f16;
+use microscale::Element;
 use rayon::prelude::*;
 
 /// Elements of a block.
@@ -14,6 +16,67 @@ const BYTES: usize = 2 + ELEMENTS;
 
 /// Blocks that a thread takes at once: some 64 KiB.
 const TOGETHER: usize = 2048;
+
+/// Parts of the names of what llama.cpp (as of llama-cpp-python 0.3.36) leaves as it is whatever type it quantizes to: small,
+/// or positions, or no operand of a product that takes blocks.
+const LEFT: &[&str] = &[
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "position_embd",
+    "token_types",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_",
+    "attn_rel_b.weight",
+    "sam.",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "codebook",
+    "code_embd",
+];
+
+/// Returns whether a tensor may be stored so: one that llama.cpp quantizes too, by its name, of rows that are whole blocks.
+pub(crate) fn is_taken(name: &str, shape: &[usize]) -> bool {
+    let rows_fit = matches!(shape, [.., _, columns] if columns.is_multiple_of(ELEMENTS)) && shape.len() <= 3;
+    rows_fit && name.ends_with("weight") && !LEFT.iter().any(|part| name.contains(part))
+}
+
+/// The blocks of some values, which are whole ones. The error is the place of the first value that is none, or is in a block
+/// whose scale no f16 can be (with an amax from 8,321,040 on).
+pub(crate) fn blocks<T: Element>(values: &[T]) -> Result<Vec<u8>, usize> {
+    let mut bytes = vec![0; values.len() / ELEMENTS * BYTES];
+    let values = values.as_chunks::<ELEMENTS>().0.par_iter().with_min_len(TOGETHER);
+    let blocks = values.zip(bytes.as_chunks_mut::<BYTES>().0).enumerate();
+    let unheld = blocks.filter_map(|(place, (values, block))| {
+        encode(&values.map(Element::to_f32), block).err().map(|at| place * ELEMENTS + at)
+    });
+    let unheld = unheld.min();
+    unheld.map_or(Ok(bytes), Err)
+}
+
+/// A block; the error is the place of the value that it cannot have.
+fn encode(values: &[f32; ELEMENTS], block: &mut [u8; BYTES]) -> Result<(), usize> {
+    let amax = values.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
+    let scale = amax / 127.0;
+    let half = f16::from_f32(scale);
+    let unheld = |value: &f32| value.is_nan() || !half.is_finite() && value.abs() == amax;
+    if let Some(place) = values.iter().position(unheld) {
+        return Err(place);
+    }
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    block[..2].copy_from_slice(&half.to_le_bytes());
+    for (code, value) in block[2..].iter_mut().zip(values) {
+        // Beyond f32 only where the scale is 0 in f16, and codes mean nothing.
+        *code = (value * inverse).round() as i8 as u8;
+    }
+    Ok(())
+}
 
 /// The values of some elements, given all blocks; `None` beyond them.
 pub(crate) fn values(blocks: &[u8], elements: Range<usize>) -> Option<Vec<f32>> {
@@ -39,6 +102,55 @@ pub(crate) fn values(blocks: &[u8], elements: Range<usize>) -> Option<Vec<f32>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// gguf-py's blocks of gguf-py's values.
+    #[test]
+    fn blocks_are_those_of_ggml() {
+        let golden =
+            safetensors::SafeTensors::deserialize(include_bytes!("../../golden/q8_0.safetensors")).unwrap();
+        let data = |name: &str| golden.tensor(name).unwrap().data().to_vec();
+        let bits: Vec<u32> =
+            data("values").as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+        // Several times, so that several threads have some.
+        let made = blocks(&values.repeat(8)).unwrap();
+        let expected = data("blocks").repeat(8);
+        let (made, expected) = (made.as_chunks::<BYTES>().0, expected.as_chunks::<BYTES>().0);
+        assert!(made.len() == expected.len() && made.len() > 2 * TOGETHER);
+        for (place, (made, expected)) in made.iter().zip(expected).enumerate() {
+            assert_eq!(made, expected, "block {place}");
+        }
+    }
+
+    #[test]
+    fn what_no_block_has_is_refused_by_its_place() {
+        let good = vec![1.0f32; 200_000 / ELEMENTS * ELEMENTS];
+        assert!(blocks(&good).is_ok() && blocks::<f32>(&[]).is_ok_and(|blocks| blocks.is_empty()));
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 8_321_040.0] {
+            let mut values = good.clone();
+            values[150_003] = wrong;
+            values[190_000] = wrong;
+            assert_eq!(blocks(&values), Err(150_003), "{wrong}");
+        }
+        let largest = blocks(&[f32::from_bits(8_321_040f32.to_bits() - 1); ELEMENTS]).unwrap();
+        assert_eq!(f16::from_le_bytes([largest[0], largest[1]]), f16::MAX);
+    }
+
+    #[test]
+    fn names_tell_what_llama_cpp_quantizes() {
+        for (name, shape, taken) in [
+            ("token_embd.weight", &[8, 64][..], true),
+            ("blk.0.ffn_up_exps.weight", &[2, 8, 32], true),
+            ("output.weight", &[8, 48], false),
+            ("blk.0.attn_norm.weight", &[64], false),
+            ("blk.0.ffn_gate_inp.weight", &[8, 64], false),
+            ("position_embd.weight", &[8, 64], false),
+            ("blk.0.attn_q.bias", &[8, 64], false),
+            ("v.patch_embd.weight", &[8, 3, 14, 32], false),
+        ] {
+            assert_eq!(is_taken(name, shape), taken, "{name}");
+        }
+    }
 
     #[test]
     fn any_elements_are_those_of_their_blocks() {

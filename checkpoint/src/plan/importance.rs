@@ -2,30 +2,66 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use microscale::Element;
 
 use crate::conventions::storage::Storage;
+use crate::dtype::FileDtype;
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
+use crate::gguf::imatrix::{COUNTS, SUMS};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
-use crate::read::values::with_values;
+use crate::read::values::{typed, with_values};
 
 /// The endings that name a vector of importance after its tensor.
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
 
-/// Vectors of importance from a file, by the tensors that they are for.
+/// Importance from a file, by the tensors that it is for.
 #[derive(Clone)]
 pub struct Importance {
     /// The file or directory.
     pub path: PathBuf,
-    /// Tensors of the file that are for no tensor that is quantized.
+    /// Tensors that the file has importance for, or tensors of the file, which are none that is quantized.
     pub unused: Vec<String>,
-    /// Tensors to quantize that have no vector: all their columns weigh the same.
+    /// Tensors to quantize that have none: all their columns weigh the same.
     pub unweighted: Vec<String>,
+    /// Tensors with experts that no token has come to in an importance matrix: all columns of those weigh the same.
+    pub partial: Vec<String>,
     vectors: HashMap<String, Vec<f32>>,
+}
+
+/// The importance of a tensor's columns: the same for all rows, or for those of each expert.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns<'a> {
+    /// A number for each column, for one expert after the other.
+    pub(crate) numbers: &'a [f32],
+    cols: usize,
+    /// The rows of an expert; all, if there is one vector.
+    rows: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// The rows that each vector is for, if there are several.
+    pub(crate) fn rows_each(&self) -> Option<usize> {
+        (self.numbers.len() > self.cols).then_some(self.rows)
+    }
+
+    /// The importance in some rows, which are of one expert.
+    pub(crate) fn of(&self, rows: &Range<usize>) -> &'a [f32] {
+        let start = self.rows_each().map_or(0, |each| rows.start / each.max(1) * self.cols);
+        self.numbers.get(start..start + self.cols).unwrap_or_default()
+    }
+}
+
+/// A tensor's importance in a file.
+enum Stored<'a> {
+    /// As it is.
+    Vector(Tensor<'a>),
+    /// As llama.cpp has it: sums, and what they are sums over.
+    Sums(Tensor<'a>, Option<Tensor<'a>>),
 }
 
 /// Shows which tensors have no vector and which vectors no tensor, not the numbers.
@@ -33,64 +69,107 @@ impl fmt::Debug for Importance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut importance = f.debug_struct("Importance");
         importance.field("path", &self.path).field("unused", &self.unused);
-        importance.field("unweighted", &self.unweighted).finish_non_exhaustive()
+        importance
+            .field("unweighted", &self.unweighted)
+            .field("partial", &self.partial)
+            .finish_non_exhaustive()
     }
 }
 
 impl Importance {
-    /// Finds the vector of each tensor that is stored so: `X.importance`, `X_importance` or X itself, as many
-    /// floats as X has columns.
+    /// Finds the importance of each tensor: a vector called `X.importance`, `X_importance` or X itself, or `X.in_sum2` and
+    /// `X.counts` of an importance matrix, as many floats as X has columns, or as many for each expert.
     ///
     /// # Errors
     /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
     /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
-    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber).
+    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber),
+    /// [`GivenError::Imatrix`](crate::GivenError::Imatrix),
+    /// [`GivenError::ImatrixOfOthers`](crate::GivenError::ImatrixOfOthers).
     pub(crate) fn find<'a>(
         file: &Checkpoint,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
     ) -> Result<Self> {
-        let (mut used, mut unweighted, mut vectors) = (HashSet::new(), Vec::new(), HashMap::new());
+        let (mut used, mut unweighted) = (HashSet::new(), Vec::new());
+        let (mut partial, mut vectors) = (Vec::new(), HashMap::new());
         for (tensor, storage) in tensors {
-            let Some(stored) = candidate(file, tensor.name)? else {
-                unweighted.push(tensor.name.into());
-                continue;
+            let columns = match candidate(file, tensor.name)? {
+                None => {
+                    unweighted.push(tensor.name.into());
+                    continue;
+                }
+                Some(Stored::Vector(stored)) => {
+                    used.insert(stored.name);
+                    vector(&stored, &tensor, storage)?
+                }
+                Some(Stored::Sums(sums, counts)) => {
+                    used.extend([Some(sums.name), counts.map(|counts| counts.name)].into_iter().flatten());
+                    let (means, is_partial) = means(&sums, counts.as_ref(), &tensor, storage)?;
+                    partial.extend(is_partial.then(|| tensor.name.to_string()));
+                    means
+                }
             };
-            used.insert(stored.name);
-            vectors.insert(tensor.name.into(), vector(&stored, &tensor, storage)?);
+            vectors.insert(tensor.name.into(), columns);
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
-        let unused = unused.map(Into::into).collect();
-        Ok(Self { path: file.path.clone(), unused, unweighted, vectors })
-    }
-
-    /// The importance of a tensor's columns.
-    pub(crate) fn of(&self, tensor: &str) -> Option<&[f32]> {
-        self.vectors.get(tensor).map(Vec::as_slice)
-    }
-}
-
-/// The stored vector of a tensor. A file of importance may be part of a checkpoint, so that the suffixes come
-/// first.
-fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
-    match SUFFIXES.map(|suffix| file.tensor(&format!("{name}{suffix}"))) {
-        [Some(first), Some(second)] => {
-            let [first, second] = [first, second].map(|found| found.name.into());
-            Err(Error::Given(GivenError::ImportanceTwice {
-                file: file.path.clone(),
-                tensor: name.into(),
-                first,
-                second,
-            }))
+        // Of sums and their counts, one is told of, by the tensor's name.
+        let unused = unused.filter(|name| file.tensor(&paired(name)).is_none());
+        let unused: Vec<String> =
+            unused.map(|name| name.strip_suffix(SUMS).unwrap_or(name).to_string()).collect();
+        let is_imatrix = file.tensors().any(|tensor| tensor.name.ends_with(SUMS));
+        if is_imatrix && vectors.is_empty() {
+            let (file, tensor) = (file.path.clone(), unweighted.first().cloned().unwrap_or_default());
+            let other = unused.first().cloned().unwrap_or_default();
+            return Err(Error::Given(GivenError::ImatrixOfOthers { file, tensor, other }));
         }
-        [first, second] => Ok(first.or(second).or_else(|| file.tensor(name))),
+        Ok(Self { path: file.path.clone(), unused, unweighted, partial, vectors })
+    }
+
+    /// The importance of a tensor's columns, given the matrix that is quantized of it.
+    pub(crate) fn of(&self, tensor: &str, shape: &[usize]) -> Option<Columns<'_>> {
+        let numbers = self.vectors.get(tensor)?;
+        let (cols, rows) = (shape.last().copied().unwrap_or(1), shape.iter().rev().nth(1).copied());
+        Some(Columns { numbers, cols, rows: rows.unwrap_or(1) })
     }
 }
 
-/// The numbers of a vector that is for a tensor.
+/// The name of the sums that counts belong to.
+fn paired(name: &str) -> String {
+    name.strip_suffix(COUNTS).map(|weight| format!("{weight}{SUMS}")).unwrap_or_default()
+}
+
+/// The stored importance of a tensor. A file of importance may be part of a checkpoint, so that the suffixes come
+/// first.
+fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Stored<'a>>> {
+    let [first, second, sums, counts] =
+        [SUFFIXES[0], SUFFIXES[1], SUMS, COUNTS].map(|suffix| file.tensor(&format!("{name}{suffix}")));
+    let mut found = [first, second, sums].into_iter().flatten();
+    if let (Some(first), Some(second)) = (found.next(), found.next()) {
+        let [first, second] = [first, second].map(|found| found.name.into());
+        let (file, tensor) = (file.path.clone(), name.into());
+        return Err(Error::Given(GivenError::ImportanceTwice { file, tensor, first, second }));
+    }
+    Ok(match sums {
+        Some(sums) => Some(Stored::Sums(sums, counts)),
+        None => first.or(second).or_else(|| file.tensor(name)).map(Stored::Vector),
+    })
+}
+
+/// The columns of a tensor, and its experts: 1 for what has none.
+fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
+    let shape = storage.stored_shape(tensor.shape);
+    let experts = shape.len().checked_sub(2).and_then(|leading| shape.get(..leading));
+    let experts =
+        experts.unwrap_or_default().iter().fold(1usize, |product, size| product.saturating_mul(*size));
+    (shape.last().copied().unwrap_or(1), experts)
+}
+
+/// The numbers of a vector that is for a tensor, or of one vector for each expert.
 fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result<Vec<f32>> {
-    let columns = storage.stored_shape(tensor.shape).last().copied().unwrap_or(1);
+    let (columns, experts) = size(tensor, storage);
     let (file, name) = (stored.file.to_path_buf(), stored.name.to_string());
-    let values = stored.values().filter(|_| stored.shape == [columns]);
+    let fits = stored.shape == [columns] || experts > 1 && stored.shape == [experts, columns];
+    let values = stored.values().filter(|_| fits);
     let Some(values) = values else {
         let (dtype, shape) = (stored.dtype, stored.shape.to_vec());
         return Err(Error::Given(GivenError::ImportanceShape {
@@ -104,11 +183,148 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
     };
     let importance: Vec<f32> =
         with_values!(&values, slice => slice.iter().map(|number| Element::to_f32(*number)).collect());
+    check(stored, tensor, columns, importance)
+}
+
+/// The mean squares of the activations that a tensor's columns have met, and whether some expert has met none: its columns weigh
+/// the same, as llama.cpp has it.
+fn means(
+    sums: &Tensor<'_>,
+    counts: Option<&Tensor<'_>>,
+    tensor: &Tensor<'_>,
+    storage: &Storage,
+) -> Result<(Vec<f32>, bool)> {
+    let (columns, experts) = size(tensor, storage);
+    let refused = |why| {
+        let (file, tensor) = (sums.file.to_path_buf(), tensor.name.to_string());
+        Error::Given(GivenError::Imatrix { file, tensor, why })
+    };
+    let (legacy, counts) = match counts.map(|counts| (counts.dtype, counts)) {
+        Some((FileDtype::F32, counts)) => (false, typed::<f32>(counts.data).into_owned()),
+        // The one of a file that is no GGUF.
+        Some((FileDtype::I32, counts)) => (
+            true,
+            counts.data.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes) as f32).collect(),
+        ),
+        Some((dtype, _)) => return Err(refused(format!("has counts of {dtype}, and must have F32"))),
+        None => return Err(refused("has sums and no counts".into())),
+    };
+    let numbers = sums.elements();
+    if sums.dtype != FileDtype::F32 || numbers != (columns as u64).saturating_mul(experts as u64) {
+        let dtype = sums.dtype;
+        let of = if experts == 1 { String::new() } else { format!(" in each of {experts} experts") };
+        return Err(refused(format!("has {numbers} numbers of {dtype}, and must have {columns} of F32{of}")));
+    }
+    if counts.len() != 1 && counts.len() != experts {
+        let found = counts.len();
+        return Err(refused(format!(
+            "has {found} counts, and must have 1 or one for each of {experts} experts"
+        )));
+    }
+    if let Some(count) = counts.iter().find(|count| !(count.is_finite() && **count >= 0.0)) {
+        return Err(refused(format!(
+            "has a count of {count}, and must have finite ones that are not negative"
+        )));
+    }
+    let mut means = typed::<f32>(sums.data).into_owned();
+    for (expert, means) in means.chunks_mut(columns.max(1)).enumerate() {
+        let count = counts.get(expert).or(counts.first()).copied().unwrap_or(0.0);
+        match (count > 0.0, legacy) {
+            (true, _) => means.iter_mut().for_each(|sum| *sum /= count),
+            (false, true) => {}
+            (false, false) => means.fill(1.0),
+        }
+    }
+    let partial = !legacy && counts.contains(&0.0);
+    Ok((check(sums, tensor, columns, means)?, partial))
+}
+
+/// Makes sure that numbers can be importance.
+fn check(stored: &Tensor<'_>, tensor: &Tensor<'_>, columns: usize, importance: Vec<f32>) -> Result<Vec<f32>> {
     match importance.iter().position(|number| !(number.is_finite() && *number >= 0.0)) {
         None => Ok(importance),
-        Some(column) => {
-            let (tensor, weight) = (tensor.name.into(), importance[column]);
+        Some(place) => {
+            let (file, name) = (stored.file.to_path_buf(), stored.name.to_string());
+            let (tensor, weight, column) = (tensor.name.into(), importance[place], place % columns.max(1));
             Err(Error::Given(GivenError::ImportanceNumber { file, name, tensor, column, weight }))
         }
+    }
+}
+
+#[cfg(test)]
+mod golden_tests {
+    //! Importance matrices that llama.cpp's llama-imatrix wrote, and the numbers that its quantizer makes of them;
+    //! `tests/golden/README.md` of the repository describes them.
+
+    use std::path::Path;
+
+    use super::*;
+    use crate::file_convention::FileConvention;
+    use microscale::Format;
+    use safetensors::SafeTensors;
+
+    const VALUES: &[u8] = include_bytes!("../../golden/imatrix-values.safetensors");
+
+    fn found(file: &str) -> (Importance, Vec<(String, Vec<f32>)>) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(file);
+        let file = Checkpoint::open(&file).unwrap();
+        let values = SafeTensors::deserialize(VALUES).unwrap();
+        let mut expected: Vec<_> = values
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| (name, view.shape().to_vec(), typed::<f32>(view.data()).into_owned()))
+            .collect();
+        expected.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        let storage = Storage::of_format(FileConvention::Gguf, Format::Nvfp4).unwrap();
+        let shapes: Vec<_> = expected
+            .iter()
+            .map(|(_, shape, _)| match shape[..] {
+                [columns] => vec![32, columns],
+                [experts, columns] => vec![experts, 32, columns],
+                _ => panic!("{shape:?}"),
+            })
+            .collect();
+        let tensors = expected.iter().zip(&shapes).map(|((name, ..), shape)| {
+            let (dtype, file) = (FileDtype::F32, Path::new("model.gguf"));
+            (Tensor { name, dtype, shape, data: &[], file, scaling: None }, storage)
+        });
+        let importance = Importance::find(&file, tensors).unwrap();
+        (importance, expected.into_iter().map(|(name, _, numbers)| (name, numbers)).collect())
+    }
+
+    #[test]
+    fn numbers_are_those_that_llama_cpp_quantizes_with() {
+        let (importance, expected) = found("imatrix.gguf");
+        assert_eq!(expected.len(), 8);
+        for (name, numbers) in expected {
+            assert_eq!(importance.vectors[&name], numbers, "{name}");
+        }
+        let experts = ["down", "gate", "up"].map(|layer| format!("blk.0.ffn_{layer}_exps.weight"));
+        assert_eq!(importance.partial, experts);
+        assert_eq!((importance.unused.len(), importance.unweighted.len()), (0, 0));
+    }
+
+    /// The older form has been multiplied by the number of chunks, which rounds, and does not tell which experts met no token.
+    #[test]
+    fn the_older_form_has_the_same_numbers_but_for_rounding() {
+        let (importance, expected) = found("imatrix.dat");
+        for (name, numbers) in expected {
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() * 2.0 * f32::EPSILON;
+            assert!(importance.vectors[&name].iter().zip(&numbers).all(close), "{name}");
+            assert_eq!(importance.vectors[&name].len(), numbers.len());
+        }
+        assert!(importance.partial.is_empty());
+    }
+
+    #[test]
+    fn each_expert_has_its_own_columns() {
+        let numbers = [1.0, 2.0, 3.0, 4.0];
+        let both = Columns { numbers: &numbers, cols: 2, rows: 5 };
+        assert_eq!(
+            (both.rows_each(), both.of(&(3..5)), both.of(&(5..6))),
+            (Some(5), &numbers[..2], &numbers[2..])
+        );
+        let one = Columns { numbers: &numbers, cols: 4, rows: 5 };
+        assert_eq!((one.rows_each(), one.of(&(3..5))), (None, &numbers[..]));
     }
 }

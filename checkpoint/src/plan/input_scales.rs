@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::error::Result;
 use crate::error::given::GivenError;
+use crate::gguf::scales::{Use, use_of};
 use crate::names::fused::fused;
 use crate::names::weight::module;
 use crate::plan::Plan;
@@ -173,7 +174,12 @@ impl Plan<'_> {
             if storage.format != Format::Nvfp4 {
                 continue;
             }
-            let stored = storage.stored_input(tensor.name);
+            // llama.cpp loads those of the layers that it loads global scales of.
+            let loaded = self
+                .checkpoint()
+                .gguf_architecture()
+                .is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
+            let stored = storage.stored_input(tensor.name).filter(|_| loaded);
             let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
             tensors.push((tensor, stored.ok_or_else(unheld)?));
         }
@@ -219,10 +225,9 @@ fn not_a_number(file: &Path, name: &str, value: &Value) -> crate::error::Error {
 }
 
 impl Storage {
-    /// How the scale of a layer's inputs is stored beside a weight, if it can be. ggml's files have their own rules about which
-    /// layers may have one.
+    /// How the scale of a layer's inputs is stored beside a weight, if it can be.
     pub(crate) fn stored_input(&self, weight: &str) -> Option<&StoredGlobal> {
-        let stored = self.input_scale.as_ref().filter(|_| self.blocks.is_none())?;
+        let stored = self.input_scale.as_ref()?;
         stored.name_for(weight).map(|_| stored)
     }
 }

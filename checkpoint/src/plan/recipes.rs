@@ -15,6 +15,7 @@ use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::names::layers::Layers;
+use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::rule::{Lines, Rule};
 use crate::plan::selection::{Selection, Wish};
 use crate::plan::settings::Settings;
@@ -30,6 +31,8 @@ pub struct Recipes {
     settings: Settings,
     /// The convention of files to write, if the recipe says so.
     pub out_convention: Option<FileConvention>,
+    /// How tensors are stored that stay out of four bits.
+    pub kept: KeptAs,
     selection: Selection,
     keep_first_layers: usize,
     keep_last_layers: usize,
@@ -79,6 +82,7 @@ impl Recipes {
     /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
     /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
     pub fn check(&self, convention: FileConvention) -> Result<()> {
+        self.kept.check(convention)?;
         self.treatment(self.settings, &[], convention).map(|_| ())
     }
 

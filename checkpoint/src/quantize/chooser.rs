@@ -138,7 +138,7 @@ impl<'a> Chooser<'a> {
             for part in parts {
                 let Treatment { recipe, .. } = self.plan.of(part.name);
                 let recipe = recipe.with_global(Global::Given(scale));
-                let importance = self.plan.importance_of(part.name);
+                let importance = self.plan.importance_of(part);
                 errors += self.with(part, sources, device, |source| {
                     Ok(source.store(&recipe, importance, |_, _| Ok(()))?.errors)
                 })?;
@@ -160,8 +160,10 @@ impl<'a> Chooser<'a> {
             return what(source);
         }
         let (checkpoint, storage) = (self.plan.checkpoint(), self.plan.of(part.name).storage);
-        let matrix = Source::matrix(part, storage, device)?;
-        let source = Source::new(*part, storage, device, matrix.as_ref(), checkpoint.origin(part))?;
+        let rows_each = self.plan.rows_each(part);
+        let matrix = Source::matrix(part, storage, device, rows_each)?;
+        let origin = checkpoint.origin(part);
+        let source = Source::new(*part, storage, device, matrix.as_ref(), origin, rows_each)?;
         let done = what(&source);
         checkpoint.forget(part);
         done

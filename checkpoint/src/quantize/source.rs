@@ -10,6 +10,7 @@ use microscale::{Element, ErrorStats, GlobalScale, NonFinite, Position, Quantize
 
 use crate::conventions::storage::Storage;
 use crate::error::Result;
+use crate::plan::importance::Columns;
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::bands::row_bands;
@@ -62,7 +63,8 @@ trait Band {
 }
 
 impl<'s> Source<'s> {
-    /// The matrix that a device copies to its own memory; `None` if it works in the host's.
+    /// The matrix that a device copies to its own memory; `None` if it works in the host's, and where errors are weighted by
+    /// rows, `rows_each` of which are then brought to it at a time.
     ///
     /// # Errors
     /// The errors of [`Matrix::of`].
@@ -70,8 +72,9 @@ impl<'s> Source<'s> {
         tensor: &Tensor<'a>,
         storage: &Storage,
         device: &Device,
+        rows_each: Option<usize>,
     ) -> Result<Option<Matrix<'a>>> {
-        if !device.has_memory() {
+        if !device.has_memory() || rows_each.is_some() {
             return Ok(None);
         }
         let (rows, cols) = matrix::size(tensor, storage);
@@ -81,7 +84,8 @@ impl<'s> Source<'s> {
         Matrix::of(tensor, storage, 0..rows).map(Some)
     }
 
-    /// Brings a tensor's [`Self::matrix`] to the device, if there is one; `origin` is the tensor's.
+    /// Brings a tensor's [`Self::matrix`] to the device, if there is one; `origin` is the tensor's. Errors are weighted alike in
+    /// `rows_each` rows, or in all.
     ///
     /// # Errors
     /// The errors of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
@@ -91,13 +95,14 @@ impl<'s> Source<'s> {
         device: &'s Device,
         matrix: Option<&'s Matrix<'_>>,
         origin: Option<Origin<'_>>,
+        rows_each: Option<usize>,
     ) -> Result<Self> {
         let (rows, cols) = matrix::size(&tensor, storage);
         let there = matrix.map(|matrix| matrix.load(device, origin)).transpose();
         let there = there.map_err(|error| matrix::error(&tensor, storage, error))?;
         let bands: Vec<_> = match there {
             Some(_) => std::iter::once(0..rows).collect(),
-            None => row_bands(rows, cols).collect(),
+            None => row_bands(rows, cols, rows_each).collect(),
         };
         if there.is_none() {
             let largest = bands.iter().map(Range::len).max();
@@ -132,12 +137,13 @@ impl<'s> Source<'s> {
     pub(crate) fn store(
         &self,
         recipe: &Recipe,
-        importance: Option<&[f32]>,
+        importance: Option<Columns<'_>>,
         mut hand_on: impl FnMut(Range<usize>, QuantizedThere) -> Result<()>,
     ) -> Result<Stored> {
         let errors = ErrorStats::default();
         let mut stored = Stored { report: Report::default(), errors, global_scale: None, busy: Vec::new() };
         self.each_band(|rows, band| {
+            let importance = importance.map(|columns| columns.of(&rows));
             let quantized = band.store(self.storage, recipe, importance, &mut stored)?;
             Ok(hand_on(rows, quantized))
         })?;

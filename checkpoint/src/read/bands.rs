@@ -13,9 +13,18 @@ pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {
     ranges(elements, BAND)
 }
 
-/// The bands of a matrix, by its rows: at least one, which may be empty.
-pub(crate) fn row_bands(rows: usize, cols: usize) -> impl Iterator<Item = Range<usize>> {
-    ranges(if cols == 0 { 0 } else { rows }, BAND / cols.max(1))
+/// The bands of a matrix, by its rows: at least one, which may be empty. If `rows_each` is given, none has rows on both sides of
+/// a multiple of it.
+pub(crate) fn row_bands(
+    rows: usize,
+    cols: usize,
+    rows_each: Option<usize>,
+) -> impl Iterator<Item = Range<usize>> {
+    let rows = if cols == 0 { 0 } else { rows };
+    ranges(rows, rows_each.unwrap_or(usize::MAX)).flat_map(move |each| {
+        let within = ranges(each.len(), BAND / cols.max(1));
+        within.map(move |band| each.start + band.start..each.start + band.end)
+    })
 }
 
 /// Bands of matrices that are stored as their transposes, in the order of the matrices' elements: each holds
@@ -56,8 +65,9 @@ mod tests {
             }
             assert_eq!(end, count);
         }
-        assert!(row_bands(usize::MAX, 0).eq(std::iter::once(0..0)), "nothing of however many rows");
-        assert_eq!(row_bands(2, 2 * BAND).collect::<Vec<_>>(), [0..1, 1..2]);
+        assert!(row_bands(usize::MAX, 0, None).eq(std::iter::once(0..0)), "nothing of however many rows");
+        assert_eq!(row_bands(2, 2 * BAND, None).collect::<Vec<_>>(), [0..1, 1..2]);
+        assert_eq!(row_bands(6, BAND / 2, Some(3)).collect::<Vec<_>>(), [0..2, 2..3, 3..5, 5..6]);
     }
 
     #[test]

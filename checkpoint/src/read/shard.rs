@@ -14,6 +14,7 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::MAGIC;
 use crate::gguf::header::{Header, TensorInfo as GgufInfo, read as read_gguf};
+use crate::gguf::imatrix;
 use crate::pytorch::archive;
 use crate::pytorch::strided::Copies;
 use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
@@ -96,6 +97,14 @@ impl Shard {
             let metadata = HashMap::from([("format".into(), "pt".into())]);
             let container = Container::Safetensors(Some(metadata));
             return Ok(Self { path, name, container, stored, map, strided });
+        }
+        // A header of safetensors begins with a brace.
+        let by_name =
+            path.extension().is_some_and(|extension| extension == "dat") && map.get(8) != Some(&b'{');
+        if by_name || imatrix::is_one(&map) {
+            let stored = from_imatrix(imatrix::read(&path, &map)?);
+            let container = Container::Safetensors(None);
+            return Ok(Self { path, name, container, stored, map, strided: None });
         }
         let (header, data) = header::read(&path, &map)?;
         let container = Container::Safetensors(header.metadata().clone());
@@ -202,6 +211,18 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)
     }
     let strided = copies.map(Copies::map).transpose().map_err(failed())?;
     Ok((stored, strided))
+}
+
+/// The tensors that a GGUF file would have of it.
+fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<Stored> {
+    let stored = entries.into_iter().flat_map(|imatrix::Entry { name, chunks, sums }| {
+        let columns = vec![sums.len() / 4];
+        [
+            Stored::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
+            Stored::new(format!("{name}{}", imatrix::SUMS), FileDtype::F32, columns, sums),
+        ]
+    });
+    stored.collect()
 }
 
 fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<Stored> {

@@ -32,7 +32,7 @@ pub struct Tensor<'a> {
 }
 
 /// ggml's blocks that are read as values.
-const Q8_0: FileDtype = FileDtype::Ggml(GgmlType::Q8_0);
+pub(crate) const Q8_0: FileDtype = FileDtype::Ggml(GgmlType::Q8_0);
 
 /// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
 /// others be any.

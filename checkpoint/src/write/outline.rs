@@ -1,7 +1,8 @@
 //! The outline of a tensor of the output.
 
 use crate::dtype::FileDtype;
-use crate::read::tensor::{Tensor, elements};
+use crate::read::tensor::{Q8_0, Tensor, elements};
+use crate::reason::Reason;
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
@@ -22,6 +23,14 @@ impl Outline {
 pub(crate) fn unquantized(tensor: &Tensor<'_>) -> Outline {
     let copied = unchanged(tensor);
     if tensor.scaling.is_some() { Outline { dtype: FileDtype::BF16, ..copied } } else { copied }
+}
+
+/// The outline of a tensor that is not quantized to four bits, for a reason.
+pub(crate) fn kept(tensor: &Tensor<'_>, reason: &Reason) -> Outline {
+    match reason {
+        Reason::InQ8_0(_) => Outline { dtype: Q8_0, ..unchanged(tensor) },
+        _ => unquantized(tensor),
+    }
 }
 
 /// The outline of a tensor that is copied.

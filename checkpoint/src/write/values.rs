@@ -1,10 +1,12 @@
-//! Writing a tensor's values in another dtype.
+//! Writing a tensor's values in another dtype, or in Q8_0.
 
 use bytemuck::Pod;
 use microscale::Element;
 use rayon::prelude::*;
 
-use crate::error::Result;
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::gguf::q8_0;
 use crate::read::bands::bands;
 use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
@@ -28,6 +30,34 @@ pub(crate) fn write_values<T: Element + Pod>(tensor: &Tensor<'_>, sink: &Sink<'_
         let bytes: &[u8] = bytemuck::cast_slice(&values);
         written += bytes.len() as u64;
         sink.append(tensor.name, bytes)?;
+    }
+    Ok(written)
+}
+
+/// Writes the values of a tensor that has some in ggml's Q8_0, band by band, under its name; and returns their bytes. Its rows
+/// are whole blocks.
+///
+/// # Errors
+/// [`ConventionError::NotInQ8_0`](crate::ConventionError::NotInQ8_0), [`Error::Memory`], and those of writing.
+pub(crate) fn write_q8_0(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<u64> {
+    let mut written = 0;
+    for band in bands(tensor.elements() as usize) {
+        afford(tensor, tensor.name, band.len())?;
+        let Some(values) = tensor.values_in(band.clone()) else {
+            return Err(tensor.unreadable(format!("{} has no values", tensor.dtype)));
+        };
+        let (blocks, found) = with_values!(&values, values => {
+            let blocks = q8_0::blocks(values);
+            let found = blocks.as_ref().err().and_then(|at| values.get(*at)).map_or(0.0, |value| value.to_f32());
+            (blocks, found)
+        });
+        let blocks = blocks.map_err(|at| {
+            let (file, name, (_, cols)) = (tensor.file.into(), tensor.name.into(), tensor.matrix());
+            let (row, col) = ((band.start + at) / cols.max(1), (band.start + at) % cols.max(1));
+            Error::Convention(ConventionError::NotInQ8_0 { file, tensor: name, row, col, found })
+        })?;
+        written += blocks.len() as u64;
+        sink.append(tensor.name, &blocks)?;
     }
     Ok(written)
 }

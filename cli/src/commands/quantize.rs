@@ -7,14 +7,14 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use microscale::{DeviceChoice, ErrorStats, Format, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, InputScales, Outcome, Part, PartDone,
-    Plan, PlanError, Planned, RecipeError, Summary, Sums, Totals,
+    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, InputScales, KeptAs, Outcome, Part,
+    PartDone, Plan, PlanError, Planned, RecipeError, Summary, Sums, Totals,
 };
 
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{pattern, written_conventions};
+use crate::options::words::{pattern, words, written_conventions};
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
@@ -39,13 +39,17 @@ pub(crate) struct Args {
     /// file gguf]
     #[arg(long, value_parser = written_conventions())]
     out_convention: Option<FileConvention>,
+    /// How tensors are stored that stay out of four bits, of a GGUF file: unchanged, or q8_0, embeddings, the output head and
+    /// whatever a recipe keeps [default: unchanged]
+    #[arg(long, value_name = "TYPE", value_parser = words::<KeptAs>())]
+    kept: Option<KeptAs>,
     /// Also quantize matching float tensors of two dimensions or more (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
     /// Leave matching tensors unquantized; has the last word (may be given several times)
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     exclude: Vec<String>,
-    /// Store the global scale that each layer's inputs are quantized with, for W4A4 (nvfp4, compressed-tensors and modelopt): the
+    /// Store the global scale that each layer's inputs are quantized with, for W4A4 (nvfp4): the
     /// largest magnitude (amax) of the inputs of all layers, a number; or a JSON file {"NAME": NUMBER, …} in which LAYER or
     /// LAYER.weight is the amax of a layer's inputs, LAYER.input_global_scale a divisor (2688 / amax) and LAYER.input_scale a
     /// multiplier (amax / 2688). Layers that serving engines fuse get the largest of theirs
@@ -78,6 +82,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut recipes = args.recipe.recipes().map_err(of_options)?;
     recipes.select(&args.include, &args.exclude)?;
+    recipes.kept = args.kept.unwrap_or(recipes.kept);
     // Mistakes that do not depend on the input are reported first.
     recipes.check_settings().map_err(of_options)?;
     let mut checkpoint = args.others.open(&args.input)?;
@@ -240,8 +245,11 @@ fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
         count(found.unweighted.len() as u64),
         count(to_quantize as u64)
     );
-    let notes =
-        [(&found.unused, "no tensor to quantize is called so"), (&found.unweighted, unweighted.as_str())];
+    let notes = [
+        (&found.unused, "no tensor to quantize is called so"),
+        (&found.unweighted, unweighted.as_str()),
+        (&found.partial, "no token has come to some of the experts, which are searched unweighted"),
+    ];
     for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
         let (path, names) = (path.display(), some_of(names));
         warn(format_args!("warning: {path}: {names}: {what}"));

@@ -35,9 +35,9 @@ pub(crate) struct RecipeArgs {
     /// nvfp4) [default: none]
     #[arg(long, value_parser = words::<Search>())]
     search: Option<Search>,
-    /// Weight errors by column in the search: a .safetensors file with a vector of floats for each tensor X,
-    /// called X.importance, X_importance or X, one number for each column of X (such as the mean square of
-    /// the activations that it meets). Tensors without one are searched unweighted
+    /// Weight errors by column in the search: an importance matrix of llama.cpp's (imatrix, GGUF or .dat) for a GGUF file, or a
+    /// .safetensors file with a vector of floats for each tensor X, called X.importance, X_importance or X, one number for each
+    /// column of X (such as the mean square of the activations that it meets). Tensors without one are searched unweighted
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
     /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared

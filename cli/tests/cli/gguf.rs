@@ -116,7 +116,7 @@ pub(super) fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
 }
 
 /// ggml's blocks of codes and scales, element by element.
-fn blocks(codes: &[u8], scales: &[u8], kind: u32) -> Vec<u8> {
+pub(super) fn blocks(codes: &[u8], scales: &[u8], kind: u32) -> Vec<u8> {
     let code = |element: usize| codes[element / 2] >> (4 * (element % 2)) & 15;
     let (size, together) = if kind == MXFP4 { (32, 1) } else { (16, 4) };
     let mut bytes = Vec::new();
@@ -347,4 +347,86 @@ fn q8_0_is_quantized_like_its_values_and_copied_where_it_stays() {
         let same = run(&[&"compare", &input, &floats]).ok();
         assert!(same.lines().any(|line| line.starts_with("total") && line.contains('∞')), "{same}");
     }
+}
+
+#[test]
+fn what_stays_can_be_in_q8_0() {
+    let scratch = Scratch::new();
+    let input = scratch.write("in.gguf", file(&metadata(), &model()));
+    let rule = "kept = \"q8_0\"\n[[tensors]]\nmatch = \"*attn_q*\"\nkeep = true";
+    let recipe = scratch.write("recipe.toml", rule);
+    let recipe = ["--recipe", recipe.to_str().unwrap()];
+    for (out, options, eight) in [
+        ("a.gguf", &["--format", "mxfp4", "--kept", "q8_0"][..], &["token_embd", "output"][..]),
+        // Rows of 96 are no blocks of NVFP4.
+        ("b.gguf", &["--format", "nvfp4", "--kept", "q8_0"], &["token_embd", "output", "blk.0.ffn_down"]),
+        ("c.gguf", &["--kept", "q8_0", "--exclude", "output*"], &["token_embd"]),
+        ("d.gguf", &recipe, &["token_embd", "output", "blk.0.attn_q"]),
+        ("e.gguf", &[&recipe[..], &["--kept", "unchanged"]].concat(), &[]),
+    ] {
+        let text = quantize(&scratch, &input, out, options).ok();
+        assert_eq!(text.contains("embedding; in q8_0"), !eight.is_empty(), "{text}");
+        let (_, tensors) = parse(&std::fs::read(scratch.path(out)).unwrap());
+        for (name, shape, before, data) in model() {
+            let (_, found, kind, bytes) = tensors.iter().find(|(other, ..)| *other == name).unwrap();
+            assert_eq!(*found, shape, "{name}");
+            let is_eight = eight.iter().any(|start| name == format!("{start}.weight"));
+            assert_eq!(*kind == Q8_0, is_eight, "{out}: {name}");
+            if is_eight {
+                let error =
+                    |(value, code): (f32, f32), scale: f32| (value - code * scale).abs() <= scale * 0.51;
+                let values: Vec<f32> = match before {
+                    F32 => data.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+                    _ => super::bf16s(&data).iter().map(|value| value.to_f32()).collect(),
+                };
+                for (values, block) in values.chunks(32).zip(bytes.as_chunks::<34>().0) {
+                    let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
+                    let codes = block[2..].iter().map(|code| f32::from(*code as i8));
+                    assert!(values.iter().copied().zip(codes).all(|pair| error(pair, scale)), "{name}");
+                }
+            } else if *kind == before {
+                assert_eq!(*bytes, data, "{name}");
+            }
+        }
+        run(&[&"doctor", &scratch.path(out), &"--against", &input]).ok();
+    }
+    let mut wrong = model();
+    wrong[0].3[4 * 70..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let input = scratch.write("nan.gguf", file(&metadata(), &wrong));
+    let refused = quantize(&scratch, &input, "no.gguf", &["--kept", "q8_0"]);
+    refused.fails_with(&["token_embd.weight has the value NaN in row 1, column 6", "--exclude"]);
+    let safetensors = quantize(&scratch, &sample(), "NO", &["--kept", "q8_0"]);
+    assert_eq!(safetensors.code, Some(2), "{safetensors:#?}");
+    assert!(safetensors.stderr.contains("q8_0 is a type of GGUF files"), "{safetensors:#?}");
+}
+
+#[test]
+fn scales_of_inputs_are_stored_where_llama_cpp_loads_them() {
+    let scratch = Scratch::new();
+    let input = scratch.write("in.gguf", file(&metadata(), &model()));
+    let given = r#"{"blk.0.attn_q": 26.88, "blk.0.ffn_up_exps.input_scale": 0.5, "blk.7.attn_q": 1}"#;
+    let given = scratch.write("inputs.json", given);
+    let run = quantize(
+        &scratch,
+        &input,
+        "out.gguf",
+        &["--format", "nvfp4", "--input-scale", given.to_str().unwrap()],
+    );
+    assert!(run.stderr.contains("blk.7.attn_q: no weight that becomes nvfp4 is called so"), "{run:#?}");
+    run.ok();
+    let (_, tensors) = parse(&std::fs::read(scratch.path("out.gguf")).unwrap());
+    let scales: Vec<_> = tensors.into_iter().filter(|(name, ..)| name.ends_with(".input_scale")).collect();
+    let scale = |name: &str, count: u64, scale: f32| {
+        (format!("blk.0.{name}.input_scale"), vec![count], F32, scale.to_le_bytes().repeat(count as usize))
+    };
+    assert_eq!(scales, [scale("attn_q", 1, 26.88 / 2688.0), scale("ffn_up_exps", 3, 0.5)]);
+    let mut other = model();
+    other[1].0 = "blk.0.attn_kv_b.weight".into();
+    let input = scratch.write("other.gguf", file(&metadata(), &other));
+    let options = ["--format", "nvfp4", "--global-scale", "none", "--input-scale", "4"];
+    let refused = quantize(&scratch, &input, "no.gguf", &options);
+    assert!(
+        refused.stderr.contains("blk.0.attn_kv_b.weight can have no scale of its inputs"),
+        "{refused:#?}"
+    );
 }

@@ -11,6 +11,7 @@ mod filling;
 mod gguf;
 mod gguf_loading;
 mod global_scale;
+mod imatrix;
 mod input_scale;
 mod loading;
 mod manual;

@@ -15,14 +15,15 @@ use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::limits::read_recipe;
 use crate::names::glob;
+use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::presets::Preset;
 use crate::plan::selection::Selection;
 use crate::plan::settings::{GlobalSetting, Settings};
 
 /// The keys of a rule beside [`Settings::KEYS`], and those of the whole file: **what docs/recipes.md lists**.
 const OF_RULE: [&str; 2] = ["match", "keep"];
-const OF_FILE: [&str; 6] =
-    ["out_convention", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
+const OF_FILE: [&str; 7] =
+    ["out_convention", "kept", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
 
 /// Words that stand for where global scales come from.
 const FROM_AMAX: &str = "amax";
@@ -80,6 +81,7 @@ fn parse(text: &str, source: &str) -> Result<Recipes> {
         settings,
         preset: false,
         out_convention: top.word::<FileConvention>("out_convention")?,
+        kept: top.word::<KeptAs>("kept")?.unwrap_or_default(),
         selection: Selection::of(include, exclude),
         keep_first_layers: top.count("keep_first_layers")?,
         keep_last_layers: top.count("keep_last_layers")?,
@@ -278,6 +280,7 @@ mod tests {
             search = "window"
             non_finite = "saturate"
             out_convention = "gguf"
+            kept = "q8_0"
             include = "a*"
             exclude = ["b*", "c*"]
             keep_first_layers = 2
@@ -315,7 +318,7 @@ mod tests {
             recipes.lines.iter().map(|(key, line)| (*key, *line)).collect::<Vec<_>>()[..2],
             [("convention", 3), ("format", 2)]
         );
-        assert_eq!(recipes.out_convention, Some(FileConvention::Gguf));
+        assert_eq!((recipes.out_convention, recipes.kept), (Some(FileConvention::Gguf), KeptAs::Q8_0));
         assert_eq!((recipes.keep_first_layers, recipes.keep_last_layers), (2, 16));
         assert_eq!(recipes.selection.unmatched(&[]), ["a*", "b*", "c*"]);
         let [first, second, third] = &recipes.rules[..] else { panic!("{recipes:?}") };
@@ -327,7 +330,7 @@ mod tests {
             search: Some(Search::Full),
             ..Settings::default()
         };
-        assert_eq!((first.settings, first.keep, first.line), (expected, None, 14));
+        assert_eq!((first.settings, first.keep, first.line), (expected, None, 15));
         assert_eq!((second.text().as_str(), second.keep), (r#""e", "f""#, Some(true)));
         assert_eq!((third.settings.global_scale, third.keep), (Some(GlobalSetting::Absent), Some(false)));
         assert_eq!(parse("", "r.toml").unwrap().rules.len(), 0);

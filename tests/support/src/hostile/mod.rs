@@ -10,6 +10,7 @@ mod directory;
 mod draw;
 mod everything;
 mod gguf;
+mod imatrix;
 mod packed;
 mod parts;
 mod ptx;
@@ -33,6 +34,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "safetensors", run: safetensors::run },
     Target { name: "gguf", run: gguf::run },
+    Target { name: "imatrix", run: imatrix::run },
     Target { name: "pytorch", run: pytorch::run },
     Target { name: "directory", run: directory::run },
     Target { name: "packed", run: packed::run },

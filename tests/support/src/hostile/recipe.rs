@@ -25,6 +25,7 @@ const KEYS: &[&str] = &[
     "scale_rule",
     "ties",
     "out_convention",
+    "kept",
     "tensors",
     "match",
     "keep",
