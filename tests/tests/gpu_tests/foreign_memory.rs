@@ -128,8 +128,15 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
             // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
             let in_memory =
                 unsafe { GemmWorkspaceMut::from_raw_parts(raw_workspace.address(), bytes) }.unwrap();
-            gpu.gemm_weights_on(stream, raw.view(), x.view::<bf16>(), tokens, in_memory, out.view_mut())
-                .unwrap();
+            gpu.gemm_weights_on(
+                stream,
+                raw.view(),
+                x.view::<bf16>(),
+                tokens,
+                in_memory,
+                out.view_mut::<bf16>(),
+            )
+            .unwrap();
             assert_same(&out.read_as::<bf16>(), &expected, &product.what());
             if tokens <= 8 {
                 let mut out = Raw::used(stream, 2 * product.results.len());
@@ -395,7 +402,8 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
                 let workspace =
                     unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) }.unwrap();
                 let x = x.view::<bf16>();
-                gpu.gemm_weights_on(stream, raw.view(), x, tokens, workspace, out.view_mut()).unwrap();
+                gpu.gemm_weights_on(stream, raw.view(), x, tokens, workspace, out.view_mut::<bf16>())
+                    .unwrap();
             });
             assert_eq!(product, [kernels, 0, 0], "{tokens} tokens, {format}");
         }
