@@ -54,6 +54,8 @@ pub struct Converted {
     pub rounded: Vec<Rounding>,
     /// Layers whose inputs have a global scale that was rounded.
     pub rounded_inputs: Vec<String>,
+    /// Layers whose inputs have a global scale that the output has no place for.
+    pub dropped_inputs: Vec<String>,
     /// The quantization of the cache of keys and values that the input declares, if the output does not.
     pub dropped_cache: Option<String>,
     /// Loaders that read the output wrongly, without an error; and what helps.
@@ -119,6 +121,7 @@ pub fn convert(
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
+        dropped_inputs: Vec::new(),
         dropped_cache: Description::dropped_cache(checkpoint, to),
         misread_by: work.misread_by(),
         skipped,
@@ -130,6 +133,7 @@ pub fn convert(
         converted.copied = converted.copied.with(done.copied);
         converted.rounded.extend(done.rounded);
         converted.rounded_inputs.extend(done.rounded_input);
+        converted.dropped_inputs.extend(done.dropped_input);
     }
     Ok(converted)
 }
@@ -142,6 +146,7 @@ struct Done {
     copied: Sums,
     rounded: Option<Rounding>,
     rounded_input: Option<String>,
+    dropped_input: Option<String>,
 }
 
 /// An exact cast of a tensor.
@@ -297,6 +302,8 @@ impl<'a> Converter<'a> {
             let rounded =
                 packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
             done.rounded_input = rounded.then(|| packed.name.into());
+        } else if packed.input_scale.is_some() {
+            done.dropped_input = Some(packed.name.into());
         }
         done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
         Ok(done)

@@ -67,6 +67,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
         text +=
             &format!("\nthe global scales of {layers} layers' inputs were inverted, which rounded them\n");
     }
+    if let Some(first) = done.dropped_inputs.first() {
+        let (layers, to, first) = (count(done.dropped_inputs.len() as u64), args.to, shown(first));
+        text += &format!(
+            "\nthe global scales of {layers} layers' inputs were left out, as {to} has no place for them: of {first}{}\n",
+            if done.dropped_inputs.len() > 1 { " and others" } else { "" }
+        );
+    }
     if let Some(cache) = &done.dropped_cache {
         text +=
             &format!("\nthe config no longer says how the cache of keys and values is quantized: {cache}\n");
