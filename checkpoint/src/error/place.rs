@@ -76,11 +76,14 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         ConventionError::Unheld { file, tensor, .. }
         | ConventionError::Packed { file, tensor, .. }
         | ConventionError::NotConverted { file, tensor, .. }
+        | ConventionError::NotExactBlocks { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
             (Some(path), None)
         }
-        ConventionError::NotStored { .. } | ConventionError::ScaleLayout { .. } => (None, None),
+        ConventionError::NotStored { .. }
+        | ConventionError::OwnFormat { .. }
+        | ConventionError::ScaleLayout { .. } => (None, None),
     }
 }
 
