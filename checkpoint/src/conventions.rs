@@ -10,14 +10,18 @@
 //! | `table` | all conventions |
 //! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf` | one each: names, dtypes, config |
 //! | `deepseek`, `quark` | one each that is read alone |
+//! | `fp8_block` | one that converting alone writes, exactly |
+//! | `comfyui` | one that looks like others and is refused |
 //! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
 //! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
 //! | `scaled` | codes of eight bits under scales, which are read alone |
 
+pub(crate) mod comfyui;
 pub(crate) mod compressed_tensors;
 pub(crate) mod convention;
 pub(crate) mod deepseek;
+pub(crate) mod fp8_block;
 pub(crate) mod gguf;
 pub(crate) mod gpt_oss;
 pub(crate) mod group;

@@ -1,19 +1,25 @@
 //! Converting a quantized checkpoint to another convention of files, or exactly to another format, without quantizing again.
 
+pub(crate) mod done;
+pub(crate) mod fp8_block;
+pub(crate) mod rounding;
+
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use half::bf16;
 use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, ErrorStats, Format, GlobalScale, QuantizedTensor};
+use microscale::{Device, Format, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
 
 use crate::conventions::group::Group;
 use crate::conventions::ignored::ignored;
 use crate::conventions::packed::{Logical, Packed, logical};
 use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::convert::done::{Done, in_bf16};
+use crate::convert::fp8_block::Fp8Blocks;
+use crate::convert::rounding::{Compared, Rounding, rounding};
 use crate::error::convention::ConventionError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
@@ -22,17 +28,14 @@ use crate::gguf::metadata::FileType;
 use crate::names::fused::fused;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
-use crate::read::bands::bands;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
-use crate::read::values::Values;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unquantized};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
-use crate::write::values::write_values;
 use crate::write::work::Rewrite;
 use crate::write::writer::Sink;
 
@@ -54,6 +57,8 @@ pub struct Converted {
     pub rounded: Vec<Rounding>,
     /// Layers whose inputs have a global scale that was rounded.
     pub rounded_inputs: Vec<String>,
+    /// Layers whose inputs have a global scale that the output has no place for.
+    pub dropped_inputs: Vec<String>,
     /// The quantization of the cache of keys and values that the input declares, if the output does not.
     pub dropped_cache: Option<String>,
     /// Loaders that read the output wrongly, without an error; and what helps.
@@ -64,30 +69,13 @@ pub struct Converted {
     pub seconds: f64,
 }
 
-/// The effect of the other direction of a global scale on a tensor's values.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Rounding {
-    /// The tensor.
-    pub tensor: String,
-    /// Its global scale before.
-    pub before: GlobalScale,
-    /// Its global scale after, in the other direction.
-    pub after: GlobalScale,
-    /// Values that are not the same f32.
-    pub differing: u64,
-    /// All values.
-    pub values: u64,
-    /// The difference of those after from those before.
-    pub errors: ErrorStats,
-}
-
 /// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its
 /// order, with its config.
 ///
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
 /// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
-/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3. As in [`quantize`](crate::quantize()), a few
+/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3.
+/// [`FileConvention::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
@@ -96,7 +84,7 @@ pub struct Rounding {
 /// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
 /// hold without quantizing again; [`microscale::Error::NotCast`], [`microscale::Error::NotExact`] and
 /// [`microscale::Error::NotExactBlock`] in [`Error::Tensor`] for what the
-/// format cannot; [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// format cannot; [`ConventionError::NotExactBlocks`](crate::ConventionError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
@@ -109,18 +97,27 @@ pub fn convert(
     let start = Instant::now();
     checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
-    let work = Converter::new(checkpoint, &logical, to, format)?;
-    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+    let (tensors, skipped, cast, misread_by);
+    if to == FileConvention::Fp8Block {
+        let work = Fp8Blocks::new(checkpoint, &logical, format)?;
+        (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+        (cast, misread_by) = (work.casts(), Vec::new());
+    } else {
+        let work = Converter::new(checkpoint, &logical, to, format)?;
+        (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+        (cast, misread_by) = (work.casts.len() as u64, work.misread_by());
+    }
     let mut converted = Converted {
         to,
         converted: Sums::default(),
-        cast: work.casts.len() as u64,
+        cast,
         in_bf16: Sums::default(),
         copied: Sums::default(),
         rounded: Vec::new(),
         rounded_inputs: Vec::new(),
+        dropped_inputs: Vec::new(),
         dropped_cache: Description::dropped_cache(checkpoint, to),
-        misread_by: work.misread_by(),
+        misread_by,
         skipped,
         seconds: start.elapsed().as_secs_f64(),
     };
@@ -130,18 +127,9 @@ pub fn convert(
         converted.copied = converted.copied.with(done.copied);
         converted.rounded.extend(done.rounded);
         converted.rounded_inputs.extend(done.rounded_input);
+        converted.dropped_inputs.extend(done.dropped_input);
     }
     Ok(converted)
-}
-
-/// The outcome of one tensor of a file.
-#[derive(Default)]
-struct Done {
-    converted: Sums,
-    in_bf16: Sums,
-    copied: Sums,
-    rounded: Option<Rounding>,
-    rounded_input: Option<String>,
 }
 
 /// An exact cast of a tensor.
@@ -297,6 +285,8 @@ impl<'a> Converter<'a> {
             let rounded =
                 packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
             done.rounded_input = rounded.then(|| packed.name.into());
+        } else if packed.input_scale.is_some() {
+            done.dropped_input = Some(packed.name.into());
         }
         done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
         Ok(done)
@@ -348,22 +338,6 @@ fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashM
     casts.collect()
 }
 
-/// Writes the values of codes of eight bits in bf16, and makes sure that they are the same.
-fn in_bf16(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
-    let bytes_after = write_values::<bf16>(tensor, sink)?;
-    for band in bands(tensor.elements() as usize) {
-        let Some(Values::F32(values)) = tensor.values_in(band) else { continue };
-        let same =
-            |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32().to_bits() == value.to_bits();
-        if !values.par_iter().all(same) {
-            return Err(Error::tensor(tensor.file, tensor.name, microscale::Error::Wrong("a cast to bf16")));
-        }
-    }
-    let mut done = Done::default();
-    done.in_bf16.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
-    Ok(done)
-}
-
 /// Elements of a block of MXFP8.
 const BLOCK_OF_MXFP8: usize = 32;
 
@@ -394,49 +368,6 @@ fn cast_alike(
     match Compared::of(packed, band, &after, device)?.differing {
         0 => Ok(after),
         _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
-    }
-}
-
-/// The values of a band before and after. All NaN are the same.
-struct Compared {
-    values: [Vec<f32>; 2],
-    /// Values that are not the same to the bit.
-    differing: u64,
-}
-
-impl Compared {
-    fn of(
-        packed: &Packed<'_>,
-        before: &QuantizedTensor,
-        after: &QuantizedTensor,
-        device: &Device,
-    ) -> Result<Self> {
-        let dequantized = |tensor| device.dequantize(tensor).map_err(|source| packed.error(source));
-        let values: [Vec<f32>; 2] = [dequantized(before)?, dequantized(after)?];
-        let pairs = values[0].par_iter().zip(&values[1]);
-        let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
-        Ok(Self { values, differing })
-    }
-}
-
-/// The comparison of a tensor's values under both directions of the global scale, without any value yet;
-/// `None` if the scale is the same.
-fn rounding(packed: &Packed<'_>, storage: &Storage) -> Option<Rounding> {
-    let before = packed.global_scale.map(|(_, scale)| scale)?;
-    let after = storage.stored_global_scale(Some(before)).filter(|after| *after != before)?;
-    let (tensor, values) = (packed.name.into(), elements(&packed.shape));
-    Some(Rounding { tensor, before, after, differing: 0, values, errors: ErrorStats::default() })
-}
-
-impl Rounding {
-    /// Compares a band of the tensor, which is under the scale before.
-    fn add(&mut self, packed: &Packed<'_>, band: &QuantizedTensor, device: &Device) -> Result<()> {
-        let converted = band.clone().with_global_scale(self.after);
-        let converted = converted.map_err(|source| packed.error(source))?;
-        let Compared { values: [before, after], differing } = Compared::of(packed, band, &converted, device)?;
-        self.differing += differing;
-        self.errors = self.errors.and_between(&before, &after);
-        Ok(())
     }
 }
 

@@ -17,6 +17,9 @@ pub enum FileConvention {
     Gguf,
     /// DeepSeek-V4's, for experts in MXFP4 beside block FP8. It is read and not written.
     DeepSeek,
+    /// FP8 under a scale for each 128×128, as DeepSeek-V3 and Qwen3-FP8 are published. [`convert`](crate::convert()) writes it, from what
+    /// is exact in it.
+    Fp8Block,
     /// AMD Quark's, for MXFP4. It is read and not written.
     Quark,
 }
@@ -27,5 +30,6 @@ words!(FileConvention, "convention of files" {
     Self::GptOss = "gpt-oss",
     Self::Gguf = "gguf",
     Self::DeepSeek = "deepseek",
+    Self::Fp8Block = "fp8-block",
     Self::Quark = "quark",
 });

@@ -253,6 +253,7 @@ pub(crate) fn convert_checkpoint(
         "cast": done.cast,
         "rounded": rounded.collect::<Vec<_>>(),
         "rounded_inputs": done.rounded_inputs,
+        "dropped_inputs": done.dropped_inputs,
         "dropped_cache": done.dropped_cache,
         "skipped": skipped(&done.skipped),
         "seconds": done.seconds,

@@ -13,7 +13,7 @@ use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, Quantize
 use crate::conventions::scaled;
 use crate::conventions::scaled::scaled;
 use crate::conventions::storage::{Storage, StoredGlobal};
-use crate::conventions::table::{CONVENTIONS, stored};
+use crate::conventions::table::{CONVENTIONS, rescaled, stored};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
@@ -268,7 +268,7 @@ fn packed<'a>(
     scales: Option<Tensor<'a>>,
     storage: &'static Storage,
 ) -> Result<Packed<'a>> {
-    if let Some(why) = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name)) {
+    if let Some(why) = rescaled(checkpoint, name) {
         return Err(codes.unreadable(why));
     }
     let format = storage.format;

@@ -14,7 +14,7 @@
 
 use serde_json::Value;
 
-use crate::conventions::table::CONVENTIONS;
+use crate::conventions::table::rescaled;
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::names::weight::WEIGHT;
@@ -32,8 +32,9 @@ const BESIDE: &str = ".scale";
 /// The end of the names of zero points, which must all be 0.
 const ZERO_POINT: &str = "_zero_point";
 
-/// The ends of the names of what goes with codes and is about a layer's inputs, in the place of [`WEIGHT`].
-const INPUTS: [&str; 3] = [".input_scale", ".input_zero_point", ".activation_scale"];
+/// The ends of the names of what goes with codes and is about a layer's inputs, or says to ComfyUI what they are, in the place of
+/// [`WEIGHT`].
+const INPUTS: [&str; 4] = [".input_scale", ".input_zero_point", ".activation_scale", ".comfy_quant"];
 
 /// The beginnings of the methods whose weights of such codes have scales, and the end of the names of these.
 const METHODS: [(&str, &str); 3] =
@@ -57,8 +58,7 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
     let Some(scales) = found.or(beside.filter(|_| codes.dtype == FileDtype::F8_E4M3)) else {
         return without_scales(checkpoint, &codes).map_or(Ok(None), Err);
     };
-    if let Some(why) = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, codes.name))
-    {
+    if let Some(why) = rescaled(checkpoint, codes.name) {
         return Err(codes.unreadable(why));
     }
     let Tensor { name, dtype, shape, data, file, .. } = scales;

@@ -7,25 +7,33 @@ use microscale::{Format, Recipe, Words};
 use crate::conventions::convention::Convention;
 use crate::conventions::group::Group;
 use crate::conventions::storage::Storage;
-use crate::conventions::{compressed_tensors, deepseek, gguf, gpt_oss, modelopt, quark};
+use crate::conventions::{comfyui, compressed_tensors, deepseek, fp8_block, gguf, gpt_oss, modelopt, quark};
 use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
+use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 
 /// Every convention.
-pub(crate) const CONVENTIONS: [&Convention; 6] = [
+pub(crate) const CONVENTIONS: [&Convention; 7] = [
     &compressed_tensors::CONVENTION,
     &modelopt::CONVENTION,
     &gpt_oss::CONVENTION,
     &gguf::CONVENTION,
     &deepseek::CONVENTION,
+    &fp8_block::CONVENTION,
     &quark::CONVENTION,
 ];
 
 /// Every way of storing, of all conventions.
 pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
     CONVENTIONS.into_iter().flat_map(|convention| convention.stored)
+}
+
+/// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
+pub(crate) fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
+    let rescaled = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name));
+    rescaled.or_else(|| comfyui::reordered(checkpoint, name))
 }
 
 impl FileConvention {
@@ -106,7 +114,15 @@ fn instead_of(convention: FileConvention, format: Format) -> String {
         others => format!("or a convention that has it: {}", others.join(", ")),
     };
     match formats.is_empty() {
-        true => format!("it is read and not written, so choose {}", others.trim_start_matches("or ")),
+        true => {
+            let others = others.trim_start_matches("or ");
+            match convention {
+                FileConvention::Fp8Block => {
+                    format!("as convert alone writes it, from what is exact in it; choose {others}")
+                }
+                _ => format!("it is read and not written, so choose {others}"),
+            }
+        }
         false => format!("choose among its formats ({}), {others}", formats.join(", ")),
     }
 }

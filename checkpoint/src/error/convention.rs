@@ -112,6 +112,32 @@ pub enum ConventionError {
         to: FileConvention,
     },
 
+    /// Values that FP8 cannot hold under a scale for each 128×128.
+    #[error(
+        "{}: tensor {tensor}: {blocks} of {of} blocks of 128×128 have values that no power of two as their scale makes exact in \
+         FP8 (E4M3), so it is not cast to {}; dequantize the checkpoint, and quantize that",
+        .file.display(), FileConvention::Fp8Block.word()
+    )]
+    NotExactBlocks {
+        /// The input.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Blocks that are not exact.
+        blocks: u64,
+        /// All blocks.
+        of: u64,
+    },
+
+    /// A convention that casts to a format of its own, with another format.
+    #[error("{} is FP8 (E4M3) and no {format}; leave the format out", .convention.word())]
+    OwnFormat {
+        /// The convention.
+        convention: FileConvention,
+        /// The format asked for.
+        format: Format,
+    },
+
     /// Codes of eight bits under scales, which are read and not written, and whose values bf16 cannot hold.
     #[error(
         "{}: tensor {tensor}: {dtype} under scales is not written by {}, and its values are not exact in bf16, for its \

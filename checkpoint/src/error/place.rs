@@ -78,11 +78,14 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         | ConventionError::Packed { file, tensor, .. }
         | ConventionError::NotConverted { file, tensor, .. }
         | ConventionError::NotInQ8_0 { file, tensor, .. }
+        | ConventionError::NotExactBlocks { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
             (Some(path), None)
         }
-        ConventionError::NotStored { .. } | ConventionError::ScaleLayout { .. } => (None, None),
+        ConventionError::NotStored { .. }
+        | ConventionError::OwnFormat { .. }
+        | ConventionError::ScaleLayout { .. } => (None, None),
     }
 }
 

@@ -7,7 +7,7 @@ use microscale::{DeviceChoice, Format, GlobalScale, Words};
 use microscale_checkpoint::{self as checkpoint, FileConvention, Rounding, remove_unfinished_output};
 
 use crate::options::device::device;
-use crate::options::words::{words, written_conventions};
+use crate::options::words::{converted_conventions, words};
 use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::{print, warn};
@@ -18,8 +18,8 @@ use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_t
 pub(crate) struct Args {
     /// A quantized .safetensors file or checkpoint directory
     input: PathBuf,
-    /// The convention of files to write
-    #[arg(long, value_parser = written_conventions())]
+    /// The convention of files to write. fp8-block, under a scale for each 128×128, is cast to, exactly
+    #[arg(long, value_parser = converted_conventions())]
     to: FileConvention,
     /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
     #[arg(long, value_parser = words::<Format>())]
@@ -59,13 +59,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     text += &roundings(&done.rounded);
     let same = done.converted.tensors - done.rounded.len() as u64;
     text += &format!("\n{} tensors have the same values to the bit\n", count(same));
-    if let Some(format) = args.format.filter(|_| done.cast > 0) {
+    let fp8 = (args.to == FileConvention::Fp8Block).then(|| args.to.to_string());
+    if let Some(format) = args.format.map(|format| format.to_string()).or(fp8).filter(|_| done.cast > 0) {
         text += &format!("{} of them were cast to {format}\n", count(done.cast));
     }
     if !done.rounded_inputs.is_empty() {
         let layers = count(done.rounded_inputs.len() as u64);
         text +=
             &format!("\nthe global scales of {layers} layers' inputs were inverted, which rounded them\n");
+    }
+    if let Some(first) = done.dropped_inputs.first() {
+        let (layers, to, first) = (count(done.dropped_inputs.len() as u64), args.to, shown(first));
+        text += &format!(
+            "\nthe global scales of {layers} layers' inputs were left out, as {to} has no place for them: of {first}{}\n",
+            if done.dropped_inputs.len() > 1 { " and others" } else { "" }
+        );
     }
     if let Some(cache) = &done.dropped_cache {
         text +=

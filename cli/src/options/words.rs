@@ -32,6 +32,16 @@ pub(crate) fn written_conventions() -> impl TypedValueParser<Value = FileConvent
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
+/// [`written_conventions`], and those that converting alone writes.
+pub(crate) fn converted_conventions() -> impl TypedValueParser<Value = FileConvention> {
+    let words = FileConvention::WORDS.iter();
+    let words = words.map(|(word, known)| {
+        let written = known.formats().next().is_some() || *known == FileConvention::Fp8Block;
+        PossibleValue::new(*word).hide(!written)
+    });
+    PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
+}
+
 /// Accepts a pattern of tensor names.
 pub(crate) fn pattern(pattern: &str) -> Result<String, String> {
     let checked = Selection::new(&[pattern], &[""; 0]);

@@ -386,6 +386,15 @@ fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
     }
     std::fs::remove_file(&out).unwrap();
     assert!(!out.exists());
+    // The scale of a layer's inputs has no place beside MXFP8.
+    let global_scale = ("a.weight_global_scale", Dtype::F32, vec![1], floats(&[4.0]));
+    let inputs = ("a.input_global_scale", Dtype::F32, vec![1], floats(&[8.0]));
+    let scales = ("a.weight_scale", Dtype::F8_E4M3, vec![2, 4], vec![0x38; 8]);
+    let input = scratch.write_tensors("w4a4.safetensors", &[codes, scales, global_scale, inputs]);
+    let text = to_eight(&input, &out).ok();
+    assert!(text.contains("1 layers' inputs were left out") && text.contains("of a.weight\n"), "{text}");
+    assert!(tensors(&out).keys().all(|name| !name.contains("input")));
+    std::fs::remove_file(&out).unwrap();
     cast(&other, "nvfp4").ok();
     assert!(tensors(&out).contains_key("a.weight_global_scale"));
 }

@@ -328,3 +328,105 @@ fn integers_of_four_bits_are_refused_by_name() {
     let text = run(&[&"inspect", &input]).ok();
     assert!(text.contains("cannot be read") && text.contains("pack-quantized"), "{text}");
 }
+
+#[test]
+fn experts_become_block_fp8_beside_layers_that_are() {
+    let scratch = Scratch::new();
+    let (input, out, back) = (deepseek(&scratch), scratch.path("FP8"), scratch.path("BACK"));
+    let text = run(&[&"convert", &input, &"--to", &"fp8-block", &"--out", &out]).ok();
+    assert!(text.contains("3 of them were cast to fp8-block"), "{text}");
+    let stored = tensors(&out);
+    assert_eq!(stored.len(), 2 * 4 + 2, "{:?}", stored.keys());
+    let layers = EXPERTS.map(|(layer, seed)| (layer, values_of_expert(seed)));
+    for (layer, values) in layers.into_iter().chain([(DENSE.0, values_of_dense(DENSE.1))]) {
+        let (dtype, shape, codes, _) = &stored[&weight(layer)];
+        let (scale_dtype, scale_shape, scales, _) = &stored[&format!("{layer}.weight_scale_inv")];
+        assert_eq!((*dtype, &shape[..]), (Dtype::F8_E4M3, &[ROWS, COLS][..]));
+        assert_eq!((*scale_dtype, &scale_shape[..]), (Dtype::F32, &[2, 2][..]));
+        for (i, value) in values.iter().enumerate() {
+            let block = i / COLS / 128 * 2 + i % COLS / 128;
+            let scale = f32::from_le_bytes(scales[4 * block..][..4].try_into().unwrap());
+            let read = E4m3::from_bits(codes[i]).to_f32() * scale;
+            assert_eq!(read.to_bits(), value.to_bits(), "{layer} {i}");
+        }
+    }
+    assert_eq!(stored[&weight(DENSE.0)].2, dense(DENSE.1).0);
+    let config = read_json(out.join("config.json"));
+    let quantization = &config["quantization_config"];
+    assert_eq!(quantization["quant_method"], "fp8");
+    assert_eq!(quantization["weight_block_size"], json!([128, 128]));
+    assert_eq!(quantization["modules_to_not_convert"], json!(["head"]), "{config}");
+    run(&[&"doctor", &out]).ok();
+    run(&[&"dequantize", &out, &"--dtype", &"f32", &"--out", &back]).ok();
+    for (layer, seed) in EXPERTS {
+        assert_eq!(tensors(&back)[&weight(layer)].2, floats(&values_of_expert(seed)), "{layer}");
+    }
+    let no = scratch.path("NO");
+    run(&[&"convert", &input, &"--to", &"fp8-block", &"--format", &"nvfp4", &"--out", &no]).fails_with(&[
+        "fp8-block",
+        "no nvfp4",
+        "leave the format out",
+    ]);
+    let refused = quantize(&scratch, &input, "NO", &["--out-convention", "fp8-block"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("convert alone writes it"), "{refused:?}");
+    // Blocks of 128x128 with both ends of E2M1 under scales 2^14 and 2^15 apart.
+    for (apart, exact) in [(14, true), (15, false)] {
+        let scales: Vec<u8> = (0..256 * 6).map(|i| 100 + if i == 3 { apart } else { 0 }).collect();
+        let codes = ("a.weight_packed", Dtype::U8, vec![256, 96], vec![0x71; 256 * 96]);
+        let scales = ("a.weight_scale", Dtype::U8, vec![256, 6], scales);
+        let input = scratch.write_tensors("ct.safetensors", &[codes, scales]);
+        let ran = run(&[
+            &"convert",
+            &input,
+            &"--to",
+            &"fp8-block",
+            &"--out",
+            &scratch.path(format!("{apart}.safetensors")),
+        ]);
+        if exact {
+            ran.ok();
+        } else {
+            ran.fails_with(&["ct.safetensors", "a.weight", "1 of 4 blocks of 128×128", "dequantize"]);
+        }
+    }
+}
+
+/// ComfyUI's codes and scales have the names, dtypes and often the shapes of others', in another order.
+#[test]
+fn comfyuis_files_are_refused_by_name_and_not_read_in_the_wrong_order() {
+    let scratch = Scratch::new();
+    let said = |format: &str| json!({ "format": format }).to_string().into_bytes();
+    let write = |format: &str, tensors: &[TensorData]| {
+        let bytes = said(format);
+        let says = ("a.comfy_quant", Dtype::U8, vec![bytes.len()], bytes);
+        let tensors: Vec<_> = tensors.iter().cloned().chain([says]).collect();
+        scratch.write_tensors("comfy.safetensors", &tensors)
+    };
+    let scale = |dtype, cols: usize| ("a.weight_scale", dtype, vec![128, cols], vec![0x38; 128 * cols]);
+    let nvfp4 = [
+        ("a.weight", Dtype::U8, vec![128, 32], vec![0x21; 128 * 32]),
+        scale(Dtype::F8_E4M3, 4),
+        ("a.weight_scale_2", Dtype::F32, vec![], floats(&[1.0])),
+    ];
+    let eight = ("a.weight", Dtype::F8_E4M3, vec![128, 128], vec![0x21; 128 * 128]);
+    let mxfp8 = [eight.clone(), scale(Dtype::U8, 4)];
+    for (format, tensors) in [("nvfp4", &nvfp4[..]), ("mxfp8", &mxfp8[..])] {
+        let input = write(format, tensors);
+        let out = scratch.path("F32.safetensors");
+        run(&[&"dequantize", &input, &"--out", &out]).fails_with(&[
+            "a.weight",
+            "ComfyUI",
+            format,
+            "a.comfy_quant",
+        ]);
+        assert!(!out.exists());
+        assert!(run(&[&"inspect", &input]).ok().contains("ComfyUI"));
+    }
+    // One scale for all has no order.
+    let input = write("float8_e4m3fn", &[eight, ("a.weight_scale", Dtype::F32, vec![], floats(&[0.5]))]);
+    let out = scratch.path("F32.safetensors");
+    run(&[&"dequantize", &input, &"--dtype", &"f32", &"--out", &out]).ok();
+    let value = 0.5 * E4m3::from_bits(0x21).to_f32();
+    assert_eq!(tensors(&out)["a.weight"].2, floats(&[value; 128 * 128]));
+    assert_eq!(tensors(&out).len(), 1);
+}

@@ -1,0 +1,40 @@
+//! The outcome of converting a tensor, and the values of codes under scales in bf16.
+
+use half::bf16;
+use rayon::prelude::*;
+
+use crate::convert::rounding::Rounding;
+use crate::error::{Error, Result};
+use crate::read::bands::bands;
+use crate::read::tensor::Tensor;
+use crate::read::values::Values;
+use crate::sums::Sums;
+use crate::write::values::write_values;
+use crate::write::writer::Sink;
+
+/// The outcome of one tensor of a file.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub(crate) converted: Sums,
+    pub(crate) in_bf16: Sums,
+    pub(crate) copied: Sums,
+    pub(crate) rounded: Option<Rounding>,
+    pub(crate) rounded_input: Option<String>,
+    pub(crate) dropped_input: Option<String>,
+}
+
+/// Writes the values of codes of eight bits in bf16, and makes sure that they are the same.
+pub(crate) fn in_bf16(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
+    let bytes_after = write_values::<bf16>(tensor, sink)?;
+    for band in bands(tensor.elements() as usize) {
+        let Some(Values::F32(values)) = tensor.values_in(band) else { continue };
+        let same =
+            |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32().to_bits() == value.to_bits();
+        if !values.par_iter().all(same) {
+            return Err(Error::tensor(tensor.file, tensor.name, microscale::Error::Wrong("a cast to bf16")));
+        }
+    }
+    let mut done = Done::default();
+    done.in_bf16.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
+    Ok(done)
+}

@@ -1,0 +1,410 @@
+//! Exact casts to block FP8: E4M3 under a scale for each 128×128 of a matrix.
+//!
+//! Scales are powers of two, 2^-126 or more. Of those under which a block's largest value fits, the least is taken, and no other could
+//! hold what it cannot: under twice the scale, the numbers up to that value are some of those before, as normal ones have the same
+//! significands and subnormal ones are twice as far apart. So a block is exact under this scale, or under none.
+//!
+//! Values of MXFP4 are 1 or 3 times a power of two, and E4M3 has these from 2^-9 to 2^8 and from 3·2^-9 to 3·2^7. Thus a block of it
+//! is exact if and only if the exponent of its largest value is at most 17 more than that of the least last bit of any. Block
+//! scales alone give up to 3 of them, from 0.5 to 6: whatever the codes are, scales at most 2^14 times each other are exact, and codes that
+//! include both ends under scales 2^15 apart are not.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use microscale::Device;
+use microscale::Format;
+use microscale::formats::E4m3;
+use rayon::prelude::*;
+
+use crate::conventions::fp8_block::{BLOCK, SCALES, describe};
+use crate::conventions::ignored::ignored;
+use crate::conventions::packed::{Logical, Packed};
+use crate::convert::done::{Done, in_bf16};
+use crate::dtype::FileDtype;
+use crate::error::convention::ConventionError;
+use crate::error::output::OutputError;
+use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
+use crate::gguf::metadata::FileType;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
+use crate::read::memory::afford;
+use crate::read::scaling::{Scaling, grid};
+use crate::read::tensor::{Tensor, elements};
+use crate::sums::Sums;
+use crate::write::outline::{Outline, unchanged, unquantized};
+use crate::write::work::Rewrite;
+use crate::write::writer::Sink;
+
+/// The least exponent of a scale: its inverse is a normal number too.
+const LEAST: i32 = -126;
+
+/// The largest exponent of a number of E4M3.
+const LARGEST: i32 = 8;
+
+/// The scale of a block, given the largest magnitude of its values. No scale makes an infinity exact.
+fn scale(largest: f32) -> f64 {
+    if largest == 0.0 || largest.is_infinite() {
+        return 1.0;
+    }
+    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
+    let power = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
+    let least = 2f64.powi((power - LARGEST).max(LEAST));
+    if f64::from(largest) <= f64::from(E4m3::MAX) * least { least } else { 2.0 * least }
+}
+
+/// Rows of blocks: the codes of whole rows, and the scale of each block; and how many blocks are not exact.
+struct Cast {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    inexact: u64,
+}
+
+impl Cast {
+    /// Casts up to 128 rows of values.
+    fn of(values: &[f32], cols: usize) -> Self {
+        let largest: Vec<f32> = (0..cols.div_ceil(BLOCK[1]))
+            .into_par_iter()
+            .map(|block| {
+                let columns = block * BLOCK[1]..cols.min((block + 1) * BLOCK[1]);
+                let rows = values.chunks_exact(cols).map(|row| &row[columns.clone()]);
+                let magnitudes = rows.flatten().filter(|value| !value.is_nan()).map(|value| value.abs());
+                magnitudes.fold(0.0, f32::max)
+            })
+            .collect();
+        let scales: Vec<f64> = largest.into_iter().map(scale).collect();
+        let mut codes = vec![0; values.len()];
+        let rows = codes.par_chunks_exact_mut(cols).zip(values.par_chunks_exact(cols));
+        let inexact = rows.map(|(codes, values)| {
+            let blocks = codes.chunks_mut(BLOCK[1]).zip(values.chunks(BLOCK[1])).zip(&scales);
+            let same = blocks.map(|((codes, values), scale)| {
+                let mut same = true;
+                for (code, value) in codes.iter_mut().zip(values) {
+                    // In f64 all quotients by powers of two are exact.
+                    let element = E4m3::from_f32((f64::from(*value) / scale) as f32);
+                    let back = f64::from(element.to_f32()) * scale;
+                    same &= value.is_nan() && element.is_nan() || back == f64::from(*value);
+                    *code = element.to_bits();
+                }
+                !same
+            });
+            same.collect::<Vec<bool>>()
+        });
+        let none = || vec![false; scales.len()];
+        let inexact = inexact.reduce(none, |a, b| a.iter().zip(&b).map(|(a, b)| a | b).collect());
+        let inexact = inexact.into_iter().filter(|inexact| *inexact).count() as u64;
+        Self { codes, scales: scales.into_iter().map(|scale| scale as f32).collect(), inexact }
+    }
+
+    /// Makes sure that what a file is read as has the same values. All NaN are the same.
+    fn check(&self, packed: &Packed<'_>, values: &[f32], cols: usize) -> Result<()> {
+        let (dtype, data) = (FileDtype::F32, bytemuck::cast_slice(&self.scales));
+        let scaling = Scaling {
+            name: SCALES,
+            dtype,
+            data,
+            file: packed.codes.file,
+            block: BLOCK,
+            shared: false,
+            bits: 8,
+        };
+        let shape = [values.len() / cols, cols];
+        let after = scaling.values(FileDtype::F8_E4M3, &shape, &self.codes, 0..values.len());
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        match after.is_some_and(|after| after.par_iter().zip(values).all(same)) {
+            true => Ok(()),
+            false => Err(packed.error(microscale::Error::Wrong("a cast"))),
+        }
+    }
+}
+
+/// The elements of each row of blocks of a tensor, in order.
+fn bands(shape: &[usize]) -> Vec<Range<usize>> {
+    let &[.., rows, cols] = shape else { return Vec::new() };
+    let matrices = elements(shape) as usize / (rows * cols).max(1);
+    let of_matrix = |matrix: usize| {
+        let row = move |row: usize| (matrix * rows + row) * cols;
+        (0..rows).step_by(BLOCK[0]).map(move |first| row(first)..row(rows.min(first + BLOCK[0])))
+    };
+    (0..matrices).flat_map(of_matrix).collect()
+}
+
+/// The shape of the scales of a tensor.
+fn scales_shape(shape: &[usize]) -> Vec<usize> {
+    match shape.split_last_chunk() {
+        Some((matrices, size)) => [matrices, &grid(*size, BLOCK)].concat(),
+        None => Vec::new(),
+    }
+}
+
+/// Converting a checkpoint to block FP8.
+pub(crate) struct Fp8Blocks<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The quantized tensors, by the name of the codes.
+    packed: HashMap<&'a str, &'a Packed<'a>>,
+    /// The tensors of codes of eight bits under scales, by their names.
+    scaled: HashMap<&'a str, Tensor<'a>>,
+    /// The names of scales, which are written with their codes.
+    scales: HashSet<&'a str>,
+}
+
+/// Returns whether a tensor of codes under scales is block FP8 already.
+fn is_there(tensor: &Tensor<'_>) -> bool {
+    let is = |scaling: Scaling<'_>| scaling.block == BLOCK && !scaling.shared && scaling.bits == 8;
+    tensor.dtype == FileDtype::F8_E4M3 && tensor.scaling.is_some_and(is)
+}
+
+impl<'a> Fp8Blocks<'a> {
+    /// Makes sure that everything can be cast.
+    ///
+    /// # Errors
+    /// Those of [`convert`](crate::convert()).
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        logical: &'a [Logical<'a>],
+        format: Option<Format>,
+    ) -> Result<Self> {
+        let to = FileConvention::Fp8Block;
+        if let Some(format) = format {
+            return Err(ConventionError::OwnFormat { convention: to, format }.into());
+        }
+        let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
+        for tensor in logical {
+            let (file, name) = (tensor.stored().file.into(), tensor.name().into());
+            match tensor {
+                Logical::Plain(tensor) => {
+                    let Some(scaling) = &tensor.scaling else { continue };
+                    if !is_there(tensor) && !scaling.is_exact_in_bf16() {
+                        let dtype = tensor.dtype;
+                        return Err(ConventionError::Scaled { file, tensor: name, dtype, to }.into());
+                    }
+                    scaled.insert(tensor.name, *tensor);
+                }
+                Logical::Packed(tensor) => {
+                    if tensor.storage.transposed || tensor.shape.len() < 2 {
+                        return Err(ConventionError::NotConverted { file, tensor: name, to }.into());
+                    }
+                    packed.insert(tensor.codes.name, &**tensor);
+                }
+            }
+        }
+        if packed.is_empty() {
+            let path = checkpoint.path.clone();
+            return Err(ConventionError::NothingPacked { doing: "convert", path }.into());
+        }
+        // Scales belong to their codes, and are no tensors of their own.
+        let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
+        let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name));
+        let converter = Self { checkpoint, packed, scaled, scales: scales.collect() };
+        converter.check_names()?;
+        // In the order of the checkpoint, so that the first error is always the same.
+        for tensor in checkpoint.tensors() {
+            converter.packed.get(tensor.name).map_or(Ok(()), |packed| check_exact(packed))?;
+        }
+        Ok(converter)
+    }
+
+    /// The tensors that are cast.
+    pub(crate) fn casts(&self) -> u64 {
+        self.packed.len() as u64
+    }
+
+    /// Every tensor of the output must have a name of its own.
+    fn check_names(&self) -> Result<()> {
+        let mut taken = HashSet::new();
+        for tensor in self.checkpoint.tensors() {
+            for Outline { name, .. } in self.outlines(&tensor) {
+                if !taken.insert(name.clone()) {
+                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The codes and scales of a tensor.
+fn outlines(name: &str, shape: &[usize]) -> [Outline; 2] {
+    let outline = |name, dtype, shape| Outline { name, dtype, shape };
+    [
+        outline(name.into(), FileDtype::F8_E4M3, shape.to_vec()),
+        outline(format!("{name}{SCALES}"), FileDtype::F32, scales_shape(shape)),
+    ]
+}
+
+/// Makes sure that all blocks of a tensor are exact. Values are found on the CPU: nothing else is done with them.
+fn check_exact(packed: &Packed<'_>) -> Result<()> {
+    let cols = packed.shape.last().copied().unwrap_or(1);
+    let (mut blocks, mut of) = (0, 0);
+    for band in bands(&packed.shape) {
+        afford(&packed.codes, packed.name, band.len())?;
+        let cast = Cast::of(&packed.values_in::<f32>(band, &Device::Cpu)?, cols);
+        (blocks, of) = (blocks + cast.inexact, of + cast.scales.len() as u64);
+    }
+    let (file, tensor) = (packed.codes.file.into(), packed.name.into());
+    match blocks {
+        0 => Ok(()),
+        blocks => Err(ConventionError::NotExactBlocks { file, tensor, blocks, of }.into()),
+    }
+}
+
+/// Casts a tensor and writes it, one row of blocks after another.
+fn write_cast(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+    let cols = packed.shape.last().copied().unwrap_or(1);
+    let [codes, scales] = outlines(packed.name, &packed.shape);
+    for band in bands(&packed.shape) {
+        let values: Vec<f32> = packed.values_in(band, device)?;
+        let cast = Cast::of(&values, cols);
+        cast.check(packed, &values, cols)?;
+        sink.append(&codes.name, &cast.codes)?;
+        sink.append(&scales.name, bytemuck::cast_slice(&cast.scales))?;
+    }
+    let dropped_input = packed.input_scale.is_some().then(|| packed.name.into());
+    let mut done = Done { dropped_input, ..Done::default() };
+    done.converted.add(elements(&packed.shape), packed.bytes() as u64, codes.bytes() + scales.bytes());
+    Ok(done)
+}
+
+/// Writes block FP8 with its scales in F32, which holds all that they may be.
+fn restate(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
+    let [codes, scales] = outlines(tensor.name, tensor.shape);
+    sink.write(&codes.name, tensor.data)?;
+    let values: Vec<f32> = tensor.scaling.iter().flat_map(Scaling::scales).collect();
+    sink.write(&scales.name, bytemuck::cast_slice(&values))?;
+    let mut copied = Sums::default();
+    copied.add(tensor.elements(), tensor.bytes() as u64, codes.bytes() + scales.bytes());
+    Ok(Done { copied, ..Done::default() })
+}
+
+impl Rewrite for Fp8Blocks<'_> {
+    type Done = Done;
+
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
+        if let Some(packed) = self.packed.get(tensor.name) {
+            return outlines(packed.name, &packed.shape).into();
+        }
+        match self.scaled.get(tensor.name) {
+            Some(scaled) if is_there(scaled) => outlines(scaled.name, scaled.shape).into(),
+            Some(scaled) => vec![unquantized(scaled)],
+            None if self.scales.contains(tensor.name) => Vec::new(),
+            None => vec![unchanged(tensor)],
+        }
+    }
+
+    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
+        let done = tensors.iter().map(|tensor| {
+            if let Some(packed) = self.packed.get(tensor.name) {
+                return write_cast(packed, device, sink);
+            }
+            match self.scaled.get(tensor.name) {
+                Some(scaled) if is_there(scaled) => restate(scaled, sink),
+                Some(scaled) => in_bf16(scaled, sink),
+                None if self.scales.contains(tensor.name) => Ok(Done::default()),
+                None => Ok(Done { copied: sink.copy(tensor)?, ..Done::default() }),
+            }
+        });
+        done.collect()
+    }
+
+    fn file_type(&self) -> Option<FileType> {
+        None
+    }
+
+    fn describe(&self, description: &mut Description) {
+        description.take_cache();
+        description.remove();
+        let is_fp8 = |tensor: &Tensor<'_>| {
+            self.packed.contains_key(tensor.name) || self.scaled.get(tensor.name).is_some_and(is_there)
+        };
+        let left = self.checkpoint.tensors();
+        let left = left.filter(|tensor| !is_fp8(tensor) && !self.scales.contains(tensor.name));
+        let left = left.map(|tensor| self.scaled.get(tensor.name).copied().unwrap_or(tensor));
+        describe(&ignored(self.checkpoint, left), description);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The magnitudes of E2M1.
+    const NUMBERS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+    /// The definition: some power of two makes all values numbers of E4M3.
+    fn is_exact_under_any(values: &[f32]) -> bool {
+        (LEAST..=127).any(|power| {
+            let scale = 2f64.powi(power);
+            values.iter().all(|value| {
+                let number = E4m3::from_f32((f64::from(*value) / scale) as f32);
+                f64::from(number.to_f32()) * scale == f64::from(*value)
+            })
+        })
+    }
+
+    #[test]
+    fn all_pairs_of_numbers_of_mxfp4_at_every_distance_are_exact_where_some_scale_makes_them() {
+        for first in [0, 1, 60, 127, 230] {
+            for apart in 0..=20 {
+                let [low, high] = [first, first + apart].map(|scale| 2f64.powi(scale - 127) as f32);
+                for a in NUMBERS {
+                    for b in NUMBERS {
+                        let values = [a * low, -b * high, 0.0, -0.0];
+                        let cast = Cast::of(&values, 4);
+                        assert_eq!(cast.inexact == 0, is_exact_under_any(&values), "{a} {b} {apart}");
+                        if apart <= 14 {
+                            assert_eq!(cast.inexact, 0);
+                        }
+                    }
+                }
+                let ends = [0.5 * low, 6.0 * high];
+                assert_eq!(Cast::of(&ends, 2).inexact == 0, apart <= 14, "{apart}");
+                let powers = [low, high];
+                assert_eq!(Cast::of(&powers, 2).inexact == 0, apart <= 17, "{apart}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_of_any_block_are_exact_where_some_scale_makes_them() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut exact, mut not) = (0, 0);
+        for _ in 0..2000 {
+            let spread = random.i32(0..24);
+            let values: Vec<f32> = (0..random.usize(1..9))
+                .map(|_| {
+                    let number = E4m3::from_bits(random.u8(0..0x7F)).to_f32();
+                    number * 2f32.powi(random.i32(-60..=spread - 60))
+                })
+                .collect();
+            let said = Cast::of(&values, values.len()).inexact == 0;
+            assert_eq!(said, is_exact_under_any(&values), "{values:?}");
+            if said { exact += 1 } else { not += 1 }
+        }
+        assert!(exact > 100 && not > 100, "{exact} {not}");
+    }
+
+    #[test]
+    fn blocks_that_are_not_exact_are_counted_and_bands_are_rows_of_blocks() {
+        let cols = 300;
+        let mut values = vec![1.0f32; 130 * cols];
+        values[0] = 2f32.powi(-17);
+        values[299] = 2f32.powi(-18);
+        values[129 * cols + 150] = f32::NAN;
+        let of = bands(&[2, 130, 300]);
+        assert_eq!(of[..2], [0..128 * 300, 128 * 300..130 * 300]);
+        assert_eq!((of.len(), of[3].end), (4, 2 * 130 * 300));
+        let [first, last] = [&of[0], &of[1]].map(|band| Cast::of(&values[band.clone()], cols));
+        assert_eq!((first.inexact, last.inexact), (1, 0));
+        assert_eq!(last.scales, [2f32.powi(-8); 3]);
+        assert!(E4m3::from_bits(last.codes[cols + 150]).is_nan());
+        assert_eq!(scales_shape(&[2, 130, 300]), [2, 2, 3]);
+        assert_eq!(Cast::of(&[0.0, -0.0], 2).codes, [0, 0x80]);
+        assert_eq!(Cast::of(&[f32::INFINITY], 1).inexact, 1);
+    }
+}
