@@ -118,6 +118,7 @@ const TESTS: &[Test] = &[
         "gemm_experts_leaves_results_alone_until_pairs_are_sorted",
         gemm_experts::leaves_results_alone_until_pairs_are_sorted,
     ),
+    ("gemm_experts_has_steps_behind_it", gemm_experts::has_steps_behind_it),
     ("gemm_experts_refuses_what_does_not_fit", gemm_experts::refuses_what_does_not_fit),
     ("gemm_experts_of_views_are_multiplied_in_every_order", expert_views::are_multiplied_in_every_order),
     ("gemm_experts_of_views_that_do_not_fit_are_refused", expert_views::that_do_not_fit_are_refused),

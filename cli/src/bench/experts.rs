@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
-use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, TensorCoreActivation, doing as failed};
+use microscale::gpu::{
+    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, Gpu, TensorCoreActivation, doing as failed,
+};
 use microscale::{Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words};
 
 use super::case::Case;
@@ -125,6 +127,7 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
                 &activations,
                 &routing,
                 rows,
+                DeviceEpilogue::default(),
                 &mut workspace,
                 out,
             )

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
+use super::epilogue::DeviceEpilogue;
 use super::experts::DeviceRouting;
 use super::experts_kernel::ExpertsKernel;
 use super::experts_view::DeviceExpertsView;
@@ -14,7 +15,8 @@ use super::launch;
 use super::memory::{DeviceView, DeviceViewMut};
 use crate::error::{Error, OperandFault, Result};
 use crate::experts::{ExpertRows, check_pairs};
-use crate::gemv::TensorCoreActivation;
+use crate::gemv::{ProductOf, TensorCoreActivation};
+use crate::shape::QuantizedShape;
 
 impl Gpu {
     /// Sorts pairs of a token and an expert by expert, as [`Self::gemm_experts_on`] needs them: `chosen` is `[tokens, top_k]`, the experts
@@ -94,17 +96,39 @@ impl Gpu {
         out: impl Into<DeviceViewMut<'o, T>>,
     ) -> Result<()> {
         let experts = experts.into();
-        let kernel = self.experts_kernel(experts, routing.pairs);
-        self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, workspace, out)
+        let nothing = DeviceEpilogue::default();
+        self.gemm_experts_fused_on(stream, experts, activations, routing, rows, nothing, workspace, out)
     }
 
-    /// [`Self::gemm_experts_on`] by a chosen kernel: for tests and comparisons.
+    /// [`Self::gemm_experts_on`], and then what the epilogue says, by the same kernels: a bias, `[experts, M]`, a gate, a residual, which lies
+    /// as the results do, before the only rounding. With a gate `out` is `[pairs, M / 2]`; results may be in f32.
     ///
     /// # Errors
-    /// Those of [`Self::gemm_experts_on`].
+    /// Those of [`Self::gemm_experts_on`], for the epilogue's operands too, and [`OperandFault::Gate`].
+    #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
+    pub fn gemm_experts_fused_on<'e, 'a, 's, 'o, T: TensorCoreActivation, O: ProductOf<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        experts: impl Into<DeviceExpertsView<'e>>,
+        activations: impl Into<DeviceView<'a, T>>,
+        routing: &DeviceRouting,
+        rows: ExpertRows,
+        epilogue: DeviceEpilogue<'_, T, O>,
+        workspace: impl Into<GemmWorkspaceMut<'s>>,
+        out: impl Into<DeviceViewMut<'o, O>>,
+    ) -> Result<()> {
+        let experts = experts.into();
+        let kernel = self.experts_kernel(experts, routing.pairs);
+        self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, epilogue, workspace, out)
+    }
+
+    /// [`Self::gemm_experts_fused_on`] by a chosen kernel: for tests and comparisons.
+    ///
+    /// # Errors
+    /// Those of [`Self::gemm_experts_fused_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_experts_with<'e, 'a, 's, 'o, T: TensorCoreActivation>(
+    pub fn gemm_experts_with<'e, 'a, 's, 'o, T: TensorCoreActivation, O: ProductOf<T>>(
         &self,
         kernel: ExpertsKernel,
         stream: &Arc<CudaStream>,
@@ -112,8 +136,9 @@ impl Gpu {
         activations: impl Into<DeviceView<'a, T>>,
         routing: &DeviceRouting,
         rows: ExpertRows,
+        epilogue: DeviceEpilogue<'_, T, O>,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, T>>,
+        out: impl Into<DeviceViewMut<'o, O>>,
     ) -> Result<()> {
         let experts = experts.into();
         if routing.experts != experts.count() {
@@ -121,7 +146,9 @@ impl Gpu {
             return Err(Error::Operands(OperandFault::Routing { experts, pairs: room }));
         }
         let (activations, out) = (activations.into(), out.into());
-        rows.check(experts.shape(), [routing.pairs, routing.top_k], activations.len(), out.len())?;
+        let results = epilogue.check(experts.shape().rows, experts.count(), routing.pairs)?;
+        let shape = QuantizedShape { rows: results, ..experts.shape() };
+        rows.check(shape, [routing.pairs, routing.top_k], activations.len(), out.len())?;
         launch::gemm_experts(
             &self.kernels,
             stream,
@@ -129,6 +156,7 @@ impl Gpu {
             experts,
             activations,
             (routing, rows),
+            epilogue,
             workspace.into(),
             out,
         )

@@ -1,9 +1,12 @@
 //! Products of experts' weights: near the exact sums, or the CPU's bits where no tensor core computes them.
 
 use half::{bf16, f16};
+use microscale::formats::arithmetic::Fused;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, TensorCoreActivation};
-use microscale::{Error, Format, OperandFault, Words};
+use microscale::gpu::{
+    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, TensorCoreActivation,
+};
+use microscale::{Error, Format, Gate, OperandFault, Words};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
@@ -79,8 +82,10 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
         let mut multiplied = || {
             let mut out = stream.clone_htod(&vec![untouched; results + 1]).unwrap();
             let out_of = &mut out;
+            let nothing = DeviceEpilogue::default();
+            let space = &mut workspace;
             let done =
-                gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, rows, &mut workspace, out_of);
+                gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, rows, nothing, space, out_of);
             done.unwrap_or_else(|error| panic!("{what}: {error}"));
             stream.clone_dtoh(&out).unwrap()
         };
@@ -261,7 +266,9 @@ pub(crate) fn leaves_results_alone_until_pairs_are_sorted(_: &Gpu) {
     let mut is_untouched = |kernel| {
         let mut out = stream.clone_htod(&untouched).unwrap();
         let (rows, workspace) = (ExpertRows::Gathered, &mut workspace);
-        gpu.gemm_experts_with(kernel, stream, &there, &x, &routing, rows, workspace, &mut out).unwrap();
+        let nothing = DeviceEpilogue::default();
+        gpu.gemm_experts_with(kernel, stream, &there, &x, &routing, rows, nothing, workspace, &mut out)
+            .unwrap();
         stream.clone_dtoh(&out).unwrap() == untouched
     };
     for sorted in [false, true] {
@@ -307,4 +314,59 @@ pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
     let mut short = stream.alloc_zeros::<f16>(6 * 8 - 1).unwrap();
     assert!(multiply(&routing, &mut short).is_err());
     multiply(&routing, &mut out).unwrap();
+}
+
+/// Operations of f32 as the CPU has them.
+struct Cpu;
+
+impl Fused for Cpu {
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// Steps behind a product are those of its results in f32: a bias of each expert, gates, a residual by the results' places.
+pub(crate) fn has_steps_behind_it(gpu: &Gpu) {
+    let counts = [3, 0, 20, 1, 140, 2];
+    let mixture = Mixture::<bf16>::new(Format::Nvfp4, [320, 512], &counts, Scales::Common, 11);
+    let (stream, order) = (gpu.stream(), ExpertRows::Scattered);
+    let (experts, routing) = mixture.on_device(gpu);
+    let (pairs, rows) = (mixture.chosen.len(), mixture.experts[0].0.weights.rows());
+    let x = stream.clone_htod(&mixture.activations(order)).unwrap();
+    let mut workspace = gpu.experts_workspace(stream, &experts, pairs).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    let bias: Vec<bf16> = (0..counts.len() * rows).map(|_| bf16::from_f32(random.f32() - 0.5)).collect();
+    let bias = &bias[..experts.count() * rows];
+    let residual: Vec<f32> = (0..pairs * rows / 2).map(|_| random.f32() - 0.5).collect();
+    let (bias_there, residual_there) =
+        (stream.clone_htod(bias).unwrap(), stream.clone_htod(&residual).unwrap());
+    for kernel in gpu.experts_kernels() {
+        let mut sums = stream.alloc_zeros::<f32>(pairs * rows).unwrap();
+        let mut out = stream.alloc_zeros::<f32>(pairs * rows / 2).unwrap();
+        let (nothing, space) = (DeviceEpilogue::default(), &mut workspace);
+        gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, order, nothing, space, &mut sums)
+            .unwrap();
+        let steps = DeviceEpilogue {
+            bias: Some((&bias_there).into()),
+            gate: Some(Gate::SILU),
+            residual: Some((&residual_there).into()),
+        };
+        let space = &mut workspace;
+        gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, order, steps, space, &mut out).unwrap();
+        let (sums, found) = (stream.clone_dtoh(&sums).unwrap(), stream.clone_dtoh(&out).unwrap());
+        for pair in 0..pairs {
+            let expert = mixture.chosen[pair] as usize;
+            for result in 0..if expert < experts.count() { rows / 2 } else { 0 } {
+                let value = |row: usize| sums[pair * rows + row] + bias[expert * rows + row].to_f32();
+                let gated = Gate::SILU.of::<Cpu>(value(2 * result), value(2 * result + 1));
+                let (found, residual) = (found[pair * rows / 2 + result], residual[pair * rows / 2 + result]);
+                let near = 1e-5 * (1.0 + gated.abs() + value(2 * result).abs() * value(2 * result + 1).abs());
+                assert!(
+                    (found - (gated + residual)).abs() <= near,
+                    "{found} is not {gated} + {residual}: {}, pair {pair}, result {result}",
+                    kernel.word()
+                );
+            }
+        }
+    }
 }

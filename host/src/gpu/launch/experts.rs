@@ -10,9 +10,10 @@ use microscale_kernels_abi::{Divider, Experts, GlobalSlot};
 use super::{gemm, weights};
 use crate::error::{Error, Result};
 use crate::experts::ExpertRows;
-use crate::gemv::TensorCoreActivation;
-use crate::gpu::arguments::{Argument, Operands, Routed, Steps, apply_direction, config, limited};
+use crate::gemv::{ProductOf, TensorCoreActivation};
+use crate::gpu::arguments::{Argument, Operands, Routed, apply_direction, config, limited};
 use crate::gpu::driver::doing;
+use crate::gpu::epilogue::DeviceEpilogue;
 use crate::gpu::experts::DeviceRouting;
 use crate::gpu::experts_kernel::ExpertsKernel;
 use crate::gpu::experts_view::DeviceExpertsView;
@@ -116,15 +117,16 @@ pub(in crate::gpu) fn experts_workspace(
 /// Enqueues a plan and a product. The caller has checked that the routing is these experts', that there are so many rows of activations,
 /// and that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
+pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation, O: ProductOf<T>>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     kernel: ExpertsKernel,
     experts: DeviceExpertsView<'_>,
     activations: DeviceView<'_, T>,
     (routing, rows): (&DeviceRouting, ExpertRows),
+    epilogue: DeviceEpilogue<'_, T, O>,
     mut workspace: GemmWorkspaceMut<'_>,
-    mut out: DeviceViewMut<'_, T>,
+    mut out: DeviceViewMut<'_, O>,
 ) -> Result<()> {
     let (shape, pairs) = (experts.shape(), routing.pairs);
     limited("pairs of a token and an expert", pairs, PAIR_LIMIT)?;
@@ -138,6 +140,7 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
     let (activations, _read) = activations.read(stream, "the activations", 1)?;
     let ((codes, scales, slots), _weights) = experts.read(stream)?;
     let (out, _written) = out.write(stream, "the output", 1)?;
+    let (steps, _steps_read) = epilogue.read(stream)?;
     let aligned = activations.is_multiple_of(16) && shape.cols.is_multiple_of(8);
     let many = match kernel {
         ExpertsKernel::Many(_) if !takes_many(experts) => {
@@ -172,7 +175,7 @@ pub(in crate::gpu) fn gemm_experts<T: TensorCoreActivation>(
 
     let slot = slots.unwrap_or(plan);
     let apply = apply_direction(experts.direction());
-    let operands = Operands { codes, scales, slot, activations, out, apply, steps: Steps::NONE };
+    let operands = Operands { codes, scales, slot, activations, out, apply, steps };
     let (from, to) = match rows {
         ExpertRows::Gathered => (tokens, 0),
         ExpertRows::Sorted => (0, 0),
