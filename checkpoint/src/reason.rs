@@ -33,6 +33,13 @@ pub enum Reason {
     LastLayers(usize),
     /// Codes under scales that are not quantized, for this reason: their values are written, in bf16.
     Dequantized(Box<Reason>),
+    /// The output convention cannot hold so many rows.
+    Rows {
+        /// Rows (N).
+        rows: usize,
+        /// The number that it should be a multiple of.
+        multiple: usize,
+    },
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -70,6 +77,7 @@ impl fmt::Display for Reason {
             Self::LastLayers(1) => f.write_str("of the last layer"),
             Self::LastLayers(n) => write!(f, "of the last {n} layers"),
             Self::Dequantized(reason) => write!(f, "{reason}; dequantized to bf16"),
+            Self::Rows { rows, multiple } => write!(f, "N = {rows} is not a multiple of {multiple}"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }

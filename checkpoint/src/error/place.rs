@@ -76,6 +76,7 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         ConventionError::Unheld { file, tensor, .. }
         | ConventionError::Packed { file, tensor, .. }
         | ConventionError::NotConverted { file, tensor, .. }
+        | ConventionError::NotHeld { file, tensor, .. }
         | ConventionError::NotExactBlocks { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
