@@ -47,7 +47,7 @@ fn what_is_written_is_what_others_have_in_another_order() {
         assert_eq!(comfy["a.comfy_quant"].2, said(word));
         let (codes, others) = (&comfy["a.weight"], &other["a.weight"]);
         assert_eq!((codes.0, &codes.1), (others.0, &others.1));
-        let order = |byte: &u8| if bits == 4 { byte >> 4 | byte << 4 } else { *byte };
+        let order = |byte: &u8| if bits == 4 { byte.rotate_left(4) } else { *byte };
         assert!(codes.2.iter().map(order).eq(others.2.iter().copied()));
         let (scales, others) = (&comfy["a.weight_scale"], &other["a.weight_scale"].2);
         let blocks = COLS / block;
