@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::layer_texts;
 use crate::read::scaling::Scaling;
 use crate::read::tensor::{Tensor, elements};
 
@@ -220,7 +221,7 @@ impl Storage {
         let scales = scales.map(|start| format!("{start}{}", if self.scales_beside { WEIGHT } else { "" }));
         let globals = self.global_scale.iter().chain(&self.input_scale);
         let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
-        let says = self.comfy.and_then(|_| comfyui::owner_of(name));
+        let says = self.comfy.and_then(|_| layer_texts::owner_of(name));
         tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix)).chain(says)
     }
 
@@ -304,7 +305,7 @@ fn packed<'a>(
         .filter(|input| input.name_for(name).is_some_and(|name| checkpoint.tensor(&name).is_some()));
     let input_scale = input_scale.and_then(of);
     let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
-    let says = storage.comfy.and_then(|_| checkpoint.tensor(&comfyui::says_name(name)?));
+    let says = storage.comfy.and_then(|_| checkpoint.tensor(&layer_texts::says_name(name)?));
     Ok(Packed { says, name, format, shape, codes, scales, global_scale, input_scale, storage })
 }
 

@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedTensor};
 
-use crate::conventions::comfyui::{says, says_name};
 use crate::conventions::tiles::{Tiles, swap_halves, tiled};
 use crate::dtype::FileDtype;
 use crate::error::convention::ConventionError;
@@ -13,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
 use crate::names::weight::WEIGHT;
+use crate::read::layer_texts::{says, says_name};
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::write::outline::Outline;

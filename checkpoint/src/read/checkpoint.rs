@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use microscale::device::Origin;
 
-use crate::conventions::comfyui;
 use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::{Error, Result};
@@ -17,6 +16,7 @@ use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
+use crate::read::layer_texts;
 use crate::read::shard::{Container, PICKLES, Shard, Stored};
 use crate::read::tensor::Tensor;
 
@@ -76,7 +76,7 @@ impl Checkpoint {
         check_written(&shards)?;
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
-        let (path, comfy_layers) = (path.into(), comfyui::layers(&shards)?);
+        let (path, comfy_layers) = (path.into(), layer_texts::layers(&shards)?);
         let checkpoint = Self {
             comfy_layers,
             path,

@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use crate::conventions::comfyui::METADATA;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::metadata::{FileType, Metadata};
+use crate::read::layer_texts::METADATA;
 use crate::read::shard::{Container, Shard};
 use crate::write::gguf;
 use crate::write::outline::Outline;
