@@ -8,13 +8,13 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `table` | all conventions |
-//! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf` | one each: names, dtypes, config |
+//! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf`, `comfyui` | one each: names, dtypes, config |
 //! | `deepseek`, `quark` | one each that is read alone |
 //! | `fp8_block` | one that converting alone writes, exactly |
-//! | `comfyui` | one that looks like others and is refused |
 //! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
 //! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
 //! | `packed` | quantized tensors in files: what belongs together, and in which format |
+//! | `tiles` | block scales in tiles of 128×4 |
 //! | `scaled` | codes of eight bits under scales, which are read alone |
 
 pub(crate) mod comfyui;
@@ -33,3 +33,4 @@ pub(crate) mod scaled;
 pub(crate) mod storage;
 pub(crate) mod table;
 pub(crate) mod targets;
+pub(crate) mod tiles;

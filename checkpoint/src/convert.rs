@@ -81,7 +81,8 @@ pub struct Converted {
 /// # Errors
 /// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
 /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
-/// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) for what the convention cannot
+/// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) and
+/// [`ConventionError::NotHeld`](crate::ConventionError::NotHeld) for what the convention cannot
 /// hold without quantizing again; [`microscale::Error::NotCast`], [`microscale::Error::NotExact`] and
 /// [`microscale::Error::NotExactBlock`] in [`Error::Tensor`] for what the
 /// format cannot; [`ConventionError::NotExactBlocks`](crate::ConventionError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
@@ -182,6 +183,12 @@ impl<'a> Converter<'a> {
             }
             if let Logical::Packed(tensor) = tensor {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
+                if let Some(reason) =
+                    storage.comfy.and_then(|_| storage.cannot_hold(tensor.name, &tensor.shape))
+                {
+                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
+                    return Err(Error::Convention(ConventionError::NotHeld { file, tensor, to, reason }));
+                }
                 if storage.transposed != tensor.storage.transposed {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
                     return Err(Error::Convention(ConventionError::NotConverted { file, tensor, to }));
@@ -260,6 +267,7 @@ impl<'a> Converter<'a> {
         let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
         let mut rounding = rounding(packed, storage);
         let cast = self.casts.get(packed.codes.name);
+        let mut tiles = storage.tiles(&packed.shape);
         for band in packed.bands()? {
             let tensor = packed.row(&packed.blocks_in(band))?.to_tensor();
             let tensor = match cast {
@@ -269,12 +277,12 @@ impl<'a> Converter<'a> {
             if let Some(rounding) = &mut rounding {
                 rounding.add(packed, &tensor, device)?;
             }
-            for (outline, data) in outlines.iter().zip(storage.block_parts(tensor)) {
+            for (outline, data) in outlines.iter().zip(storage.block_parts(tensor, &mut tiles)) {
                 sink.append(&outline.name, &data)?;
             }
         }
-        if let Some((outline, global)) = outlines.last().zip(storage.global_part(before, &packed.shape)) {
-            sink.write(&outline.name, &global)?;
+        for (name, data) in storage.other_parts(packed.name, &packed.shape, before, tiles) {
+            sink.write(&name, &data)?;
         }
         let mut bytes_after = outlines.iter().map(Outline::bytes).sum();
         let rounded = rounding.filter(|rounding| rounding.differing != 0);

@@ -22,6 +22,8 @@ pub enum FileConvention {
     Fp8Block,
     /// AMD Quark's, for MXFP4. It is read and not written.
     Quark,
+    /// ComfyUI's, for NVFP4 and MXFP8 of diffusion models.
+    Comfyui,
 }
 
 words!(FileConvention, "convention of files" {
@@ -32,4 +34,5 @@ words!(FileConvention, "convention of files" {
     Self::DeepSeek = "deepseek",
     Self::Fp8Block = "fp8-block",
     Self::Quark = "quark",
+    Self::Comfyui = "comfyui",
 });

@@ -21,6 +21,7 @@ use half::bf16;
 use microscale::device::{Device, Part, QuantizedThere};
 use microscale::{GlobalScale, QuantizedTensor, Recipe, Search, check_search};
 
+use crate::conventions::tiles::Tiles;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
@@ -147,13 +148,13 @@ impl<'a> Quantizer<'a> {
         let from = Instant::now();
         let chosen = self.chooser.recipes_for(tensor, sources, device)?;
         let mut busy = vec![Busy { from, until: Instant::now() }];
-        let mut written = Written::default();
+        let mut written = Written { tiles: treatment.storage.tiles(tensor.shape), ..Written::default() };
         let stored = source.store(&chosen.recipe, self.plan.importance_of(tensor), |rows, quantized| {
             self.write_band(tensor, &chosen.recipe, rows, quantized, sink, &mut written)
         })?;
         busy.extend(stored.busy);
         let bytes_after = written.bytes
-            + self.write_global(tensor, stored.global_scale, sink)?
+            + self.write_others(tensor, stored.global_scale, written.tiles, sink)?
             + self.write_input_scale(tensor, sink)?;
         let plain = match treatment.recipe.search {
             Search::None => None,
@@ -186,7 +187,7 @@ impl<'a> Quantizer<'a> {
     ) -> Result<()> {
         let (plan, storage) = (self.plan, self.plan.of(tensor.name).storage);
         let check_search = plan.check_search && recipe.search == Search::Full;
-        if !check_search && plan.worst_blocks.is_none() && storage.blocks.is_none() {
+        if !check_search && plan.worst_blocks.is_none() && storage.is_linear() {
             written.bytes += self.write_pieces(tensor, &quantized, sink)?;
             return Ok(());
         }
@@ -202,7 +203,9 @@ impl<'a> Quantizer<'a> {
             }
         }
         storage.check_scales(tensor, quantized.scales(), rows.start * quantized.blocks_per_row())?;
-        for (outline, data) in self.outlines(tensor).iter().zip(storage.block_parts(quantized)) {
+        for (outline, data) in
+            self.outlines(tensor).iter().zip(storage.block_parts(quantized, &mut written.tiles))
+        {
             written.bytes += data.len() as u64;
             sink.append(&outline.name, &data)?;
         }
@@ -227,13 +230,21 @@ impl<'a> Quantizer<'a> {
         Ok(bytes)
     }
 
-    /// Writes the global scale, if the convention stores one, and returns its bytes.
-    fn write_global(&self, tensor: &Tensor<'_>, scale: Option<GlobalScale>, sink: &Sink<'_>) -> Result<u64> {
-        let global = self.plan.of(tensor.name).storage.global_part(scale, tensor.shape);
-        let outlines = self.plan.of(tensor.name).outlines(tensor);
-        let Some((global, outline)) = global.zip(outlines.last()) else { return Ok(0) };
-        sink.write(&outline.name, &global)?;
-        Ok(global.len() as u64)
+    /// Writes what is written once all blocks are, and returns its bytes.
+    fn write_others(
+        &self,
+        tensor: &Tensor<'_>,
+        scale: Option<GlobalScale>,
+        tiles: Option<Tiles>,
+        sink: &Sink<'_>,
+    ) -> Result<u64> {
+        let storage = self.plan.of(tensor.name).storage;
+        let mut bytes = 0;
+        for (name, data) in storage.other_parts(tensor.name, tensor.shape, scale, tiles) {
+            bytes += data.len() as u64;
+            sink.write(&name, &data)?;
+        }
+        Ok(bytes)
     }
 
     /// Writes the scale of the layer's inputs, if one was given, and returns its bytes.
@@ -269,6 +280,8 @@ struct Written {
     bytes: u64,
     checked_blocks: u64,
     details: Option<Box<Details>>,
+    /// All scales, where they are written as a whole.
+    tiles: Option<Tiles>,
 }
 
 impl Rewrite for Quantizer<'_> {

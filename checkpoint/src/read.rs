@@ -10,6 +10,7 @@
 //! | `scaling` | codes of eight bits under scales, and their values |
 //! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
 //! | `config`, `description`, `json` | the JSON files, and what they say about weights |
+//! | `layer_texts` | what ComfyUI's files say about the format of each layer |
 
 pub(crate) mod bands;
 pub(crate) mod checkpoint;
@@ -18,6 +19,7 @@ pub(crate) mod description;
 pub(crate) mod header;
 pub(crate) mod index;
 pub(crate) mod json;
+pub(crate) mod layer_texts;
 pub(crate) mod memory;
 pub(crate) mod scaling;
 pub(crate) mod shard;

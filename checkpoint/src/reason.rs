@@ -35,6 +35,13 @@ pub enum Reason {
     Dequantized(Box<Reason>),
     /// Stored in ggml's Q8_0, and for this reason not in four bits.
     InQ8_0(Box<Reason>),
+    /// The output convention cannot hold so many rows.
+    Rows {
+        /// Rows (N).
+        rows: usize,
+        /// The number that it should be a multiple of.
+        multiple: usize,
+    },
     /// The output convention cannot hold rows of this length.
     Columns {
         /// Elements in a row (K).
@@ -73,6 +80,7 @@ impl fmt::Display for Reason {
             Self::LastLayers(n) => write!(f, "of the last {n} layers"),
             Self::Dequantized(reason) => write!(f, "{reason}; dequantized to bf16"),
             Self::InQ8_0(reason) => write!(f, "{reason}; in q8_0"),
+            Self::Rows { rows, multiple } => write!(f, "N = {rows} is not a multiple of {multiple}"),
             Self::Columns { cols, block } => write!(f, "K = {cols} is not a multiple of {block}"),
         }
     }

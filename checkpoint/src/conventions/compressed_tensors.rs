@@ -67,6 +67,7 @@ const STORED: &[Storage] = &[
         blocks_apart: false,
         transposed: false,
         experts: None,
+        comfy: None,
     },
     Storage {
         convention: FileConvention::CompressedTensors,
@@ -82,6 +83,7 @@ const STORED: &[Storage] = &[
         blocks_apart: false,
         transposed: false,
         experts: None,
+        comfy: None,
     },
 ];
 

@@ -35,6 +35,7 @@ const STORED: &[Storage] = &[
         blocks_apart: false,
         transposed: false,
         experts: None,
+        comfy: None,
     },
     Storage {
         convention: FileConvention::Gguf,
@@ -50,5 +51,6 @@ const STORED: &[Storage] = &[
         blocks_apart: false,
         transposed: false,
         experts: None,
+        comfy: None,
     },
 ];

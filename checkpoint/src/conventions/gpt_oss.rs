@@ -41,6 +41,7 @@ const STORED: &[Storage] = &[Storage {
     blocks_apart: true,
     transposed: true,
     experts: Some(EXPERTS),
+    comfy: None,
 }];
 
 /// The parameters that hold all experts of a layer, by the ends of their names.

@@ -51,6 +51,7 @@ const STORED: &[Storage] = &[Storage {
     blocks_apart: false,
     transposed: false,
     experts: None,
+    comfy: None,
 }];
 
 /// Ends of the names of tensors whose presence beside a layer's codes means that its weights are more than

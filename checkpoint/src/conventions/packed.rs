@@ -10,15 +10,16 @@ use std::borrow::Cow;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
 
-use crate::conventions::scaled;
 use crate::conventions::scaled::scaled;
 use crate::conventions::storage::{Storage, StoredGlobal};
 use crate::conventions::table::{CONVENTIONS, rescaled, stored};
+use crate::conventions::{comfyui, scaled};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::layer_texts;
 use crate::read::scaling::Scaling;
 use crate::read::tensor::{Tensor, elements};
 
@@ -49,6 +50,8 @@ pub struct Packed<'a> {
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
     /// The global scale that the layer's inputs are quantized with, if they are.
     pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
+    /// ComfyUI's text about the layer, if there is one.
+    pub(crate) says: Option<Tensor<'a>>,
     pub(crate) storage: &'static Storage,
 }
 
@@ -104,7 +107,7 @@ impl<'a> Packed<'a> {
     }
 
     /// [`Self::read`] without a copy: the bytes in the mapped file, for as long as the checkpoint is open. `None`
-    /// where blocks hold codes and scales together, as in GGUF.
+    /// where blocks hold codes and scales together, as in GGUF, or in another order, as in ComfyUI's.
     ///
     /// # Errors
     /// The errors of [`Self::read`].
@@ -133,7 +136,7 @@ impl<'a> Packed<'a> {
             Format::Mxfp4 => 4,
             _ => return None,
         };
-        let linear = self.shape.len() > 1 && !self.storage.transposed;
+        let linear = self.shape.len() > 1 && !self.storage.transposed && self.storage.is_linear();
         let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| linear)?;
         let block = [1, self.format.block()];
         let scaling = Scaling { name, dtype, data, file, block, shared: false, bits };
@@ -166,7 +169,7 @@ impl<'a> Packed<'a> {
     /// The stored tensors beside the codes.
     pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
         let global_scales = self.global_scale.iter().chain(&self.input_scale);
-        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor))
+        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor)).chain(&self.says)
     }
 
     /// Bytes of everything that is stored.
@@ -218,21 +221,26 @@ impl Storage {
         let scales = scales.map(|start| format!("{start}{}", if self.scales_beside { WEIGHT } else { "" }));
         let globals = self.global_scale.iter().chain(&self.input_scale);
         let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
-        tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix))
+        let says = self.comfy.and_then(|_| layer_texts::owner_of(name));
+        tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix)).chain(says)
     }
 
     /// Returns whether this is the storage of codes and scales of these dtypes. Both dtypes of bytes stand
     /// for E8M0.
     fn has_dtypes(&self, codes: FileDtype, scales: FileDtype) -> bool {
-        let scales = if scales == FileDtype::F8_E8M0 { FileDtype::U8 } else { scales };
-        (self.codes, self.scales) == (codes, scales)
+        let bytes = |dtype| if dtype == FileDtype::F8_E8M0 { FileDtype::U8 } else { dtype };
+        // ComfyUI takes bytes for scales of any eight bits.
+        let any = self.comfy.is_some() && scales == FileDtype::U8;
+        self.codes == codes && (any || bytes(self.scales) == bytes(scales))
     }
 }
 
 /// The quantized tensor whose codes these are; `None` if they are no codes.
 fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
     let mut claimed = None;
-    for storage in stored() {
+    let said = comfyui::said(checkpoint, codes.name).map(|(word, _)| word);
+    let is_said = |storage: &&Storage| storage.comfy.map(|comfy| comfy.word) == said.as_deref();
+    for storage in stored().filter(is_said) {
         let Some(name) = codes.name.strip_suffix(storage.codes_suffix) else { continue };
         if storage.blocks.is_some() {
             if storage.codes == codes.dtype {
@@ -297,7 +305,8 @@ fn packed<'a>(
         .filter(|input| input.name_for(name).is_some_and(|name| checkpoint.tensor(&name).is_some()));
     let input_scale = input_scale.and_then(of);
     let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
-    Ok(Packed { name, format, shape, codes, scales, global_scale, input_scale, storage })
+    let says = storage.comfy.and_then(|_| checkpoint.tensor(&layer_texts::says_name(name)?));
+    Ok(Packed { says, name, format, shape, codes, scales, global_scale, input_scale, storage })
 }
 
 /// The first of numbers that are the same, as one number: the global scales of a layer's experts.

@@ -5,12 +5,14 @@ use std::borrow::Cow;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedTensor};
 
+use crate::conventions::tiles::{Tiles, swap_halves, tiled};
 use crate::dtype::FileDtype;
 use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
 use crate::names::weight::WEIGHT;
+use crate::read::layer_texts::{says, says_name};
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::write::outline::Outline;
@@ -39,6 +41,19 @@ pub(crate) struct Storage {
     pub(crate) transposed: bool,
     /// The ends of the names of parameters that hold all experts of a layer, if these alone are stored so.
     pub(crate) experts: Option<&'static [&'static str]>,
+    /// What is ComfyUI's alone, if it is of that.
+    pub(crate) comfy: Option<Comfy>,
+}
+
+/// What ComfyUI's files have that no others do: a word for each layer's format, scales in tiles of 128×4, and matrices alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Comfy {
+    /// The word for the format.
+    pub(crate) word: &'static str,
+    /// The number that rows must be a multiple of.
+    pub(crate) rows: usize,
+    /// True if a byte has the first of two codes in its high half.
+    pub(crate) high_first: bool,
 }
 
 /// The storage of a global scale: one F32.
@@ -135,6 +150,7 @@ impl Storage {
             blocks_apart: false,
             transposed: false,
             experts: None,
+            comfy: None,
         }
     }
 
@@ -151,8 +167,17 @@ impl Storage {
             return Some(Reason::NotAnExpert);
         }
         let nameless = self.global_scale.as_ref().is_some_and(|global| global.name_for(name).is_none());
-        if nameless {
+        if nameless || self.comfy.is_some() && says_name(name).is_none() {
             return Some(Reason::NotAWeight);
+        }
+        if let Some(comfy) = self.comfy {
+            match *shape {
+                [rows, _] if rows % comfy.rows != 0 => {
+                    return Some(Reason::Rows { rows, multiple: comfy.rows });
+                }
+                [_, _] => {}
+                _ => return Some(Reason::Dimensions(shape.len())),
+            }
         }
         let (cols, block) = (self.stored_shape(shape).last().copied().unwrap_or(1), self.row_block());
         (cols % block != 0).then_some(Reason::Columns { cols, block })
@@ -180,7 +205,7 @@ impl Storage {
         if self.blocks.is_some() {
             return self.stored_shape(shape).into_owned();
         }
-        let mut shape = self.scales_shape(shape);
+        let mut shape = self.blocks_shape(shape);
         if let Some(blocks) = shape.last_mut() {
             let bytes = self.format.block_bytes();
             if self.blocks_apart {
@@ -194,6 +219,15 @@ impl Storage {
 
     /// The shape of a tensor's block scales in a file, given the sizes of the model's parameter.
     pub(crate) fn scales_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = self.blocks_shape(shape);
+        if let ([rows, blocks], true) = (&mut shape[..], self.comfy.is_some()) {
+            [*rows, *blocks] = tiled(*rows, *blocks);
+        }
+        shape
+    }
+
+    /// The numbers of a tensor's blocks along each dimension that is stored, given the sizes of the model's parameter.
+    pub(crate) fn blocks_shape(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = self.stored_shape(shape).into_owned();
         if let Some(cols) = shape.last_mut() {
             *cols /= self.format.block();
@@ -205,15 +239,16 @@ impl Storage {
     /// other.
     pub(crate) fn model_shape(&self, codes: &[usize], scales: Option<&[usize]>) -> Option<Vec<usize>> {
         let Some(scales) = scales else { return Some(self.stored_shape(codes).into_owned()) };
-        let mut stored = scales.to_vec();
+        let mut stored = if self.comfy.is_some() { codes.to_vec() } else { scales.to_vec() };
         let cols = stored.last_mut()?;
-        *cols = cols.checked_mul(self.format.block())?;
+        let blocks = if self.comfy.is_some() { *cols / self.format.block_bytes() } else { *cols };
+        *cols = blocks.checked_mul(self.format.block())?;
         let shape = self.stored_shape(&stored).into_owned();
-        (self.codes_shape(&shape) == codes).then_some(shape)
+        (self.codes_shape(&shape) == codes && self.scales_shape(&shape) == scales).then_some(shape)
     }
 
     /// The tensors that take one's place: codes, block scales and, if the format has one, the global scale,
-    /// which need not be there if it is 1 (`global` is false) and the convention says so.
+    /// which need not be there if it is 1 (`global` is false) and the convention says so; and ComfyUI's word for the format.
     pub(crate) fn outlines(&self, name: &str, shape: &[usize], global: bool) -> Vec<Outline> {
         let outline = |suffix, dtype, shape| Outline { name: format!("{name}{suffix}"), dtype, shape };
         let mut outlines = vec![outline(self.codes_suffix, self.codes, self.codes_shape(shape))];
@@ -222,6 +257,8 @@ impl Storage {
         }
         let stored = self.global_scale.as_ref().filter(|stored| global || !stored.optional);
         outlines.extend(stored.and_then(|stored| stored.outline(name, shape)));
+        let said = self.comfy.and_then(|comfy| Some((says_name(name)?, says(comfy.word).len())));
+        outlines.extend(said.map(|(name, bytes)| Outline { name, dtype: FileDtype::U8, shape: vec![bytes] }));
         outlines
     }
 
@@ -243,21 +280,53 @@ impl Storage {
         }))
     }
 
-    /// The bytes of some blocks in the tensors that [`Self::outlines`] announces, in its order, without the
-    /// global scale.
-    pub(crate) fn block_parts(&self, tensor: QuantizedTensor) -> Vec<Vec<u8>> {
-        let (codes, scales) = tensor.into_parts();
-        match self.blocks {
+    /// Returns whether bytes are stored as they are made: codes and scales in two tensors, in linear order.
+    pub(crate) fn is_linear(&self) -> bool {
+        self.blocks.is_none() && self.comfy.is_none()
+    }
+
+    /// The bytes of the next blocks in the tensors that [`Self::outlines`] announces, in its order, without those that
+    /// [`Self::other_parts`] has. Scales in tiles are kept there.
+    pub(crate) fn block_parts(&self, tensor: QuantizedTensor, tiles: &mut Option<Tiles>) -> Vec<Vec<u8>> {
+        let (mut codes, scales) = tensor.into_parts();
+        if let Some(blocks) = self.blocks {
+            return vec![blocks.pack(&codes, &scales)];
+        }
+        if self.comfy.is_some_and(|comfy| comfy.high_first) {
+            swap_halves(&mut codes);
+        }
+        match tiles {
             None => vec![codes, scales],
-            Some(blocks) => vec![blocks.pack(&codes, &scales)],
+            Some(tiles) => {
+                tiles.extend(&scales);
+                vec![codes]
+            }
         }
     }
 
-    /// The bytes of the last of them, the global scale, if there is one.
-    pub(crate) fn global_part(&self, global: Option<GlobalScale>, shape: &[usize]) -> Option<Vec<u8>> {
+    /// Tiles for all scales of a tensor, if they are stored so.
+    pub(crate) fn tiles(&self, shape: &[usize]) -> Option<Tiles> {
+        match self.blocks_shape(shape)[..] {
+            [rows, blocks] if self.comfy.is_some() => Some(Tiles::new(rows, blocks)),
+            _ => None,
+        }
+    }
+
+    /// The tensors that are written once all blocks are, by their names: scales in tiles, the global scale, and ComfyUI's word.
+    pub(crate) fn other_parts(
+        &self,
+        name: &str,
+        shape: &[usize],
+        global: Option<GlobalScale>,
+        tiles: Option<Tiles>,
+    ) -> Vec<(String, Vec<u8>)> {
         let needed = self.global_scale.as_ref().filter(|stored| global.is_some() || !stored.optional);
-        let stored = needed.zip(self.stored_global_scale(global));
-        stored.map(|(stored, global)| stored.bytes(global, shape))
+        let global = needed.zip(self.stored_global_scale(global));
+        let global =
+            global.and_then(|(stored, scale)| Some((stored.name_for(name)?, stored.bytes(scale, shape))));
+        let tiles = self.scales_name(name).zip(tiles.map(Tiles::into_bytes));
+        let said = self.comfy.and_then(|comfy| Some((says_name(name)?, says(comfy.word))));
+        tiles.into_iter().chain(global).chain(said).collect()
     }
 
     /// The global scale that a file holds, in the convention's direction.

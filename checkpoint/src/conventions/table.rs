@@ -15,7 +15,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 
 /// Every convention.
-pub(crate) const CONVENTIONS: [&Convention; 7] = [
+pub(crate) const CONVENTIONS: [&Convention; 8] = [
     &compressed_tensors::CONVENTION,
     &modelopt::CONVENTION,
     &gpt_oss::CONVENTION,
@@ -23,6 +23,7 @@ pub(crate) const CONVENTIONS: [&Convention; 7] = [
     &deepseek::CONVENTION,
     &fp8_block::CONVENTION,
     &quark::CONVENTION,
+    &comfyui::CONVENTION,
 ];
 
 /// Every way of storing, of all conventions.
@@ -32,8 +33,7 @@ pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
 
 /// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
 pub(crate) fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
-    let rescaled = CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name));
-    rescaled.or_else(|| comfyui::reordered(checkpoint, name))
+    CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name))
 }
 
 impl FileConvention {
@@ -272,8 +272,8 @@ mod tests {
     #[test]
     fn configs_are_added_and_removed_without_touching_the_rest() {
         let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
-        for storage in stored()
-            .filter(|storage| storage.blocks.is_none() && storage.convention.formats().next().is_some())
+        for storage in
+            stored().filter(|storage| storage.is_linear() && storage.convention.formats().next().is_some())
         {
             let mut description = Description {
                 config: original.as_object().cloned(),

@@ -78,7 +78,7 @@ pub(super) fn look(
     ] {
         if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =
-                packed.storage.scales_shape(&packed.shape).last().copied().unwrap_or(1).max(1);
+                packed.storage.blocks_shape(&packed.shape).last().copied().unwrap_or(1).max(1);
             let (row, block) = (first / blocks_per_row, first % blocks_per_row);
             let what = format!(
                 "{} of {blocks} blocks, the first in row {row}, block {block} (scale byte {byte:#04x})",

@@ -6,6 +6,7 @@ use microscale::{Format, ScaleLayout, Words};
 
 use crate::dtype::FileDtype;
 use crate::file_convention::FileConvention;
+use crate::reason::Reason;
 
 /// An error about storage: a tensor stored in no known way, or one that no convention of files can store.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +111,22 @@ pub enum ConventionError {
         tensor: String,
         /// The convention asked for.
         to: FileConvention,
+    },
+
+    /// A quantized tensor of sizes that another convention cannot hold.
+    #[error(
+        "{}: tensor {tensor}: {reason}, as {} needs it; keep the tensor as it is by dequantizing it, and quantize the others again",
+        .file.display(), .to.word()
+    )]
+    NotHeld {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The convention asked for.
+        to: FileConvention,
+        /// The reason.
+        reason: Reason,
     },
 
     /// Values that FP8 cannot hold under a scale for each 128×128.

@@ -16,6 +16,7 @@ use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
+use crate::read::layer_texts;
 use crate::read::shard::{Container, PICKLES, Shard, Stored};
 use crate::read::tensor::Tensor;
 
@@ -30,6 +31,8 @@ pub struct Checkpoint {
     pub(crate) hf_quant_config: Option<Config>,
     /// What its layers are and what loaders call them, by config.json.
     pub(crate) naming: Naming,
+    /// The words for the formats of layers that ComfyUI's metadata have.
+    pub(crate) comfy_layers: HashMap<String, String>,
     /// Each tensor's shard, and its place there.
     places: HashMap<String, (usize, usize)>,
     /// True if weights that are not the checkpoint's are left out of what is copied.
@@ -73,8 +76,9 @@ impl Checkpoint {
         check_written(&shards)?;
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
-        let path = path.into();
+        let (path, comfy_layers) = (path.into(), layer_texts::layers(&shards)?);
         let checkpoint = Self {
+            comfy_layers,
             path,
             directory,
             shards,

@@ -2,6 +2,7 @@
 
 mod architectures;
 mod breaking_off;
+mod comfyui;
 mod comparison;
 mod conventions;
 mod doctor;

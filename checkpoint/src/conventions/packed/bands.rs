@@ -6,6 +6,7 @@ use std::ops::Range;
 use microscale::{Device, Element, QuantizedShape, QuantizedView};
 
 use super::{Logical, Packed};
+use crate::conventions::tiles::{gathered, swap_halves};
 use crate::error::Result;
 use crate::read::bands::{bands, transposed_bands};
 use crate::read::memory::afford;
@@ -75,6 +76,14 @@ impl<'a> Packed<'a> {
                 let range = blocks.bytes_of(elements.start)..blocks.bytes_of(elements.end);
                 let (codes, scales) = blocks.unpack(self.codes.data.get(range).unwrap_or_default());
                 (codes.into(), scales.into())
+            }
+            (Some(scales), _) if self.storage.comfy.is_some() => {
+                let mut codes = Cow::from(of(self.codes.data, self.format.block_bytes()));
+                if self.storage.comfy.is_some_and(|comfy| comfy.high_first) {
+                    swap_halves(codes.to_mut());
+                }
+                let blocks_per_row = self.shape.last().copied().unwrap_or(1) / block;
+                (codes, gathered(scales.data, first..last, blocks_per_row))
             }
             (scales, _) => {
                 let scales = scales.map_or(&[][..], |scales| of(scales.data, self.format.scale_bytes()));
