@@ -166,15 +166,14 @@ const WITH_STEPS: [(usize, usize, usize, u32, u32, Weights, X); 3] = [
 fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         for (i, (rows, cols, tokens, at_once, stages, kind, x)) in (0..).zip(WITH_STEPS) {
-            for steps in 0..STEPS.len() {
+            for (number, steps) in STEPS.iter().enumerate() {
                 let made = Arc::new(LazyLock::new(move || {
                     let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
-                    Arc::new(product.with_steps(steps))
+                    Arc::new(product.with_steps(number))
                 }));
                 for edition in [Edition::Mma, Edition::Wgmma] {
                     for tile in TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile)) {
-                        let what =
-                            format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {:?}", STEPS[steps]);
+                        let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
                         let made = Arc::clone(&made);
                         let make = move || multiplying(&made, (edition, tile), [at_once, stages]);
                         let case = Case::new(what, gemm_kernel::<T>(format, edition, tile), make);

@@ -11,6 +11,9 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{Prepared, argument};
 
+/// A check of the bytes of results against exact sums, and how far off these may be.
+type Check = dyn Fn(&[u8], &ExactProducts, &Bound) -> Result<(), String> + Send + Sync;
+
 /// The steps of a launch, and the check of results in bytes.
 #[derive(Clone)]
 pub(super) struct Fused {
@@ -21,7 +24,7 @@ pub(super) struct Fused {
     epilogue: Epilogue,
     /// Bytes of all results, and of one.
     pub(super) bytes: [usize; 2],
-    check: Arc<dyn Fn(&[u8], &ExactProducts, &Bound) -> Result<(), String> + Send + Sync>,
+    check: Arc<Check>,
 }
 
 /// Which steps there are: a bias, a gate, a residual; and whether results are in f32.

@@ -440,12 +440,12 @@ const WITH_STEPS: [(usize, usize, usize, u32, Weights, X); 3] = [
 fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         for (i, (rows, cols, tokens, slices, kind, x)) in (0..).zip(WITH_STEPS) {
-            for steps in 0..STEPS.len() {
+            for (number, steps) in STEPS.iter().enumerate() {
                 let made = Arc::new(LazyLock::new(move || {
                     let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
-                    Arc::new(product.with_steps(steps))
+                    Arc::new(product.with_steps(number))
                 }));
-                let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {:?}", STEPS[steps]);
+                let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
                 for by in [Kind::Unpipelined, Kind::M1, Kind::M8] {
                     for &tiles in by.tiles() {
                         let made = Arc::clone(&made);
