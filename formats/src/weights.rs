@@ -44,6 +44,11 @@
 //! or those of a thread block's part of it, of which the sums are added in f32 in the order of K. γ is [`gemm_gamma`], most of which
 //! never comes to pass; δ, and where sums overflow, are as for several tokens.
 //!
+//! What GPUs do with a sum before they store it, a bias, a [gate](crate::gate) and a residual, is done in f32 or f64: each step's result is off by
+//! 2^−23 of it at most, besides what the sum was, and only the last one is rounded to the results' dtype. Activations in f32 are
+//! three in bf16 there, of eight bits each, the sums of which are added in f64; of each the bounds above hold, with its own
+//! magnitudes, of which the second's are 2^−7 of the first's, and δ is more by K · 2^−133 times the largest weight.
+//!
 //! # Many tokens on CPUs
 //!
 //! With five tokens and more, a row's elements form segments of [`SEGMENT`]. Weights come under their scales first: as 64ths in
