@@ -4,11 +4,20 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits,
+};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Gpu, TensorCoreActivation};
-use microscale::{ExpertRows, QuantizedView};
+use microscale::gpu::{
+    DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, Gpu, ProductOf, TensorCoreActivation,
+};
+use microscale::{Activation, ExpertRows, QuantizedView};
+
+/// A dtype of inputs and results.
+trait OnDevice: Activation + CudaDType + DeviceRepr + ValidAsZeroBits {}
+
+impl<T: Activation + CudaDType + DeviceRepr + ValidAsZeroBits> OnDevice for T {}
 
 /// A matrix in a GPU's memory, and the kernels that multiply with it.
 pub(crate) struct OnGpu {
@@ -36,41 +45,59 @@ impl OnGpu {
     /// The products of rows without gaps.
     pub(crate) fn multiply(&self, x: &CudaStorage, layout: &Layout, tokens: usize) -> Result<CudaStorage> {
         match &x.slice {
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens),
-            _ => bail!("an input on a GPU is f16 or bf16 here; convert it"),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens, Self::many),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens, Self::few_or_many),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens, Self::few_or_many),
+            _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
 
-    fn multiply_as<T: TensorCoreActivation + CudaDType + DeviceRepr + ValidAsZeroBits>(
+    fn multiply_as<T: OnDevice>(
         &self,
         x: &CudaStorage,
         layout: &Layout,
         tokens: usize,
+        enqueue: impl FnOnce(
+            &Self,
+            &Arc<CudaStream>,
+            &CudaView<'_, T>,
+            usize,
+            &mut CudaSlice<T>,
+        ) -> microscale::Result<()>,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
-            let activations = part::<T>(x, layout)?;
-            let done = if tokens <= FEW {
-                self.gpu.gemv_weights_on(&stream, &self.weights, &activations, tokens, &mut out)
-            } else {
-                let workspace =
-                    self.gpu.gemm_workspace(&stream, self.weights.view().shape(), tokens, T::DTYPE);
-                workspace.and_then(|mut workspace| {
-                    self.gpu.gemm_weights_on(
-                        &stream,
-                        &self.weights,
-                        &activations,
-                        tokens,
-                        &mut workspace,
-                        &mut out,
-                    )
-                })
-            };
-            done.map_err(Error::wrap)?;
+            enqueue(self, &stream, &part::<T>(x, layout)?, tokens, &mut out).map_err(Error::wrap)?;
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))
+    }
+
+    /// A product of few tokens, without a workspace, or of more.
+    fn few_or_many<T: OnDevice + TensorCoreActivation>(
+        &self,
+        stream: &Arc<CudaStream>,
+        activations: &CudaView<'_, T>,
+        tokens: usize,
+        out: &mut CudaSlice<T>,
+    ) -> microscale::Result<()> {
+        if tokens <= FEW {
+            self.gpu.gemv_weights_on(stream, &self.weights, activations, tokens, out)
+        } else {
+            self.many(stream, activations, tokens, out)
+        }
+    }
+
+    /// A product of any number of tokens.
+    fn many<T: OnDevice>(
+        &self,
+        stream: &Arc<CudaStream>,
+        activations: &CudaView<'_, T>,
+        tokens: usize,
+        out: &mut CudaSlice<T>,
+    ) -> microscale::Result<()> {
+        let mut workspace = self.gpu.gemm_workspace(stream, self.weights.view().shape(), tokens, T::DTYPE)?;
+        self.gpu.gemm_weights_on(stream, &self.weights, activations, tokens, &mut workspace, out)
     }
 }
 
@@ -97,22 +124,25 @@ impl ExpertsOnGpu {
         Ok(Self { gpu: gpu(device)?, experts })
     }
 
-    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them.
+    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them: in the rows' dtype, or of parts
+    /// in f32.
     pub(crate) fn multiply(
         &self,
         x: (&CudaStorage, &Layout),
         chosen: (&CudaStorage, &Layout),
         top_k: usize,
         rows: ExpertRows,
+        parts: bool,
     ) -> Result<CudaStorage> {
         match &x.0.slice {
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, chosen, top_k, rows),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, chosen, top_k, rows),
-            _ => bail!("an input on a GPU is f16 or bf16 here; convert it"),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16, half::f16>(x, chosen, top_k, rows),
+            CudaStorageSlice::BF16(_) if parts => self.multiply_as::<half::bf16, f32>(x, chosen, top_k, rows),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16, half::bf16>(x, chosen, top_k, rows),
+            _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
 
-    fn multiply_as<T: TensorCoreActivation + CudaDType + DeviceRepr + ValidAsZeroBits>(
+    fn multiply_as<T: OnDevice + TensorCoreActivation, O: OnDevice + ProductOf<T>>(
         &self,
         (x, layout): (&CudaStorage, &Layout),
         (chosen, of_chosen): (&CudaStorage, &Layout),
@@ -122,14 +152,24 @@ impl ExpertsOnGpu {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let (gpu, experts) = (&self.gpu, &self.experts);
         let pairs = of_chosen.shape().elem_count();
-        let mut out = device.alloc_zeros::<T>(pairs * experts.shape().rows)?;
+        let mut out = device.alloc_zeros::<O>(pairs * experts.shape().rows)?;
         if pairs > 0 {
             let (activations, chosen) = (part::<T>(x, layout)?, part::<u32>(chosen, of_chosen)?);
             let mut done = || {
                 let mut routing = DeviceRouting::zeros(&stream, experts.count(), pairs)?;
                 let mut workspace = gpu.experts_workspace(&stream, experts, pairs)?;
                 gpu.route_on(&stream, &chosen, top_k, &mut routing)?;
-                gpu.gemm_experts_on(&stream, experts, &activations, &routing, rows, &mut workspace, &mut out)
+                let nothing = DeviceEpilogue::default();
+                gpu.gemm_experts_fused_on(
+                    &stream,
+                    experts,
+                    &activations,
+                    &routing,
+                    rows,
+                    nothing,
+                    &mut workspace,
+                    &mut out,
+                )
             };
             done().map_err(Error::wrap)?;
         }

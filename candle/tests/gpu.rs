@@ -6,6 +6,13 @@ use microscale::formats::weights::gemm_gamma;
 use microscale::{Convention, Format, Recipe};
 use microscale_candle::{QExperts, QLinear, QMatrix};
 
+/// Dtypes of activations, and half the distance of two numbers next to 1.
+const DTYPES: [(DType, f64); 3] = [
+    (DType::F32, 1.0 / (1 << 24) as f64),
+    (DType::BF16, 1.0 / (1 << 8) as f64),
+    (DType::F16, 1.0 / (1 << 11) as f64),
+];
+
 fn gpu() -> Option<Device> {
     match Device::new_cuda(0) {
         Ok(device) => Some(device),
@@ -41,7 +48,7 @@ fn products_are_those_of_the_cpu() -> Result<()> {
             let weight = microscale::dequantize::<f32>(weight.view());
             let weight = Tensor::from_vec(weight, (rows, cols), &Device::Cpu)?;
             for shape in [&[cols][..], &[1, cols], &[2, 4, cols], &[9, cols], &[3, 50, cols], &[0, cols]] {
-                for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+                for (dtype, unit) in DTYPES {
                     let x = values(shape, 2).to_dtype(dtype)?;
                     let y = there.forward(&x.to_device(&device)?)?;
                     assert_eq!((y.dtype(), y.device().is_cuda()), (dtype, true));
@@ -53,6 +60,33 @@ fn products_are_those_of_the_cpu() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Activations of which bf16 has no more than the first bits.
+#[test]
+fn nothing_of_f32_is_rounded_away() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    let one = Tensor::from_vec([vec![1f32; 32], vec![0.0; 32 * 7]].concat(), (8, 32), &Device::Cpu)?;
+    let layer = QLinear::quantize(&one, None, &recipe)?;
+    let experts = QExperts::new(vec![layer.weight().clone()], None)?.to_device(&device)?;
+    let layer = layer.to_device(&device)?;
+    for tokens in [1, 9, 300] {
+        // One activation a token that is not zero.
+        let mut x = vec![0f32; tokens * 32];
+        let mut rng = fastrand::Rng::with_seed(tokens as u64);
+        let expected: Vec<f32> = (0..tokens).map(|_| rng.f32() - 0.5).collect();
+        for (token, value) in expected.iter().enumerate() {
+            x[token * 32 + token % 32] = *value;
+        }
+        let x = Tensor::from_vec(x, (tokens, 32), &device)?;
+        let y = layer.forward(&x)?.narrow(1, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
+        assert_eq!(y, expected);
+        let ids = Tensor::zeros((tokens, 1), DType::U32, &device)?;
+        let y = experts.forward(&x, &ids)?.narrow(2, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
+        assert_eq!(y, expected);
     }
     Ok(())
 }
@@ -97,7 +131,7 @@ fn experts_are_those_of_the_cpu() -> Result<()> {
             let ids: Vec<u32> =
                 (0..tokens * k).map(|pair| (pair * 7 + pair / 5) as u32 % count as u32).collect();
             let ids = Tensor::from_vec(ids, (tokens, k), &Device::Cpu)?;
-            for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+            for (dtype, unit) in DTYPES {
                 for shape in [&[tokens, cols][..], &[tokens, k, cols]] {
                     let x = values(shape, 2).to_dtype(dtype)?;
                     let y = there.forward(&x.to_device(&device)?, &ids.to_device(&device)?)?;
@@ -119,7 +153,8 @@ fn experts_are_those_of_the_cpu() -> Result<()> {
         let x = values(&[2, cols], 2).to_device(&device)?;
         let ids = Tensor::zeros((2, 1), DType::U32, &device)?;
         assert!(layer.forward(&x, &ids).unwrap_err().to_string().contains("to_device"));
-        assert!(there.forward(&x, &ids).unwrap_err().to_string().contains("f16 or bf16"));
+        let doubles = x.to_dtype(DType::F64)?;
+        assert!(there.forward(&doubles, &ids).unwrap_err().to_string().contains("f16 or bf16"));
     }
     Ok(())
 }
@@ -147,6 +182,7 @@ fn errors_say_where_things_are() -> Result<()> {
     let layer = QLinear::quantize(&values(&[64, 128], 1), None, &recipe)?;
     let x = values(&[2, 128], 2).to_device(&device)?;
     assert!(layer.forward(&x).unwrap_err().to_string().contains("to_device"));
-    assert!(layer.to_device(&device)?.forward(&x).unwrap_err().to_string().contains("f16 or bf16"));
+    let doubles = x.to_dtype(DType::F64)?;
+    assert!(layer.to_device(&device)?.forward(&doubles).unwrap_err().to_string().contains("f16 or bf16"));
     Ok(())
 }
