@@ -1,6 +1,8 @@
-//! Times a linear layer of random weights, activations in f32, beside candle's own, in turns.
+//! Times a linear layer of random weights, or the experts of one, activations in f32, beside candle's own, in turns.
 //!
-//!     cargo run --release -p microscale-candle --example layer_speed -- [ROWS COLS]
+//!     cargo run --release -p microscale-candle --example layer_speed -- [ROWS COLS [EXPERTS TOP_K]]
+//!
+//! candle has no experts on CPUs: its layers are looped over, each with the tokens of its expert together.
 
 use std::env;
 use std::error::Error;
@@ -9,40 +11,52 @@ use std::time::{Duration, Instant};
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
 use microscale::{Convention, Format, Recipe};
-use microscale_candle::QLinear;
+use microscale_candle::{QExperts, QLinear};
 
 /// How long each layer and number of tokens is measured, in turns of at least one product.
 const TIME: Duration = Duration::from_secs(2);
 
+/// What is timed: a product with activations `[tokens, K]`, of each token with these experts `[tokens, k]`.
+type Product = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>>;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let sizes = env::args().skip(1).map(|word| word.parse()).collect::<Result<Vec<usize>, _>>()?;
-    let [rows, cols] = sizes.try_into().unwrap_or([4096, 4096]);
-    let weight = random(&[rows, cols], 1)?;
-    let ggml = |dtype| -> Result<Box<dyn Module>, Box<dyn Error>> {
-        Ok(Box::new(QMatMul::from_qtensor(QTensor::quantize(&weight, dtype)?)?))
+    let (rows, cols, mixture) = match sizes[..] {
+        [] => (4096, 4096, None),
+        [rows, cols] => (rows, cols, None),
+        [rows, cols, experts, top_k] => (rows, cols, Some((experts, top_k))),
+        _ => return Err("expected ROWS COLS, or ROWS COLS EXPERTS TOP_K".into()),
     };
-    let quantized = |format, convention| -> Result<Box<dyn Module>, Box<dyn Error>> {
-        Ok(Box::new(QLinear::quantize(&weight, None, &Recipe::of(format, convention)?)?))
-    };
-    let layers = [
-        ("candle f32", Box::new(candle_nn::Linear::new(weight.clone(), None)) as Box<dyn Module>),
-        ("candle Q4_0", ggml(GgmlDType::Q4_0)?),
-        ("candle Q4_K", ggml(GgmlDType::Q4K)?),
-        ("NVFP4", quantized(Format::Nvfp4, Convention::CompressedTensors)?),
-        ("MXFP4", quantized(Format::Mxfp4, Convention::Ocp)?),
+    let (experts, top_k) = mixture.unwrap_or((1, 1));
+    let weights: Vec<Tensor> =
+        (0..experts).map(|expert| random(&[rows, cols], expert as u64 + 1)).collect::<Result<_, _>>()?;
+    let products = [
+        (
+            "candle f32",
+            candle(&weights, |weight| Ok(Box::new(candle_nn::Linear::new(weight.clone(), None))))?,
+        ),
+        ("candle Q4_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q4_0))?),
+        ("candle Q4_K", candle(&weights, |weight| ggml(weight, GgmlDType::Q4K))?),
+        ("NVFP4", ours(&weights, &Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?)?),
+        ("MXFP4", ours(&weights, &Recipe::of(Format::Mxfp4, Convention::Ocp)?)?),
     ];
 
-    println!("{rows}×{cols}, {} threads; ms, median and least", std::thread::available_parallelism()?);
+    let threads = std::thread::available_parallelism()?;
+    match mixture {
+        None => print!("{rows}×{cols}"),
+        Some(_) => print!("{top_k} of {experts} experts of {rows}×{cols} a token"),
+    }
+    println!(", {threads} threads; ms, median and least");
     println!("| layer | 1 token | 8 tokens | 128 tokens |\n|---|---|---|---|");
-    let mut cells = vec![String::new(); layers.len()];
+    let mut cells = vec![String::new(); products.len()];
     for tokens in [1, 8, 128] {
-        let x = random(&[tokens, cols], 2)?;
-        let mut times = vec![Vec::new(); layers.len()];
+        let (x, chosen) = (random(&[tokens, cols], 2)?, chosen(tokens, top_k, experts)?);
+        let mut times = vec![Vec::new(); products.len()];
         let start = Instant::now();
-        while start.elapsed() < TIME * layers.len() as u32 || times[0].len() < 5 {
-            for ((_, layer), times) in layers.iter().zip(&mut times) {
+        while start.elapsed() < TIME * products.len() as u32 || times[0].len() < 5 {
+            for ((_, product), times) in products.iter().zip(&mut times) {
                 let start = Instant::now();
-                std::hint::black_box(layer.forward(&x)?);
+                std::hint::black_box(product(&x, &chosen)?);
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }
         }
@@ -51,10 +65,63 @@ fn main() -> Result<(), Box<dyn Error>> {
             *cell += &format!(" {:.2} ({:.2}) |", times[times.len() / 2], times[0]);
         }
     }
-    for ((name, _), cell) in layers.iter().zip(cells) {
+    for ((name, _), cell) in products.iter().zip(cells) {
         println!("| {name} |{cell}");
     }
     Ok(())
+}
+
+/// One of candle's layers, or a loop over several.
+fn candle(
+    weights: &[Tensor],
+    layer: impl Fn(&Tensor) -> candle_core::Result<Box<dyn Module>>,
+) -> candle_core::Result<Product> {
+    let mut layers = weights.iter().map(layer).collect::<candle_core::Result<Vec<_>>>()?;
+    if layers.len() == 1 {
+        let layer = layers.remove(0);
+        return Ok(Box::new(move |x, _| layer.forward(x)));
+    }
+    Ok(Box::new(move |x, chosen| {
+        let (tokens, top_k) = chosen.dims2()?;
+        let mut pairs = vec![Vec::new(); layers.len()];
+        for (pair, expert) in chosen.flatten_all()?.to_vec1::<u32>()?.into_iter().enumerate() {
+            pairs[expert as usize].push(pair as u32);
+        }
+        let (mut results, mut places) = (Vec::new(), vec![0u32; tokens * top_k]);
+        let mut sorted = 0;
+        for (layer, pairs) in layers.iter().zip(&pairs).filter(|(_, pairs)| !pairs.is_empty()) {
+            let rows: Vec<u32> = pairs.iter().map(|pair| pair / top_k as u32).collect();
+            results.push(layer.forward(&x.index_select(&Tensor::new(rows, x.device())?, 0)?)?);
+            for pair in pairs {
+                places[*pair as usize] = sorted;
+                sorted += 1;
+            }
+        }
+        Tensor::cat(&results, 0)?.index_select(&Tensor::new(places, x.device())?, 0)
+    }))
+}
+
+fn ggml(weight: &Tensor, dtype: GgmlDType) -> candle_core::Result<Box<dyn Module>> {
+    Ok(Box::new(QMatMul::from_qtensor(QTensor::quantize(weight, dtype)?)?))
+}
+
+/// A layer, or experts.
+fn ours(weights: &[Tensor], recipe: &Recipe) -> candle_core::Result<Product> {
+    let layer = |weight| QLinear::quantize(weight, None, recipe);
+    if let [weight] = weights {
+        let layer = layer(weight)?;
+        return Ok(Box::new(move |x, _| layer.forward(x)));
+    }
+    let layers = weights.iter().map(|weight| Ok(layer(weight)?.weight().clone()));
+    let experts = QExperts::new(layers.collect::<candle_core::Result<_>>()?, None)?;
+    Ok(Box::new(move |x, chosen| experts.forward(x, chosen)))
+}
+
+/// Different experts for each token, at random.
+fn chosen(tokens: usize, top_k: usize, experts: usize) -> candle_core::Result<Tensor> {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let of_token = |_| rng.choose_multiple(0..experts as u32, top_k);
+    Tensor::from_vec((0..tokens).flat_map(of_token).collect(), (tokens, top_k), &Device::Cpu)
 }
 
 fn random(shape: &[usize], seed: u64) -> candle_core::Result<Tensor> {
