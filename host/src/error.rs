@@ -274,11 +274,11 @@ pub enum Error {
     #[error(
         "the global scale is a {} but the convention takes a {}; \
          pass its inverse as that, or choose a convention of the other direction",
-        .given.direction(), .expected
+        .given, .expected
     )]
     GlobalScaleDirection {
-        /// The one that is given.
-        given: GlobalScale,
+        /// The direction of the one that is given.
+        given: Direction,
         /// The direction of the convention.
         expected: Direction,
     },

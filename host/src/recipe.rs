@@ -99,7 +99,8 @@ impl Recipe {
         match self.scheme {
             Scheme::Nvfp4(arithmetic, Global::Given(given)) => {
                 if given.direction() != arithmetic.direction {
-                    return Err(Error::GlobalScaleDirection { given, expected: arithmetic.direction });
+                    let (given, expected) = (given.direction(), arithmetic.direction);
+                    return Err(Error::GlobalScaleDirection { given, expected });
                 }
                 if !given.in_range() {
                     return Err(Error::GlobalScale { given });

@@ -16,7 +16,7 @@ kinds! {
         Aligned "amax" "_aligned" [LAUNCH, LAUNCH] Nothing;
         /// The largest magnitude, rows anywhere.
         Unaligned "amax" "_unaligned" [LAUNCH, LAUNCH] Nothing;
-        /// NVFP4's plan from the amax in a tensor's slot.
+        /// NVFP4's plan from the amax in a tensor's slot, or from the global scale there.
         Nvfp4Plan "nvfp4_plan" "" [ONE_WARP, ONE_WARP] Nothing;
     }
 }

@@ -144,18 +144,20 @@ entries! {
 /// The plans' entry points: `name<dtype>`.
 macro_rules! plan_entries {
     ($($name:ident<$dtype:ty>)+) => {$(
-        /// Works out the plan of a tensor whose amax is in the slot.
+        /// Works out the plan of a tensor whose amax is in the slot, or, unless `given` is 0, whose global scale is.
         ///
         /// # Safety
         /// `global` points to a slot in global memory that nothing else touches meanwhile.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvOptions) {
-            // SAFETY: only this warp touches the slot; it reads the amax and writes the plan.
+        pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvOptions, given: u32) {
+            // SAFETY: only this warp touches the slot; it reads the amax or the scale, and writes the plan.
             unsafe {
                 let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
                 let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };
                 let arithmetic = *options.plan.quantizer.arithmetic();
-                let mut plan = NvPlan::new(arithmetic, arithmetic.global_scale(amax, <$dtype>::round).value());
+                let computed = arithmetic.global_scale(amax, <$dtype>::round).value();
+                let scale = if given != 0 { (*global).scale } else { computed };
+                let mut plan = NvPlan::new(arithmetic, scale);
                 // `NvShortcut::new`, a mantissa a lane; the plan has none yet.
                 if const { uses_shortcut::<$dtype>() } {
                     let mantissa = (warp::lane() % NV_MANTISSAS as u32) as u8;

@@ -131,6 +131,7 @@ const TESTS: &[Test] = &[
     ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),
     ("device_buffers_that_are_too_short_are_refused", device_buffers::that_are_too_short_are_refused),
     ("layers_share_an_amax", device_buffers::layers_share_an_amax),
+    ("global_scales_may_be_finished", device_buffers::global_scales_may_be_finished),
     ("reports_add_up_and_clear", device_buffers::reports_add_up_and_clear),
     ("foreign_memory_is_quantized_and_back", foreign_memory::is_quantized_and_back),
     ("foreign_memory_takes_an_amax", foreign_memory::takes_an_amax),

@@ -52,14 +52,21 @@ impl Gpu {
             out.set_direction((!absent).then_some(arithmetic.direction));
             if global == Global::FromAmax {
                 let slot = out.slot_mut()?;
-                if let Some(amax) = options.amax {
+                if let Some((direction, value)) = options.global_scale {
+                    if direction != arithmetic.direction {
+                        let expected = arithmetic.direction;
+                        return Err(Error::GlobalScaleDirection { given: direction, expected });
+                    }
+                    Shape::new(1, 1).check("the global scale", value.len())?;
+                    slot.copy_from(stream, "the global scale", value, 1)?;
+                } else if let Some(amax) = options.amax {
                     Shape::new(1, DeviceAmax::WORDS).check("the amax", amax.len())?;
                     slot.copy_from(stream, "the amax", amax, DeviceAmax::WORDS)?;
                 } else {
                     slot.clear(stream, "the amax")?;
                     launch::amax(&self.kernels, stream, values, shape, slot)?;
                 }
-                launch::plan::<T>(&self.kernels, stream, recipe, slot)?;
+                launch::plan::<T>(&self.kernels, stream, recipe, slot, options.global_scale.is_some())?;
             }
         }
         launch::quantize(&self.kernels, stream, values, shape, recipe, options, out)

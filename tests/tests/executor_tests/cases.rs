@@ -99,7 +99,7 @@ fn recipes() -> Vec<Recipe> {
 /// The kernel that a recipe ends in.
 fn quantizer<T: Element>(recipe: &Recipe, access: Access) -> String {
     let shape = Shape::new(1, 32);
-    let input = Input { values: &[T::default(); 32], shape, weights: None };
+    let input = Input { values: &[T::default(); 32], shape, weights: None, scale_in_slot: false };
     quantizing(input, recipe, access).steps.pop().expect("a launch").kernel
 }
 
@@ -124,7 +124,11 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                     };
                     let weights: Vec<f32> = (0..shape.cols).map(|col| (col % 5) as f32 * 0.3).collect();
                     let weights = weighted.then_some(&weights[..]);
-                    quantizing(Input { values: &values, shape, weights }, &recipe, access)
+                    quantizing(
+                        Input { values: &values, shape, weights, scale_in_slot: false },
+                        &recipe,
+                        access,
+                    )
                 };
                 let what = format!(
                     "{} {shape:?} {recipe:?}, {}",
@@ -133,6 +137,24 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                 );
                 cases.push(Case::new(what, quantizer::<T>(&recipe, access), make));
             }
+        }
+    }
+}
+
+/// Global scales that are finished and lie in the tensor's slot.
+fn scale_in_slot_cases<T: Element>(cases: &mut Vec<Case>) {
+    let is_given = |recipe: &Recipe| matches!(recipe.scheme, Scheme::Nvfp4(_, Global::Given(_)));
+    for (i, recipe) in recipes().into_iter().filter(is_given).enumerate() {
+        let planned = recipe.with_global(Global::FromAmax);
+        for &access in Access::of(&recipe) {
+            let shape = if fits::<T>(SHAPES[i % 12], access) { SHAPES[i % 12] } else { TILES };
+            let make = move || {
+                let values = patterns::<T>(shape.span().unwrap(), true, i as u64);
+                let input = Input { values: &values, shape, weights: None, scale_in_slot: true };
+                quantizing(input, &recipe, access)
+            };
+            let what = format!("{} {shape:?} {recipe:?}, the scale in the slot", T::DTYPE.word());
+            cases.push(Case::new(what, quantizer::<T>(&planned, access), make));
         }
     }
 }
@@ -151,7 +173,8 @@ fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
             let values: Vec<T> = (0..shape.elements()).map(|i| T::from_f32(value(i))).collect();
             let weights: Vec<f32> =
                 (0..shape.cols).map(|col| if col % 32 == 0 { 0.0 } else { 1.0 }).collect();
-            quantizing(Input { values: &values, shape, weights: Some(&weights) }, &recipe, Access::Search)
+            let input = Input { values: &values, shape, weights: Some(&weights), scale_in_slot: false };
+            quantizing(input, &recipe, Access::Search)
         };
         let what = format!("{} {shape:?} {recipe:?}, tiny elements", T::DTYPE.word());
         cases.push(Case::new(what, quantizer::<T>(&recipe, Access::Search), make));
@@ -187,7 +210,10 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
     for (shape, values) in tails::<T>() {
         for (kernel, &(recipe, access)) in &quantizers {
             let values = values.clone();
-            let make = move || quantizing(Input { values: &values, shape, weights: None }, &recipe, access);
+            let make = move || {
+                let input = Input { values: &values, shape, weights: None, scale_in_slot: false };
+                quantizing(input, &recipe, access)
+            };
             push(kernel.clone(), shape, Box::new(make));
         }
         for access in Access::BOTH {
@@ -327,6 +353,9 @@ pub(crate) fn cases() -> Vec<Case> {
     quantizing_cases::<f32>(&mut cases);
     quantizing_cases::<f16>(&mut cases);
     quantizing_cases::<bf16>(&mut cases);
+    scale_in_slot_cases::<f32>(&mut cases);
+    scale_in_slot_cases::<f16>(&mut cases);
+    scale_in_slot_cases::<bf16>(&mut cases);
     tiny_elements_cases::<f32>(&mut cases);
     tiny_elements_cases::<bf16>(&mut cases);
     tail_cases::<f32>(&mut cases);

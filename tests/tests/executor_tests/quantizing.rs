@@ -94,11 +94,13 @@ pub(crate) struct Input<'a, T> {
     pub(crate) values: &'a [T],
     pub(crate) shape: Shape,
     pub(crate) weights: Option<&'a [f32]>,
+    /// Whether a global scale that is given lies in the tensor's slot.
+    pub(crate) scale_in_slot: bool,
 }
 
 /// A quantization: the launches that the library would make, and its result on the CPU.
 pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, access: Access) -> Prepared {
-    let Input { values, shape, weights } = input;
+    let Input { values, shape, weights, scale_in_slot } = input;
     let expected = match weights {
         Some(weights) => quantize_with(values, shape, recipe, QuantizeOptions::new().importance(weights)),
         None => quantize(values, shape, recipe),
@@ -130,12 +132,19 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
     let mut arguments = vec![given.clone(), codes.into(), scales.into()];
     let (options, variant) = match recipe.scheme {
         Scheme::Nvfp4(arithmetic, global) => {
-            let slot = case.memory.allocate_from("global", &[0; size_of::<GlobalSlot>()]);
-            arguments.push(slot.into());
+            let mut before = [0; size_of::<GlobalSlot>()];
             let scale = match global {
+                Global::Given(given) if scale_in_slot => {
+                    // Nothing but the scale is looked at.
+                    before.fill(0x7F);
+                    before[..4].copy_from_slice(&given.value().to_le_bytes());
+                    1.0
+                }
                 Global::Given(given) => given.value(),
                 Global::FromAmax | Global::Absent => 1.0,
             };
+            let slot = case.memory.allocate_from("global", &before);
+            arguments.push(slot.into());
             let mut plan = NvPlan::new(arithmetic, scale);
             plan.shortcut = NvShortcut::new(&plan.quantizer, T::SIGNIFICAND);
             let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
@@ -147,9 +156,13 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
                 let covered = amax_grid.blocks * mx::BLOCK as u64;
                 let amax_arguments = vec![given, slot.into(), argument(&amax_grid)];
                 case.step(amax_kernel::<T>(amax_access), covered, amax_arguments);
-                case.step(format!("nvfp4_plan_{dtype}"), 1, vec![slot.into(), options.clone()]);
             }
-            let variant = if global == Global::FromAmax { "_planned" } else { "_given" };
+            let planned = global == Global::FromAmax || scale_in_slot;
+            if planned {
+                let plan_arguments = vec![slot.into(), options.clone(), u32::from(scale_in_slot).into()];
+                case.step(format!("nvfp4_plan_{dtype}"), 1, plan_arguments);
+            }
+            let variant = if planned { "_planned" } else { "_given" };
             let stored = expected.tensor.global_scale().map_or(1.0, |scale| scale.value());
             case.expect_scale(slot, stored);
             (options, variant)

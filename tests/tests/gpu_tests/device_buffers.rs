@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use half::bf16;
+use half::{bf16, f16};
+use microscale::formats::nvfp4::Direction;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::cudarc::driver::{CudaStream, CudaView};
 use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, DeviceView, Gpu};
 use microscale::{
-    Convention, Element, Error, Format, NonFinite, Quantized, QuantizedShape, Recipe, ScaleLayout, Search,
-    Shape, amax, quantize,
+    Convention, Element, Error, Format, Global, GlobalScale, NonFinite, Quantized, QuantizedShape, Recipe,
+    ScaleLayout, Search, Shape, amax, quantize,
 };
 use microscale_test_support::cases::quantized_shape;
 
@@ -205,6 +206,51 @@ pub(crate) fn layers_share_an_amax(gpu: &Gpu) {
         }
     }
     run::<f32>(gpu);
+    run::<bf16>(gpu);
+}
+
+/// A global scale that is in device memory makes the bytes of one that the host gives.
+pub(crate) fn global_scales_may_be_finished(gpu: &Gpu) {
+    fn run<T: Element>(gpu: &Gpu) {
+        let (stream, shape) = (gpu.stream(), Shape::new(50, 112));
+        let values = patterns::<T>(shape.elements(), true, 9);
+        let input = stream.clone_htod(&values).unwrap();
+        let conventions = [
+            Convention::CompressedTensors,
+            Convention::Torchao,
+            Convention::Modelopt,
+            Convention::TransformerEngine,
+        ];
+        for convention in conventions {
+            for (search, value) in [(Search::None, 7.0), (Search::None, 1e-30), (Search::Full, 0.3)] {
+                let non_finite = NonFinite::Saturate;
+                let recipe = Recipe { search, non_finite, ..Recipe::of(Format::Nvfp4, convention).unwrap() };
+                let direction = recipe.scheme.global_from_amax().expect("NVFP4").direction;
+                let given = GlobalScale::of(direction, value);
+                let expected = quantize(&values, shape, &recipe.with_global(Global::Given(given))).unwrap();
+                let there = stream.clone_htod(&[value]).unwrap();
+                let (mut out, mut report) =
+                    (tensor(gpu, shape, &recipe), DeviceReport::zeros(stream).unwrap());
+                let options =
+                    DeviceQuantizeOptions::new().global_scale(direction, &there).report(&mut report);
+                gpu.quantize_on(stream, &input, shape, &recipe, options, &mut out).unwrap();
+                let found = out.to_host(stream).unwrap();
+                assert!(found == expected.tensor, "{recipe:?} under {given:?}");
+                let report = report.read(stream, shape, recipe.format()).unwrap();
+                assert_eq!(report, expected.report, "{recipe:?} under {given:?}");
+
+                let other = match direction {
+                    Direction::Divisor => Direction::Multiplier,
+                    Direction::Multiplier => Direction::Divisor,
+                };
+                let options = DeviceQuantizeOptions::new().global_scale(other, &there);
+                let refused = gpu.quantize_on(stream, &input, shape, &recipe, options, &mut out);
+                assert!(matches!(refused, Err(Error::GlobalScaleDirection { .. })), "{refused:?}");
+            }
+        }
+    }
+    run::<f32>(gpu);
+    run::<f16>(gpu);
     run::<bf16>(gpu);
 }
 

@@ -367,6 +367,13 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
                         .unwrap();
                 });
                 assert_eq!(given, [2, padded, 1], "{what}");
+                let finished = captured(stream, || {
+                    let direction = recipe.scheme.global_from_amax().expect("it has one").direction;
+                    let options = DeviceQuantizeOptions::new().global_scale(direction, words.view());
+                    gpu.quantize_on(stream, values.view::<bf16>(), shape, &recipe, options, &mut view)
+                        .unwrap();
+                });
+                assert_eq!(finished, [2, padded, 1], "{what}");
             }
             let dequantizing = captured(stream, || {
                 gpu.dequantize_on(stream, view.as_view(), back.view_mut::<bf16>(), shape.cols).unwrap();

@@ -45,18 +45,20 @@ pub(in crate::gpu) fn amax<T: Element>(
     Ok(())
 }
 
-/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot, which is whole.
+/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot, which is whole, or of the global scale there if one is given.
 pub(in crate::gpu) fn plan<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     recipe: &Recipe,
     slot: &mut DeviceViewMut<'_, u32>,
+    given: bool,
 ) -> Result<()> {
     let Options::Nv(options) = Options::of::<T>(recipe)? else { return Ok(()) };
     let ready = kernels.ready(Amax::Nvfp4Plan.of(kernel_dtype(T::DTYPE)))?;
     let (slot, _written) = slot.write(stream, "the amax", 1)?;
+    let given = u32::from(given);
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&slot).arg(&options);
+    launch.arg(&slot).arg(&options).arg(&given);
     // SAFETY: the arguments are the kernel's, in order; the slot is whole.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
     Ok(())
