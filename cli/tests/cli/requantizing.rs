@@ -1,6 +1,6 @@
 //! `convert --requantize`: what no cast keeps is what `quantize` makes of its values, or is rounded to FP8 or bf16, and told of.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use microscale::formats::{E2m1, E4m3, E8m0};
 use microscale_test_support::{Scratch, run};
@@ -12,14 +12,14 @@ const ROWS: usize = 160;
 const COLS: usize = 256;
 
 /// A checkpoint of `out` as `quantize` makes it of the values of another in f32.
-fn quantized_anew(scratch: &Scratch, input: &PathBuf, out: &str, options: &[&str]) -> PathBuf {
+fn quantized_anew(scratch: &Scratch, input: &Path, out: &str, options: &[&str]) -> PathBuf {
     let values = format!("{out}.f32.safetensors");
-    run(&[&"dequantize", input, &"--dtype", &"f32", &"--out", &scratch.path(&values)]).ok();
+    run(&[&"dequantize", &input, &"--dtype", &"f32", &"--out", &scratch.path(&values)]).ok();
     quantize(scratch, &scratch.path(&values), out, options).ok();
     scratch.path(out)
 }
 
-fn same_tensors(ours: &PathBuf, expected: &PathBuf) {
+fn same_tensors(ours: &Path, expected: &Path) {
     let (ours, expected) = (tensors(ours), tensors(expected));
     assert!(ours.keys().eq(expected.keys()), "{:?} and {:?}", ours.keys(), expected.keys());
     for (name, tensor) in &ours {
