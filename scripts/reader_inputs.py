@@ -11,15 +11,15 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.integrations.finegrained_fp8 import Fp8Quantize
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 from transformers.utils.quantization_config import FineGrainedFP8Config
 
 Tensors = dict[str, torch.Tensor]
 
 
-def tiny(directory: Path, described: dict[str, object], quantize: Callable[[str, torch.Tensor], Tensors]) -> Path:
+def tiny(directory: Path, described: dict[str, object] | None, quantize: Callable[[str, torch.Tensor], Tensors]) -> Path:
     """A random Llama whose linear layers are what a function makes of them; its config's entry is given."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -36,6 +36,40 @@ def tiny(directory: Path, described: dict[str, object], quantize: Callable[[str,
     return directory
 
 
+def tiny_plain(directory: Path, *, pickled: bool = False) -> Path:
+    """The weights themselves, in bf16: in safetensors, or as PyTorch's `.bin`."""
+    tiny(directory, None, lambda name, weight: {name: weight})
+    if pickled:
+        file = directory / "model.safetensors"
+        torch.save(load_file(file), directory / "pytorch_model.bin")
+        file.unlink()
+    return directory
+
+
+def deepseek_v4(directory: Path) -> tuple[Path, Tensors]:
+    """Experts in MXFP4 and a layer in block FP8 under DeepSeek-V4's names, and what transformers makes of them in f32."""
+    config = FineGrainedFP8Config(scale_fmt="ue8m0")
+    quantizer = SimpleNamespace(quantization_config=config)
+    loader = Fp8Dequantize(quantizer)
+    random = torch.Generator().manual_seed(1)
+    stored: Tensors = {"head.weight": torch.randn(64, 256, generator=random).to(torch.bfloat16)}
+    expected: Tensors = {}
+    for layer in ("layers.0.ffn.experts.0.w1", "layers.0.ffn.experts.1.w1"):
+        codes = torch.randint(-128, 128, (128, 128), generator=random, dtype=torch.int8)
+        scales = torch.randint(115, 122, (128, 8), generator=random, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        stored |= {f"{layer}.weight": codes, f"{layer}.scale": scales}
+        expected[f"{layer}.weight"] = loader._dequantize_one(codes, scales, output_dtype=torch.float32)
+    layer, weight = "layers.0.attn.wq_a", torch.randn(256, 256, generator=random)
+    codes, scales = Fp8Quantize(quantizer).convert({"weight": weight}).values()
+    stored |= {f"{layer}.weight": codes, f"{layer}.scale": scales}
+    expected[f"{layer}.weight"] = loader._dequantize_one(codes, scales, output_dtype=torch.float32)
+    directory.mkdir()
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    described = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v4", "quantization_config": described}))
+    return directory, expected
+
+
 def tiny_fp8(directory: Path) -> Path:
     """FP8 under a scale for each block of 128x128, as DeepSeek-V3 and Qwen3 are published."""
     quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config())
@@ -43,17 +77,19 @@ def tiny_fp8(directory: Path) -> Path:
     return tiny(directory, described, lambda name, weight: Fp8Quantize(quantizer).convert({name: weight}))
 
 
-def tiny_compressed(directory: Path, kind: str) -> Path:
-    """compressed-tensors' codes of eight bits of a kind, with a scale for each row."""
-    weights = QuantizationArgs(num_bits=8, type=kind, strategy="channel", symmetric=True, dynamic=False)
+def tiny_compressed(directory: Path, kind: str, group: int | None = None) -> Path:
+    """compressed-tensors' codes of eight bits of a kind, with a scale for each row, or each group of so many in a row."""
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    weights = QuantizationArgs(num_bits=8, type=kind, symmetric=True, dynamic=False, **strategy)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     compressor = BaseCompressor.get_value_from_registry(f"{kind}-quantized")
 
     def quantize(name: str, weight: torch.Tensor) -> Tensors:
-        scale, _ = calculate_qparams(*weight.aminmax(dim=1, keepdim=True), weights)
+        ends = weight.unflatten(1, (-1, group)).aminmax(dim=2) if group else weight.aminmax(dim=1, keepdim=True)
+        scale, _ = calculate_qparams(*ends, weights)
         made = compressor.compress({"weight": weight, "weight_scale": scale}, scheme)
         return {name.removesuffix("weight") + part: tensor for part, tensor in made.items()}
 
-    group = {"targets": ["Linear"], "weights": weights.model_dump(mode="json"), "input_activations": None}
+    groups = {"targets": ["Linear"], "weights": weights.model_dump(mode="json"), "input_activations": None}
     described = {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed"}
-    return tiny(directory, described | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}, quantize)
+    return tiny(directory, described | {"config_groups": {"group_0": groups}, "ignore": ["lm_head"]}, quantize)

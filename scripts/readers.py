@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
-from reader_inputs import tiny_compressed, tiny_fp8
+from reader_inputs import deepseek_v4, tiny_compressed, tiny_fp8, tiny_plain
 from reader_models import MIXTURES, MODELS, Model
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -65,9 +65,9 @@ class Program:
         self.run("quantize", model, "--out", out, *args)
         return out
 
-    def convert(self, model: Path, to: str) -> Path:
+    def convert(self, model: Path, to: str, *args: str) -> Path:
         out = self.new(to)
-        self.run("convert", model, "--to", to, "--out", out)
+        self.run("convert", model, "--to", to, "--out", out, *args)
         return out
 
     def dequantize(self, model: Path, dtype: str) -> dict[str, torch.Tensor]:
@@ -350,8 +350,35 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         wrong += differing({name: before[name] for name in kept}, {name: after[name] for name in kept}, signs_of_zeros=True)
         return wrong + by_transformers(program, quantized, ct)
 
-    def eight_bits(kind: str) -> list[str]:
-        model = tiny_compressed(program.new(kind), kind)
+    def fp8_block(*options: str) -> list[str]:
+        quantized = program.quantize(tiny_plain(program.new("plain")), *options)
+        converted = program.convert(quantized, "fp8-block", "--requantize")
+        wrong = by_transformers(program, converted, FineGrainedFP8Config(dequantize=True))
+        if "mxfp4" in options:
+            before, after = program.dequantize(quantized, "f32"), program.dequantize(converted, "f32")
+            wrong += differing(before, after, signs_of_zeros=True)
+        return wrong
+
+    def mxfp8() -> list[str]:
+        return by_transformers(program, program.quantize(tiny_plain(program.new("plain")), "--format", "mxfp8-e4m3"), ct)
+
+    def pickled() -> list[str]:
+        quantized = program.quantize(tiny_plain(program.new("pickled"), pickled=True), "--format", "nvfp4")
+        expected = program.quantize(tiny_plain(program.new("plain")), "--format", "nvfp4")
+        ours, theirs = tensors(quantized), tensors(expected)
+        same = [name for name in ours if not torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8))]
+        return same + by_transformers(program, quantized, ct)
+
+    def deepseek() -> list[str]:
+        model, expected = deepseek_v4(program.new("deepseek-v4"))
+        ours = program.dequantize(model, "f32")
+        converted = program.dequantize(program.convert(model, "compressed-tensors", "--format", "nvfp4"), "f32")
+        wrong = differing({name: ours[name] for name in expected}, expected, signs_of_zeros=True)
+        experts = {name: weight for name, weight in expected.items() if "experts" in name}
+        return wrong + differing({name: converted[name] for name in experts}, experts, signs_of_zeros=True)
+
+    def eight_bits(kind: str, group: int | None = None) -> list[str]:
+        model = tiny_compressed(program.new(kind), kind, group)
         return read_as(program, model, ct) + by_transformers(program, program.quantize(model, "--format", "nvfp4"), ct)
 
     def modelopt_fp8() -> list[str]:
@@ -406,6 +433,14 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     found["transformers reads block FP8 the same, and NVFP4 that was made of it"] = fp8
     for kind in ["float", "int"]:
         found[f"transformers reads {kind}-quantized the same, and NVFP4 that was made of it"] = lambda kind=kind: eight_bits(kind)
+        found[f"transformers reads {kind}-quantized in groups the same, and NVFP4 that was made of it"] = (
+            lambda kind=kind: eight_bits(kind, 64)
+        )
+    for format in ["mxfp4", "nvfp4"]:
+        found[f"transformers reads block FP8 that was made of {format}"] = lambda format=format: fp8_block("--format", format)
+    found["compressed-tensors and transformers read MXFP8"] = mxfp8
+    found["compressed-tensors and transformers read NVFP4 that was made of PyTorch's .bin"] = pickled
+    found["transformers reads DeepSeek-V4's FP8 and MXFP4 the same, and NVFP4 has the values of the latter"] = deepseek
     found["ModelOpt reads its own FP8 the same, and NVFP4 that was made of it"] = modelopt_fp8
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture

@@ -68,6 +68,14 @@ def mxfp8(name: str) -> Iterator[Tensor]:
     yield f"{name}.weight_scale", "U8", [ROWS, COLS // 32], random_bytes(ROWS * COLS // 32, 110, 120)
 
 
+def nvfp4(name: str) -> Iterator[Tensor]:
+    """Block scales that are powers of two, so that MXFP8 has all values."""
+    powers = np.frombuffer(random_bytes(ROWS * COLS // 16, 6, 9), np.uint8) << 3
+    yield f"{name}.weight_packed", "U8", [ROWS, COLS // 2], random_bytes(ROWS * COLS // 2)
+    yield f"{name}.weight_scale", "F8_E4M3", [ROWS, COLS // 16], powers.tobytes()
+    yield f"{name}.weight_global_scale", "F32", [1], np.float32(1024).tobytes()
+
+
 def deepseek(name: str) -> Iterator[Tensor]:
     yield f"{name}.weight", "I8", [ROWS, COLS // 2], random_bytes(ROWS * COLS // 2)
     yield f"{name}.scale", "F8_E8M0", [ROWS, COLS // 32], random_bytes(ROWS * COLS // 32, 110, 120)
@@ -128,6 +136,7 @@ SOURCES = {
     "INT8, a scale a row": row_int8,
     "MXFP8": mxfp8,
     "MXFP4, DeepSeek-V4's": deepseek,
+    "NVFP4": nvfp4,
 }
 COMMANDS = {
     "quantize --format nvfp4": ["quantize", "--format", "nvfp4"],
@@ -136,7 +145,12 @@ COMMANDS = {
     "convert": ["convert", "--to", "compressed-tensors"],
     "convert --format nvfp4": ["convert", "--to", "compressed-tensors", "--format", "nvfp4"],
     "convert --format mxfp8-e4m3": ["convert", "--to", "compressed-tensors", "--format", "mxfp8-e4m3"],
+    "convert --to fp8-block": ["convert", "--to", "fp8-block"],
+    "convert --to comfyui": ["convert", "--to", "comfyui"],
 }
+FROM_MXFP4 = [title for title in COMMANDS if title.startswith("convert") and "comfyui" not in title]
+# What each source is converted to exactly; swizzled scales are ComfyUI's.
+CONVERTED = {deepseek: FROM_MXFP4, nvfp4: ["convert --format mxfp8-e4m3", "convert --to comfyui"], mxfp8: ["convert --to comfyui"]}
 
 
 def main() -> None:
@@ -157,8 +171,10 @@ def main() -> None:
         copy = min(timed(["cp", str(path), str(copied)]) for _ in range(args.runs) if not copied.unlink(missing_ok=True))
         copied.unlink()
         for title, command in COMMANDS.items():
-            # Values have nothing to dequantize, and MXFP4 alone is converted exactly.
-            if title == "dequantize" and source in (None, plain) or title.startswith("convert") and source is not deepseek:
+            # Values have nothing to dequantize, and NVFP4 is not quantized again.
+            if title == "dequantize" and source in (None, plain) or title.startswith("quantize") and source is nvfp4:
+                continue
+            if title.startswith("convert") and title not in CONVERTED.get(source, []):
                 continue
             seconds = []
             for _ in range(args.runs):

@@ -1,36 +1,38 @@
 //! Converting a quantized checkpoint to another convention of files, or exactly to another format, without quantizing again.
 
+pub(crate) mod casts;
 pub(crate) mod done;
 pub(crate) mod fp8_block;
+pub(crate) mod requantized;
 pub(crate) mod rounding;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
-use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Format, GlobalScale, QuantizedTensor};
-use rayon::prelude::*;
+use microscale::cast::to_mxfp8;
+use microscale::{Device, Format, GlobalScale};
 
 use crate::conventions::group::Group;
 use crate::conventions::ignored::ignored;
 use crate::conventions::packed::{Logical, Packed, logical};
 use crate::conventions::storage::{Storage, StoredGlobal};
-use crate::convert::done::{Done, in_bf16};
+use crate::convert::casts::{Cast, cast_alike, casts};
+use crate::convert::done::{BF16, Done, in_bf16};
 use crate::convert::fp8_block::Fp8Blocks;
-use crate::convert::rounding::{Compared, Rounding, rounding};
+use crate::convert::requantized::Requantized;
+use crate::convert::rounding::{Rounding, rounding};
 use crate::error::convention::ConventionError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
-use crate::names::fused::fused;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::{Tensor, elements};
+use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unquantized};
@@ -47,9 +49,11 @@ pub struct Converted {
     pub to: FileConvention,
     /// Sums over the quantized tensors.
     pub converted: Sums,
-    /// The tensors among them that were cast to another format.
+    /// The tensors among them that were cast to another format, exactly.
     pub cast: u64,
-    /// Sums over codes of eight bits under scales: their values are written in bf16, which holds them exactly.
+    /// The tensors that no cast keeps as they are, if [`Checkpoint::requantize`] lets their values be rounded.
+    pub requantized: Vec<Requantized>,
+    /// Sums over codes of eight bits under scales: their values are written in bf16.
     pub in_bf16: Sums,
     /// Sums over the tensors that were copied.
     pub copied: Sums,
@@ -75,7 +79,11 @@ pub struct Converted {
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
 /// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
 /// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3.
-/// [`FileConvention::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly. As in [`quantize`](crate::quantize()), a few
+/// [`FileConvention::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly.
+///
+/// What is not exact is refused, or after [`Checkpoint::requantize`] rounded and told of: tensors are what
+/// [`quantize`](crate::quantize()) makes of their f32 values by default, parts of a fused layer together; blocks of 128×128 what transformers makes of
+/// them; and codes of eight bits under scales, which otherwise become bf16 if that is exact, are rounded to it. As in [`quantize`](crate::quantize()), a few
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
@@ -83,9 +91,8 @@ pub struct Converted {
 /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
 /// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) and
 /// [`ConventionError::NotHeld`](crate::ConventionError::NotHeld) for what the convention cannot
-/// hold without quantizing again; [`microscale::Error::NotCast`], [`microscale::Error::NotExact`] and
-/// [`microscale::Error::NotExactBlock`] in [`Error::Tensor`] for what the
-/// format cannot; [`ConventionError::NotExactBlocks`](crate::ConventionError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// hold without quantizing again; [`ConventionError::NotExact`](crate::ConventionError::NotExact) for what the
+/// format cannot; [`ConventionError::Scaled`](crate::ConventionError::Scaled), [`ConventionError::NotExactBlocks`](crate::ConventionError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
@@ -102,7 +109,7 @@ pub fn convert(
     if to == FileConvention::Fp8Block {
         let work = Fp8Blocks::new(checkpoint, &logical, format)?;
         (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-        (cast, misread_by) = (work.casts(), Vec::new());
+        (cast, misread_by) = (work.tensors(), Vec::new());
     } else {
         let work = Converter::new(checkpoint, &logical, to, format)?;
         (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
@@ -111,7 +118,8 @@ pub fn convert(
     let mut converted = Converted {
         to,
         converted: Sums::default(),
-        cast,
+        cast: 0,
+        requantized: Vec::new(),
         in_bf16: Sums::default(),
         copied: Sums::default(),
         rounded: Vec::new(),
@@ -127,27 +135,14 @@ pub fn convert(
         converted.in_bf16 = converted.in_bf16.with(done.in_bf16);
         converted.copied = converted.copied.with(done.copied);
         converted.rounded.extend(done.rounded);
+        converted.requantized.extend(done.requantized);
         converted.rounded_inputs.extend(done.rounded_input);
         converted.dropped_inputs.extend(done.dropped_input);
     }
+    // Values of codes under scales are not among the casts.
+    let rounded = converted.requantized.iter().filter(|requantized| requantized.to != BF16);
+    converted.cast = cast - rounded.count() as u64;
     Ok(converted)
-}
-
-/// An exact cast of a tensor.
-#[derive(Clone, Copy)]
-enum Cast {
-    ToNvfp4(Mxfp4ToNvfp4),
-    ToMxfp8,
-}
-
-impl Cast {
-    /// The global scale after it, if the format has one.
-    fn global_scale(self) -> Option<GlobalScale> {
-        match self {
-            Self::ToNvfp4(cast) => Some(cast.global_scale(Direction::Divisor)),
-            Self::ToMxfp8 => None,
-        }
-    }
 }
 
 struct Converter<'a> {
@@ -175,7 +170,7 @@ impl<'a> Converter<'a> {
             if let Logical::Plain(tensor) = tensor
                 && let Some(scaling) = &tensor.scaling
             {
-                if !scaling.is_exact_in_bf16() {
+                if !checkpoint.requantize && !scaling.is_exact_in_bf16() {
                     let (file, tensor, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
                     return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
                 }
@@ -185,6 +180,14 @@ impl<'a> Converter<'a> {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
                 if let Some(reason) =
                     storage.comfy.and_then(|_| storage.cannot_hold(tensor.name, &tensor.shape))
+                {
+                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
+                    return Err(Error::Convention(ConventionError::NotHeld { file, tensor, to, reason }));
+                }
+                // What is quantized again must be of whole blocks.
+                if format.is_some_and(|format| format != tensor.format)
+                    && let Some(reason @ Reason::Columns { .. }) =
+                        storage.cannot_hold(tensor.name, &tensor.shape)
                 {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
                     return Err(Error::Convention(ConventionError::NotHeld { file, tensor, to, reason }));
@@ -206,9 +209,13 @@ impl<'a> Converter<'a> {
         let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
         let scales = checkpoint.tensors().map(|tensor| tensor.name);
         let scales = scales.filter(|name| !left.contains(name)).collect();
-        let others = packed.values().map(|(packed, _)| *packed);
+        // In the order of the checkpoint, so that the first error is always the same.
+        let others = checkpoint.tensors().filter_map(|tensor| Some(packed.get(tensor.name)?.0));
         let others = others.filter(|packed| format.is_some_and(|format| format != packed.format));
-        let casts = casts(&others.collect::<Vec<_>>(), format)?;
+        let casts = match format {
+            Some(format) => casts(&others.collect::<Vec<_>>(), format, checkpoint.requantize)?,
+            None => HashMap::new(),
+        };
         let converter = Self { checkpoint, to, packed, scaled, scales, casts };
         converter.check_names()?;
         Ok(converter)
@@ -266,13 +273,22 @@ impl<'a> Converter<'a> {
         let before = self.global_scale(packed);
         let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
         let mut rounding = rounding(packed, storage);
-        let cast = self.casts.get(packed.codes.name);
+        let cast = self.casts.get(packed.codes.name).copied();
+        let mut requantized = matches!(cast, Some(Cast::Again(..)))
+            .then(|| Requantized::new(packed.name, packed.format, storage.format));
         let mut tiles = storage.tiles(&packed.shape);
         for band in packed.bands()? {
+            let first = band.start;
             let tensor = packed.row(&packed.blocks_in(band))?.to_tensor();
-            let tensor = match cast {
-                Some(cast) => cast_alike(packed, *cast, &tensor, device)?,
-                None => tensor,
+            let tensor = match (cast, &mut requantized) {
+                (Some(Cast::ToNvfp4(cast)), _) => {
+                    cast_alike(packed, &tensor, device, |band| cast.cast(band))?
+                }
+                (Some(Cast::ToMxfp8), _) => cast_alike(packed, &tensor, device, |band| to_mxfp8(band))?,
+                (Some(Cast::Again(recipe, scale)), Some(told)) => {
+                    told.band(packed, storage, (&recipe, scale), (first, &tensor), device)?
+                }
+                _ => tensor,
             };
             if let Some(rounding) = &mut rounding {
                 rounding.add(packed, &tensor, device)?;
@@ -286,7 +302,7 @@ impl<'a> Converter<'a> {
         }
         let mut bytes_after = outlines.iter().map(Outline::bytes).sum();
         let rounded = rounding.filter(|rounding| rounding.differing != 0);
-        let mut done = Done { rounded, ..Done::default() };
+        let mut done = Done { rounded, requantized, ..Done::default() };
         if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
             bytes_after += outline.bytes();
             sink.write(&outline.name, &input.bytes(after, &packed.shape))?;
@@ -298,84 +314,6 @@ impl<'a> Converter<'a> {
         }
         done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
         Ok(done)
-    }
-}
-
-/// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs.
-fn casts<'a>(tensors: &[&'a Packed<'a>], format: Option<Format>) -> Result<HashMap<&'a str, Cast>> {
-    let Some(to) = format else { return Ok(HashMap::new()) };
-    if to == Format::Mxfp8E4m3 {
-        let looked_at = tensors.par_iter().map(|packed| {
-            // MXFP4 always is MXFP8.
-            let bands = if packed.format == Format::Mxfp4 { Vec::new() } else { packed.bands()? };
-            for band in bands {
-                let before = band.start / BLOCK_OF_MXFP8;
-                to_mxfp8_in(packed, &packed.row(&packed.blocks_in(band))?.to_tensor(), before)?;
-            }
-            Ok((packed.codes.name, Cast::ToMxfp8))
-        });
-        return looked_at.collect();
-    }
-    let looked_at = tensors.par_iter().map(|packed| {
-        if to != Format::Nvfp4 {
-            return Err(packed.error(microscale::Error::NotCast { from: packed.format, to }));
-        }
-        let mut cast = Mxfp4ToNvfp4::default();
-        for band in packed.bands()? {
-            let looked_at = cast.look_at(packed.row(&packed.blocks_in(band))?);
-            cast = looked_at.map_err(|error| packed.error(error))?;
-        }
-        Ok((*packed, cast))
-    });
-    let looked_at = looked_at.collect::<Result<Vec<_>>>()?;
-    let mut shared: HashMap<_, Mxfp4ToNvfp4> = HashMap::new();
-    for (packed, cast) in &looked_at {
-        if let Some(layer) = fused(packed.name) {
-            let of_layer = shared.entry(layer).or_default();
-            *of_layer = of_layer.and(*cast);
-        }
-    }
-    let casts = looked_at.into_iter().map(|(packed, cast)| {
-        let cast = fused(packed.name).and_then(|layer| shared.get(&layer)).copied().unwrap_or(cast);
-        if cast.is_exact() {
-            Ok((packed.codes.name, Cast::ToNvfp4(cast)))
-        } else {
-            Err(packed.error(microscale::Error::NotExact { span: cast.span() }))
-        }
-    });
-    casts.collect()
-}
-
-/// Elements of a block of MXFP8.
-const BLOCK_OF_MXFP8: usize = 32;
-
-/// Casts a band to MXFP8, given the blocks of the tensor before it.
-fn to_mxfp8_in(packed: &Packed<'_>, band: &QuantizedTensor, before: usize) -> Result<QuantizedTensor> {
-    let columns = packed.shape.last().copied().unwrap_or(1);
-    let not_exact = |block| microscale::Error::NotExactBlock { to: Format::Mxfp8E4m3, block, columns };
-    if columns % BLOCK_OF_MXFP8 != 0 {
-        return Err(packed.error(not_exact(0)));
-    }
-    to_mxfp8(band).map_err(|source| match source {
-        microscale::Error::NotExactBlock { block, .. } => packed.error(not_exact(before + block)),
-        source => packed.error(source),
-    })
-}
-
-/// Casts a band, and makes sure that its values are the same.
-fn cast_alike(
-    packed: &Packed<'_>,
-    cast: Cast,
-    band: &QuantizedTensor,
-    device: &Device,
-) -> Result<QuantizedTensor> {
-    let after = match cast {
-        Cast::ToNvfp4(cast) => cast.cast(band).map_err(|source| packed.error(source))?,
-        Cast::ToMxfp8 => to_mxfp8_in(packed, band, 0)?,
-    };
-    match Compared::of(packed, band, &after, device)?.differing {
-        0 => Ok(after),
-        _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
     }
 }
 
@@ -405,7 +343,7 @@ impl Rewrite for Converter<'_> {
                 return self.convert(packed, storage, device, sink);
             }
             if let Some(scaled) = self.scaled.get(tensor.name) {
-                return in_bf16(scaled, sink);
+                return in_bf16(scaled, self.checkpoint.requantize, sink);
             }
             let with_codes = self.scales.contains(tensor.name);
             let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };

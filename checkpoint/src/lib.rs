@@ -54,6 +54,7 @@ mod write;
 pub use compare::{Compared, Comparison, Difference, compare};
 pub use compare_format::compare_format;
 pub use conventions::packed::{Logical, Packed, logical};
+pub use convert::requantized::Requantized;
 pub use convert::rounding::Rounding;
 pub use convert::{Converted, convert};
 pub use dequantize::{Dequantized, dequantize};

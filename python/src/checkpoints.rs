@@ -219,19 +219,24 @@ pub(crate) fn merge_checkpoint(
 
 /// Writes a quantized checkpoint by another convention of files. Returns JSON, and warnings.
 #[pyfunction]
-#[pyo3(signature = (path, out, to, format, device, progress))]
+#[pyo3(signature = (path, out, to, format, requantize, device, progress))]
+#[expect(clippy::too_many_arguments, reason = "each is one of Python's")]
 pub(crate) fn convert_checkpoint(
     py: Python<'_>,
     path: PathBuf,
     out: PathBuf,
     to: &str,
     format: Option<&str>,
+    requantize: bool,
     device: &str,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(String, Vec<String>)> {
     let of_checkpoints = |error| of_checkpoints(py, error);
     let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
-    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let mut input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    if requantize {
+        input.requantize();
+    }
     check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done =
@@ -245,6 +250,16 @@ pub(crate) fn convert_checkpoint(
             "values": rounding.values,
         })
     });
+    let requantized = done.requantized.iter().map(|tensor| {
+        json!({
+            "tensor": tensor.tensor,
+            "from": tensor.from,
+            "to": tensor.to,
+            "differing": tensor.differing,
+            "values": tensor.values,
+            "relative_squared_error": tensor.errors.relative_squared_error(),
+        })
+    });
     let facts = json!({
         "to": done.to.word(),
         "converted": sums(done.converted),
@@ -252,6 +267,7 @@ pub(crate) fn convert_checkpoint(
         "copied": sums(done.copied),
         "cast": done.cast,
         "rounded": rounded.collect::<Vec<_>>(),
+        "requantized": requantized.collect::<Vec<_>>(),
         "rounded_inputs": done.rounded_inputs,
         "dropped_inputs": done.dropped_inputs,
         "dropped_cache": done.dropped_cache,

@@ -68,7 +68,7 @@ def transformers_fp8() -> File:
 
 
 def compressed_tensors() -> File:
-    """One scale for a tensor, for each row, or for each 128x128 of a matrix that is not whole blocks."""
+    """One scale for a tensor, for each row, for each group of a row, or for each 128x128 of a matrix that is not whole blocks."""
     tensors: Tensors = {}
 
     def add(name: str, weight: torch.Tensor, dtype: torch.dtype, **args: object) -> None:
@@ -78,6 +78,8 @@ def compressed_tensors() -> File:
             padded = maybe_pad_tensor_for_block_quant(weight, (128, 128))
             parts = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
             low, high = parts.amin(dim=(1, 3)), parts.amax(dim=(1, 3))
+        elif weights.strategy == "group":
+            low, high = weight.unflatten(1, (-1, weights.group_size)).aminmax(dim=2)
         else:
             low, high = weight.aminmax(dim=1, keepdim=True) if weights.strategy == "channel" else weight.aminmax()
         scale, _ = calculate_qparams(low, high, weights)
@@ -94,6 +96,9 @@ def compressed_tensors() -> File:
     add("int8", weights((64, 160), 8), torch.float32, strategy="channel", **int8)
     add("int8_bf16", weights((64, 160), 9), torch.bfloat16, strategy="channel", **int8)
     add("block", weights((200, 300), 10), torch.float32, strategy="block", block_structure=[128, 128], **float8)
+    add("group", weights((48, 384), 15), torch.float32, strategy="group", group_size=128, **float8)
+    add("int8_group", weights((64, 160), 16), torch.float32, strategy="group", group_size=32, **int8)
+    add("int8_group_bf16", weights((32, 128), 17), torch.bfloat16, strategy="group", group_size=64, **int8)
     return tensors, {"library": "compressed-tensors", "version": version("compressed-tensors"), "function": "decompress"}
 
 

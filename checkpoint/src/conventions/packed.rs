@@ -8,7 +8,7 @@ pub(crate) mod bands;
 use std::borrow::Cow;
 
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
+use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, ScaleLayout, Words};
 
 use crate::conventions::scaled::scaled;
 use crate::conventions::storage::{Storage, StoredGlobal};
@@ -136,10 +136,11 @@ impl<'a> Packed<'a> {
             Format::Mxfp4 => 4,
             _ => return None,
         };
-        let linear = self.shape.len() > 1 && !self.storage.transposed && self.storage.is_linear();
-        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| linear)?;
+        let apart = self.shape.len() > 1 && !self.storage.transposed && self.storage.blocks.is_none();
+        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| apart)?;
+        let layout = self.storage.comfy.map_or(ScaleLayout::Linear, |_| ScaleLayout::Swizzled);
         let block = [1, self.format.block()];
-        let scaling = Scaling { name, dtype, data, file, block, shared: false, bits };
+        let scaling = Scaling { name, dtype, data, file, block, shared: false, bits, layout };
         let shape = checkpoint.keep_shape(&self.codes, &self.shape)?;
         Some(Tensor { name: self.name, shape, scaling: Some(scaling), ..self.codes })
     }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | F8_E4M3 | `X_scale_inv`, for each block of rows and columns | DeepSeek-V3, Qwen3-FP8; transformers' method `fp8` |
 //! | F8_E4M3 | `.scale` in the place of X's `.weight`, for each block | DeepSeek-V4's layers, and its experts where they are FP8 |
-//! | F8_E4M3, I8 | `X_scale`, for the tensor, each row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
+//! | F8_E4M3, I8 | `X_scale`, for the tensor, each row, each group of a row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
 //! | F8_E4M3 | `X_scale`, for the tensor or each row | ModelOpt's FP8 |
 //!
 //! MXFP8 and MXFP4 are formats that are written too, and so are known to [`packed`](crate::conventions::packed).
@@ -12,6 +12,7 @@
 //! Scales are F32, F16, BF16 or powers of two (F8_E8M0, or U8 of the same bytes). A code is multiplied with its scale,
 //! whatever that is called. How large blocks are is what the config says, or else [`BLOCK`].
 
+use microscale::ScaleLayout;
 use serde_json::Value;
 
 use crate::conventions::table::rescaled;
@@ -35,6 +36,9 @@ const ZERO_POINT: &str = "_zero_point";
 /// The ends of the names of what goes with codes and is about a layer's inputs, or says to ComfyUI what they are, in the place of
 /// [`WEIGHT`].
 const INPUTS: [&str; 4] = [".input_scale", ".input_zero_point", ".activation_scale", ".comfy_quant"];
+
+/// The end of the names of the groups that columns are in, where these are not consecutive.
+const ORDER: &str = "_g_idx";
 
 /// The beginnings of the methods whose weights of such codes have scales, and the end of the names of these.
 const METHODS: [(&str, &str); 3] =
@@ -73,21 +77,32 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
             codes.unreadable(format!("its zero points, {zero_points}, are not 0, which is not understood"))
         );
     }
+    if let Some(order) = checkpoint.tensor(&format!("{}{ORDER}", codes.name)) {
+        return Err(codes.unreadable(format!(
+            "its columns are in an order of their own, {}, which is not understood",
+            order.name
+        )));
+    }
     let blocks = blocks(checkpoint);
     let mut fitting: Vec<_> = blocks.iter().filter_map(|block| fit(codes.shape, shape, *block)).collect();
+    if fitting.is_empty() {
+        let said = group_sizes(checkpoint);
+        fitting.extend(groups(codes.shape, shape, &said).map(|block| (block, false)));
+    }
     fitting.dedup();
     let [(block, shared)] = fitting[..] else {
         let sizes: Vec<_> = blocks.iter().map(|[rows, cols]| format!("{rows}x{cols}")).collect();
         let (codes_shape, sizes) = (codes.shape, sizes.join(" or "));
         let are = match fitting.is_empty() {
-            true => "are neither one scale for all, nor for each row, nor",
+            true => "are neither one scale for all, nor for each row, nor for equal groups of a row, nor",
             false => "may be one scale",
         };
         return Err(codes.unreadable(format!(
             "codes of shape {codes_shape:?} and scales of shape {shape:?} ({name}) {are} for each block of {sizes}"
         )));
     };
-    let scaling = Scaling { name, dtype, data, file, block, shared, bits: 8 };
+    let layout = ScaleLayout::Linear;
+    let scaling = Scaling { name, dtype, data, file, block, shared, bits: 8, layout };
     Ok(Some(Tensor { scaling: Some(scaling), ..codes }))
 }
 
@@ -112,6 +127,25 @@ fn fit(codes: &[usize], scales: &[usize], block: [usize; 2]) -> Option<([usize; 
     let of_rows = matrices.is_empty() && scales == [rows];
     let block = if of_rows { Some([1, cols]) } else { whole.into_iter().find(of_matrices) };
     block.map(|block| (block, false))
+}
+
+/// Rows and columns of the group of a row that each scale is for, if the scales are as many as equal groups need, and these of a
+/// size that is `said`, if any is.
+fn groups(codes: &[usize], scales: &[usize], said: &[usize]) -> Option<[usize; 2]> {
+    let (of_codes, of_scales) = (codes.split_last()?, scales.split_last()?);
+    let (cols, groups) = (*of_codes.0, *of_scales.0);
+    let fits = of_codes.1 == of_scales.1 && groups > 0 && cols.is_multiple_of(groups);
+    let size = cols.checked_div(groups).filter(|size| fits && (said.is_empty() || said.contains(size)))?;
+    Some([1, size])
+}
+
+/// The sizes of groups, by the config.
+fn group_sizes(checkpoint: &Checkpoint) -> Vec<usize> {
+    let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
+    let groups = config.and_then(|config| config.get("config_groups")?.as_object());
+    let of_groups = groups.into_iter().flat_map(|groups| groups.values());
+    let sizes = of_groups.filter_map(|group| group.get("weights")?.get("group_size")?.as_u64());
+    sizes.filter_map(|size| usize::try_from(size).ok()).collect()
 }
 
 /// Rows and columns of blocks, by the config: of compressed-tensors', each group may have others.

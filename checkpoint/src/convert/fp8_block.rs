@@ -13,14 +13,15 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use microscale::Device;
-use microscale::Format;
 use microscale::formats::E4m3;
+use microscale::{Format, Position, Report, ScaleLayout};
 use rayon::prelude::*;
 
 use crate::conventions::fp8_block::{BLOCK, SCALES, describe};
 use crate::conventions::ignored::ignored;
 use crate::conventions::packed::{Logical, Packed};
 use crate::convert::done::{Done, in_bf16};
+use crate::convert::requantized::Requantized;
 use crate::dtype::FileDtype;
 use crate::error::convention::ConventionError;
 use crate::error::output::OutputError;
@@ -54,11 +55,12 @@ fn scale(largest: f32) -> f64 {
     if f64::from(largest) <= f64::from(E4m3::MAX) * least { least } else { 2.0 * least }
 }
 
-/// Rows of blocks: the codes of whole rows, and the scale of each block; and how many blocks are not exact.
+/// Rows of blocks: the codes of whole rows, and the scale and the largest magnitude of each block; and the blocks that are not exact.
 struct Cast {
     codes: Vec<u8>,
     scales: Vec<f32>,
-    inexact: u64,
+    largest: Vec<f32>,
+    inexact: Vec<usize>,
 }
 
 impl Cast {
@@ -73,7 +75,7 @@ impl Cast {
                 magnitudes.fold(0.0, f32::max)
             })
             .collect();
-        let scales: Vec<f64> = largest.into_iter().map(scale).collect();
+        let scales: Vec<f64> = largest.iter().copied().map(scale).collect();
         let mut codes = vec![0; values.len()];
         let rows = codes.par_chunks_exact_mut(cols).zip(values.par_chunks_exact(cols));
         let inexact = rows.map(|(codes, values)| {
@@ -93,12 +95,29 @@ impl Cast {
         });
         let none = || vec![false; scales.len()];
         let inexact = inexact.reduce(none, |a, b| a.iter().zip(&b).map(|(a, b)| a | b).collect());
-        let inexact = inexact.into_iter().filter(|inexact| *inexact).count() as u64;
-        Self { codes, scales: scales.into_iter().map(|scale| scale as f32).collect(), inexact }
+        let inexact = inexact.into_iter().enumerate().filter_map(|(block, inexact)| inexact.then_some(block));
+        let inexact = inexact.collect();
+        Self { codes, scales: scales.into_iter().map(|scale| scale as f32).collect(), largest, inexact }
     }
 
-    /// Makes sure that what a file is read as has the same values. All NaN are the same.
-    fn check(&self, packed: &Packed<'_>, values: &[f32], cols: usize) -> Result<()> {
+    /// Rounds the blocks that are not exact, by transformers' rule: values times 448 / amax, under the inverse of that. There is no
+    /// rule for infinities.
+    fn round(&mut self, values: &[f32], cols: usize) {
+        for block in &self.inexact {
+            let factor = (E4m3::MAX / self.largest[*block]).min(2f32.powi(-LEAST));
+            self.scales[*block] = 1.0 / factor;
+            let columns = block * BLOCK[1]..cols.min((block + 1) * BLOCK[1]);
+            let rows = self.codes.chunks_exact_mut(cols).zip(values.chunks_exact(cols));
+            for (codes, values) in rows {
+                for (code, value) in codes[columns.clone()].iter_mut().zip(&values[columns.clone()]) {
+                    *code = E4m3::from_f32((value * factor).clamp(-E4m3::MAX, E4m3::MAX)).to_bits();
+                }
+            }
+        }
+    }
+
+    /// The values that a file of this is read as.
+    fn values(&self, packed: &Packed<'_>, cols: usize) -> Option<Vec<f32>> {
         let (dtype, data) = (FileDtype::F32, bytemuck::cast_slice(&self.scales));
         let scaling = Scaling {
             name: SCALES,
@@ -108,14 +127,10 @@ impl Cast {
             block: BLOCK,
             shared: false,
             bits: 8,
+            layout: ScaleLayout::Linear,
         };
-        let shape = [values.len() / cols, cols];
-        let after = scaling.values(FileDtype::F8_E4M3, &shape, &self.codes, 0..values.len());
-        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-        match after.is_some_and(|after| after.par_iter().zip(values).all(same)) {
-            true => Ok(()),
-            false => Err(packed.error(microscale::Error::Wrong("a cast"))),
-        }
+        let shape = [self.codes.len() / cols, cols];
+        scaling.values(FileDtype::F8_E4M3, &shape, &self.codes, 0..self.codes.len())
     }
 }
 
@@ -175,7 +190,7 @@ impl<'a> Fp8Blocks<'a> {
             match tensor {
                 Logical::Plain(tensor) => {
                     let Some(scaling) = &tensor.scaling else { continue };
-                    if !is_there(tensor) && !scaling.is_exact_in_bf16() {
+                    if !checkpoint.requantize && !is_there(tensor) && !scaling.is_exact_in_bf16() {
                         let dtype = tensor.dtype;
                         return Err(ConventionError::Scaled { file, tensor: name, dtype, to }.into());
                     }
@@ -199,14 +214,14 @@ impl<'a> Fp8Blocks<'a> {
         let converter = Self { checkpoint, packed, scaled, scales: scales.collect() };
         converter.check_names()?;
         // In the order of the checkpoint, so that the first error is always the same.
-        for tensor in checkpoint.tensors() {
+        for tensor in checkpoint.tensors().filter(|_| !checkpoint.requantize) {
             converter.packed.get(tensor.name).map_or(Ok(()), |packed| check_exact(packed))?;
         }
         Ok(converter)
     }
 
     /// The tensors that are cast.
-    pub(crate) fn casts(&self) -> u64 {
+    pub(crate) fn tensors(&self) -> u64 {
         self.packed.len() as u64
     }
 
@@ -241,7 +256,7 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
     for band in bands(&packed.shape) {
         afford(&packed.codes, packed.name, band.len())?;
         let cast = Cast::of(&packed.values_in::<f32>(band, &Device::Cpu)?, cols);
-        (blocks, of) = (blocks + cast.inexact, of + cast.scales.len() as u64);
+        (blocks, of) = (blocks + cast.inexact.len() as u64, of + cast.scales.len() as u64);
     }
     let (file, tensor) = (packed.codes.file.into(), packed.name.into());
     match blocks {
@@ -250,19 +265,34 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
     }
 }
 
-/// Casts a tensor and writes it, one row of blocks after another.
-fn write_cast(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+/// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks that are not exact.
+fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<'_>) -> Result<Done> {
     let cols = packed.shape.last().copied().unwrap_or(1);
     let [codes, scales] = outlines(packed.name, &packed.shape);
+    let mut rounded = Requantized::new(packed.name, packed.format, FileConvention::Fp8Block);
     for band in bands(&packed.shape) {
-        let values: Vec<f32> = packed.values_in(band, device)?;
-        let cast = Cast::of(&values, cols);
-        cast.check(packed, &values, cols)?;
+        let values: Vec<f32> = packed.values_in(band.clone(), device)?;
+        let mut cast = Cast::of(&values, cols);
+        if let Some(block) = cast.inexact.iter().find(|block| cast.largest[**block].is_infinite()) {
+            let at = values.iter().position(|value| value.is_infinite()).unwrap_or(block * BLOCK[1]);
+            let first = Position { row: (band.start + at) / cols, col: at % cols };
+            let mut report = Report::default();
+            (report.infinite, report.first_non_finite) = (1, Some(first));
+            return Err(packed.error(microscale::Error::NonFinite { first, report }));
+        }
+        if rounding {
+            cast.round(&values, cols);
+        }
+        rounded.add(&values, &cast.values(packed, cols).unwrap_or_default());
+        if rounded.values != band.end as u64 || !rounding && rounded.differing != 0 {
+            return Err(packed.error(microscale::Error::Wrong("a cast")));
+        }
         sink.append(&codes.name, &cast.codes)?;
         sink.append(&scales.name, bytemuck::cast_slice(&cast.scales))?;
     }
     let dropped_input = packed.input_scale.is_some().then(|| packed.name.into());
-    let mut done = Done { dropped_input, ..Done::default() };
+    let requantized = (rounded.differing != 0).then_some(rounded);
+    let mut done = Done { dropped_input, requantized, ..Done::default() };
     done.converted.add(elements(&packed.shape), packed.bytes() as u64, codes.bytes() + scales.bytes());
     Ok(done)
 }
@@ -300,11 +330,11 @@ impl Rewrite for Fp8Blocks<'_> {
     fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
         let done = tensors.iter().map(|tensor| {
             if let Some(packed) = self.packed.get(tensor.name) {
-                return write_cast(packed, device, sink);
+                return write_cast(packed, self.checkpoint.requantize, device, sink);
             }
             match self.scaled.get(tensor.name) {
                 Some(scaled) if is_there(scaled) => restate(scaled, sink),
-                Some(scaled) => in_bf16(scaled, sink),
+                Some(scaled) => in_bf16(scaled, self.checkpoint.requantize, sink),
                 None if self.scales.contains(tensor.name) => Ok(Done::default()),
                 None => Ok(Done { copied: sink.copy(tensor)?, ..Done::default() }),
             }
@@ -356,16 +386,16 @@ mod tests {
                     for b in NUMBERS {
                         let values = [a * low, -b * high, 0.0, -0.0];
                         let cast = Cast::of(&values, 4);
-                        assert_eq!(cast.inexact == 0, is_exact_under_any(&values), "{a} {b} {apart}");
+                        assert_eq!(cast.inexact.is_empty(), is_exact_under_any(&values), "{a} {b} {apart}");
                         if apart <= 14 {
-                            assert_eq!(cast.inexact, 0);
+                            assert!(cast.inexact.is_empty());
                         }
                     }
                 }
                 let ends = [0.5 * low, 6.0 * high];
-                assert_eq!(Cast::of(&ends, 2).inexact == 0, apart <= 14, "{apart}");
+                assert_eq!(Cast::of(&ends, 2).inexact.is_empty(), apart <= 14, "{apart}");
                 let powers = [low, high];
-                assert_eq!(Cast::of(&powers, 2).inexact == 0, apart <= 17, "{apart}");
+                assert_eq!(Cast::of(&powers, 2).inexact.is_empty(), apart <= 17, "{apart}");
             }
         }
     }
@@ -382,7 +412,7 @@ mod tests {
                     number * 2f32.powi(random.i32(-60..=spread - 60))
                 })
                 .collect();
-            let said = Cast::of(&values, values.len()).inexact == 0;
+            let said = Cast::of(&values, values.len()).inexact.is_empty();
             assert_eq!(said, is_exact_under_any(&values), "{values:?}");
             if said { exact += 1 } else { not += 1 }
         }
@@ -400,11 +430,11 @@ mod tests {
         assert_eq!(of[..2], [0..128 * 300, 128 * 300..130 * 300]);
         assert_eq!((of.len(), of[3].end), (4, 2 * 130 * 300));
         let [first, last] = [&of[0], &of[1]].map(|band| Cast::of(&values[band.clone()], cols));
-        assert_eq!((first.inexact, last.inexact), (1, 0));
+        assert_eq!((&first.inexact[..], &last.inexact[..]), (&[2][..], &[][..]));
         assert_eq!(last.scales, [2f32.powi(-8); 3]);
         assert!(E4m3::from_bits(last.codes[cols + 150]).is_nan());
         assert_eq!(scales_shape(&[2, 130, 300]), [2, 2, 3]);
         assert_eq!(Cast::of(&[0.0, -0.0], 2).codes, [0, 0x80]);
-        assert_eq!(Cast::of(&[f32::INFINITY], 1).inexact, 1);
+        assert_eq!(Cast::of(&[f32::INFINITY], 1).inexact, [0]);
     }
 }

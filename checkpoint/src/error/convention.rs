@@ -129,10 +129,22 @@ pub enum ConventionError {
         reason: Reason,
     },
 
+    /// A cast that would not keep every value.
+    #[error("{}: tensor {tensor}: {why}, as --requantize does", .file.display())]
+    NotExact {
+        /// The input.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The reason: [`NotCast`](microscale::Error::NotCast), [`NotExact`](microscale::Error::NotExact) or
+        /// [`NotExactBlock`](microscale::Error::NotExactBlock).
+        why: Box<microscale::Error>,
+    },
+
     /// Values that FP8 cannot hold under a scale for each 128×128.
     #[error(
         "{}: tensor {tensor}: {blocks} of {of} blocks of 128×128 have values that no power of two as their scale makes exact in \
-         FP8 (E4M3), so it is not cast to {}; dequantize the checkpoint, and quantize that",
+         FP8 (E4M3), so it is not cast to {}; --requantize rounds these blocks",
         .file.display(), FileConvention::Fp8Block.word()
     )]
     NotExactBlocks {
@@ -158,7 +170,7 @@ pub enum ConventionError {
     /// Codes of eight bits under scales, which are read and not written, and whose values bf16 cannot hold.
     #[error(
         "{}: tensor {tensor}: {dtype} under scales is not written by {}, and its values are not exact in bf16, for its \
-         scales are no powers of two that bf16 can hold; quantize the checkpoint anew, or dequantize it first",
+         scales are no powers of two that bf16 can hold; quantize the checkpoint anew, or round them with --requantize",
         .file.display(), .to.word()
     )]
     Scaled {

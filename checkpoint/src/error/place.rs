@@ -79,6 +79,7 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         | ConventionError::NotConverted { file, tensor, .. }
         | ConventionError::NotInQ8_0 { file, tensor, .. }
         | ConventionError::NotHeld { file, tensor, .. }
+        | ConventionError::NotExact { file, tensor, .. }
         | ConventionError::NotExactBlocks { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use crate::read::tensor::elements;
 
-/// Elements of a band, unless a single row has more; as f32 they take 64 MiB. A multiple of what
+/// Elements of a band, unless a single row has more; as f32 they take 4 MiB, which stay in caches and which allocators use again: memory
+/// that is new each time costs more than what is done with it. A multiple of what
 /// [`ErrorStats`](microscale::ErrorStats) sums at a time.
-pub(crate) const BAND: usize = 1 << 24;
+pub(crate) const BAND: usize = 1 << 20;
 
 /// The bands of so many elements: at least one, which may be empty.
 pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {

@@ -100,8 +100,8 @@ impl Checkpoint {
         self.skip_other_weights = true;
     }
 
-    /// Lets weights in MXFP4 be quantized again, from their values, whatever convention they are stored by. Those of a convention
-    /// that is read alone always can be.
+    /// Lets weights in MXFP4 be quantized again, from their values, whatever convention they are stored by (those of a convention
+    /// that is read alone always can be); and lets [`convert`](crate::convert()) round what no cast keeps as it is.
     pub fn requantize(&mut self) {
         self.requantize = true;
     }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
+use microscale::ScaleLayout;
 use microscale::formats::{E2m1, E4m3, E8m0};
 use rayon::prelude::*;
 
@@ -33,6 +34,8 @@ pub struct Scaling<'a> {
     pub(crate) shared: bool,
     /// Bits of a code: 8, or the 4 of E2M1, of which a byte has the first of two in its low half.
     pub bits: usize,
+    /// The order of scales: linear, or of a single matrix in tiles.
+    pub(crate) layout: ScaleLayout,
 }
 
 /// Shows all but the bytes.
@@ -127,7 +130,8 @@ impl Scaling<'_> {
                 let (row, col) = (at / cols, at % cols);
                 let (matrix, row) = (if self.shared { 0 } else { row / rows }, row % rows);
                 let across = col / self.block[1];
-                let scale = (matrix * scales_down + row / self.block[0]) * scales_across + across;
+                let down = matrix * scales_down + row / self.block[0];
+                let scale = self.layout.offset(down, across, scales_across);
                 let scale = scale_of(self.data, scale);
                 let end = cols.min((across + 1).saturating_mul(self.block[1]));
                 let run = (end - col).min(values.len());
@@ -189,7 +193,16 @@ mod tests {
     use super::*;
 
     fn scaling(dtype: FileDtype, data: &[u8], block: [usize; 2], shared: bool) -> Scaling<'_> {
-        Scaling { name: "s", dtype, data, file: Path::new("x"), block, shared, bits: 8 }
+        Scaling {
+            name: "s",
+            dtype,
+            data,
+            file: Path::new("x"),
+            block,
+            shared,
+            bits: 8,
+            layout: ScaleLayout::Linear,
+        }
     }
 
     /// Each value by its own row and column, one at a time.

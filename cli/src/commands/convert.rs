@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::{DeviceChoice, Format, GlobalScale, Words};
-use microscale_checkpoint::{self as checkpoint, FileConvention, Rounding, remove_unfinished_output};
+use microscale::{DeviceChoice, Format, GlobalScale, Report, Words};
+use microscale_checkpoint::{
+    self as checkpoint, FileConvention, Requantized, Rounding, remove_unfinished_output,
+};
 
 use crate::options::device::device;
 use crate::options::words::{converted_conventions, words};
@@ -30,12 +32,18 @@ pub(crate) struct Args {
     /// auto, cpu, cuda:N or cuda:all: what dequantizes both, to compare them
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Round what cannot be cast exactly: quantize its values again, as `quantize` does. By default it is refused
+    #[arg(long)]
+    requantize: bool,
     #[command(flatten)]
     others: OtherFilesArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = args.others.open(&args.input)?;
+    let mut checkpoint = args.others.open(&args.input)?;
+    if args.requantize {
+        checkpoint.requantize();
+    }
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
     let device = device(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
@@ -57,7 +65,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut text = format!("{}\n", rows.trim_fmt());
     done.rounded.sort_by(|a, b| natural_order(&a.tensor, &b.tensor));
     text += &roundings(&done.rounded);
-    let same = done.converted.tensors - done.rounded.len() as u64;
+    done.requantized.sort_by(|a, b| natural_order(&a.tensor, &b.tensor));
+    text += &requantizings(&done.requantized);
+    let differing = done.requantized.iter().filter(|tensor| tensor.to != "bf16").count();
+    let same = done.converted.tensors - (done.rounded.len() + differing) as u64;
     text += &format!("\n{} tensors have the same values to the bit\n", count(same));
     let fp8 = (args.to == FileConvention::Fp8Block).then(|| args.to.to_string());
     if let Some(format) = args.format.map(|format| format.to_string()).or(fp8).filter(|_| done.cast > 0) {
@@ -83,6 +94,30 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let (to, whole, out) = (args.to.word(), seconds(done.seconds), args.out.display());
     text += &format!("\nfiles   {to}\ndevice  {device}\ntime    {whole}\noutput  {out}");
     print(text)
+}
+
+/// The tensors that were quantized again, and what that lost.
+fn requantizings(requantized: &[Requantized]) -> String {
+    if requantized.is_empty() {
+        return String::new();
+    }
+    let mut rows = table(&["quantized again", "from", "to", ">values differ", ">relative error", ">SQNR"]);
+    let mut report = Report::default();
+    for tensor in requantized {
+        report += tensor.report;
+        let differ = format!("{} of {}", count(tensor.differing), count(tensor.values));
+        let error = figure(tensor.errors.relative_squared_error().sqrt());
+        let sqnr = format!("{:.1} dB", tensor.errors.sqnr_db());
+        rows.add_row([&shown(&tensor.tensor), &tensor.from, &tensor.to, &differ, &error, &sqnr]);
+    }
+    let counts = [
+        (report.clipped_blocks, "blocks clipped"),
+        (report.flushed_blocks, "blocks flushed to zero"),
+        (report.saturated_scales, "scales out of range"),
+    ];
+    let counts = counts.iter().filter(|(blocks, _)| *blocks > 0);
+    let counts = counts.map(|(blocks, what)| format!("{} {what}\n", count(*blocks)));
+    format!("\n{}\n{}", rows.trim_fmt(), counts.collect::<String>())
 }
 
 /// The tensors that another direction of the global scale has changed.

@@ -137,3 +137,32 @@ fn what_is_not_understood_is_refused_by_name() {
     assert_eq!(tensors(&out)["a.weight"].2, floats(&[value; 128 * 128]));
     assert_eq!(tensors(&out).len(), 1);
 }
+
+#[test]
+fn mxfp8_is_quantized_like_that_of_others() {
+    let scratch = Scratch::new();
+    let weight = ("a.weight", Dtype::F32, vec![ROWS, COLS], floats(&noise(ROWS * COLS)));
+    let input = scratch.write_tensors("x.safetensors", &[weight]);
+    for to in ["comfyui", "compressed-tensors"] {
+        let options = ["--format", "mxfp8-e4m3", "--out-convention", to];
+        quantize(&scratch, &input, &format!("{to}.safetensors"), &options).ok();
+    }
+    for options in [
+        &["--format", "nvfp4"][..],
+        &["--format", "mxfp4"],
+        &["--format", "nvfp4", "--out-convention", "comfyui"],
+    ] {
+        let made = ["comfyui", "compressed-tensors"].map(|from| {
+            let out = format!("{from}.{}.safetensors", options.concat());
+            quantize(&scratch, &scratch.path(format!("{from}.safetensors")), &out, options).ok();
+            tensors(&scratch.path(&out))
+        });
+        let [ours, expected] = made.map(|tensors| {
+            tensors
+                .into_iter()
+                .map(|(name, (dtype, shape, data, _))| (name, dtype, shape, data))
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(ours, expected, "{options:?}");
+    }
+}

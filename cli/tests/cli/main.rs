@@ -31,6 +31,7 @@ mod recipes;
 mod refusing;
 mod report;
 mod reporting;
+mod requantizing;
 mod scaled;
 mod search;
 mod writing;

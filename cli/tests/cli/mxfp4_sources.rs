@@ -386,7 +386,7 @@ fn experts_become_block_fp8_beside_layers_that_are() {
         if exact {
             ran.ok();
         } else {
-            ran.fails_with(&["ct.safetensors", "a.weight", "1 of 4 blocks of 128×128", "dequantize"]);
+            ran.fails_with(&["ct.safetensors", "a.weight", "1 of 4 blocks of 128×128", "--requantize"]);
         }
     }
 }

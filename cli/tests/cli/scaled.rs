@@ -349,7 +349,7 @@ fn what_is_more_than_codes_and_scales_is_refused_by_name() {
     let file = scratch.write_tensors("w.safetensors", &[weight, few]);
     quantize(&scratch, &file, "W.safetensors", &[]).fails_with(&[
         "[199, 1]",
-        "neither one scale for all, nor for each row, nor for each block of 128x128",
+        "neither one scale for all, nor for each row, nor for equal groups of a row, nor for each block of 128x128",
     ]);
 }
 

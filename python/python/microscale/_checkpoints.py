@@ -105,23 +105,25 @@ def convert(
     *,
     to: str,
     format: str | None = None,
+    requantize: bool = False,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes a quantized checkpoint by another convention of files, without quantizing again.
+    """Writes a quantized checkpoint by another convention of files.
 
     Args:
         path: a quantized checkpoint.
         out: what to write.
         to: `compressed-tensors`, `modelopt`, `gpt-oss` or `gguf`.
-        format: `nvfp4` casts MXFP4 to it where that is exact.
+        format: `nvfp4` casts MXFP4 to it where that is exact, `mxfp8-e4m3` MXFP4 and NVFP4.
+        requantize: round what is not exact, instead of refusing it.
         device: compares all values before and after.
         progress: as in :func:`quantize_checkpoint`.
 
     Returns:
-        Sums over the tensors, and under `rounded` those whose values are not the same to the bit.
+        Sums over the tensors, and under `rounded` and `requantized` those whose values are not the same to the bit.
     """
-    return _told(_microscale.convert_checkpoint(path, out, to, format, device, progress))
+    return _told(_microscale.convert_checkpoint(path, out, to, format, requantize, device, progress))
 
 
 def doctor(

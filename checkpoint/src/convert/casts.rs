@@ -1,0 +1,199 @@
+//! The casts of tensors to another format: exact, or if that is wanted, by quantizing their values again.
+
+use std::collections::HashMap;
+
+use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
+use microscale::formats::nvfp4::Direction;
+use microscale::{Convention, Device, Format, Global, GlobalScale, QuantizedTensor, Recipe};
+use rayon::prelude::*;
+
+use crate::conventions::packed::Packed;
+use crate::convert::rounding::Compared;
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::names::fused::{Fused, fused};
+
+/// A cast of a tensor.
+#[derive(Clone, Copy)]
+pub(crate) enum Cast {
+    /// Exact: other scales over the same codes.
+    ToNvfp4(Mxfp4ToNvfp4),
+    /// Exact.
+    ToMxfp8,
+    /// The values are quantized again, under this global scale if the format has one.
+    Again(Recipe, Option<GlobalScale>),
+}
+
+impl Cast {
+    /// The global scale after it, if the format has one.
+    pub(crate) fn global_scale(self) -> Option<GlobalScale> {
+        match self {
+            Self::ToNvfp4(cast) => Some(cast.global_scale(Direction::Divisor)),
+            Self::ToMxfp8 => None,
+            Self::Again(_, global_scale) => global_scale,
+        }
+    }
+}
+
+/// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs. What is not exact is an error, or
+/// quantized again if that is wanted.
+pub(crate) fn casts<'a>(
+    tensors: &[&'a Packed<'a>],
+    to: Format,
+    requantize: bool,
+) -> Result<HashMap<&'a str, Cast>> {
+    let again = |packed: &Packed<'_>, source| match requantize {
+        true => Ok(None),
+        false => Err(not_exact(packed, source)),
+    };
+    let looked_at = tensors.par_iter().map(|packed| {
+        let looked_at = match (packed.format, to) {
+            (Format::Mxfp4, Format::Nvfp4) => look_at(packed)?,
+            (_, Format::Mxfp8E4m3) => match check_mxfp8(packed) {
+                Ok(()) => Some(Cast::ToMxfp8),
+                Err(Looked::NotExact(source)) => again(packed, source)?,
+                Err(Looked::Failed(error)) => return Err(error),
+            },
+            (from, to) => again(packed, microscale::Error::NotCast { from, to })?,
+        };
+        Ok((*packed, looked_at))
+    });
+    let looked_at = looked_at.collect::<Result<Vec<_>>>()?;
+    let shared = share(&looked_at);
+    let (mut casts, mut others) = (HashMap::new(), Vec::new());
+    for (packed, cast) in looked_at {
+        let cast = match fused(packed.name).filter(|_| to == Format::Nvfp4) {
+            Some(layer) => shared.get(&layer).copied().flatten().map(Cast::ToNvfp4),
+            None => cast,
+        };
+        match cast {
+            Some(Cast::ToNvfp4(cast)) if !cast.is_exact() => {
+                again(packed, microscale::Error::NotExact { span: cast.span() })?;
+                others.push(packed);
+            }
+            Some(cast) => drop(casts.insert(packed.codes.name, cast)),
+            None => others.push(packed),
+        }
+    }
+    casts.extend(quantized_again(&others, to)?);
+    Ok(casts)
+}
+
+/// The cast of all parts of each fused layer, if all can be cast over the same codes.
+fn share(looked_at: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxfp4ToNvfp4>> {
+    let mut shared = HashMap::new();
+    for (packed, cast) in looked_at {
+        let Some(layer) = fused(packed.name) else { continue };
+        let of_layer = shared.entry(layer).or_insert(Some(Mxfp4ToNvfp4::default()));
+        *of_layer = match (*of_layer, cast) {
+            (Some(of_layer), Some(Cast::ToNvfp4(cast))) => Some(of_layer.and(*cast)),
+            _ => None,
+        };
+    }
+    shared
+}
+
+/// The casts of tensors whose values are quantized again, by the name of the codes: as `quantize` does by default, parts of a fused
+/// layer under one global scale.
+fn quantized_again<'a>(tensors: &[&'a Packed<'a>], to: Format) -> Result<Vec<(&'a str, Cast)>> {
+    let Some(first) = tensors.first() else { return Ok(Vec::new()) };
+    let recipe = Recipe::of(to, Convention::default_for(to)).map_err(|error| first.error(error))?;
+    let Some(arithmetic) = recipe.scheme.global_from_amax() else {
+        let all = tensors.iter().map(|packed| (packed.codes.name, Cast::Again(recipe, None)));
+        return Ok(all.collect());
+    };
+    let largest: Vec<f32> = tensors.par_iter().map(|packed| amax(packed)).collect::<Result<_>>()?;
+    let mut of_layers: HashMap<Fused, f32> = HashMap::new();
+    for (packed, amax) in tensors.iter().zip(&largest) {
+        if let Some(layer) = fused(packed.name) {
+            let of_layer = of_layers.entry(layer).or_default();
+            *of_layer = of_layer.max(*amax);
+        }
+    }
+    let all = tensors.iter().zip(&largest).map(|(packed, amax)| {
+        let of_layer = fused(packed.name).and_then(|layer| of_layers.get(&layer));
+        let scale = arithmetic.global_scale(*of_layer.unwrap_or(amax), |x| x);
+        (packed.codes.name, Cast::Again(recipe.with_global(Global::Given(scale)), Some(scale)))
+    });
+    Ok(all.collect())
+}
+
+/// The largest magnitude of a tensor's finite values.
+fn amax(packed: &Packed<'_>) -> Result<f32> {
+    let mut most = 0.0f32;
+    for band in packed.bands()? {
+        let values: Vec<f32> = packed.values_in(band, &Device::Cpu)?;
+        let finite = values.par_iter().map(|value| value.abs()).filter(|value| value.is_finite());
+        most = most.max(finite.reduce(|| 0.0, f32::max));
+    }
+    Ok(most)
+}
+
+/// The error of a cast that is not exact, which names the way out.
+fn not_exact(packed: &Packed<'_>, why: microscale::Error) -> Error {
+    let (file, tensor) = (packed.codes.file.into(), packed.name.into());
+    ConventionError::NotExact { file, tensor, why: why.into() }.into()
+}
+
+/// The scales of a tensor in MXFP4, looked at.
+fn look_at(packed: &Packed<'_>) -> Result<Option<Cast>> {
+    let mut cast = Mxfp4ToNvfp4::default();
+    for band in packed.bands()? {
+        let looked_at = cast.look_at(packed.row(&packed.blocks_in(band))?);
+        cast = looked_at.map_err(|error| packed.error(error))?;
+    }
+    Ok(Some(Cast::ToNvfp4(cast)))
+}
+
+/// Why a tensor is not cast.
+enum Looked {
+    NotExact(microscale::Error),
+    Failed(Error),
+}
+
+/// Elements of a block of MXFP8.
+const BLOCK_OF_MXFP8: usize = 32;
+
+/// Makes sure that all values of a tensor are exact in MXFP8.
+fn check_mxfp8(packed: &Packed<'_>) -> std::result::Result<(), Looked> {
+    // MXFP4 always is MXFP8.
+    let bands = if packed.format == Format::Mxfp4 { Ok(Vec::new()) } else { packed.bands() };
+    for band in bands.map_err(Looked::Failed)? {
+        let before = band.start / BLOCK_OF_MXFP8;
+        let blocks = packed.blocks_in(band);
+        let row = packed.row(&blocks).map_err(Looked::Failed)?;
+        to_mxfp8_in(packed, &row.to_tensor(), before).map_err(Looked::NotExact)?;
+    }
+    Ok(())
+}
+
+/// Casts a band to MXFP8, given the blocks of the tensor before it.
+fn to_mxfp8_in(
+    packed: &Packed<'_>,
+    band: &QuantizedTensor,
+    before: usize,
+) -> microscale::Result<QuantizedTensor> {
+    let columns = packed.shape.last().copied().unwrap_or(1);
+    let not_exact = |block| microscale::Error::NotExactBlock { to: Format::Mxfp8E4m3, block, columns };
+    if columns % BLOCK_OF_MXFP8 != 0 {
+        return Err(not_exact(0));
+    }
+    to_mxfp8(band).map_err(|source| match source {
+        microscale::Error::NotExactBlock { block, .. } => not_exact(before + block),
+        source => source,
+    })
+}
+
+/// Casts a band exactly, and makes sure that its values are the same.
+pub(crate) fn cast_alike(
+    packed: &Packed<'_>,
+    band: &QuantizedTensor,
+    device: &Device,
+    cast: impl Fn(&QuantizedTensor) -> microscale::Result<QuantizedTensor>,
+) -> Result<QuantizedTensor> {
+    let after = cast(band).map_err(|source| packed.error(source))?;
+    match Compared::of(packed, band, &after, device)?.differing {
+        0 => Ok(after),
+        _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
+    }
+}
