@@ -6,11 +6,11 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Direction;
-use microscale_kernels_abi::experts::Sorted;
 
 use super::driver::doing;
 use super::experts_view::{DeviceExpertsView, SLOTS, stacked};
 use super::memory::{DeviceView, DeviceViewMut};
+use super::routing_mut::SORTED_WORDS;
 use super::tensor_view::GLOBAL_WORDS;
 use crate::error::{Error, OperandFault, Result};
 use crate::experts::shape_of;
@@ -173,7 +173,7 @@ pub struct DeviceRouting {
     pub(super) ends: CudaSlice<u32>,
     pub(super) tokens: CudaSlice<u32>,
     pub(super) order: CudaSlice<u32>,
-    /// The pairs that these are of ([`Sorted`]), as the GPU knows it.
+    /// The pairs that these are of (`Sorted`), as the GPU knows it.
     pub(super) sorted: CudaSlice<u32>,
 }
 
@@ -192,7 +192,7 @@ impl DeviceRouting {
     pub fn zeros(stream: &Arc<CudaStream>, experts: usize, pairs: usize) -> Result<Self> {
         let zeros = |count: usize| stream.alloc_zeros(count.max(1)).map_err(doing("allocating a routing"));
         let [ends, tokens, order] = [zeros(experts)?, zeros(pairs)?, zeros(pairs)?];
-        let sorted = zeros(size_of::<Sorted>() / size_of::<u32>())?;
+        let sorted = zeros(SORTED_WORDS)?;
         Ok(Self { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order, sorted })
     }
 

@@ -70,19 +70,24 @@ def _numpy(what: str) -> Any:
     return numpy
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def empty(like: Any, shape: tuple[int, ...], dtype: str, kind: str = "empty") -> Any:
     """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
     `uint8`, `float32`, ..."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        return like.new_empty(shape, dtype=getattr(torch, dtype))
+        return getattr(like, "new_" + kind)(shape, dtype=getattr(torch, dtype))
     if _gpu.holds(like):
-        return _gpu.empty(like, shape, dtype)
+        return getattr(_gpu, kind)(like, shape, dtype)
     try:
         import numpy
     except ImportError:
         raise ImportError("the result would be an array of numpy, which is not installed; install it, or pass `out`") from None
-    return numpy.empty(shape, dtype=numpy_dtype(dtype))
+    return getattr(numpy, kind)(shape, dtype=numpy_dtype(dtype))
+
+
+def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array of zeros where `like` is, as :func:`empty` makes them."""
+    return empty(like, shape, dtype, "zeros")
 
 
 def numpy_dtype(name: str) -> Any:
