@@ -267,8 +267,8 @@ def quantize(
             codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
             scales = _arrays.empty(x, scales_shape, "uint8")
         else:
-            codes = x.new_empty((*leading, row_bytes), dtype=torch.uint8)
-            scales = x.new_empty(scales_shape, dtype=torch.uint8)
+            new_bytes = _arrays.seed(values, "uint8").new_empty
+            codes, scales = new_bytes(*leading, row_bytes), new_bytes(*scales_shape)
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
             raise _microscale_error(
@@ -292,7 +292,7 @@ def quantize(
                 if torch is None or out is not None:
                     number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
                 else:
-                    number = x.new_empty((_microscale.SLOT_WORDS,), dtype=torch.float32)
+                    number = _arrays.seed(values, "float32").new_empty(_microscale.SLOT_WORDS)
         if amax is not None:
             amax = amax.words
         count = bool(report) or non_finite == "error"

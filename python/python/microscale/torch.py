@@ -204,7 +204,7 @@ class QuantizedLinear(nn.Module):
         _gpu.require()
         # As `linear` does, without looking whose array it is.
         leading, wide, fused = x.shape[:-1], x.dtype == torch.float32, bias is not None
-        y, tokens = x.new_empty((*leading, self.out_features)), leading.numel()
+        y, tokens = x.new_empty(*leading, self.out_features), leading.numel()
         stream = _gpu.stream(y)
         workspace = None
         if tokens > _products._FEW or wide or fused:
