@@ -17,6 +17,7 @@ class Recipe:
         format: str,
         convention: str | None,
         scale_rule: str | None,
+        ties: str | None,
         search: str | None,
         global_scale: float | str | None,
         layout: str,

@@ -175,13 +175,14 @@ def _recipe(
     format: str,
     convention: str | None,
     scale_rule: str | None,
+    ties: str | None,
     search: str | None,
     global_scale: float | str | None,
     layout: str,
     non_finite: str,
 ) -> _microscale.Recipe:
     """A recipe of these words. Programs use few, and each is looked up but once."""
-    return _microscale.Recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
+    return _microscale.Recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
 
 
 def _number(value: Any) -> float | str | None:
@@ -202,6 +203,7 @@ def quantize(
     *,
     convention: str | None = None,
     scale_rule: str | None = None,
+    ties: str | None = None,
     search: str | None = None,
     importance: Any = None,
     global_scale: float | str | None = None,
@@ -226,6 +228,7 @@ def quantize(
         convention: whose arithmetic: `ocp`, `torchao`, `compressed-tensors`, `modelopt`, `transformer-engine` or `ggml`. By
             default `ocp` for the MX formats and `compressed-tensors` for NVFP4.
         scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the convention's, for the MX formats.
+        ties: `even`, `away` or `zero` instead of the convention's, for MXFP4.
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
@@ -255,7 +258,7 @@ def quantize(
         non_finite = "propagate" if there else "error"
     if global_scale is not None:
         global_scale = _number(global_scale)
-    recipe = _recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
+    recipe = _recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
     shape = tuple(values.shape)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
@@ -380,7 +383,7 @@ def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
     """
     if layout == q.layout:
         return q
-    _, rows, cols = _recipe(q.format, None, None, None, None, layout, "error").parts(q.rows, q.cols)
+    _, rows, cols = _recipe(q.format, None, None, None, None, None, layout, "error").parts(q.rows, q.cols)
     shape = (rows, cols) if layout == "swizzled" else (*q.shape[:-1], cols)
     scales = _arrays.empty(q.scales, shape, "uint8")
     if _gpu.holds(scales):
