@@ -6,16 +6,19 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Direction;
+use microscale_kernels_abi::experts::Sorted;
 
 use super::driver::doing;
 use super::experts_view::{DeviceExpertsView, SLOTS, stacked};
 use super::memory::{DeviceView, DeviceViewMut};
-use super::routing_mut::SORTED_WORDS;
 use super::tensor_view::GLOBAL_WORDS;
 use crate::error::{Error, OperandFault, Result};
 use crate::experts::shape_of;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
+
+/// Words of [`Sorted`].
+pub(super) const SORTED_WORDS: usize = size_of::<Sorted>() / size_of::<u32>();
 
 /// The weights of a mixture's experts in device memory: matrices of one shape and format, NVFP4 or MXFP4 with linear scales, one after
 /// the other, and of NVFP4 a global scale each or none at all.

@@ -8,12 +8,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream};
-use microscale_kernels_abi::experts::Sorted;
 
-use super::experts::DeviceRouting;
-
-/// Words of [`Sorted`].
-pub(super) const SORTED_WORDS: usize = size_of::<Sorted>() / size_of::<u32>();
+use super::experts::{DeviceRouting, SORTED_WORDS};
 
 /// A [`DeviceRouting`] in device memory that is somebody else's, which it is used as and which it leaves there.
 pub struct DeviceRoutingMut<'a> {
