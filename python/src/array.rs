@@ -15,12 +15,14 @@ pub(crate) enum Kind {
     Bf16,
     /// Bytes, or floats of one byte.
     Bytes,
+    /// Whole numbers of 32 bits, such as those of experts.
+    Indices,
 }
 
 impl Kind {
     pub(crate) const fn bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
+            Self::F32 | Self::Indices => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::Bytes => 1,
         }
@@ -32,6 +34,7 @@ impl Kind {
             Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
             Self::Bytes => "uint8",
+            Self::Indices => "int32",
         }
     }
 }
@@ -280,6 +283,12 @@ impl Array {
         Ok(self.slice(Kind::Bytes))
     }
 
+    /// Whole numbers without gaps. Those below 0 are large ones.
+    pub(crate) fn indices(&self, py: Python<'_>) -> PyResult<&[u32]> {
+        self.require(py, Kind::Indices)?;
+        Ok(self.slice(Kind::Indices))
+    }
+
     /// An output: elements of a type without gaps, which no input shares.
     pub(crate) fn output<T>(&mut self, py: Python<'_>, kind: Kind, inputs: &[&Self]) -> PyResult<&mut [T]> {
         self.require_output(py, kind, inputs)?;
@@ -357,7 +366,7 @@ macro_rules! with_values {
                 let $values = array.values::<half::bf16>();
                 $expr
             }),
-            $crate::array::Kind::Bytes => Err(array.no_values()),
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err(array.no_values()),
         }
     }};
 }
@@ -371,7 +380,7 @@ macro_rules! with_output {
             $crate::array::Kind::F32 => $array.output::<f32>($py, kind, $inputs).map(|$values| $expr),
             $crate::array::Kind::F16 => $array.output::<half::f16>($py, kind, $inputs).map(|$values| $expr),
             $crate::array::Kind::Bf16 => $array.output::<half::bf16>($py, kind, $inputs).map(|$values| $expr),
-            $crate::array::Kind::Bytes => Err($array.no_values()),
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err($array.no_values()),
         }
     }};
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, InputScales, Logical, OnProgress, Part,
-    Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
+    Part, Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
 };
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -32,6 +32,7 @@ pub(crate) struct Arguments {
     include: Vec<String>,
     exclude: Vec<String>,
     out_convention: Option<String>,
+    kept: Option<String>,
     requantize: bool,
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
@@ -72,6 +73,7 @@ impl Arguments {
             search_global: self.search_global.then_some(true),
             non_finite: optional::<NonFinite>(py, self.non_finite.as_deref())?,
         });
+        recipes.kept = optional::<KeptAs>(py, self.kept.as_deref())?.unwrap_or(recipes.kept);
         recipes.select(&self.include, &self.exclude).map_err(of_checkpoints)?;
         recipes.check_settings().map_err(of_checkpoints)?;
         Ok(recipes)

@@ -56,11 +56,12 @@ const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
 impl DataType {
     fn kind(self) -> Option<Kind> {
-        // Codes of DLDataTypeCode: unsigned integer 1, float 2, bfloat16 4, E4M3 10, E8M0 14, E2M1 17.
+        // Codes of DLDataTypeCode: signed integer 0, unsigned integer 1, float 2, bfloat16 4, E4M3 10, E8M0 14, E2M1 17.
         Some(match (self.code, self.bits, self.lanes) {
             (2, 32, 1) => Kind::F32,
             (2, 16, 1) => Kind::F16,
             (4, 16, 1) => Kind::Bf16,
+            (0 | 1, 32, 1) => Kind::Indices,
             (1 | 10 | 14, 8, 1) | (17, 4, 2) => Kind::Bytes,
             _ => return None,
         })

@@ -3,14 +3,16 @@
 
 use half::{bf16, f16};
 use microscale::gpu::{
-    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut, GemmWorkspaceMut,
+    DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut,
+    GemmWorkspaceMut,
 };
 use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
-use crate::errors::{error, of_tensors, type_error};
+use crate::errors::{error, of_tensors};
+use crate::experts::require_bias;
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::array_anywhere;
 use crate::operand::Operand;
@@ -73,7 +75,7 @@ macro_rules! with_type {
                 type $T = bf16;
                 $expr
             }
-            Kind::Bytes => Err($array.no_values()),
+            Kind::Bytes | Kind::Indices => Err($array.no_values()),
         }
     };
 }
@@ -237,24 +239,25 @@ pub(crate) fn gpu_gemv(
     })
 }
 
-/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape; 0 if it needs none.
+/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations in 16 bits or, `wide`, in float32; 0
+/// if it needs none, which with a bias it always does.
 #[pyfunction]
 pub(crate) fn gpu_workspace_bytes(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     tokens: usize,
+    wide: bool,
+    fused: bool,
     stream: usize,
 ) -> PyResult<usize> {
     let weights = operand(weights, stream)?;
     let weights = &weights.get().0;
     let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    match work.gpu.gemm_kernel(weights.shape, tokens) {
-        None => Ok(0),
-        Some(_) => {
-            let bytes = work.gpu.gemm_workspace_bytes(weights.shape, tokens, Dtype::Bf16);
-            bytes.map_err(|why| of_tensors(py, why))
-        }
+    if !wide && !fused && work.gpu.gemm_kernel(weights.shape, tokens).is_none() {
+        return Ok(0);
     }
+    let dtype = if wide { Dtype::F32 } else { Dtype::Bf16 };
+    work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype).map_err(|why| of_tensors(py, why))
 }
 
 /// The number of the capture on a stream of GPU number `device`; none if nothing is captured.
@@ -263,24 +266,31 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations of 16 bits. The workspace begins with counters, which are zeros.
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The workspace begins with counters, which
+/// are zeros.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, workspace, stream))]
+#[pyo3(signature = (weights, activations, out, bias, workspace, stream))]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     activations: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
+    bias: Option<&Bound<'_, PyAny>>,
     workspace: Option<&Bound<'_, PyAny>>,
     stream: usize,
 ) -> PyResult<()> {
     let (weights, activations) = (operand(weights, stream)?, on_stream(activations, "activations", stream)?);
     let weights = &weights.get().0;
+    let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = on_stream(out, "out", stream)?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
     let tokens = activation_rows(py, &activations, weights.shape.cols)?;
     require_elements(py, &out, tokens, weights.shape.rows)?;
-    let arrays: Vec<_> = [&activations].into_iter().chain(weights.arrays()).collect();
+    if let Some(bias) = &bias {
+        bias.require(py, activations.kind())?;
+        require_bias(py, bias, 1, weights.shape.rows)?;
+    }
+    let arrays: Vec<_> = [&activations].into_iter().chain(weights.arrays()).chain(&bias).collect();
     out.require_output(py, activations.kind(), &arrays)?;
     if let Some(workspace) = &workspace {
         workspace.require_output(py, Kind::Bytes, &both(&arrays, &[&out]))?;
@@ -288,10 +298,16 @@ pub(crate) fn gpu_linear(
     let all: Vec<_> = arrays.iter().copied().chain([&out]).chain(&workspace).collect();
     let work = Work::with(py, &all, stream)?;
     let from = weights.device_view(py)?;
+    let plain = activations.kind() != Kind::F32 && bias.is_none();
     // Few tokens need no workspace.
     let space = match &mut workspace {
-        None if work.gpu.gemm_kernel(weights.shape, tokens).is_some() => {
-            return Err(error(py, format!("{tokens} rows of activations need a workspace")));
+        None if !plain || work.gpu.gemm_kernel(weights.shape, tokens).is_some() => {
+            return Err(error(
+                py,
+                format!(
+                    "{tokens} rows of activations need a workspace, as any in float32 and any with a bias do"
+                ),
+            ));
         }
         None => None,
         Some(workspace) => {
@@ -302,22 +318,32 @@ pub(crate) fn gpu_linear(
             Some(space.map_err(|why| of_tensors(py, why))?)
         }
     };
-    /// The product for a dtype.
+    /// The product for a dtype, in a workspace.
     macro_rules! multiply {
-        ($T:ty) => {{
+        ($T:ty, $space:expr) => {{
             let x = view::<$T>(&activations);
+            let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
-            work.enqueue(py, |gpu, stream| match space {
-                Some(space) => gpu.gemm_weights_on(stream, from, x, tokens, space, to),
-                None => gpu.gemv_weights_on(stream, from, x, tokens, to),
+            let space = $space;
+            work.enqueue(py, |gpu, stream| {
+                gpu.gemm_weights_fused_on(stream, from, x, tokens, steps, space, to)
             })
         }};
     }
-    match activations.kind() {
-        Kind::F16 => multiply!(f16),
-        Kind::Bf16 => multiply!(bf16),
-        Kind::F32 | Kind::Bytes => Err(type_error(
-            "activations on a GPU must be float16 or bfloat16; convert them first, or multiply with the dequantized weights",
-        )),
+    /// The product of few tokens for a dtype.
+    macro_rules! multiply_few {
+        ($T:ty) => {{
+            let x = view::<$T>(&activations);
+            let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
+            work.enqueue(py, |gpu, stream| gpu.gemv_weights_on(stream, from, x, tokens, to))
+        }};
+    }
+    match (activations.kind(), space) {
+        (Kind::F32, Some(space)) => multiply!(f32, space),
+        (Kind::F16, Some(space)) => multiply!(f16, space),
+        (Kind::Bf16, Some(space)) => multiply!(bf16, space),
+        (Kind::F16, None) => multiply_few!(f16),
+        (Kind::Bf16, None) => multiply_few!(bf16),
+        (Kind::F32 | Kind::Bytes | Kind::Indices, _) => Err(activations.no_values()),
     }
 }

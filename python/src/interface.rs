@@ -69,6 +69,7 @@ fn of_interface(
         "<f4" => Some(Kind::F32),
         "<f2" => Some(Kind::F16),
         "|u1" => Some(Kind::Bytes),
+        "<i4" | "<u4" => Some(Kind::Indices),
         // A dtype that numpy does not know itself has a name alone.
         "<V2" | "<V1" | "|V1" => match dtype_name(object)?.as_str() {
             "bfloat16" => Some(Kind::Bf16),
@@ -131,7 +132,7 @@ static TORCH: PyOnceLock<Vec<(Py<PyAny>, Kind)>> = PyOnceLock::new();
 /// PyTorch's dtypes that are read.
 fn torch_dtypes(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Kind)>> {
     let torch = py.import("torch")?;
-    let kinds = [Kind::F32, Kind::F16, Kind::Bf16, Kind::Bytes];
+    let kinds = [Kind::F32, Kind::F16, Kind::Bf16, Kind::Bytes, Kind::Indices];
     kinds.into_iter().map(|kind| Ok((torch.getattr(kind.name())?.unbind(), kind))).collect()
 }
 

@@ -8,7 +8,7 @@
 //! | `array` | where the elements of somebody's array lie; what may be done with them |
 //! | `interface`, `dlpack` | finding that out |
 //! | `recipe`, `operand` | what is asked for; a quantized matrix in arrays |
-//! | `tensors`, `gpu_tensors`, `checkpoints` | the functions |
+//! | `tensors`, `gpu_tensors`, `experts`, `checkpoints` | the functions |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; the interpreter's lock is let go of meanwhile |
 //! | `errors` | exceptions |
@@ -17,6 +17,7 @@ mod array;
 mod checkpoints;
 mod dlpack;
 mod errors;
+mod experts;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
@@ -38,6 +39,11 @@ mod _microscale {
     use crate::checkpoints::{
         convert_checkpoint, diagnose_checkpoint, inspect_checkpoint, merge_checkpoint, quantize_checkpoint,
     };
+    #[pymodule_export]
+    use crate::experts::linear_experts;
+    #[cfg(feature = "cuda")]
+    #[pymodule_export]
+    use crate::experts::{gpu_experts_workspace_bytes, gpu_linear_experts};
     #[cfg(feature = "cuda")]
     #[pymodule_export]
     use crate::gpu_tensors::{

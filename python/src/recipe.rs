@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use microscale::formats::ScaleRule;
 use microscale::formats::layout::{TILE_COLS, TILE_ROWS};
+use microscale::formats::{ScaleRule, Ties};
 use microscale::{
     Convention, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, ScaleLayout, Scheme, Search,
     Words,
@@ -37,13 +37,14 @@ pub(crate) enum GivenGlobal {
 #[pymethods]
 impl Recipe {
     #[new]
-    #[pyo3(signature = (format, convention, scale_rule, search, global_scale, layout, non_finite))]
+    #[pyo3(signature = (format, convention, scale_rule, ties, search, global_scale, layout, non_finite))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords of one call in Python")]
     fn new(
         py: Python<'_>,
         format: &str,
         convention: Option<&str>,
         scale_rule: Option<&str>,
+        ties: Option<&str>,
         search: Option<&str>,
         global_scale: Option<GivenGlobal>,
         layout: &str,
@@ -57,6 +58,11 @@ impl Recipe {
             let own = recipe.scheme.scale_rule_mut();
             *own.ok_or_else(|| error(py, format!("{format} has no scale_rule to choose; leave it out")))? =
                 rule;
+        }
+        if let Some(ties) = optional::<Ties>(py, ties)? {
+            let own = recipe.scheme.mxfp4_mut();
+            own.ok_or_else(|| error(py, format!("{format} has no ties to choose; leave it out")))?.ties =
+                ties;
         }
         recipe.search = optional::<Search>(py, search)?.unwrap_or_default();
         recipe.scale_layout = word(py, layout)?;

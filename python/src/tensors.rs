@@ -208,7 +208,7 @@ pub(crate) fn linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes => return Err(activations.no_values()),
+        Kind::Bytes | Kind::Indices => return Err(activations.no_values()),
     };
     done.map_err(|error| of_tensors(py, error))
 }

@@ -134,6 +134,7 @@ def test_arrays_that_are_refused(x, make, error, message):
         ({"format": "mxfp5"}, "'mxfp5': unknown format; there are mxfp4|\"mxfp5\": unknown format; there are mxfp4"),
         ({"convention": "ggml"}, "nvfp4 has no convention ggml; it has torchao"),
         ({"scale_rule": "floor"}, "nvfp4 has no scale_rule"),
+        ({"ties": "away"}, "nvfp4 has no ties"),
         ({"format": "mxfp4", "scale_rule": "up"}, "unknown scale rule"),
         ({"format": "mxfp8-e4m3", "search": "full"}, "cannot be searched"),
         ({"format": "mxfp4", "global_scale": 2.0}, "mxfp4 has no global scale"),
@@ -234,3 +235,19 @@ def test_an_amax_that_cannot_be(rng):
         microscale.quantize(x, amax=3.5)
     with pytest.raises(TypeError, match="pass an Amax"):
         microscale.amax(x, out=microscale.DeviceAmax(x))
+
+
+@pytest.mark.parametrize(
+    ("ties", "expected"),
+    [
+        (None, [0, 1, 1, 2, 2, 4, 4, 6]),
+        ("even", [0, 1, 1, 2, 2, 4, 4, 6]),
+        ("away", [0.5, 1, 1.5, 2, 3, 4, 6, 6]),
+        ("zero", [0, 0.5, 1, 1.5, 2, 3, 4, 6]),
+    ],
+)
+def test_ties_are_rounded_as_chosen(ties, expected):
+    x = np.zeros((1, 32), "f4")
+    x[0, :8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6]
+    q = microscale.quantize(x, "mxfp4", scale_rule="floor", ties=ties)
+    np.testing.assert_array_equal(q.dequantize()[0, :8], expected)

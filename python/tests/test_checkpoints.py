@@ -229,3 +229,11 @@ def test_exit_codes_and_streams(sample, tmp_path):
     assert failed.returncode == 1 and failed.stderr.startswith("error: ")
     script = Path(sysconfig.get_path("scripts")) / "microscale"
     assert subprocess.run([script, "recipes"], capture_output=True, text=True, check=True).stdout
+
+
+def test_what_is_kept_is_a_choice_of_gguf(sample):
+    with pytest.raises(microscale.CheckpointError, match="gguf|GGUF"):
+        microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="q8_0")
+    with pytest.raises(microscale.Error, match="unknown way to keep tensors"):
+        microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="q9")
+    assert microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="unchanged")["tensors"]

@@ -187,3 +187,17 @@ def test_gradients_reach_the_input():
     layer(x).sum().backward()
     expected = torch.ones(4, 32, dtype=torch.bfloat16) @ layer.dequantize(torch.bfloat16)
     assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_reach_the_bias(dtype):
+    from microscale.torch import QuantizedLinear
+
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32))
+    for x in (torch.randn(4, 3, 64, dtype=dtype), torch.randn(4, 3, 64, dtype=dtype, requires_grad=True)):
+        layer.bias.grad = None
+        layer(x).sum().backward()
+        assert torch.equal(layer.bias.grad, torch.full((32,), 12.0))
+        with torch.no_grad():
+            expected = microscale.linear(layer._weights(), x.detach()) + layer.bias.to(dtype)
+            assert torch.equal(layer(x), expected)

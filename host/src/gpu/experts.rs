@@ -17,6 +17,9 @@ use crate::experts::shape_of;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
+/// Words of [`Sorted`].
+pub(super) const SORTED_WORDS: usize = size_of::<Sorted>() / size_of::<u32>();
+
 /// The weights of a mixture's experts in device memory: matrices of one shape and format, NVFP4 or MXFP4 with linear scales, one after
 /// the other, and of NVFP4 a global scale each or none at all.
 pub struct DeviceExperts {
@@ -173,7 +176,7 @@ pub struct DeviceRouting {
     pub(super) ends: CudaSlice<u32>,
     pub(super) tokens: CudaSlice<u32>,
     pub(super) order: CudaSlice<u32>,
-    /// The pairs that these are of ([`Sorted`]), as the GPU knows it.
+    /// The pairs that these are of (`Sorted`), as the GPU knows it.
     pub(super) sorted: CudaSlice<u32>,
 }
 
@@ -192,7 +195,7 @@ impl DeviceRouting {
     pub fn zeros(stream: &Arc<CudaStream>, experts: usize, pairs: usize) -> Result<Self> {
         let zeros = |count: usize| stream.alloc_zeros(count.max(1)).map_err(doing("allocating a routing"));
         let [ends, tokens, order] = [zeros(experts)?, zeros(pairs)?, zeros(pairs)?];
-        let sorted = zeros(size_of::<Sorted>() / size_of::<u32>())?;
+        let sorted = zeros(SORTED_WORDS)?;
         Ok(Self { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order, sorted })
     }
 

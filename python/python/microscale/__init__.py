@@ -10,25 +10,18 @@ meanwhile, so that nothing may write to an argument before its function returns.
 
 from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint
 from microscale._errors import CheckpointError, Error, NonFiniteError
+from microscale._experts import Experts, experts_workspace, linear_experts, quantize_experts
 from microscale._figures import Amax, DeviceAmax, Loss, Report
 from microscale._microscale import __version__
-from microscale._tensors import (
-    Quantized,
-    amax,
-    compare,
-    dequantize,
-    gemv,
-    linear,
-    quantize,
-    swizzle,
-    workspace,
-)
+from microscale._products import gemv, linear, workspace
+from microscale._tensors import Quantized, amax, compare, dequantize, quantize, swizzle
 
 __all__ = [
     "Amax",
     "CheckpointError",
     "DeviceAmax",
     "Error",
+    "Experts",
     "Loss",
     "NonFiniteError",
     "Quantized",
@@ -39,12 +32,15 @@ __all__ = [
     "convert",
     "dequantize",
     "doctor",
+    "experts_workspace",
     "gemv",
     "inspect",
     "linear",
+    "linear_experts",
     "merge",
     "quantize",
     "quantize_checkpoint",
+    "quantize_experts",
     "swizzle",
     "workspace",
 ]

@@ -42,6 +42,7 @@ def quantize_checkpoint(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     out_convention: str | None = None,
+    kept: str | None = None,
     device: str = "auto",
     part: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -61,6 +62,7 @@ def quantize_checkpoint(
             option has it.
         include, exclude: patterns of tensors to quantize too, or to copy.
         out_convention: of files: `compressed-tensors`, `modelopt`, `gpt-oss`, `gguf`.
+        kept: what becomes of tensors of GGUF that are not quantized, as the program's `--kept`.
         device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
         part: (I, N) does the I-th of N parts into OUT.parts, for :func:`merge`.
         progress: is called before each tensor with its name, the bytes done and all bytes.
@@ -90,6 +92,7 @@ def quantize_checkpoint(
         "include": list(include),
         "exclude": list(exclude),
         "out_convention": out_convention,
+        "kept": kept,
     }
     return _told(_microscale.quantize_checkpoint(path, out, arguments, device, part, progress))
 

@@ -95,6 +95,13 @@ def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return _new(like, shape, dtype, "zeros")
 
 
+def stack(parts: list[Any]) -> Any:
+    """Arrays of CuPy of one shape as one."""
+    cupy = _cupy(parts[0])
+    with parts[0].device:
+        return cupy.stack(parts)
+
+
 def word(like: Any, value: float) -> Any:
     """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the host."""
     array = empty(like, (1,), "float32")
@@ -123,14 +130,25 @@ _WORKSPACES: _Workspaces = {}
 _CAPTURED: _Workspaces = {}
 
 
-def workspace_bytes(weights: Any, tokens: int, stream: int) -> int:
-    """Bytes of a workspace for weights and so many rows of activations; 0 if none is needed."""
-    key = (number(weights.codes), weights.format, weights.shape, tokens)
+def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False, fused: bool = False) -> int:
+    """Bytes of a workspace for weights and so many rows of activations, `wide` ones in float32, for a product with a bias if `fused`; 0
+    if none is needed."""
+    return _bytes((weights.format, weights.shape, tokens, wide, fused), weights, "gpu_workspace_bytes", tokens, wide, fused, stream)
+
+
+def experts_workspace_bytes(weights: Any, pairs: int, stream: int) -> int:
+    """Bytes of a workspace for experts' weights and so many pairs of a token and an expert."""
+    return _bytes((weights.format, weights.shape, pairs), weights, "gpu_experts_workspace_bytes", pairs, stream)
+
+
+def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int:
+    """What the extension module says of weights on their GPU, which is asked but once."""
+    key = (number(weights.codes), *key)
     found = _BYTES.get(key)
     if found is None:
         if len(_BYTES) >= 4096:
             _BYTES.clear()
-        found = _BYTES[key] = _microscale.gpu_workspace_bytes(weights, tokens, stream)
+        found = _BYTES[key] = getattr(_microscale, ask)(weights, *arguments)
     return found
 
 
@@ -144,19 +162,27 @@ def new_workspace(like: Any, needed: int) -> Any:
     return memory
 
 
-def workspace(weights: Any, tokens: int, stream: int) -> Any:
-    """A workspace for a product on a stream; None if none is needed. It is kept for later products on the stream. Each capture has
+def workspace(weights: Any, tokens: int, stream: int, wide: bool = False, fused: bool = False) -> Any:
+    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it; None if none is needed."""
+    needed = workspace_bytes(weights, tokens, stream, wide, fused)
+    return kept(weights.codes, needed, stream) if needed else None
+
+
+def experts_workspace(weights: Any, pairs: int, stream: int) -> Any:
+    """A workspace for a product of experts' weights on a stream."""
+    return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream), stream)
+
+
+def kept(codes: Any, needed: int, stream: int) -> Any:
+    """A workspace of so many bytes where codes are, which is kept for later products on the stream. Each capture has
     workspaces of its own, for graphs may be replayed on any stream: the graph's pool has their memory as long as the graph lives, and
     the tensor is held so that nothing else in the capture gets it."""
-    needed = workspace_bytes(weights, tokens, stream)
-    if not needed:
-        return None
-    place = (number(weights.codes), stream)
+    place = (number(codes), stream)
     capture = _microscale.gpu_capture(*place)
-    if capture is not None and _torch(weights.codes) is None:
+    if capture is not None and _torch(codes) is None:
         raise TypeError("only PyTorch keeps memory for as long as a graph lives; make a workspace before the capture, and pass it")
-    kept = _WORKSPACES if capture is None else _CAPTURED
-    found = kept.get(place)
+    workspaces = _WORKSPACES if capture is None else _CAPTURED
+    found = workspaces.get(place)
     if found is None or found[0] != capture or found[1].shape[0] < needed:
-        found = kept[place] = capture, new_workspace(weights.codes, needed)
+        found = workspaces[place] = capture, new_workspace(codes, needed)
     return found[1]

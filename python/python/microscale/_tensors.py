@@ -175,13 +175,14 @@ def _recipe(
     format: str,
     convention: str | None,
     scale_rule: str | None,
+    ties: str | None,
     search: str | None,
     global_scale: float | str | None,
     layout: str,
     non_finite: str,
 ) -> _microscale.Recipe:
     """A recipe of these words. Programs use few, and each is looked up but once."""
-    return _microscale.Recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
+    return _microscale.Recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
 
 
 def _number(value: Any) -> float | str | None:
@@ -202,6 +203,7 @@ def quantize(
     *,
     convention: str | None = None,
     scale_rule: str | None = None,
+    ties: str | None = None,
     search: str | None = None,
     importance: Any = None,
     global_scale: float | str | None = None,
@@ -226,6 +228,7 @@ def quantize(
         convention: whose arithmetic: `ocp`, `torchao`, `compressed-tensors`, `modelopt`, `transformer-engine` or `ggml`. By
             default `ocp` for the MX formats and `compressed-tensors` for NVFP4.
         scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the convention's, for the MX formats.
+        ties: `even`, `away` or `zero` instead of the convention's, for MXFP4.
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
@@ -255,7 +258,7 @@ def quantize(
         non_finite = "propagate" if there else "error"
     if global_scale is not None:
         global_scale = _number(global_scale)
-    recipe = _recipe(format, convention, scale_rule, search, global_scale, layout, non_finite)
+    recipe = _recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
     shape = tuple(values.shape)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
@@ -267,8 +270,8 @@ def quantize(
             codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
             scales = _arrays.empty(x, scales_shape, "uint8")
         else:
-            codes = x.new_empty((*leading, row_bytes), dtype=torch.uint8)
-            scales = x.new_empty(scales_shape, dtype=torch.uint8)
+            new_bytes = _arrays.seed(values, "uint8").new_empty
+            codes, scales = new_bytes(*leading, row_bytes), new_bytes(*scales_shape)
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
             raise _microscale_error(
@@ -292,7 +295,7 @@ def quantize(
                 if torch is None or out is not None:
                     number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
                 else:
-                    number = x.new_empty((_microscale.SLOT_WORDS,), dtype=torch.float32)
+                    number = _arrays.seed(values, "float32").new_empty(_microscale.SLOT_WORDS)
         if amax is not None:
             amax = amax.words
         count = bool(report) or non_finite == "error"
@@ -380,7 +383,7 @@ def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
     """
     if layout == q.layout:
         return q
-    _, rows, cols = _recipe(q.format, None, None, None, None, layout, "error").parts(q.rows, q.cols)
+    _, rows, cols = _recipe(q.format, None, None, None, None, None, layout, "error").parts(q.rows, q.cols)
     shape = (rows, cols) if layout == "swizzled" else (*q.shape[:-1], cols)
     scales = _arrays.empty(q.scales, shape, "uint8")
     if _gpu.holds(scales):
@@ -389,91 +392,6 @@ def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
     else:
         _microscale.scales_in(q, layout, scales)
     return Quantized._of(q.codes, scales, q._global, q.direction, q.format, q.shape, layout, q.report)
-
-
-def gemv(
-    matrix: Quantized,
-    vector: Quantized,
-    *,
-    batch: int = 1,
-    vector_stride: int = 1,
-    dtype: Any = "float32",
-    out: Any = None,
-) -> Any:
-    """Quantized matrices times quantized vectors, both in NVFP4 or both in MXFP4, with linear scales. Sums are exact in all but
-    extreme cases and rounded once to the dtype.
-
-    Args:
-        matrix: `[batch * M, K]`.
-        vector: `[vectors, K]`; that of batch l is row `l * vector_stride`.
-        batch: matrices, and as many vectors.
-        vector_stride: rows from one vector to the next.
-        dtype: of the result.
-        out: a contiguous array of batch * M elements to write to; its dtype counts then.
-
-    Returns:
-        `out`, or an array `[M]`, or `[batch, M]` if there are several.
-    """
-    if out is None:
-        rows = matrix.rows // max(batch, 1)
-        shape = (rows,) if batch == 1 else (batch, rows)
-        out = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
-    there = _arrays.readable(out, "out")
-    if _gpu.holds(there):
-        _gpu.require()
-        _microscale.gpu_gemv(matrix, vector, batch, vector_stride, there, _gpu.stream(there))
-    else:
-        _microscale.gemv(matrix, vector, batch, vector_stride, there)
-    return out
-
-
-def linear(weights: Quantized, activations: Any, *, out: Any = None, workspace: Any = None) -> Any:
-    """Quantized weights times activations that are not quantized: what a linear layer without a bias computes.
-
-    Args:
-        weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
-        activations: `[..., K]`, float16 or bfloat16, on a CPU also float32; contiguous. Weights are decoded once for many rows.
-        out: a contiguous array of the activations' dtype to write to.
-        workspace: on a GPU, memory for more rows than eight, from :func:`workspace`. By default there is one for each stream, and one
-            for each stream in a graph that is captured, whose first product on it clears the counters there.
-
-    Returns:
-        `out`, or an array `[..., M]` of the activations' dtype.
-    """
-    readable = _arrays.readable(activations, "activations")
-    shape = tuple(readable.shape)
-    if out is None:
-        name = _arrays.value_dtype(_arrays.dtype_name(readable))
-        out = there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
-    else:
-        there = _arrays.readable(out, "out")
-    if _gpu.holds(there):
-        _gpu.require()
-        stream = _gpu.stream(there)
-        tokens = prod(shape[:-1])
-        if tokens <= _FEW or (workspace is not None and not workspace.shape[0]):
-            workspace = None
-        elif workspace is None and _gpu.holds(weights.codes):
-            workspace = _gpu.workspace(weights, tokens, stream)
-        _microscale.gpu_linear(weights, readable, there, workspace, stream)
-    else:
-        _microscale.linear(weights, readable, there)
-    return out
-
-
-#: Rows of activations that never need a workspace.
-_FEW = 8
-
-
-def workspace(weights: Quantized, rows: int) -> Any:
-    """Memory that :func:`linear` works in on a GPU, for products of weights of this shape with as many rows of activations as given and
-    fewer: uint8. It begins with counters, which are zeros and which each product leaves so; what is behind them does not matter. It
-    serves one product after the other, on one stream."""
-    if not _gpu.holds(weights.codes):
-        raise _microscale_error("weights are in the memory of the CPU, where products need no workspace")
-    _gpu.require()
-    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes))
-    return _gpu.new_workspace(weights.codes, needed)
 
 
 def compare(original: Any, other: Any) -> Loss:

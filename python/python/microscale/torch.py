@@ -1,10 +1,10 @@
 """PyTorch as it expects it: operators that `torch.compile` goes through, and linear layers with quantized weights.
 
     microscale.torch.quantize_(model, "nvfp4")
-    model(tokens)                       # on a CPU or a GPU, activations in float16 or bfloat16
+    model(tokens)                       # on a CPU or a GPU
     model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: compressed-tensors' names
 
-The operators are `torch.ops.microscale.quantize`, `dequantize` and `linear`, for tensors on CPUs and NVIDIA GPUs.
+The operators are `torch.ops.microscale.quantize`, `dequantize`, `linear` and `linear_experts`, for tensors on CPUs and NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from microscale import _gpu, _microscale, _tensors
+from microscale import _gpu, _microscale, _products, _tensors
 from microscale._errors import Error
-
-#: Elements of a block, by format.
-_BLOCK = {"nvfp4": 16, "mxfp4": 32}
-
-
-def _block(format: str) -> int:
-    if format not in _BLOCK:
-        raise Error(f"layers are quantized to nvfp4 or mxfp4, not to {format}; choose one of them")
-    return _BLOCK[format]
-
+from microscale._mixtures import QuantizedExperts
+from microscale._mixtures import block_of as _block
 
 def _word(q: _tensors.Quantized) -> Tensor:
     """A global scale as a tensor: of one element, or of none."""
@@ -81,30 +73,40 @@ def _(codes, scales, global_scale, format, direction, cols, dtype):
 
 
 @torch.library.custom_op("microscale::linear", mutates_args=())
-def _linear(x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str) -> Tensor:
-    """`x` `[..., K]`, float16 or bfloat16, on a CPU also float32, times weights `[M, K]`: `[..., M]`."""
+def _linear(
+    x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, bias: Tensor | None = None
+) -> Tensor:
+    """`x` `[..., K]`, float32, float16 or bfloat16, times weights `[M, K]`, plus a bias `[M]` of its dtype: `[..., M]`."""
     weights = _quantized(codes, scales, global_scale, format, direction, x.shape[-1])
-    # What calls an operator may have memory pools of its own, as compiled graphs do: nothing of theirs may be kept.
-    workspace = _tensors.workspace(weights, x.shape[:-1].numel()) if x.is_cuda else None
-    return _tensors.linear(weights, x.contiguous(), workspace=workspace)
+    workspace = None
+    if x.is_cuda:
+        # What calls an operator may have memory pools of its own, as compiled graphs do: nothing of theirs may be kept.
+        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype, bias=bias is not None)
+    return _products.linear(weights, x.contiguous(), bias=bias, workspace=workspace)
 
 
 @_linear.register_fake
-def _(x, codes, scales, global_scale, format, direction):
+def _(x, codes, scales, global_scale, format, direction, bias=None):
     return x.new_empty((*x.shape[:-1], codes.shape[0]))
 
 
 def _linear_context(ctx, inputs, output):
-    x, *parts, ctx.format, ctx.direction = inputs
+    x, *parts, ctx.format, ctx.direction, _ = inputs
     ctx.cols = x.shape[-1]
     ctx.save_for_backward(*parts)
 
 
 def _linear_backward(ctx, gradient):
-    weights = torch.ops.microscale.dequantize(
-        *ctx.saved_tensors, ctx.format, ctx.direction, ctx.cols, gradient.dtype
-    )
-    return gradient @ weights, None, None, None, None, None
+    of_x = of_bias = None
+    if ctx.needs_input_grad[0]:
+        weights = torch.ops.microscale.dequantize(
+            *ctx.saved_tensors, ctx.format, ctx.direction, ctx.cols, gradient.dtype
+        )
+        of_x = gradient @ weights
+    # A bias that was left out is none of the inputs.
+    if ctx.needs_input_grad[6:] == (True,):
+        of_bias = gradient.sum(tuple(range(gradient.dim() - 1)))
+    return of_x, None, None, None, None, None, of_bias
 
 
 torch.library.register_autograd("microscale::linear", _linear_backward, setup_context=_linear_context)
@@ -127,7 +129,8 @@ class QuantizedLinear(nn.Module):
     Its state has compressed-tensors' names: `weight_packed` uint8 `[M, K / 2]`, `weight_scale` `[M, K / block]` (float8_e4m3fn for
     NVFP4, uint8 for MXFP4), `weight_global_scale` float32 `[1]` (NVFP4, a divisor), and `bias`.
 
-    Activations are multiplied with the weights as they are, but float32 on a GPU with the weights dequantized to it.
+    Activations are multiplied with the weights as they are, in float32, float16 or bfloat16. On a GPU the bias is added before the only
+    rounding.
     """
 
     def __init__(self, weights: _tensors.Quantized, bias: Tensor | None = None) -> None:
@@ -194,28 +197,30 @@ class QuantizedLinear(nn.Module):
         """The weights `[M, K]` in a dtype."""
         return torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, dtype)
 
-    def _product(self, x: Tensor) -> Tensor:
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weights = self._weights()
         if not x.is_cuda:
-            return _tensors.linear(weights, x)
+            return _products.linear(weights, x, bias=bias)
         _gpu.require()
         # As `linear` does, without looking whose array it is.
-        leading = x.shape[:-1]
-        y, tokens = x.new_empty((*leading, self.out_features)), leading.numel()
+        leading, wide, fused = x.shape[:-1], x.dtype == torch.float32, bias is not None
+        y, tokens = x.new_empty(*leading, self.out_features), leading.numel()
         stream = _gpu.stream(y)
-        workspace = _gpu.workspace(weights, tokens, stream) if tokens > _tensors._FEW else None
-        _microscale.gpu_linear(weights, x, y, workspace, stream)
+        workspace = None
+        if tokens > _products._FEW or wide or fused:
+            workspace = _gpu.workspace(weights, tokens, stream, wide, fused)
+        _microscale.gpu_linear(weights, x, y, bias, workspace, stream)
         return y
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., K]` to `[..., M]`."""
-        if x.dtype == torch.float32 and x.is_cuda:
-            return nn.functional.linear(x, self.dequantize(), self.bias)
-        if _is_plain(x):
-            y = self._product(x.contiguous())
-            return y if self.bias is None else y.add_(self.bias.to(y.dtype))
-        y = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor")
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if not _is_plain(x):
+            return torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+        if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+            # The gradient of the bias, where nothing else has one.
+            return self._product(x.contiguous(), None).add_(bias)
+        return self._product(x.contiguous(), bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}"
@@ -226,38 +231,39 @@ def quantize_(
     recipe: str | Mapping[str, Any] = "nvfp4",
     *,
     exclude: Iterable[str] = ("lm_head", "*.lm_head"),
-    filter: Callable[[str, nn.Linear], bool] | None = None,
+    filter: Callable[[str, nn.Module], bool] | None = None,
 ) -> list[str]:
-    """Puts a :class:`QuantizedLinear` in the place of each `nn.Linear` of a model, in place.
+    """Puts a :class:`QuantizedLinear` in the place of each `nn.Linear` of a model, and a :class:`QuantizedExperts` in that of the experts of
+    transformers' mixtures, in place.
 
-    Layers whose rows are no whole number of blocks are left alone. Each layer has a global scale of its own; for checkpoints that
-    engines serve, where fused layers share one, use :func:`microscale.quantize_checkpoint`.
+    Layers whose rows are no whole number of blocks are left alone. Each layer and each expert has a global scale of its own; for
+    checkpoints that engines serve, where fused layers share one, use :func:`microscale.quantize_checkpoint`.
 
     Args:
         model: the model, on CPUs or NVIDIA GPUs.
         recipe: a format, or a mapping with `format` and other options of :func:`microscale.quantize`.
         exclude: patterns of layers to leave alone.
-        filter: if given, whether to quantize a layer, by its name and itself.
+        filter: if given, whether to quantize a layer or experts, by the name and the module.
 
     Returns:
-        The names of the layers that were quantized.
+        The names of the modules that were quantized.
     """
     options = {"format": recipe} if isinstance(recipe, str) else dict(recipe)
-    block, patterns = _block(options.get("format", "nvfp4")), tuple(exclude)
-    layers = [
-        (name, module)
+    format, patterns = options.get("format", "nvfp4"), tuple(exclude)
+    block = _block(format)
+    modules = [
+        (name, module, QuantizedExperts.from_experts if experts else QuantizedLinear.from_linear)
         for name, module in model.named_modules()
-        if type(module) is nn.Linear
-        and module.in_features % block == 0
+        if ((experts := QuantizedExperts.replaces(module, format)) or (type(module) is nn.Linear and module.in_features % block == 0))
         and not any(fnmatchcase(name, pattern) for pattern in patterns)
         and (filter is None or filter(name, module))
     ]
-    for name, layer in layers:
+    for name, module, quantized in modules:
         if not name:
-            raise Error("the model is a linear layer itself; use QuantizedLinear.from_linear")
+            raise Error("the model is a layer itself; use QuantizedLinear.from_linear or QuantizedExperts.from_experts")
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, QuantizedLinear.from_linear(layer, **options))
-    return [name for name, _ in layers]
+        setattr(model.get_submodule(parent), own, quantized(module, **options))
+    return [name for name, _, _ in modules]
 
 
 def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Tensor:

@@ -1,0 +1,239 @@
+"""Experts of a mixture: their quantized weights, and products of tokens with those of their experts."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from microscale import _arrays, _gpu, _microscale, _tensors
+from microscale._errors import Error
+
+
+class Experts:
+    """The quantized weights of a mixture's experts: matrices `[M, K]` of one shape, in NVFP4 with a global scale each, or in MXFP4.
+
+    Attributes:
+        codes: uint8, `[E, M, code bytes]`, as of a :class:`Quantized`.
+        scales: uint8, `[E, M, blocks]`, in the layout `linear`.
+        global_scales: NVFP4's, float32 `[E]` where the codes are; None if there are none.
+        direction: whether the global scales are `divisor` or `multiplier`; None if there are none.
+        format: `nvfp4` or `mxfp4`.
+        shape: `(E, M, K)`.
+    """
+
+    __slots__ = ("codes", "scales", "_numbers", "direction", "format", "shape", "__weakref__")
+
+    def __init__(
+        self,
+        codes: Any,
+        scales: Any,
+        *,
+        format: str,
+        global_scales: Any = None,
+        direction: str | None = None,
+        shape: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Puts together what was quantized here or elsewhere. Codes and scales are not copied.
+
+        Args:
+            codes: uint8 or `torch.float4_e2m1fn_x2`, `[E, M, K / 2]`.
+            scales: uint8 or a float of one byte, `[E, M, blocks]`.
+            format: `nvfp4` or `mxfp4`.
+            global_scales: NVFP4's, float32 `[E]`: an array where the codes are, or numbers.
+            direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao, ModelOpt).
+            shape: `(E, M, K)`; by default that of the codes with twice as many columns.
+        """
+        if (global_scales is None) != (direction is None):
+            raise ValueError("global scales and their direction go together; pass direction='divisor' or direction='multiplier' with them")
+        if format not in ("nvfp4", "mxfp4"):
+            raise Error(f"weights of experts are in nvfp4 or mxfp4, not in {format}; choose one of them")
+        self.codes = _arrays.readable(codes, "codes")
+        self.scales = _arrays.readable(scales, "scales")
+        if len(self.codes.shape) != 3:
+            raise Error(f"codes have shape {tuple(self.codes.shape)}; pass [experts, rows, code bytes]")
+        count, rows, code_bytes = self.codes.shape
+        self.shape = (int(count), int(rows), 2 * int(code_bytes)) if shape is None else shape
+        self.format, self.direction = format, direction
+        self._numbers: Any = None
+        if global_scales is None:
+            return
+        if not _gpu.holds(self.codes):
+            numbers = global_scales.tolist() if hasattr(global_scales, "tolist") else global_scales
+            self._numbers = [float(number) for number in numbers]
+        else:
+            if not _gpu.holds(global_scales):
+                raise TypeError("codes are in the memory of a GPU and global_scales are not; move them there")
+            # A slot each, whose first word is the global scale.
+            self._numbers = _gpu.zeros(self.codes, (self.shape[0], _microscale.SLOT_WORDS), "float32")
+            self._numbers[:, 0] = global_scales.reshape(-1)
+        if len(self._numbers) != self.shape[0]:
+            raise Error(f"there are {len(self._numbers)} global scales of {self.shape[0]} experts; pass one for each")
+
+    @property
+    def global_scales(self) -> Any:
+        numbers = self._numbers
+        if numbers is None:
+            return None
+        if not isinstance(numbers, list):
+            return numbers[:, 0]
+        if (torch := _arrays.torch_of(self.codes)) is not None:
+            return torch.tensor(numbers, dtype=torch.float32)
+        import numpy
+
+        return numpy.array(numbers, numpy.float32)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, expert: int) -> _tensors.Quantized:
+        """The weights of an expert, over the same memory."""
+        expert = range(self.shape[0])[expert]
+        numbers = self._numbers
+        number = None if numbers is None else numbers[expert]
+        return _tensors.Quantized._of(
+            self.codes[expert], self.scales[expert], number, self.direction, self.format, self.shape[1:], "linear", None
+        )
+
+    def dequantize(self, dtype: Any = "float32") -> Any:
+        """The values `[E, M, K]` of all."""
+        out = _arrays.empty(self.codes, self.shape, _arrays.value_dtype(dtype))
+        for expert in range(len(self)):
+            self[expert].dequantize(out=out[expert])
+        return out
+
+    def cpu(self) -> Experts:
+        """The same in the memory of the CPU. Waits for the GPU."""
+        if not _gpu.holds(self.codes):
+            return self
+        numbers = None if self._numbers is None else _gpu.numbers(self._numbers[:, 0])
+        codes, scales = _gpu.to_host(self.codes), _gpu.to_host(self.scales)
+        return Experts(
+            codes, scales, format=self.format, global_scales=numbers, direction=self.direction, shape=self.shape
+        )
+
+    def to(self, device: Any) -> Experts:
+        """The same on another device of PyTorch."""
+        if not _arrays.is_torch(self.codes):
+            raise TypeError(f"codes are of type {type(self.codes).__name__}; only tensors of PyTorch go to another device by this")
+        numbers = self.global_scales
+        return Experts(
+            self.codes.to(device),
+            self.scales.to(device),
+            format=self.format,
+            global_scales=None if numbers is None else numbers.to(device),
+            direction=self.direction,
+            shape=self.shape,
+        )
+
+    def __repr__(self) -> str:
+        count, rows, cols = self.shape
+        scales = "" if self.direction is None else f", a {self.direction} each"
+        return f"Experts({count} of {rows}x{cols} in {self.format}{scales})"
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """Arrays of one shape as one, in their library."""
+    if (torch := _arrays.torch_of(parts[0])) is not None:
+        return torch.stack(parts)
+    if _gpu.holds(parts[0]):
+        return _gpu.stack(parts)
+    import numpy
+
+    return numpy.stack(parts)
+
+
+def quantize_experts(x: Any, format: str = "nvfp4", **options: Any) -> Experts:
+    """Quantizes the weights of experts, each with a global scale of its own.
+
+    Args:
+        x: `[E, M, K]`, or E arrays `[M, K]` of one shape.
+        format: `nvfp4` or `mxfp4`.
+        options: of :func:`quantize`, but layout and out. An `importance` is of all experts; a `global_scale` or an `amax` is shared.
+    """
+    if options.keys() & {"layout", "out"}:
+        raise TypeError("weights of experts have linear scales and are new; leave layout and out out")
+    parts = [_tensors.quantize(x[expert], format, **options) for expert in range(len(x))]
+    if not parts:
+        raise Error("there are no experts; pass one or more")
+    first = parts[0]
+    if any(part.shape != first.shape for part in parts) or len(first.shape) != 2:
+        raise Error(f"experts have shapes {[part.shape for part in parts]}; pass matrices of one shape")
+    there = _gpu.holds(first.codes)
+    made = Experts(
+        _stacked([part.codes for part in parts]),
+        _stacked([part.scales for part in parts]),
+        format=format,
+        shape=(len(parts), *first.shape),
+        global_scales=None if there or first.direction is None else [part._global for part in parts],
+        direction=None if there else first.direction,
+    )
+    if there and first.direction is not None:
+        # The slots as they are: nothing waits.
+        made._numbers, made.direction = _stacked([part._global for part in parts]), first.direction
+    return made
+
+
+def linear_experts(
+    weights: Experts, activations: Any, experts: Any, *, bias: Any = None, out: Any = None, workspace: Any = None
+) -> Any:
+    """Each token times the weights of its experts: what a linear layer of a mixture computes. The weights of the routing are the
+    caller's to multiply with.
+
+    An expert's weights are decoded once for all of its tokens, and experts without tokens cost nothing. On a GPU the pairs of tokens and
+    experts are sorted there; nothing waits, and all of it can be captured.
+
+    Args:
+        weights: of E experts, `[E, M, K]`.
+        activations: `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token; contiguous, float16 or bfloat16, on a CPU
+            also float32.
+        experts: whole numbers `[tokens, k]`, the experts of each token; int32 is taken as it is, others are converted. A number that is
+            no expert's leaves its pair out.
+        bias: `[E, M]` of the activations' dtype. On a GPU it is added before the only rounding.
+        out: a contiguous array `[tokens, k, M]` of the activations' dtype to write to. What belongs to no expert stays as it was.
+        workspace: on a GPU, memory to work in, from :func:`experts_workspace`. By default as of :func:`linear`.
+
+    Returns:
+        `out`, or an array `[tokens, k, M]`, with zeros for what belongs to no expert.
+    """
+    x = _arrays.readable(activations, "activations")
+    experts = _indices(experts)
+    pairs = prod(experts.shape)
+    if out is None:
+        name = _arrays.value_dtype(_arrays.dtype_name(x))
+        out = there = _arrays.zeros(activations, (*experts.shape, weights.shape[1]), name)
+    else:
+        there = _arrays.readable(out, "out")
+    if bias is not None:
+        bias = _arrays.readable(bias, "bias")
+    if not pairs:
+        return out
+    if _gpu.holds(there):
+        _gpu.require()
+        stream = _gpu.stream(there)
+        if workspace is None:
+            workspace = _gpu.experts_workspace(weights, pairs, stream)
+        _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
+    else:
+        _microscale.linear_experts(weights, x, experts, there, bias)
+    return out
+
+
+def _indices(experts: Any) -> Any:
+    """Whole numbers of 32 bits without gaps."""
+    if (torch := _arrays.torch_of(experts)) is not None:
+        return experts.to(torch.int32).contiguous()
+    if str(getattr(experts, "dtype", "")) in ("int32", "uint32"):
+        return experts
+    if hasattr(experts, "astype"):
+        return experts.astype("int32")
+    raise TypeError(f"experts are of type {type(experts).__name__}; pass an array of int32, [tokens, k]")
+
+
+def experts_workspace(weights: Experts, pairs: int) -> Any:
+    """Memory that :func:`linear_experts` works in on a GPU, for as many pairs of a token and an expert as given and fewer. As of
+    :func:`workspace` in all else."""
+    if not _gpu.holds(weights.codes):
+        raise Error("weights are in the memory of the CPU, where products need no workspace")
+    _gpu.require()
+    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes))
+    return _gpu.new_workspace(weights.codes, needed)

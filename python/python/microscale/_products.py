@@ -1,0 +1,106 @@
+"""Products with quantized matrices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from microscale import _arrays, _gpu, _microscale
+from microscale._errors import Error
+from microscale._tensors import Quantized
+
+
+def gemv(
+    matrix: Quantized,
+    vector: Quantized,
+    *,
+    batch: int = 1,
+    vector_stride: int = 1,
+    dtype: Any = "float32",
+    out: Any = None,
+) -> Any:
+    """Quantized matrices times quantized vectors, both in NVFP4 or both in MXFP4, with linear scales. Sums are exact in all but
+    extreme cases and rounded once to the dtype.
+
+    Args:
+        matrix: `[batch * M, K]`.
+        vector: `[vectors, K]`; that of batch l is row `l * vector_stride`.
+        batch: matrices, and as many vectors.
+        vector_stride: rows from one vector to the next.
+        dtype: of the result.
+        out: a contiguous array of batch * M elements to write to; its dtype counts then.
+
+    Returns:
+        `out`, or an array `[M]`, or `[batch, M]` if there are several.
+    """
+    if out is None:
+        rows = matrix.rows // max(batch, 1)
+        shape = (rows,) if batch == 1 else (batch, rows)
+        out = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
+    there = _arrays.readable(out, "out")
+    if _gpu.holds(there):
+        _gpu.require()
+        _microscale.gpu_gemv(matrix, vector, batch, vector_stride, there, _gpu.stream(there))
+    else:
+        _microscale.gemv(matrix, vector, batch, vector_stride, there)
+    return out
+
+
+def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any = None, workspace: Any = None) -> Any:
+    """Quantized weights times activations that are not quantized: what a linear layer computes.
+
+    Args:
+        weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
+        activations: `[..., K]`, float32, float16 or bfloat16; contiguous. None is rounded. Weights are decoded once for many rows.
+        bias: `[M]` of the activations' dtype. On a GPU it is added before the only rounding, on a CPU after one.
+        out: a contiguous array of the activations' dtype to write to.
+        workspace: on a GPU, memory for more rows than eight, for float32 or for a bias, from :func:`workspace`. By default there is one
+            for each stream, and one for each stream in a graph that is captured, whose first product on it clears the counters there.
+
+    Returns:
+        `out`, or an array `[..., M]` of the activations' dtype.
+    """
+    readable = _arrays.readable(activations, "activations")
+    shape = tuple(readable.shape)
+    if out is None:
+        name = _arrays.value_dtype(_arrays.dtype_name(readable))
+        out = there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
+    else:
+        there = _arrays.readable(out, "out")
+    if bias is not None:
+        bias = _arrays.readable(bias, "bias")
+    if _gpu.holds(there):
+        _gpu.require()
+        stream = _gpu.stream(there)
+        tokens, wide = prod(shape[:-1]), _is_wide(there)
+        if workspace is not None and not workspace.shape[0]:
+            workspace = None
+        elif workspace is None and (tokens > _FEW or wide or bias is not None) and _gpu.holds(weights.codes):
+            workspace = _gpu.workspace(weights, tokens, stream, wide, bias is not None)
+        _microscale.gpu_linear(weights, readable, there, bias, workspace, stream)
+    else:
+        _microscale.linear(weights, readable, there)
+        if bias is not None:
+            out += bias
+    return out
+
+
+#: Rows of activations in 16 bits that without a bias never need a workspace.
+_FEW = 8
+
+
+def _is_wide(x: Any) -> bool:
+    """Whether an array is in float32."""
+    return x.element_size() == 4 if _arrays.is_torch(x) else str(getattr(x, "dtype", "")) == "float32"
+
+
+def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16", *, bias: bool = False) -> Any:
+    """Memory that :func:`linear` works in on a GPU, for products of weights of this shape with as many rows of activations as given and
+    fewer, of a dtype, and with a bias or without: uint8. One for float32 serves all. It begins with counters, which are zeros and which
+    each product leaves so; what is behind them does not matter. It serves one product after the other, on one stream."""
+    if not _gpu.holds(weights.codes):
+        raise Error("weights are in the memory of the CPU, where products need no workspace")
+    _gpu.require()
+    wide = _arrays.value_dtype(dtype) == "float32"
+    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide, bias)
+    return _gpu.new_workspace(weights.codes, needed)

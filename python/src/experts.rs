@@ -1,0 +1,351 @@
+//! Products with the weights of experts: Python's `microscale.Experts`.
+
+use half::{bf16, f16};
+use microscale::formats::nvfp4::Direction;
+use microscale::{Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView, gemm_experts};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::array::{Array, Kind};
+use crate::errors::{error, of_tensors};
+use crate::interface::array_of;
+use crate::recipe::word;
+use crate::tensors::require_elements;
+use crate::workers::work;
+
+/// The parts of an `Experts`: codes and scales of all, and the shape of one's weights.
+pub(crate) struct Experts {
+    pub(crate) codes: Array,
+    pub(crate) scales: Array,
+    pub(crate) shape: QuantizedShape,
+    pub(crate) count: usize,
+}
+
+impl Experts {
+    /// Takes them from the object, by a function that finds arrays.
+    pub(crate) fn by(
+        object: &Bound<'_, PyAny>,
+        array_of: impl Fn(&Bound<'_, PyAny>, &'static str) -> PyResult<Array>,
+    ) -> PyResult<Self> {
+        let py = object.py();
+        let format: Format = word(py, object.getattr(intern!(py, "format"))?.extract()?)?;
+        let (count, rows, cols): (usize, usize, usize) = object.getattr(intern!(py, "shape"))?.extract()?;
+        let codes = array_of(&object.getattr(intern!(py, "codes"))?, "codes")?;
+        let scales = array_of(&object.getattr(intern!(py, "scales"))?, "scales")?;
+        Ok(Self { codes, scales, shape: QuantizedShape::new(format, rows, cols), count })
+    }
+
+    /// The weights of each, under the global scales of the object, which are numbers.
+    fn views(&self, object: &Bound<'_, PyAny>) -> PyResult<Vec<QuantizedView<'_>>> {
+        let py = object.py();
+        let of_tensors = |why| of_tensors(py, why);
+        let (codes, scales) = (self.codes.bytes(py)?, self.scales.bytes(py)?);
+        let (of_codes, of_scales) = self.shape.bytes().map_err(of_tensors)?;
+        for (name, found, one) in [("codes", codes.len(), of_codes), ("scales", scales.len(), of_scales)] {
+            let expected = one.saturating_mul(self.count);
+            if found != expected {
+                let count = self.count;
+                return Err(error(py, format!("{name} have {found} bytes and {count} experts {expected}")));
+            }
+        }
+        let numbers: Option<Vec<f64>> = object.getattr(intern!(py, "_numbers"))?.extract()?;
+        if let Some(numbers) = &numbers
+            && numbers.len() != self.count
+        {
+            let (found, count) = (numbers.len(), self.count);
+            return Err(error(
+                py,
+                format!("there are {found} global scales of {count} experts; pass one for each"),
+            ));
+        }
+        let global = numbers.map(|numbers| -> PyResult<_> {
+            let direction: Direction = word(py, object.getattr(intern!(py, "direction"))?.extract()?)?;
+            Ok((direction, numbers))
+        });
+        let global = global.transpose()?;
+        let view = |expert: usize| {
+            let view = QuantizedView::from_parts(
+                self.shape,
+                &codes[expert * of_codes..][..of_codes],
+                &scales[expert * of_scales..][..of_scales],
+            )?;
+            match &global {
+                None => Ok(view),
+                Some((direction, numbers)) => {
+                    view.with_global_scale(GlobalScale::of(*direction, numbers[expert] as f32))
+                }
+            }
+        };
+        (0..self.count).map(|expert| view(expert).map_err(of_tensors)).collect()
+    }
+}
+
+/// The order of rows of activations `[tokens, K]` or, of a row a pair, `[tokens, top_k, K]`, and the pairs of a token.
+pub(crate) fn rows_of(
+    py: Python<'_>,
+    activations: &Array,
+    chosen: &Array,
+    cols: usize,
+) -> PyResult<(ExpertRows, usize)> {
+    activations.require(py, activations.kind())?;
+    let &[tokens, top_k] = chosen.dims() else {
+        let found = chosen.dims();
+        return Err(error(
+            py,
+            format!("experts have shape {found:?}; pass [tokens, k], the experts of each token"),
+        ));
+    };
+    match *activations.dims() {
+        [rows, found] if rows == tokens && found == cols => Ok((ExpertRows::Indexed, top_k)),
+        [rows, each, found] if rows == tokens && each == top_k && found == cols => {
+            Ok((ExpertRows::Paired, top_k))
+        }
+        ref found => Err(error(
+            py,
+            format!(
+                "activations have shape {found:?} and must have [{tokens}, {cols}] or, a row for each expert of a token, \
+                 [{tokens}, {top_k}, {cols}]"
+            ),
+        )),
+    }
+}
+
+/// Adds an expert's bias to the results of its pairs, with a rounding of its own.
+fn add_bias<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: usize) {
+    for (results, expert) in out.chunks_exact_mut(rows.max(1)).zip(chosen) {
+        let Some(bias) = bias.chunks_exact(rows.max(1)).nth(*expert as usize) else { continue };
+        for (result, bias) in results.iter_mut().zip(bias) {
+            *result = T::from_f32(result.to_f32() + bias.to_f32());
+        }
+    }
+}
+
+/// Multiplies rows of activations with the weights of their experts, and adds the experts' biases.
+#[pyfunction]
+#[pyo3(signature = (weights, activations, chosen, out, bias))]
+pub(crate) fn linear_experts(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    activations: &Bound<'_, PyAny>,
+    chosen: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    bias: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let experts = Experts::by(weights, array_of)?;
+    let views = experts.views(weights)?;
+    let (activations, chosen) = (array_of(activations, "activations")?, array_of(chosen, "experts")?);
+    let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
+    let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
+    let chosen_experts = chosen.indices(py)?;
+    let mut out = array_of(out, "out")?;
+    require_elements(py, &out, chosen_experts.len(), experts.shape.rows)?;
+    let kind = activations.kind();
+    if let Some(bias) = &bias {
+        bias.require(py, kind)?;
+        require_bias(py, bias, experts.count, experts.shape.rows)?;
+    }
+    let inputs: Vec<_> =
+        [&experts.codes, &experts.scales, &activations, &chosen].into_iter().chain(&bias).collect();
+    /// The product for a dtype.
+    macro_rules! multiply {
+        ($T:ty) => {{
+            let out: &mut [$T] = out.output(py, kind, &inputs)?;
+            let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            work(py, || {
+                gemm_experts(views, x, chosen_experts, top_k, rows, out)?;
+                if let Some(bias) = bias {
+                    add_bias(out, bias, chosen_experts, experts.shape.rows);
+                }
+                Ok(())
+            })
+        }};
+    }
+    let done = match kind {
+        Kind::F32 => multiply!(f32),
+        Kind::F16 => multiply!(f16),
+        Kind::Bf16 => multiply!(bf16),
+        Kind::Bytes | Kind::Indices => return Err(activations.no_values()),
+    };
+    done.map_err(|error| of_tensors(py, error))
+}
+
+/// Makes sure that there is a bias for each row of each expert's weights.
+pub(crate) fn require_bias(py: Python<'_>, bias: &Array, experts: usize, rows: usize) -> PyResult<()> {
+    let found: usize = bias.dims().iter().product();
+    let expected = experts.saturating_mul(rows);
+    if found != expected {
+        return Err(error(
+            py,
+            format!("bias has {found} elements and must have {expected}, {rows} for each matrix"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use on_gpu::{gpu_experts_workspace_bytes, gpu_linear_experts};
+
+/// On GPUs: the sorting of pairs and their product, one behind the other, in one workspace.
+#[cfg(feature = "cuda")]
+mod on_gpu {
+    use std::sync::Arc;
+
+    use microscale::gpu::cudarc::driver::CudaStream;
+    use microscale::gpu::{
+        DeviceEpilogue, DeviceExpertsView, DeviceRoutingMut, DeviceView, DeviceViewMut, GemmWorkspaceMut,
+    };
+
+    use super::*;
+    use crate::errors::type_error;
+    use crate::gpu::{Work, bytes, view, view_mut, words};
+    use crate::interface::array_anywhere;
+
+    impl Experts {
+        /// The weights in the memory of a GPU, under global scales that are there, a slot for each.
+        fn device_view<'a>(
+            &'a self,
+            py: Python<'_>,
+            slots: Option<&'a (Direction, Array)>,
+        ) -> PyResult<DeviceExpertsView<'a>> {
+            let of_tensors = |why| of_tensors(py, why);
+            let (codes, scales) = (bytes(py, &self.codes)?, bytes(py, &self.scales)?);
+            let all =
+                DeviceExpertsView::from_parts(self.shape, self.count, codes, scales).map_err(of_tensors)?;
+            match slots {
+                None => Ok(all),
+                Some((direction, slots)) => {
+                    slots.require(py, Kind::F32)?;
+                    all.with_global_slots(*direction, words(slots)).map_err(of_tensors)
+                }
+            }
+        }
+    }
+
+    /// Where a workspace has its routing, behind what products need, and its bytes in all.
+    fn layout(
+        work: &Work,
+        experts: DeviceExpertsView<'_>,
+        pairs: usize,
+    ) -> microscale::Result<(usize, usize)> {
+        let routing = work.gpu.experts_workspace_bytes(experts, pairs)?.next_multiple_of(size_of::<u32>());
+        let words = DeviceRoutingMut::words(experts.count(), pairs);
+        Ok((routing, routing.saturating_add(words.saturating_mul(size_of::<u32>()))))
+    }
+
+    /// The slots of an object's global scales.
+    fn slots_of(object: &Bound<'_, PyAny>, stream: usize) -> PyResult<Option<(Direction, Array)>> {
+        let py = object.py();
+        let slots = object.getattr(intern!(py, "_numbers"))?;
+        if slots.is_none() {
+            return Ok(None);
+        }
+        let direction: Direction = word(py, object.getattr(intern!(py, "direction"))?.extract()?)?;
+        Ok(Some((direction, array_anywhere(&slots, "global_scales", Some(stream))?)))
+    }
+
+    /// Bytes of the workspace that [`gpu_linear_experts`] needs for so many pairs of a token and an expert.
+    #[pyfunction]
+    pub(crate) fn gpu_experts_workspace_bytes(
+        py: Python<'_>,
+        weights: &Bound<'_, PyAny>,
+        pairs: usize,
+        stream: usize,
+    ) -> PyResult<usize> {
+        let experts = Experts::by(weights, |part, what| array_anywhere(part, what, Some(stream)))?;
+        let work = Work::with(py, &[&experts.codes, &experts.scales], stream)?;
+        let found = layout(&work, experts.device_view(py, None)?, pairs);
+        found.map(|(_, bytes)| bytes).map_err(|why| of_tensors(py, why))
+    }
+
+    /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the weights of their experts, and adds
+    /// the experts' biases before the only rounding. The workspace begins with counters, which are zeros.
+    #[pyfunction]
+    #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, stream))]
+    #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
+    pub(crate) fn gpu_linear_experts(
+        py: Python<'_>,
+        weights: &Bound<'_, PyAny>,
+        activations: &Bound<'_, PyAny>,
+        chosen: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        bias: Option<&Bound<'_, PyAny>>,
+        workspace: &Bound<'_, PyAny>,
+        stream: usize,
+    ) -> PyResult<()> {
+        let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
+        let experts = Experts::by(weights, there)?;
+        let slots = slots_of(weights, stream)?;
+        let (activations, chosen) = (there(activations, "activations")?, there(chosen, "experts")?);
+        let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
+        let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
+        let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
+        chosen.require(py, Kind::Indices)?;
+        let pairs = chosen.span();
+        require_elements(py, &out, pairs, experts.shape.rows)?;
+        if let Some(bias) = &bias {
+            bias.require(py, activations.kind())?;
+            require_bias(py, bias, experts.count, experts.shape.rows)?;
+        }
+        let inputs: Vec<_> = [&experts.codes, &experts.scales, &activations, &chosen]
+            .into_iter()
+            .chain(&bias)
+            .chain(slots.as_ref().map(|(_, slots)| slots))
+            .collect();
+        out.require_output(py, activations.kind(), &inputs)?;
+        let operands: Vec<_> = inputs.iter().copied().chain([&out]).collect();
+        workspace.require_output(py, Kind::Bytes, &operands)?;
+        let all: Vec<_> = operands.iter().copied().chain([&workspace]).collect();
+        let work = Work::with(py, &all, stream)?;
+        if pairs == 0 {
+            return Ok(());
+        }
+        let of_experts = experts.device_view(py, slots.as_ref())?;
+        let (of_routing, needed) = layout(&work, of_experts, pairs).map_err(|why| of_tensors(py, why))?;
+        let found = workspace.span();
+        if found < needed || !workspace.address().is_multiple_of(size_of::<u32>() as u64) {
+            return Err(error(py, format!("the workspace has {found} bytes and {needed} are needed")));
+        }
+        // SAFETY: so many bytes are there, which share no memory with the operands, and the caller promises what the first of them are.
+        // That one product uses them after the other, the order of the stream ensures.
+        let space = unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), of_routing) };
+        let mut space = space.map_err(|why| of_tensors(py, why))?;
+        let lists = workspace.address() + of_routing as u64;
+        // SAFETY: `chosen` holds whole numbers of 32 bits, all bits of which are values; otherwise as of `view`.
+        let pairs_of: DeviceView<'_, u32> = unsafe { DeviceView::from_raw_parts(chosen.address(), pairs) };
+        let count = experts.count;
+        // SAFETY: the words are behind the product's part of the workspace, and pairs are sorted before each product.
+        let routing_on = |stream: &Arc<CudaStream>| unsafe {
+            DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
+        };
+        /// The product for a dtype.
+        macro_rules! multiply {
+            ($T:ty) => {{
+                let x = view::<$T>(&activations);
+                let bias = bias.as_ref().map(view::<$T>);
+                let mut to: DeviceViewMut<'_, $T> = view_mut(&mut out);
+                work.enqueue(py, |gpu, stream| {
+                    let mut routing = routing_on(stream);
+                    gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
+                    let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                    gpu.gemm_experts_fused_on(
+                        stream,
+                        of_experts,
+                        x,
+                        &routing,
+                        rows,
+                        steps,
+                        &mut space,
+                        to.reborrow(),
+                    )
+                })
+            }};
+        }
+        match activations.kind() {
+            Kind::F16 => multiply!(f16),
+            Kind::Bf16 => multiply!(bf16),
+            _ => Err(type_error(
+                "activations of experts on a GPU must be float16 or bfloat16; convert them first",
+            )),
+        }
+    }
+}
