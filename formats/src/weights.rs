@@ -64,6 +64,14 @@
 //! subnormal numbers for zeros. γ is the same with them; δ is K · 2^−114 in NVFP4, and K · 2^−123 times the row's largest scale in
 //! MXFP4.
 //!
+//! With more than eight tokens, matrix tiles (AMX with BF16) multiply a segment 32 elements at a time. An activation is a sum of
+//! bf16, f32 of three and f16 of two: each has the upper eight bits of what is left, cut off, so that their magnitudes come to
+//! that of the activation. The parts of 32 elements follow each other, the highest first. The products of one with the weights of an
+//! even index are fused to a sum, in order, from zero, and those of an odd index to another; both are added, and then added to
+//! the segment's sum, which is zero before the first. Each step rounds to nearest, and takes subnormal numbers for zeros, in operands
+//! and in results. A product meets 41 roundings in its segment at most, so that γ is the same. δ is K · 2^−114 in NVFP4, and in MXFP4
+//! the row's largest scale times K · 2^−123, or K · 2^−122 with activations in f32.
+//!
 //! # GPUs of several warps a row
 //!
 //! The order follows, too, from how many warps share a row (slices of K). For several tokens, runs of 128

@@ -8,7 +8,8 @@ use microscale_formats::plan::power_of_two;
 use microscale_formats::{E2m1, E4m3, E8m0, Format, GlobalScale};
 use rayon::prelude::*;
 
-use crate::cpu;
+use crate::cpu::exact::Factors;
+use crate::cpu::{self, Isa};
 use crate::error::{Error, Result};
 use crate::shape::QuantizedShape;
 use crate::tensor::QuantizedTensor;
@@ -50,11 +51,12 @@ impl Mxfp4ToNvfp4 {
         check(tensor.shape().format)?;
         let scales = tensor.linear_scales();
         let blocks = tensor.codes().chunks(Format::Mxfp4.block_bytes()).zip(&*scales);
-        let found = blocks.filter(|(codes, scale)| {
-            let zeros = codes.iter().all(|pair| pair & 0x77 == 0);
-            !zeros && !E8m0::from_bits(**scale).is_nan()
-        });
-        Ok(found.fold(self, |cast, (_, scale)| cast.and(Self { scales: Some([*scale; 2]) })))
+        Ok(blocks.fold(self, |cast, (codes, scale)| {
+            // Most scales lie between those before, whatever the codes are.
+            let between = cast.scales.is_some_and(|[least, most]| (least..=most).contains(scale));
+            let ignored = || E8m0::from_bits(*scale).is_nan() || codes.iter().all(|pair| pair & 0x77 == 0);
+            if between || ignored() { cast } else { cast.and(Self { scales: Some([*scale; 2]) }) }
+        }))
     }
 
     /// The cast of the tensors of both.
@@ -108,11 +110,17 @@ impl Mxfp4ToNvfp4 {
         let blocks = from.blocks_per_row().max(1);
         // Rows that end in the first half of a block have no second one.
         let kept = shape.blocks_per_row();
-        let rows = tensor.codes().chunks(blocks * Format::Mxfp4.block_bytes());
-        let codes = rows.flat_map(|row| &row[..kept * Format::Nvfp4.block_bytes()]).copied().collect();
-        let rows = scales.chunks(blocks);
-        let scales = rows.flat_map(|row| row.iter().flat_map(|scale| [scale; 2]).take(kept));
-        let scales = scales.map(|scale| self.scale(*scale)).collect();
+        let rows: Vec<&[u8]> = tensor.codes().chunks(blocks * Format::Mxfp4.block_bytes()).collect();
+        let rows: Vec<&[u8]> = rows.iter().map(|row| &row[..kept * Format::Nvfp4.block_bytes()]).collect();
+        let codes = rows.concat();
+        let twice: [[u8; 2]; 256] = std::array::from_fn(|scale| [self.scale(scale as u8); 2]);
+        let mut both = Vec::with_capacity(2 * scales.len());
+        for row in scales.chunks(blocks) {
+            let end = both.len() + kept;
+            both.extend(row.iter().flat_map(|scale| twice[usize::from(*scale)]));
+            both.truncate(end);
+        }
+        let scales = both;
         QuantizedTensor::from_parts(shape, codes, scales)?
             .with_global_scale(self.global_scale(Direction::Divisor))
     }
@@ -129,6 +137,9 @@ impl Mxfp4ToNvfp4 {
 
 /// Elements of a block of MXFP8.
 const BLOCK: usize = 32;
+
+/// Blocks of MXFP8 that a thread makes at least.
+const BLOCKS_TOGETHER: usize = 1 << 9;
 
 /// Casts MXFP4 or NVFP4 to MXFP8 with E4M3 elements, if every value stays the same to the bit. NaN stay NaN.
 ///
@@ -173,36 +184,43 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
         return QuantizedTensor::from_parts(shape, codes, tensor.linear_scales().into_owned());
     }
     let values: Vec<f32> = cpu::dequantize(tensor);
-    let blocks: Vec<_> = values.par_chunks(BLOCK).map(mxfp8_block).collect();
-    let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(blocks.len()));
-    for (number, block) in blocks.into_iter().enumerate() {
-        let (block, scale) = block.ok_or_else(|| not_exact(number))?;
-        codes.extend(block);
-        scales.push(scale);
+    let (mut codes, mut scales) = (vec![0; values.len()], vec![0; values.len() / BLOCK]);
+    let blocks = codes.par_chunks_mut(BLOCK).zip(scales.par_iter_mut()).zip(values.par_chunks(BLOCK));
+    let blocks = blocks.enumerate().with_min_len(BLOCKS_TOGETHER);
+    let inexact = blocks.filter_map(|(number, ((codes, scale), values))| {
+        let power = e4m3_exponent(largest(values)).map_or(-127, |power| power.max(-127));
+        *scale = (power + 127) as u8;
+        (!to_e4m3(values, power, codes)).then_some(number)
+    });
+    match inexact.min() {
+        Some(number) => Err(not_exact(number)),
+        None => QuantizedTensor::from_parts(shape, codes, scales),
     }
-    QuantizedTensor::from_parts(shape, codes, scales)
 }
 
-/// The codes and the scale of a block of MXFP8 that has exactly these values, if there is one.
-fn mxfp8_block(values: &[f32]) -> Option<([u8; BLOCK], u8)> {
-    let largest =
-        values.iter().filter(|value| !value.is_nan()).fold(0.0f32, |most, value| most.max(value.abs()));
-    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
-    let power = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
-    let least = (power - POWERS[1] + 127).clamp(0, 254) as u8;
-    let fits = f64::from(largest) <= f64::from(E4m3::MAX) * 2f64.powi(exponent(least));
-    let scale = if fits { least } else { least.saturating_add(1).min(254) };
-    // In f64 all quotients by powers of two are exact.
-    let divisor = 2f64.powi(exponent(scale));
-    let mut codes = [0; BLOCK];
-    for (code, value) in codes.iter_mut().zip(values) {
-        let quotient = (f64::from(*value) / divisor) as f32;
-        let element = E4m3::from_f32(quotient);
-        let back = f64::from(element.to_f32()) * divisor;
-        let same = value.is_nan() && element.is_nan() || back == f64::from(*value);
-        *code = same.then(|| element.to_bits())?;
+/// The largest magnitude of values that are numbers; 0 of none.
+pub fn largest(values: &[f32]) -> f32 {
+    // Magnitudes are ordered as their bits are, those of NaN above infinity's.
+    let magnitudes = values.iter().map(|value| (value.to_bits() & 0x7FFF_FFFF) as i32);
+    let numbers = magnitudes.map(|bits| if bits > f32::INFINITY.to_bits() as i32 { 0 } else { bits });
+    f32::from_bits(numbers.fold(0, i32::max) as u32)
+}
+
+/// The exponent of the least power of two under which a magnitude is within E4M3's numbers. 0 and infinity have none.
+pub fn e4m3_exponent(largest: f32) -> Option<i32> {
+    if largest == 0.0 || !largest.is_finite() {
+        return None;
     }
-    Some((codes, scale))
+    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
+    let least = (f64::from(largest).to_bits() >> 52) as i32 - 1023 - POWERS[1];
+    let fits = f64::from(largest) <= f64::from(E4m3::MAX) * f64::from_bits(((least + 1023) as u64) << 52);
+    Some(if fits { least } else { least + 1 })
+}
+
+/// Makes codes of E4M3 of values under the scale 2^`power`, and returns whether all values are exact. `power` lies from -127 to 127, and
+/// there are as many codes as values. All NaN are the same.
+pub fn to_e4m3(values: &[f32], power: i32, codes: &mut [u8]) -> bool {
+    Isa::best().to_e4m3(values, Factors::of(power), codes)
 }
 
 /// The exponent of a scale in E8M0 that is a number.

@@ -14,6 +14,7 @@ use super::gemv_weights::multiply_block;
 use super::isa::Isa;
 use super::panels::{self, PANELS, PanelRows, Scratch, TokenSums, lane_of_row};
 use super::rows::{Row, finished};
+use super::tiles::{self, TileOperands, TiledActivations};
 use super::vector::LANES;
 use super::weigh::{self, Prepared};
 #[cfg(target_arch = "x86_64")]
@@ -39,9 +40,9 @@ const TASK_TOKENS: usize = 256;
 ///
 /// Up to four tokens have the bits of [`gemv_weights`](crate::gemv_weights()). The arithmetic of more is in
 /// [`microscale_formats::weights`], which says how far it may be from the exact sum. Every run gives the same
-/// bits, whatever the number of threads, and so do all instruction sets but one: [`Isa::Avx512Bf16`]
+/// bits, whatever the number of threads, and so do all instruction sets but two: [`Isa::Avx512Bf16`]
 /// multiplies activations in bf16 by instructions of its own, those of up to eight tokens in another order than
-/// those of more. Activations in f32 are never rounded. NaN scales, activations that are not finite and
+/// those of more, and [`Isa::AmxBf16`] those of more than eight tokens, in any dtype, by matrix tiles of bf16. Activations in f32 are never rounded. NaN scales, activations that are not finite and
 /// sums that overflow come out as of [`gemv_weights`](crate::gemv_weights()).
 ///
 /// # Errors
@@ -88,21 +89,31 @@ pub fn gemm_weights_with<'a, T: Activation>(
 /// Multiplies operands that were found to fit, for as many tokens as the output has room for.
 fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
+    let tokens = out.len() / rows;
+    let has_tiles = isa == Isa::AmxBf16 && tokens > TOKENS;
     let product = Product {
         isa,
         weights,
         activations,
-        arranged: Arranged::of(isa.word_of(activations.dtype()), activations, cols, out.len() / rows),
-        prepared: (0..(out.len() / rows).div_ceil(TOKENS)).map(|_| OnceLock::new()).collect(),
+        operand: if has_tiles {
+            Operand::Tiles(TiledActivations::of(isa, activations, cols, tokens))
+        } else {
+            Operand::Words(Arranged::of(isa.word_of(activations.dtype()), activations, cols, tokens))
+        },
+        prepared: (0..tokens.div_ceil(TOKENS)).map(|_| OnceLock::new()).collect(),
     };
+    let groups = if has_tiles { tiles::groups(rows.div_ceil(panels::ROWS)) } else { 1 };
     out.par_chunks_mut(TASK_TOKENS * rows).enumerate().for_each(|(block, out)| {
         let tokens = out.len() / rows;
         // By rows that are multiplied together, then by token.
         let mut by_rows = vec![T::default(); out.len()];
-        let row_groups = by_rows.par_chunks_mut(panels::ROWS * tokens).enumerate();
-        row_groups.for_each_init(Scratch::new, |scratch, (group, out)| {
-            product.rows(group * panels::ROWS, block * TASK_TOKENS, tokens, out, scratch);
-        });
+        let tasks = by_rows.par_chunks_mut(groups * panels::ROWS * tokens).enumerate();
+        tasks.for_each_init(
+            || Scratch::new(groups),
+            |scratch, (task, out)| {
+                product.rows(task * groups * panels::ROWS, block * TASK_TOKENS, tokens, out, scratch);
+            },
+        );
         out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
             let by_rows = by_rows.chunks(panels::ROWS * tokens);
             for (out, by_rows) in out.chunks_mut(panels::ROWS).zip(by_rows) {
@@ -137,18 +148,24 @@ fn multiply_few_pairs(isa: Isa, weights: QuantizedView<'_>, activations: &[bf16]
     });
 }
 
+/// The activations, as they are multiplied.
+enum Operand {
+    Words(Arranged),
+    Tiles(TiledActivations),
+}
+
 /// A product, as its tasks need it.
 struct Product<'a> {
     isa: Isa,
     weights: QuantizedView<'a>,
     activations: Elements<'a>,
-    arranged: Arranged,
+    operand: Operand,
     /// By tile, the activations for rows and sums that are computed by the definition of few tokens.
     prepared: Vec<OnceLock<Prepared>>,
 }
 
 impl Product<'_> {
-    /// Some tokens' products with up to [`panels::ROWS`] rows, by token.
+    /// Some tokens' products with groups of up to [`panels::ROWS`] rows, by group and token.
     fn rows<T: Element>(
         &self,
         first_row: usize,
@@ -158,19 +175,46 @@ impl Product<'_> {
         scratch: &mut Scratch,
     ) {
         let (weights, format) = (self.weights, self.weights.format());
-        let count = out.len() / tokens;
-        let rows: Vec<_> = (0..count).map(|i| Row::of(weights, first_row + i)).collect();
-        let mut sums = vec![[Aligned([0.0; LANES]); PANELS]; tokens];
-        let first_tile = first_token / TOKENS;
+        let rows: Vec<_> = (0..out.len() / tokens).map(|i| Row::of(weights, first_row + i)).collect();
+        let groups = rows.chunks(panels::ROWS);
+        let mut sums = vec![[Aligned([0.0; LANES]); PANELS]; groups.len() * tokens];
         if self.isa == Isa::Reference {
-            self.reference(&rows, first_token, &mut sums);
+            for (rows, sums) in groups.clone().zip(sums.chunks_mut(tokens)) {
+                self.reference(rows, first_token, sums);
+            }
         } else {
-            let rows = PanelRows::of(format, &rows);
-            self.isa.multiply(format, &rows, &self.arranged, first_tile, &mut sums, scratch);
+            let groups: Vec<_> = groups.clone().map(|rows| PanelRows::of(format, rows)).collect();
+            match &self.operand {
+                Operand::Words(x) => {
+                    for (rows, sums) in groups.iter().zip(sums.chunks_mut(tokens)) {
+                        self.isa.multiply(format, rows, x, first_token / TOKENS, sums, scratch);
+                    }
+                }
+                Operand::Tiles(x) => {
+                    let first_tile = first_token / tiles::TOKENS;
+                    let operands = TileOperands { format, groups: &groups, x, first_tile };
+                    self.isa.multiply_tiles(&operands, &mut sums, scratch);
+                }
+            }
         }
-        let globals = [weights.global_scale()];
+        let outputs = out.chunks_mut(panels::ROWS * tokens);
+        for ((rows, sums), out) in groups.zip(sums.chunks(tokens)).zip(outputs) {
+            self.finish(rows, first_token, sums, out);
+        }
+    }
+
+    /// The products of some tokens and rows that are multiplied together, by token, given their sums.
+    fn finish<T: Element>(&self, rows: &[Row<'_>], first_token: usize, sums: &[TokenSums], out: &mut [T]) {
+        let (count, format) = (rows.len(), self.weights.format());
+        let globals = [self.weights.global_scale()];
         let factors: Vec<_> = rows.iter().map(|row| panels::factor(format, *row)).collect();
         let are_unusual: Vec<_> = rows.iter().map(|row| panels::is_unusual(format, *row)).collect();
+        if let Some(factors) = factors.first_chunk()
+            && !are_unusual.contains(&true)
+            && self.isa.finish(sums, factors, globals[0], ElementsMut::of(out))
+        {
+            return;
+        }
         let token_tiles = sums.chunks(TOKENS).zip(out.chunks_mut(TOKENS * count));
         for (tile, (sums, out)) in token_tiles.enumerate() {
             let mut by_definition = [None; panels::ROWS];
@@ -178,7 +222,7 @@ impl Product<'_> {
                 for (i, out) in out.iter_mut().enumerate() {
                     let mut sum = factors[i] * f64::from(sums[i / LANES].0[lane_of_row(i % LANES)]);
                     if are_unusual[i] || !sum.is_finite() {
-                        let few = || self.few(rows[i], first_tile + tile);
+                        let few = || self.few(rows[i], first_token / TOKENS + tile);
                         sum = by_definition[i].get_or_insert_with(few)[token];
                     }
                     *out = finished(sum, &globals);
@@ -216,4 +260,5 @@ impl Product<'_> {
     }
 }
 
-const _: () = assert!(TOKENS == weigh::TOKENS && TASK_TOKENS.is_multiple_of(TOKENS));
+const _: () = assert!(TOKENS == weigh::TOKENS);
+const _: () = assert!(TASK_TOKENS.is_multiple_of(TOKENS) && TASK_TOKENS.is_multiple_of(tiles::TOKENS));

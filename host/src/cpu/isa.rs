@@ -18,6 +18,9 @@ use super::policy::Tally;
 use super::rows::Row;
 use super::rule::{Kind, Rule, Searching};
 use super::thresholds::Thresholds;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::tiles::Amx;
+use super::tiles::{self, Emulated, Tile, TileOperands};
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
 use super::vector::Portable;
@@ -28,10 +31,10 @@ use super::weigh_pairs::{self, PreparedPairs};
 use super::widen::ByElement;
 #[cfg(target_arch = "x86_64")]
 use super::widen::F16c;
-use super::{by_definition, decode, dot, errors, groups, plain, prefetch, reference, search, weigh};
+use super::{by_definition, decode, dot, errors, exact, groups, plain, prefetch, reference, search, weigh};
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, ElementsMut, by_dtype};
-use microscale_formats::{Format, Words, words};
+use microscale_formats::{Format, GlobalScale, Words, words};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,10 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with BF16. Only [`gemm_weights`](crate::gemm_weights()) of bf16 differs from [`Self::Avx512`]'s.
     Avx512Bf16,
+    /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them. Only
+    /// [`gemm_weights`](crate::gemm_weights()) of more than eight tokens differs from [`Self::Avx512Bf16`]'s. Where tiles are named and the
+    /// machine lacks them, they are emulated, with the same bits.
+    AmxBf16,
 }
 
 words!(Isa, "instruction set" {
@@ -58,6 +65,7 @@ words!(Isa, "instruction set" {
     Self::Avx2 = "avx2",
     Self::Avx512 = "avx512",
     Self::Avx512Bf16 = "avx512-bf16",
+    Self::AmxBf16 = "amx-bf16",
 });
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
@@ -113,6 +121,11 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
+            pub(super) fn to_e4m3(values: &[f32], factors: exact::Factors, codes: &mut [u8]) -> bool {
+                exact::to_e4m3(values, factors, codes)
+            }
+
+            $(#[target_feature(enable = $features)])?
             pub(super) fn amax_bits<T: Element>(values: &[T]) -> u32 {
                 groups::amax_bits::<T, $vector>(values)
             }
@@ -142,6 +155,36 @@ macro_rules! instance {
                 scratch: &mut Scratch,
             ) {
                 panels::multiply::<$vector, Singles>(format, rows, x, first_tile, sums, scratch);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn finish<T: Element>(
+                sums: &[TokenSums],
+                factors: &[f64; panels::ROWS],
+                global: Option<GlobalScale>,
+                out: &mut [T],
+            ) -> bool {
+                panels::finish(sums, factors, global, out)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn arrange_tiles<T: Element>(
+                activations: &[T],
+                cols: usize,
+                first: usize,
+                tokens: usize,
+                tiles: &mut [Tile],
+            ) {
+                tiles::arrange::<T, $widen>(activations, cols, first, tokens, tiles);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn emulate_tiles(
+                operands: &TileOperands<'_>,
+                sums: &mut [TokenSums],
+                scratch: &mut Scratch,
+            ) {
+                tiles::multiply::<$vector, _>(&Emulated::<$vector>::new(), operands, sums, scratch);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -175,6 +218,13 @@ fn multiply_pairs(
     panels::multiply::<Avx512, Pairs>(format, rows, x, first_tile, sums, scratch);
 }
 
+/// The products that AMX adds, by tiles that are configured.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
+fn multiply_tiles(amx: &Amx, operands: &TileOperands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+    tiles::multiply::<Avx512, Amx>(amx, operands, sums, scratch);
+}
+
 /// As [`multiply_pairs`], for a few tokens.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
@@ -201,7 +251,7 @@ macro_rules! by_instance {
                 unsafe { avx2::$function($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 if $isa.is_available() => {
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 if $isa.is_available() => {
                 // SAFETY: the features that the instance enables were just detected on this CPU.
                 unsafe { avx512::$function($($arg),*) }
             }
@@ -262,6 +312,10 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxBf16 => Self::Avx512Bf16.is_available() && Amx::is_permitted(),
+            #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+            Self::AmxBf16 => false,
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
         }
@@ -306,7 +360,8 @@ impl Isa {
         let Output { codes, scales } = output;
         // Most of the time goes to the search, which is compiled once for all: an instance for AVX-512 would add
         // 100 kB to every program.
-        let isa = if matches!(self, Self::Avx512 | Self::Avx512Bf16) { Self::Avx2 } else { self };
+        let isa =
+            if matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::AmxBf16) { Self::Avx2 } else { self };
         by_dtype!(Elements, values => {
             by_instance!(isa, quantize_hessian(values, hessians, rule, codes, scales))
         })
@@ -324,6 +379,14 @@ impl Isa {
     /// The sums of the differences of values and as many approximations.
     pub(crate) fn errors(self, values: Elements<'_>, approximation: &[f32]) -> ErrorSums {
         by_dtype!(Elements, values => by_instance!(self, errors(values, approximation)))
+    }
+
+    /// Codes of E4M3, and whether all are exact.
+    pub(crate) fn to_e4m3(self, values: &[f32], factors: exact::Factors, codes: &mut [u8]) -> bool {
+        match self {
+            Self::Reference => exact::to_e4m3(values, factors, codes),
+            _ => by_instance!(self, to_e4m3(values, factors, codes)),
+        }
     }
 
     /// The largest magnitude's bits.
@@ -353,10 +416,44 @@ impl Isa {
         by_instance!(self, weigh(format, rows, x, sums));
     }
 
-    /// How activations of a dtype are multiplied where there are many tokens.
+    /// Returns whether the machine has this instruction set, and AVX-512 BF16 in it.
+    fn has_pairs(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::AmxBf16) && self.is_available()
+    }
+
+    /// How activations of a dtype are multiplied where there are many tokens, and no tiles.
     pub(super) fn word_of(self, dtype: Dtype) -> Word {
-        let pairs = self == Self::Avx512Bf16 && dtype == Dtype::Bf16 && self.is_available();
-        if pairs { Word::Pair } else { Word::Single }
+        if dtype == Dtype::Bf16 && self.has_pairs() { Word::Pair } else { Word::Single }
+    }
+
+    /// Puts a segment's activations, from a column on, into tiles of zeros.
+    pub(super) fn arrange_tiles(
+        self,
+        activations: Elements<'_>,
+        cols: usize,
+        first: usize,
+        tokens: usize,
+        tiles: &mut [Tile],
+    ) {
+        by_dtype!(Elements, activations => {
+            by_instance!(self, arrange_tiles(activations, cols, first, tokens, tiles));
+        });
+    }
+
+    /// Adds to the sums of some tiles' tokens, by group of rows and token; there is a stretch in the memory for each group.
+    pub(super) fn multiply_tiles(
+        self,
+        operands: &TileOperands<'_>,
+        sums: &mut [TokenSums],
+        scratch: &mut Scratch,
+    ) {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if self == Self::AmxBf16 && self.is_available() {
+            // SAFETY: tiles were just found to be permitted, and the features that the function enables to be there. There are no
+            // other configured tiles on this thread: they are configured here alone, and the function calls nothing that does.
+            return unsafe { multiply_tiles(&Amx::configure(), operands, sums, scratch) };
+        }
+        by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch));
     }
 
     /// Adds to the sums of some tiles' tokens, by token. The reference does it otherwise.
@@ -377,6 +474,17 @@ impl Isa {
         by_instance!(self, multiply(format, rows, x, first_tile, sums, scratch));
     }
 
+    /// Rounds the products of some tokens and [`panels::ROWS`] rows. Returns false if some are no numbers, and then none counts.
+    pub(super) fn finish(
+        self,
+        sums: &[TokenSums],
+        factors: &[f64; panels::ROWS],
+        global: Option<GlobalScale>,
+        out: ElementsMut<'_>,
+    ) -> bool {
+        by_dtype!(ElementsMut, out => by_instance!(self, finish(sums, factors, global, out)))
+    }
+
     /// The sums of rows' products with each token's activations, in pairs, if this machine has the instructions.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn weigh_pairs(
@@ -386,7 +494,7 @@ impl Isa {
         x: &PreparedPairs,
         sums: &mut weigh::RowSums,
     ) {
-        if self == Self::Avx512Bf16 && self.is_available() {
+        if self.has_pairs() {
             // SAFETY: the features that the function enables were just detected on this CPU.
             unsafe { weigh_pairs(format, rows, x, sums) };
         }

@@ -8,7 +8,7 @@
 //! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
 //! importance                                                      what weighs errors, for pieces
 //! isa → reference                                                 the instances; the definition
-//! plain   hessian → search, decode   errors   dot   panels, weigh_pairs → weigh    a piece, a row, several rows
+//! plain   hessian → search, decode   errors   dot   tiles → panels, weigh_pairs → weigh    a piece, a row, several rows
 //! rule   decoder                                                  a recipe, a tensor: as loops need them
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
 //! piece → policy → blocks                                         output, counts, the definition of blocks
@@ -33,6 +33,7 @@ mod decoder;
 mod dequantize;
 mod dot;
 mod errors;
+pub(crate) mod exact;
 mod gemm_experts;
 mod gemm_weights;
 mod gemv;
@@ -60,6 +61,7 @@ mod search_lanes;
 mod stream;
 mod strided;
 mod thresholds;
+mod tiles;
 mod values;
 mod vector;
 mod weigh;

@@ -3,16 +3,17 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::{self, SEGMENT};
-use microscale_formats::{E2m1, E2m1x2, E4m3, E8m0, Format};
+use microscale_formats::{E2m1, E2m1x2, E4m3, E8m0, Format, GlobalScale};
 
 use super::arranged::{Aligned, Arranged, TOKENS, Word};
 use super::prefetch::ask_for;
 #[cfg(target_arch = "x86_64")]
 use super::products::PairProducts;
 use super::products::{Products, TILE, chunk_of_lane};
-use super::rows::Row;
+use super::rows::{Row, finished};
 use super::vector::{LANES, Scalars};
 use super::weigh::{Mxfp4, Nvfp4, Scales};
+use crate::element::Element;
 
 /// Panels that are multiplied together, on processors that have registers for the sums of so many.
 pub(super) const PANELS: usize = 3;
@@ -77,6 +78,30 @@ pub(super) fn factor(format: Format, row: Row<'_>) -> f64 {
     }
 }
 
+/// Rounds the products of some tokens and all rows, by token, given their sums and the rows' factors. Returns false if some are no
+/// numbers, and then none counts.
+#[inline(always)]
+pub(super) fn finish<T: Element>(
+    sums: &[TokenSums],
+    factors: &[f64; ROWS],
+    global: Option<GlobalScale>,
+    out: &mut [T],
+) -> bool {
+    let mut are_finite = true;
+    for (sums, out) in sums.iter().zip(out.as_chunks_mut::<ROWS>().0) {
+        let mut by_row = [0.0; ROWS];
+        for (i, sum) in by_row.iter_mut().enumerate() {
+            *sum = sums[i / LANES].0[lane_of_row(i % LANES)];
+        }
+        for ((out, sum), factor) in out.iter_mut().zip(by_row).zip(factors) {
+            let sum = factor * f64::from(sum);
+            are_finite &= sum.is_finite();
+            *out = finished(sum, &[global]);
+        }
+    }
+    are_finite
+}
+
 /// The definition, for a row that is not [unusual](is_unusual).
 pub(super) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 {
     let largest = E8m0::from_bits(row.most());
@@ -93,14 +118,17 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 {
     segments.fold(0.0, |sum, (weights, x)| sum + weights::segment::<Scalars>(weights, x))
 }
 
-/// The terms that are multiplied and added in a lane: an element, or a pair of elements.
-pub(super) trait Terms<V: Products> {
-    /// How activations are arranged for it.
+/// How the weights of a lane are packed into words.
+pub(super) trait Packing<V: Products> {
+    /// The word, which activations are arranged for.
     const WORD: Word;
 
     /// The words of eight weights.
     fn words(weights: [V::Number; 8]) -> [V::Number; 8];
+}
 
+/// The terms that are multiplied and added in a lane: an element, or a pair of elements.
+pub(super) trait Terms<V: Products>: Packing<V> {
     /// Adds the products of a word of weights and a word of activations.
     fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number;
 }
@@ -108,14 +136,16 @@ pub(super) trait Terms<V: Products> {
 /// f32.
 pub(super) struct Singles;
 
-impl<V: Products> Terms<V> for Singles {
+impl<V: Products> Packing<V> for Singles {
     const WORD: Word = Word::Single;
 
     #[inline(always)]
     fn words(weights: [V::Number; 8]) -> [V::Number; 8] {
         weights
     }
+}
 
+impl<V: Products> Terms<V> for Singles {
     #[inline(always)]
     fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number {
         V::fma(weights, x, sum)
@@ -123,11 +153,9 @@ impl<V: Products> Terms<V> for Singles {
 }
 
 /// Two bf16, that with the even index below the other.
-#[cfg(target_arch = "x86_64")]
 pub(super) struct Pairs;
 
-#[cfg(target_arch = "x86_64")]
-impl<V: PairProducts> Terms<V> for Pairs {
+impl<V: Products> Packing<V> for Pairs {
     const WORD: Word = Word::Pair;
 
     /// Weights under their scales have six bits, so that their lower 16 are zeros.
@@ -140,7 +168,10 @@ impl<V: PairProducts> Terms<V> for Pairs {
         }
         words
     }
+}
 
+#[cfg(target_arch = "x86_64")]
+impl<V: PairProducts> Terms<V> for Pairs {
     #[inline(always)]
     fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number {
         V::add_pairs(sum, weights, x)
@@ -149,18 +180,27 @@ impl<V: PairProducts> Terms<V> for Pairs {
 
 /// Memory for a task, which the next one takes over.
 pub(super) struct Scratch {
-    /// A stretch of each row's codes and scales, chunk by chunk.
+    /// A stretch of each group of rows.
+    pub(super) stretches: Vec<Stretch>,
+    /// A segment's weights.
+    pub(super) decoded: Vec<[Aligned; PANELS]>,
+}
+
+/// A stretch of each row's codes and scales, chunk by chunk.
+pub(super) struct Stretch {
     codes: Vec<[[u8; CHUNK / 2]; ROWS]>,
     scales: Vec<[[u8; 2 * LANES]; PANELS]>,
-    /// A segment's weights.
-    decoded: Vec<[Aligned; PANELS]>,
 }
 
 impl Scratch {
-    pub(super) fn new() -> Self {
-        Self {
+    /// For so many groups of [`ROWS`] rows.
+    pub(super) fn new(groups: usize) -> Self {
+        let stretch = || Stretch {
             codes: vec![[[0; CHUNK / 2]; ROWS]; STRETCH],
             scales: vec![[[0; 2 * LANES]; PANELS]; STRETCH],
+        };
+        Self {
+            stretches: std::iter::repeat_with(stretch).take(groups).collect(),
             decoded: vec![[Aligned([0.0; LANES]); PANELS]; SEGMENT],
         }
     }
@@ -191,32 +231,42 @@ fn of_format<V: Products, A: Terms<V>, S: Scales>(
     scratch: &mut Scratch,
 ) {
     for (segment, elements) in x.segments().enumerate() {
-        let chunk = segment * CHUNKS % STRETCH;
-        if chunk == 0 {
-            gather::<S>(rows, segment * CHUNKS, scratch);
-        }
         let decoded = &mut scratch.decoded[..elements / A::WORD.elements()];
-        let words = CHUNK / A::WORD.elements();
-        let chunks = scratch.codes[chunk..].iter().zip(&scratch.scales[chunk..]);
-        for ((codes, scales), decoded) in chunks.zip(decoded.chunks_mut(words)) {
-            for panel in 0..PANELS {
-                let codes = codes.as_flattened().as_chunks().0;
-                decode::<V, A, S>(&codes[panel], &scales[panel], panel, decoded);
-            }
-        }
+        decode_segment::<V, A, S>(rows, segment, &mut scratch.stretches[0], decoded);
         for (tile, sums) in sums.chunks_mut(TOKENS).enumerate() {
             of_tile::<V, A>(decoded, x.part(first_tile + tile, segment), sums);
         }
     }
 }
 
+/// Decodes a segment of each row, the segments after each other: the words of each panel, as many as there is room for.
+#[inline(always)]
+pub(super) fn decode_segment<V: Products, P: Packing<V>, S: Scales>(
+    rows: &PanelRows<'_>,
+    segment: usize,
+    stretch: &mut Stretch,
+    decoded: &mut [[Aligned; PANELS]],
+) {
+    let chunk = segment * CHUNKS % STRETCH;
+    if chunk == 0 {
+        gather::<S>(rows, segment * CHUNKS, stretch);
+    }
+    let chunks = stretch.codes[chunk..].iter().zip(&stretch.scales[chunk..]);
+    for ((codes, scales), decoded) in chunks.zip(decoded.chunks_mut(CHUNK / P::WORD.elements())) {
+        for panel in 0..PANELS {
+            let codes = codes.as_flattened().as_chunks().0;
+            decode::<V, P, S>(&codes[panel], &scales[panel], panel, decoded);
+        }
+    }
+}
+
 /// Copies a stretch of each row, from a chunk on. Where a row has ended, there are zeros.
 #[inline(always)]
-fn gather<S: Scales>(rows: &PanelRows<'_>, first: usize, scratch: &mut Scratch) {
+fn gather<S: Scales>(rows: &PanelRows<'_>, first: usize, stretch: &mut Stretch) {
     let scales_a_chunk = S::COUNT / LANES;
     for (four, rows_of_four) in rows.rows.as_chunks::<4>().0.iter().enumerate() {
         let chunks = rows_of_four[0].codes.len().div_ceil(CHUNK / 2) - first;
-        let all = scratch.codes.iter_mut().zip(&mut scratch.scales);
+        let all = stretch.codes.iter_mut().zip(&mut stretch.scales);
         for (chunk, (codes, scales)) in (first..first + chunks).zip(all) {
             for (i, row) in rows_of_four.iter().enumerate() {
                 let (at, lane) = (4 * four + i, (4 * four + i) % LANES);
@@ -255,7 +305,7 @@ fn ask_ahead(row: Row<'_>, chunk: usize) {
 
 /// Decodes a chunk of each row of a panel, one word of each row after the other.
 #[inline(always)]
-fn decode<V: Products, A: Terms<V>, S: Scales>(
+fn decode<V: Products, P: Packing<V>, S: Scales>(
     codes: &[u8; TILE],
     scales: &[u8; 2 * LANES],
     panel: usize,
@@ -263,14 +313,14 @@ fn decode<V: Products, A: Terms<V>, S: Scales>(
 ) {
     let columns = V::columns(codes);
     let doubled = S::doubled::<V>(&scales[..S::COUNT]);
-    let words = 8 / A::WORD.elements();
+    let words = 8 / P::WORD.elements();
     let decoded = &mut decoded[..4 * words];
     for column in 0..4 {
         let mut weights = V::fractions(columns[column]);
         for weight in &mut weights {
             *weight = V::mul(*weight, doubled[column / 2]);
         }
-        let weights = A::words(weights);
+        let weights = P::words(weights);
         for i in 0..words {
             decoded[column * words + i][panel] = Aligned(V::store(weights[i]));
         }

@@ -55,6 +55,7 @@ impl<'a> Row<'a> {
 }
 
 /// A sum under global scales, one after the other, rounded.
+#[inline(always)]
 pub(super) fn finished<T: Element>(sum: f64, globals: &[Option<GlobalScale>]) -> T {
     let sum = globals.iter().fold(sum, |sum, global| dot::scaled(sum, *global));
     T::from_f32(match T::DTYPE {

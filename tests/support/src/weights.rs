@@ -52,6 +52,20 @@ pub struct Bound {
     delta: f64,
 }
 
+/// What multiplies and adds the elements of a segment.
+#[derive(Clone, Copy, Debug)]
+pub enum Instructions {
+    /// Fused multiplications of f32.
+    Singles,
+    /// Instructions for pairs of bf16.
+    Pairs,
+    /// Matrix tiles of bf16, of which so many are an activation.
+    Tiles {
+        /// The number.
+        parts: usize,
+    },
+}
+
 /// The code of 1.
 const ONE: u8 = 2;
 /// Columns of a segment in a k-iteration.
@@ -90,13 +104,23 @@ impl Bound {
     ///
     /// With pairs of bf16, a pair meets two roundings. An instruction loses 2^−126 of each of two sums, and takes activations below
     /// 2^−126 for zeros: of weights that are 42 at most in NVFP4, and 6 in MXFP4.
-    pub fn of_segments(weights: &QuantizedTensor, row: usize, pairs: bool) -> Self {
+    ///
+    /// With tiles, a product meets 16 roundings in its sum of 16, one as the two sums of 32 elements are added, and one as each part of
+    /// 32 elements comes to the segment's, 24 at most. Each of these 34 sums of 32 elements and a part loses 2^−126, and what parts
+    /// below 2^−126 are together is less than that.
+    pub fn of_segments(weights: &QuantizedTensor, row: usize, instructions: Instructions) -> Self {
         let cols = weights.cols();
         let (unit, most) = match weights.format() {
             Format::Mxfp4 => (largest_scale(weights, row), 6.0),
             _ => (64.0, 42.0),
         };
-        let lost = if pairs { (1.0 + most) * 2f64.powi(-126) } else { 2f64.powi(-150) };
+        let lost = match instructions {
+            Instructions::Singles => 2f64.powi(-150),
+            Instructions::Pairs => (1.0 + most) * 2f64.powi(-126),
+            // No part of an f16 is so low.
+            Instructions::Tiles { parts: 2 } => 2.0 * 34.0 / 32.0 * 2f64.powi(-126),
+            Instructions::Tiles { parts } => (34.0 / 32.0 * parts as f64 + most) * 2f64.powi(-126),
+        };
         Self {
             gamma: (256 + cols.div_ceil(256) + 1) as f64 * 2f64.powi(-24),
             delta: cols as f64 * lost * unit,

@@ -11,7 +11,7 @@ use microscale_test_support::oracle::{self, Exact};
 use microscale_test_support::weights::{Activations, activations};
 use proptest::prelude::*;
 
-use super::inputs::runs;
+use super::inputs::{instruction_sets, runs};
 
 const ORDERS: [ExpertRows; 5] = [
     ExpertRows::Gathered,
@@ -83,7 +83,7 @@ fn check<T: Exact + Activation>(
         let of_tokens = matches!(order, ExpertRows::Gathered | ExpertRows::Indexed);
         let count = if of_tokens { chosen.len() / top_k } else { chosen.len() };
         let x: Vec<T> = activations(count * cols, kind, random);
-        for isa in Isa::available() {
+        for isa in instruction_sets() {
             // One more, which is nobody's.
             let mut found = vec![T::of_bits(UNTOUCHED); chosen.len() * rows + 1];
             gemm_experts_with(isa, experts, &x, chosen, top_k, order, &mut found).expect("operands that fit");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use microscale::cpu::Isa;
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleLayout, ScaleRule, Ties, mx};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, Words};
@@ -22,6 +23,12 @@ impl<T: Exact> fmt::Debug for Matrix<T> {
         let bits: Vec<_> = self.values.iter().map(|v| format!("{:#x}", v.bits())).collect();
         write!(f, "{:?} of {}", self.shape, bits.join(" "))
     }
+}
+
+/// This machine's instruction sets, and tiles, which are emulated where it has none.
+pub(crate) fn instruction_sets() -> impl Iterator<Item = Isa> {
+    let emulated = Isa::available().all(|isa| isa != Isa::AmxBf16).then_some(Isa::AmxBf16);
+    Isa::available().chain(emulated)
 }
 
 /// A number of runs, and no file of failures: a failing input is printed, shrunk.

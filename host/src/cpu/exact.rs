@@ -1,0 +1,34 @@
+//! Values that are made E4M3 under a power of two, and compared with what they become.
+
+use microscale_formats::E4m3;
+use microscale_formats::plan::power_of_two;
+
+/// A scale's inverse and the scale, each as two factors that are normal numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors {
+    over: [f32; 2],
+    under: [f32; 2],
+}
+
+impl Factors {
+    /// Those of 2^`power`, from -127 to 127.
+    pub(crate) fn of(power: i32) -> Self {
+        let halves = [power / 2, power - power / 2];
+        Self { over: halves.map(|half| power_of_two(-half)), under: halves.map(power_of_two) }
+    }
+}
+
+/// Makes codes of values, and returns whether all are exact. All NaN are the same.
+#[inline(always)]
+pub(super) fn to_e4m3(values: &[f32], Factors { over, under }: Factors, codes: &mut [u8]) -> bool {
+    let mut inexact = 0;
+    for (code, value) in codes.iter_mut().zip(values) {
+        // A quotient that is no f32 is less than half of E4M3's least number, and a product always is one, or infinite.
+        let element = E4m3::from_f32(*value * over[0] * over[1]);
+        let back = element.to_f32() * under[0] * under[1];
+        let same = (back == *value) | (value.is_nan() & back.is_nan());
+        inexact |= u32::from(!same);
+        *code = element.to_bits();
+    }
+    inexact == 0
+}
