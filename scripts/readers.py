@@ -3,7 +3,7 @@
     python readers.py --microscale target/release/microscale [--sample sample/tiny-llama]
 
 Each check writes a checkpoint, has the library load and dequantize it on the CPU, and compares what comes out with
-`microscale dequantize` bit for bit. ModelOpt and gguf have no -0 among their values; there signs of zeros are left out.
+`microscale dequantize` bit for bit; or writes one itself, for `microscale` to read the same values and to make others of. ModelOpt and gguf have no -0 among their values; there signs of zeros are left out.
 The exit code is 1 if any check fails.
 """
 
@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import re
 import sys
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import gguf
 import modelopt.torch.quantization as mtq
-import numpy as np
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 from reader_inputs import deepseek_v4, tiny_compressed, tiny_fp8, tiny_plain
 from reader_models import MIXTURES, MODELS, Model
-from safetensors.torch import load_file, save_file
+from reader_others import comfy_checks, compressed_mxfp4, gguf_checks, quark_mxfp4
+from reader_program import Program, differing, tensors
+from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
@@ -40,64 +40,6 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 BLOCK = 16
-QUANTIZED = (gguf.GGMLQuantizationType.MXFP4, gguf.GGMLQuantizationType.NVFP4)
-
-
-class Program:
-    """The program, and a directory for what it writes."""
-
-    def __init__(self, path: Path, scratch: Path):
-        self.path, self.scratch, self.made = path, scratch, 0
-
-    def new(self, name: str) -> Path:
-        self.made += 1
-        return self.scratch / f"{self.made}-{name}"
-
-    def run(self, *args: str | Path) -> str:
-        command = [str(self.path), *map(str, args)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-        return done.stdout
-
-    def quantize(self, model: Path, *args: str | Path) -> Path:
-        out = self.new("quantized")
-        self.run("quantize", model, "--out", out, *args)
-        return out
-
-    def convert(self, model: Path, to: str, *args: str) -> Path:
-        out = self.new(to)
-        self.run("convert", model, "--to", to, "--out", out, *args)
-        return out
-
-    def dequantize(self, model: Path, dtype: str) -> dict[str, torch.Tensor]:
-        out = self.new("dequantized")
-        self.run("dequantize", model, "--dtype", dtype, "--out", out)
-        return tensors(out)
-
-
-def tensors(directory: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        found.update(load_file(file))
-    return found
-
-
-def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], *, signs_of_zeros: bool) -> list[str]:
-    """The names of tensors that are not the same, and of those that only one side has."""
-    wrong = sorted(ours.keys() ^ theirs.keys())
-    for name in sorted(ours.keys() & theirs.keys()):
-        a, b = ours[name], theirs[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            wrong.append(f"{name}: {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}")
-            continue
-        same = torch.equal(a, b)
-        if signs_of_zeros:
-            bits = {2: torch.int16, 4: torch.int32}[a.element_size()]
-            same = same and torch.equal(a.view(bits), b.view(bits))
-        if not same:
-            wrong.append(name)
-    return wrong
 
 
 def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
@@ -105,6 +47,8 @@ def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
     model, info = AutoModelForCausalLM.from_pretrained(
         directory, quantization_config=config, dtype=torch.bfloat16, output_loading_info=True
     )
+    # Weights that are dequantized have no place for the scales of inputs.
+    info["unexpected_keys"] = {key for key in info["unexpected_keys"] if not key.endswith(".input_global_scale")}
     problems = {key: value for key, value in info.items() if value}
     if problems:
         raise RuntimeError(f"transformers reports {problems}")
@@ -175,60 +119,6 @@ def by_modelopt(program: Program, model: Path) -> list[str]:
     if not theirs:
         raise RuntimeError("no tensor is stored as ModelOpt stores them")
     return differing({name: ours[name] for name in theirs}, theirs, signs_of_zeros=False)
-
-
-def tiny_gguf(file: Path) -> Path:
-    """A file of random tensors, as llama.cpp's converter calls them."""
-    random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(1)
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    for name, shape in {
-        "token_embd.weight": (32, 128),
-        "blk.0.attn_q.weight": (48, 128),
-        "blk.0.ffn_down.weight": (64, 192),
-        "blk.0.ffn_up_exps.weight": (3, 32, 64),
-        "blk.0.attn_norm.weight": (128,),
-    }.items():
-        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def by_gguf(program: Program, model: Path) -> list[str]:
-    """Compares a GGUF file as gguf-py dequantizes it, with the global scales that llama.cpp multiplies with after that."""
-
-    def read(file: Path) -> dict[str, gguf.ReaderTensor]:
-        return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
-
-    back = program.new("dequantized.gguf")
-    program.run("dequantize", model, "--dtype", "f32", "--out", back)
-    stored, ours, theirs, expected = read(model), read(back), {}, {}
-    for name, tensor in stored.items():
-        if name.endswith(".scale"):
-            continue
-        values = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type)
-        scale = stored.get(name.replace(".weight", ".scale"))
-        if scale is not None:
-            # In the order of `microscale`: the block's scale times the global one first.
-            codes = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type).reshape(-1, 16)
-            factors = nvfp4_scales(np.asarray(tensor.data))[:, None]
-            codes = np.divide(codes, factors, out=np.zeros_like(codes), where=factors != 0)
-            values = (codes * (factors * np.asarray(scale.data)[0])).reshape(values.shape)
-        theirs[name] = torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1))
-        expected[name] = torch.from_numpy(np.array(ours[name].data, dtype=np.float32).reshape(-1))
-    if all(tensor.tensor_type not in QUANTIZED for tensor in stored.values()):
-        raise RuntimeError("no tensor is quantized")
-    return differing(expected, theirs, signs_of_zeros=False)
-
-
-def nvfp4_scales(blocks: np.ndarray) -> np.ndarray:
-    """The four scales of each of ggml's NVFP4 blocks."""
-    scales = blocks.reshape(-1, 36)[:, :4].copy().reshape(-1)
-    return torch.from_numpy(scales).view(torch.float8_e4m3fn).to(torch.float32).numpy()
 
 
 def tiny_gpt_oss(directory: Path) -> Path:
@@ -311,15 +201,21 @@ def model_check(name: str, format: str, plain: bool) -> str:
     return f"transformers reads {name} in {format}, dequantized {'as it runs' if plain else 'as it loads'}"
 
 
+WORDS = {True: "same", False: "**differs**", None: "–"}
+
+
 def table(outcomes: dict[str, bool]) -> str:
-    """What came of the models, as docs/files.md has it."""
+    """What came of the models, as docs/files.md has it, and of everything else by the library that read it."""
     columns = [(format, plain) for format in ("nvfp4", "mxfp4") for plain in (False, True)]
     heads = [f"{format}, dequantized {'as it runs' if plain else 'as it loads'}" for format, plain in columns]
-    words = {True: "same", False: "**differs**", None: "–"}
     lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for name in MODELS | MIXTURES:
-        cells = [words[outcomes.get(model_check(name, *column))] for column in columns]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    models = {name: [model_check(name, *column) for column in columns] for name in MODELS | MIXTURES}
+    lines += [f"| {name} | " + " | ".join(WORDS[outcomes.get(check)] for check in row) + " |" for name, row in models.items()]
+    lines += ["", "| read by | what | values |", "|---|---|---|"]
+    others = [check for check in outcomes if not any(check in row for row in models.values())]
+    for check in sorted(others, key=lambda check: check.partition(" read")[0]):
+        loader, what = re.split(r" reads? ", check, maxsplit=1)
+        lines.append(f"| {loader} | {what} | {WORDS[outcomes[check]]} |")
     return "\n".join(lines)
 
 
@@ -358,6 +254,31 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
             before, after = program.dequantize(quantized, "f32"), program.dequantize(converted, "f32")
             wrong += differing(before, after, signs_of_zeros=True)
         return wrong
+
+    def quark() -> list[str]:
+        model, expected = quark_mxfp4(program.new("quark"))
+        ours = program.dequantize(model, "bf16")
+        wrong = differing({name: ours[name] for name in expected}, expected, signs_of_zeros=True)
+        for format in [[], ["--format", "nvfp4"]]:
+            converted = program.convert(model, "compressed-tensors", *format)
+            theirs = loaded_weights(converted, ct)
+            wrong += differing({name: theirs[name] for name in expected}, expected, signs_of_zeros=True)
+        return wrong
+
+    def kimi() -> list[str]:
+        model = compressed_mxfp4(program.new("kimi"))
+        return read_as(program, model, ct) + by_transformers(program, program.convert(model, "compressed-tensors", "--format", "nvfp4"), ct)
+
+    def cast(*to: str) -> list[str]:
+        quantized = program.quantize(tiny_plain(program.new("plain")), "--format", "mxfp4")
+        converted = program.convert(quantized, "compressed-tensors", *to)
+        same = differing(program.dequantize(quantized, "f32"), program.dequantize(converted, "f32"), signs_of_zeros=True)
+        return same + by_transformers(program, converted, ct)
+
+    def with_inputs() -> list[str]:
+        model = tiny_plain(program.new("plain"))
+        modelopt = program.quantize(model, "--format", "nvfp4", "--input-scale", "448", "--out-convention", "modelopt")
+        return by_modelopt(program, modelopt) + by_transformers(program, program.convert(modelopt, "compressed-tensors"), ct)
 
     def mxfp8() -> list[str]:
         return by_transformers(program, program.quantize(tiny_plain(program.new("plain")), "--format", "mxfp8-e4m3"), ct)
@@ -415,13 +336,6 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         found[f"compressed-tensors and transformers read MXFP4 by {quantizer}"] = lambda mxfp4=mxfp4: by_transformers(
             program, program.quantize(sample, *mxfp4), ct
         )
-    def of_gguf(*options: str) -> list[str]:
-        out = program.new("quantized.gguf")
-        program.run("quantize", tiny_gguf(program.new("model.gguf")), "--out", out, *options)
-        return by_gguf(program, out)
-
-    for options in [["--format", "mxfp4"], ["--format", "nvfp4"], ["--format", "nvfp4", "--convention", "modelopt"]]:
-        found[f"gguf reads {' '.join(options)}"] = lambda options=options: of_gguf(*options)
     for name, model in (MODELS | MIXTURES).items():
         # Global scales of experts are left out by transformers: docs/files.md.
         nvfp4 = ["--format", "nvfp4"] + (["--global-scale", "none"] if name in MIXTURES else [])
@@ -438,13 +352,20 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         )
     for format in ["mxfp4", "nvfp4"]:
         found[f"transformers reads block FP8 that was made of {format}"] = lambda format=format: fp8_block("--format", format)
+    found["transformers reads Quark's MXFP4 as Quark does, converted to compressed-tensors, and as NVFP4"] = quark
+    found["compressed-tensors and transformers read their own MXFP4 the same, and NVFP4 that was made of it"] = kimi
+    for to in ["nvfp4", "mxfp8-e4m3"]:
+        found[f"compressed-tensors and transformers read {to.upper()} that was made of MXFP4"] = lambda to=to: cast("--format", to)
+    found["ModelOpt and transformers read NVFP4 with scales of inputs"] = with_inputs
+    by_other = {"modelopt": lambda path: by_modelopt(program, path), "compressed-tensors": lambda path: by_transformers(program, path, ct)}
+    found |= gguf_checks(program) | comfy_checks(program, by_other)
     found["compressed-tensors and transformers read MXFP8"] = mxfp8
     found["compressed-tensors and transformers read NVFP4 that was made of PyTorch's .bin"] = pickled
     found["transformers reads DeepSeek-V4's FP8 and MXFP4 the same, and NVFP4 has the values of the latter"] = deepseek
     found["ModelOpt reads its own FP8 the same, and NVFP4 that was made of it"] = modelopt_fp8
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
-    found["ModelOpt's own export, converted to compressed-tensors and back"] = exported
+    found["ModelOpt and transformers read ModelOpt's own export, converted to compressed-tensors and back"] = exported
     return found
 
 
@@ -455,7 +376,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the checks with this word in their names")
     parser.add_argument("--table", action="store_true", help="print the models as a table at the end")
     args = parser.parse_args()
-    libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "torch"]
+    libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "comfy-kitchen", "amd-quark", "torch"]
     print(", ".join(f"{library} {version(library)}" for library in libraries))
     outcomes: dict[str, bool] = {}
     logging.disable_progress_bar()

@@ -4,7 +4,8 @@
 
 Each source is a file of matrices of 8192 columns with random codes, just written and so in the page cache. `read` is the rate at which the
 source's bytes are worked through, and `share` the time that reading all of them and writing all of them again takes (`cp`), divided by the
-command's; the best of the runs counts for both. What is written is smaller or larger than what is read: `written` says how large. Needs numpy.
+command's; the best of the runs counts for both, which take turns. What is written is smaller or larger than what is read: `written` says how
+large. Needs numpy, and gguf for files of that kind.
 """
 
 from __future__ import annotations
@@ -122,6 +123,22 @@ def pytorch(path: Path, count: int) -> None:
             archive.writestr(f"x/data/{key}", data)
 
 
+def gguf(path: Path, count: int, kind: str) -> None:
+    """Matrices of a type, which all have the same values."""
+    import gguf
+
+    writer, stored = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType[kind]
+    writer.add_block_count(count)
+    values = np.random.default_rng(1).standard_normal((ROWS, COLS), dtype=np.float32) * np.float32(0.02)
+    data = gguf.quantize(values, stored)
+    for number in range(count):
+        writer.add_tensor(f"blk.{number}.ffn_down.weight", data, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def timed(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -137,6 +154,8 @@ SOURCES = {
     "MXFP8": mxfp8,
     "MXFP4, DeepSeek-V4's": deepseek,
     "NVFP4": nvfp4,
+    "GGUF, BF16": "BF16",
+    "GGUF, Q8_0": "Q8_0",
 }
 COMMANDS = {
     "quantize --format nvfp4": ["quantize", "--format", "nvfp4"],
@@ -147,10 +166,11 @@ COMMANDS = {
     "convert --format mxfp8-e4m3": ["convert", "--to", "compressed-tensors", "--format", "mxfp8-e4m3"],
     "convert --to fp8-block": ["convert", "--to", "fp8-block"],
     "convert --to comfyui": ["convert", "--to", "comfyui"],
+    "convert --to modelopt": ["convert", "--to", "modelopt"],
 }
-FROM_MXFP4 = [title for title in COMMANDS if title.startswith("convert") and "comfyui" not in title]
+FROM_MXFP4 = [title for title in COMMANDS if title.startswith("convert") and "comfyui" not in title and "modelopt" not in title]
 # What each source is converted to exactly; swizzled scales are ComfyUI's.
-CONVERTED = {deepseek: FROM_MXFP4, nvfp4: ["convert --format mxfp8-e4m3", "convert --to comfyui"], mxfp8: ["convert --to comfyui"]}
+CONVERTED = {deepseek: FROM_MXFP4, nvfp4: ["convert --format mxfp8-e4m3", "convert --to comfyui", "convert --to modelopt"], mxfp8: ["convert --to comfyui"]}
 
 
 def main() -> None:
@@ -159,30 +179,45 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True, help="a new directory, for inputs and outputs")
     parser.add_argument("--gigabytes", type=float, default=1)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="the rows with this word in `source: command`")
     args = parser.parse_args()
     args.directory.mkdir(parents=True)
     print("| source | command | read | written | share of a copy |\n|---|---|---|---|---|")
     for name, source in SOURCES.items():
-        path = args.directory / ("in.bin" if source is None else "in.safetensors")
-        each = sum(len(data) for *_, data in (source or plain)("x"))
+        end = "bin" if source is None else "gguf" if isinstance(source, str) else "safetensors"
+        path = args.directory / f"in.{end}"
+        each = sum(len(data) for *_, data in (source if callable(source) else plain)("x"))
         count = max(1, round(args.gigabytes * 1e9 / each))
-        pytorch(path, count) if source is None else safetensors(path, count, source)
-        size, copied, out = path.stat().st_size, args.directory / "copy", args.directory / "out.safetensors"
-        copy = min(timed(["cp", str(path), str(copied)]) for _ in range(args.runs) if not copied.unlink(missing_ok=True))
-        copied.unlink()
-        for title, command in COMMANDS.items():
-            # Values have nothing to dequantize, and NVFP4 is not quantized again.
-            if title == "dequantize" and source in (None, plain) or title.startswith("quantize") and source is nvfp4:
-                continue
-            if title.startswith("convert") and title not in CONVERTED.get(source, []):
-                continue
-            seconds = []
+        # Values have nothing to dequantize, and NVFP4 is not quantized again.
+        titles = [
+            title
+            for title in COMMANDS
+            if args.only in f"{name}: {title}"
+            and not (title == "dequantize" and (source is plain or not callable(source)))
+            and not (title.startswith("quantize") and source is nvfp4)
+            and not (title.startswith("convert") and title not in CONVERTED.get(source, []))
+        ]
+        if not titles:
+            continue
+        if source is None:
+            pytorch(path, count)
+        elif isinstance(source, str):
+            gguf(path, count, source)
+        else:
+            safetensors(path, count, source)
+        size, copied = path.stat().st_size, args.directory / "copy"
+        out = args.directory / ("out.gguf" if end == "gguf" else "out.safetensors")
+        for title in titles:
+            verb, *options = COMMANDS[title]
+            copies, seconds = [], []
             for _ in range(args.runs):
+                copied.unlink(missing_ok=True)
                 out.unlink(missing_ok=True)
-                verb, *options = command
+                copies.append(timed(["cp", str(path), str(copied)]))
+                copied.unlink()
                 seconds.append(timed([str(args.microscale), verb, str(path), *options, "--out", str(out)]))
-            best = min(seconds)
-            print(f"| {name} | `{title}` | {size / best / 1e9:.2f} GB/s | {out.stat().st_size / size:.2f} | {copy / best:.0%} |", flush=True)
+            best, share = min(seconds), min(copies) / min(seconds)
+            print(f"| {name} | `{title}` | {size / best / 1e9:.2f} GB/s | {out.stat().st_size / size:.2f} | {share:.0%} |", flush=True)
         path.unlink()
     shutil.rmtree(args.directory)
 

@@ -37,6 +37,9 @@ const ZERO_POINT: &str = "_zero_point";
 /// [`WEIGHT`].
 const INPUTS: [&str; 4] = [".input_scale", ".input_zero_point", ".activation_scale", ".comfy_quant"];
 
+/// The end of the names of a scale of all other scales.
+const GLOBAL: &str = "_global_scale";
+
 /// The end of the names of the groups that columns are in, where these are not consecutive.
 const ORDER: &str = "_g_idx";
 
@@ -76,6 +79,13 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
         return Err(
             codes.unreadable(format!("its zero points, {zero_points}, are not 0, which is not understood"))
         );
+    }
+    if let Some(global) = checkpoint.tensor(&format!("{}{GLOBAL}", codes.name)) {
+        return Err(codes.unreadable(format!(
+            "its scales have one of their own, {} (compressed-tensors' tensor_group), which that library itself leaves out of codes of \
+             eight bits; quantize the original again",
+            global.name
+        )));
     }
     if let Some(order) = checkpoint.tensor(&format!("{}{ORDER}", codes.name)) {
         return Err(codes.unreadable(format!(

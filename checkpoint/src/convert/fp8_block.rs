@@ -13,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use microscale::Device;
+use microscale::cast::{e4m3_exponent, largest, to_e4m3};
 use microscale::formats::E4m3;
 use microscale::{Format, Position, Report, ScaleLayout};
 use rayon::prelude::*;
@@ -41,20 +42,6 @@ use crate::write::writer::Sink;
 /// The least exponent of a scale: its inverse is a normal number too.
 const LEAST: i32 = -126;
 
-/// The largest exponent of a number of E4M3.
-const LARGEST: i32 = 8;
-
-/// The scale of a block, given the largest magnitude of its values. No scale makes an infinity exact.
-fn scale(largest: f32) -> f64 {
-    if largest == 0.0 || largest.is_infinite() {
-        return 1.0;
-    }
-    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
-    let power = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
-    let least = 2f64.powi((power - LARGEST).max(LEAST));
-    if f64::from(largest) <= f64::from(E4m3::MAX) * least { least } else { 2.0 * least }
-}
-
 /// Rows of blocks: the codes of whole rows, and the scale and the largest magnitude of each block; and the blocks that are not exact.
 struct Cast {
     codes: Vec<u8>,
@@ -70,34 +57,27 @@ impl Cast {
             .into_par_iter()
             .map(|block| {
                 let columns = block * BLOCK[1]..cols.min((block + 1) * BLOCK[1]);
-                let rows = values.chunks_exact(cols).map(|row| &row[columns.clone()]);
-                let magnitudes = rows.flatten().filter(|value| !value.is_nan()).map(|value| value.abs());
-                magnitudes.fold(0.0, f32::max)
+                let rows = values.chunks_exact(cols).map(|row| largest(&row[columns.clone()]));
+                rows.fold(0.0, f32::max)
             })
             .collect();
-        let scales: Vec<f64> = largest.iter().copied().map(scale).collect();
+        // No scale makes an infinity exact.
+        let power = |largest: &f32| e4m3_exponent(*largest).map_or(0, |power| power.max(LEAST));
+        let powers: Vec<i32> = largest.iter().map(power).collect();
         let mut codes = vec![0; values.len()];
         let rows = codes.par_chunks_exact_mut(cols).zip(values.par_chunks_exact(cols));
-        let inexact = rows.map(|(codes, values)| {
-            let blocks = codes.chunks_mut(BLOCK[1]).zip(values.chunks(BLOCK[1])).zip(&scales);
-            let same = blocks.map(|((codes, values), scale)| {
-                let mut same = true;
-                for (code, value) in codes.iter_mut().zip(values) {
-                    // In f64 all quotients by powers of two are exact.
-                    let element = E4m3::from_f32((f64::from(*value) / scale) as f32);
-                    let back = f64::from(element.to_f32()) * scale;
-                    same &= value.is_nan() && element.is_nan() || back == f64::from(*value);
-                    *code = element.to_bits();
-                }
-                !same
-            });
-            same.collect::<Vec<bool>>()
+        let none = || vec![false; powers.len()];
+        let inexact = rows.fold(none, |mut inexact, (codes, values)| {
+            let blocks = codes.chunks_mut(BLOCK[1]).zip(values.chunks(BLOCK[1])).zip(&powers);
+            for (inexact, ((codes, values), power)) in inexact.iter_mut().zip(blocks) {
+                *inexact |= !to_e4m3(values, *power, codes);
+            }
+            inexact
         });
-        let none = || vec![false; scales.len()];
         let inexact = inexact.reduce(none, |a, b| a.iter().zip(&b).map(|(a, b)| a | b).collect());
         let inexact = inexact.into_iter().enumerate().filter_map(|(block, inexact)| inexact.then_some(block));
         let inexact = inexact.collect();
-        Self { codes, scales: scales.into_iter().map(|scale| scale as f32).collect(), largest, inexact }
+        Self { codes, scales: powers.into_iter().map(|power| 2f32.powi(power)).collect(), largest, inexact }
     }
 
     /// Rounds the blocks that are not exact, by transformers' rule: values times 448 / amax, under the inverse of that. There is no
@@ -164,9 +144,15 @@ pub(crate) struct Fp8Blocks<'a> {
     scales: HashSet<&'a str>,
 }
 
-/// Returns whether a tensor of codes under scales is block FP8 already.
+/// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a single block that has one scale.
 fn is_there(tensor: &Tensor<'_>) -> bool {
-    let is = |scaling: Scaling<'_>| scaling.block == BLOCK && !scaling.shared && scaling.bits == 8;
+    let single = |scaling: Scaling<'_>| match tensor.shape {
+        [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
+        _ => false,
+    };
+    let is = |scaling: Scaling<'_>| {
+        scaling.bits == 8 && (scaling.block == BLOCK && !scaling.shared || single(scaling))
+    };
     tensor.dtype == FileDtype::F8_E4M3 && tensor.scaling.is_some_and(is)
 }
 
@@ -283,8 +269,13 @@ fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<
         if rounding {
             cast.round(&values, cols);
         }
-        rounded.add(&values, &cast.values(packed, cols).unwrap_or_default());
-        if rounded.values != band.end as u64 || !rounding && rounded.differing != 0 {
+        // What is exact was compared as it was made.
+        if rounding {
+            rounded.add(&values, &cast.values(packed, cols).unwrap_or_default());
+        }
+        if rounded.values != if rounding { band.end as u64 } else { 0 }
+            || !rounding && !cast.inexact.is_empty()
+        {
             return Err(packed.error(microscale::Error::Wrong("a cast")));
         }
         sink.append(&codes.name, &cast.codes)?;

@@ -26,6 +26,9 @@ pub struct Rounding {
     pub errors: ErrorStats,
 }
 
+/// Values that a thread compares at once.
+const TOGETHER: usize = 1 << 14;
+
 /// The values of a band before and after. All NaN are the same.
 pub(crate) struct Compared {
     values: [Vec<f32>; 2],
@@ -42,8 +45,11 @@ impl Compared {
     ) -> Result<Self> {
         let dequantized = |tensor| device.dequantize(tensor).map_err(|source| packed.error(source));
         let values: [Vec<f32>; 2] = [dequantized(before)?, dequantized(after)?];
-        let pairs = values[0].par_iter().zip(&values[1]);
-        let differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as u64;
+        let pairs = values[0].par_chunks(TOGETHER).zip(values[1].par_chunks(TOGETHER));
+        let differing = pairs.map(|(before, after)| {
+            before.iter().zip(after).map(|(a, b)| u32::from(a.to_bits() != b.to_bits())).sum::<u32>()
+        });
+        let differing = differing.map(u64::from).sum();
         Ok(Self { values, differing })
     }
 }

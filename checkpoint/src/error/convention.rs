@@ -99,11 +99,7 @@ pub enum ConventionError {
     },
 
     /// A quantized tensor that another convention cannot hold as it is.
-    #[error(
-        "{}: tensor {tensor}: gpt-oss stores a layer's parameter transposed, with blocks along its inputs, \
-         which {} does not; dequantize, and quantize again with --out-convention {}",
-        .file.display(), .to.word(), .to.word()
-    )]
+    #[error("{}: tensor {tensor}: gpt-oss' files hold the transpose of a parameter of all experts of a layer; {}", .file.display(), instead(*.to))]
     NotConverted {
         /// The file.
         file: PathBuf,
@@ -200,4 +196,17 @@ pub enum ConventionError {
 /// The words of a type, in a list.
 fn all_words<T: Words>() -> String {
     T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+}
+
+/// The alternative to converting from gpt-oss' files, or to them, in words.
+fn instead(to: FileConvention) -> String {
+    match to {
+        FileConvention::GptOss => {
+            "a model of that architecture can be dequantized, and quantized again with --out-convention gpt-oss".into()
+        }
+        to => format!(
+            "{} does not, and no loader is known that would read gpt-oss by it: keep these files, or dequantize them to bf16",
+            to.word()
+        ),
+    }
 }

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
-use microscale::ScaleLayout;
-use microscale::formats::{E2m1, E4m3, E8m0};
+use microscale::formats::{E4m3, E8m0};
+use microscale::{Format, QuantizedShape, QuantizedView, ScaleLayout, dequantize};
 use rayon::prelude::*;
 
 use crate::dtype::FileDtype;
@@ -49,7 +49,7 @@ impl fmt::Debug for Scaling<'_> {
 
 /// Returns whether codes of a dtype are numbers that scales may make values of.
 pub(crate) fn are_codes(dtype: FileDtype) -> bool {
-    number_of(dtype).is_some()
+    Decoder::of(dtype).is_some()
 }
 
 /// Returns whether scales may have a dtype.
@@ -60,15 +60,6 @@ pub(crate) fn are_scales(dtype: FileDtype) -> bool {
 /// The scales in rows and columns of a matrix, given its size and that of a block.
 pub(crate) fn grid([rows, cols]: [usize; 2], block: [usize; 2]) -> [usize; 2] {
     [rows.div_ceil(block[0].max(1)), cols.div_ceil(block[1].max(1))]
-}
-
-/// The number that a code is.
-fn number_of(dtype: FileDtype) -> Option<fn(u8) -> f32> {
-    match dtype {
-        FileDtype::F8_E4M3 => Some(|code| E4m3::from_bits(code).to_f32()),
-        FileDtype::I8 => Some(|code| f32::from(code as i8)),
-        _ => None,
-    }
 }
 
 /// The scale at an index.
@@ -117,71 +108,84 @@ impl Scaling<'_> {
         codes: &[u8],
         elements: Range<usize>,
     ) -> Option<Vec<f32>> {
-        let (decoder, scale_of) = (Decoder::of(dtype, self.bits)?, scale_of(self.dtype)?);
+        if self.bits == 4 {
+            return self.values_of_mxfp4(codes, elements);
+        }
+        let (decoder, scale_of) = (Decoder::of(dtype)?, scale_of(self.dtype)?);
         let [.., rows, cols] = *shape else { return None };
         let start = elements.start;
-        codes.get(..(elements.end * self.bits).div_ceil(8))?;
+        codes.get(..elements.end)?;
         let [scales_down, scales_across] = grid([rows, cols], self.block);
         let mut values = vec![0.0; elements.len()];
         values.par_chunks_mut(TOGETHER).enumerate().for_each(|(part, mut values)| {
             let mut at = start + part * TOGETHER;
-            // Each turn takes the rest of a block's row.
+            // Each turn takes the rest of a row, and of that each the rest of a block's row.
             while !values.is_empty() {
-                let (row, col) = (at / cols, at % cols);
+                let (row, mut col) = (at / cols, at % cols);
                 let (matrix, row) = (if self.shared { 0 } else { row / rows }, row % rows);
-                let across = col / self.block[1];
                 let down = matrix * scales_down + row / self.block[0];
-                let scale = self.layout.offset(down, across, scales_across);
-                let scale = scale_of(self.data, scale);
-                let end = cols.min((across + 1).saturating_mul(self.block[1]));
-                let run = (end - col).min(values.len());
-                let (these, rest) = values.split_at_mut(run);
-                decoder.decode(codes, at, scale, these);
-                (values, at) = (rest, at + run);
+                let (mut of_row, rest) = values.split_at_mut((cols - col).min(values.len()));
+                let mut across = col / self.block[1];
+                while !of_row.is_empty() {
+                    let scale = scale_of(self.data, self.layout.offset(down, across, scales_across));
+                    let run = ((across + 1).saturating_mul(self.block[1]) - col).min(of_row.len());
+                    let (these, next) = of_row.split_at_mut(run);
+                    decoder.decode(codes, at, scale, these);
+                    (of_row, at, col, across) = (next, at + run, col + run, across + 1);
+                }
+                values = rest;
             }
         });
         Some(values)
     }
+
+    /// The values of some elements of MXFP4 in linear order, whose rows are whole blocks.
+    fn values_of_mxfp4(&self, codes: &[u8], elements: Range<usize>) -> Option<Vec<f32>> {
+        let format = Format::Mxfp4;
+        let blocks = elements.start / format.block()..elements.end.div_ceil(format.block());
+        let first = blocks.start * format.block();
+        let codes = codes.get(blocks.start * format.block_bytes()..blocks.end * format.block_bytes())?;
+        let shape = QuantizedShape::new(format, 1, blocks.len() * format.block());
+        let view = QuantizedView::from_parts(shape, codes, self.data.get(blocks)?).ok()?;
+        let mut values: Vec<f32> = dequantize(view);
+        values.truncate(elements.end - first);
+        values.drain(..elements.start - first);
+        Some(values)
+    }
 }
 
-/// The numbers of codes, of a byte each or of two a byte.
+/// How the numbers of codes of eight bits are found.
+#[derive(Clone, Copy)]
 enum Decoder {
-    Bytes(Box<[f32; 256]>),
-    Pairs(Box<[[f32; 2]; 256]>),
+    E4m3,
+    Int8,
 }
 
 impl Decoder {
-    fn of(dtype: FileDtype, bits: usize) -> Option<Self> {
-        if bits == 8 {
-            let number = number_of(dtype)?;
-            return Some(Self::Bytes(Box::new(std::array::from_fn(|code| number(code as u8)))));
+    fn of(dtype: FileDtype) -> Option<Self> {
+        match dtype {
+            FileDtype::F8_E4M3 => Some(Self::E4m3),
+            FileDtype::I8 => Some(Self::Int8),
+            _ => None,
         }
-        let number = |code: usize| E2m1::from_bits(code as u8 & 0xF).to_f32();
-        Some(Self::Pairs(Box::new(std::array::from_fn(|pair| [number(pair), number(pair >> 4)]))))
     }
 
-    /// The values of codes from the one at an index on, which have one scale.
-    fn decode(&self, codes: &[u8], at: usize, scale: f32, values: &mut [f32]) {
+    /// The values of codes from the one at an index on, which have one scale. Computed alike for all: compilers make vectors of that, and
+    /// not of tables.
+    fn decode(self, codes: &[u8], at: usize, scale: f32, values: &mut [f32]) {
         let product = |number: f32| {
             let product = number * scale;
             if product.is_nan() { f32::NAN } else { product }
         };
         match self {
-            Self::Bytes(numbers) => {
+            Self::E4m3 => {
                 for (value, code) in values.iter_mut().zip(&codes[at..]) {
-                    *value = product(numbers[usize::from(*code)]);
+                    *value = product(E4m3::from_bits(*code).to_f32());
                 }
             }
-            Self::Pairs(numbers) => {
-                let (first, mut codes) = (at % 2, &codes[at / 2..]);
-                let (odd, values) = values.split_at_mut(first.min(values.len()));
-                if let [value] = odd {
-                    *value = product(numbers[usize::from(codes[0])][1]);
-                    codes = &codes[1..];
-                }
-                for (values, pair) in values.chunks_mut(2).zip(codes) {
-                    let numbers = numbers[usize::from(*pair)];
-                    values.iter_mut().zip(numbers).for_each(|(value, number)| *value = product(number));
+            Self::Int8 => {
+                for (value, code) in values.iter_mut().zip(&codes[at..]) {
+                    *value = product(f32::from(*code as i8));
                 }
             }
         }
@@ -190,6 +194,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
+    use microscale::formats::E2m1;
+
     use super::*;
 
     fn scaling(dtype: FileDtype, data: &[u8], block: [usize; 2], shared: bool) -> Scaling<'_> {

@@ -218,8 +218,11 @@ fn converting_is_exact() {
         let refused = quantize(&scratch, &input, "NO", &["--out-convention", to]);
         assert!(refused.code == Some(2) && refused.stderr.contains("read and not written"), "{refused:?}");
     }
-    run(&[&"convert", &input, &"--to", &"gpt-oss", &"--out", &scratch.path("NO")])
-        .fails_with(&["layers.1.ffn.experts.0.w1", "transposed"]);
+    run(&[&"convert", &input, &"--to", &"gpt-oss", &"--out", &scratch.path("NO")]).fails_with(&[
+        "layers.1.ffn.experts.0.w1",
+        "transpose",
+        "--out-convention gpt-oss",
+    ]);
 }
 
 #[test]

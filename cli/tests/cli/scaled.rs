@@ -345,12 +345,51 @@ fn what_is_more_than_codes_and_scales_is_refused_by_name() {
     let scaled = ("a.pre_quant_scale", Dtype::BF16, vec![320], bf16s(320));
     let smooth = scratch.write_tensors("z.safetensors", &[weight.clone(), scale, scaled]);
     quantize(&scratch, &smooth, "Z.safetensors", &[]).fails_with(&["a.weight", "a.pre_quant_scale"]);
+    let under = ("a.weight_global_scale", Dtype::F32, vec![1], floats(&[2.0]));
+    let grouped = ("a.weight_scale", Dtype::F32, vec![SHAPE[0], 20], floats(&[0.5; SHAPE[0] * 20]));
+    let file = scratch.write_tensors("v.safetensors", &[weight.clone(), grouped, under]);
+    quantize(&scratch, &file, "V.safetensors", &[]).fails_with(&[
+        "a.weight",
+        "a.weight_global_scale",
+        "tensor_group",
+    ]);
     let few = ("a.weight_scale", Dtype::F32, vec![SHAPE[0] - 1, 1], floats(&[0.5; SHAPE[0] - 1]));
     let file = scratch.write_tensors("w.safetensors", &[weight, few]);
     quantize(&scratch, &file, "W.safetensors", &[]).fails_with(&[
         "[199, 1]",
         "neither one scale for all, nor for each row, nor for equal groups of a row, nor for each block of 128x128",
     ]);
+}
+
+#[test]
+fn a_single_block_with_one_scale_is_block_fp8() {
+    let scratch = Scratch::new();
+    // Scales that bf16 does not have, for all of [128, 128] and [100, 64].
+    let scale = |name| (name, Dtype::F32, vec![1, 1], floats(&[1.0 / 3.0]));
+    let weight = |name, rows: usize, cols: usize| {
+        (name, Dtype::F8_E4M3, vec![rows, cols], codes(1)[..rows * cols].to_vec())
+    };
+    let stored: [TensorData; 6] = [
+        weight("a.weight", 128, 128),
+        scale("a.weight_scale_inv"),
+        weight("b.weight", 100, 64),
+        scale("b.weight_scale_inv"),
+        ("c.weight_packed", Dtype::U8, vec![2, 16], vec![0x21; 32]),
+        ("c.weight_scale", Dtype::U8, vec![2, 1], vec![120; 2]),
+    ];
+    let input = scratch.write_tensors("x.safetensors", &stored);
+    let out = scratch.path("OUT.safetensors");
+    run(&[&"convert", &input, &"--to", &"fp8-block", &"--out", &out]).ok();
+    let (before, after) = (tensors(&input), tensors(&out));
+    for name in ["a.weight", "a.weight_scale_inv", "b.weight", "b.weight_scale_inv"] {
+        let [(.., shape, codes, _), (.., shape_after, codes_after, _)] = [&before[name], &after[name]];
+        assert_eq!((shape, codes), (shape_after, codes_after), "{name}");
+    }
+    for (file, to) in [(&input, "BEFORE.safetensors"), (&out, "AFTER.safetensors")] {
+        run(&[&"dequantize", file, &"--dtype", &"f32", &"--out", &scratch.path(to)]).ok();
+    }
+    let values = |file| tensors(&scratch.path(file)).into_values().map(|tensor| tensor.2).collect::<Vec<_>>();
+    assert_eq!(values("BEFORE.safetensors"), values("AFTER.safetensors"));
 }
 
 #[test]
