@@ -9,9 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, Gpu, ProductOf, TensorCoreActivation,
-};
+use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Gpu, TensorCoreActivation};
 use microscale::{Activation, ExpertRows, QuantizedView};
 
 /// A dtype of inputs and results.
@@ -124,25 +122,23 @@ impl ExpertsOnGpu {
         Ok(Self { gpu: gpu(device)?, experts })
     }
 
-    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them: in the rows' dtype, or of parts
-    /// in f32.
+    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them.
     pub(crate) fn multiply(
         &self,
         x: (&CudaStorage, &Layout),
         chosen: (&CudaStorage, &Layout),
         top_k: usize,
         rows: ExpertRows,
-        parts: bool,
     ) -> Result<CudaStorage> {
         match &x.0.slice {
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16, half::f16>(x, chosen, top_k, rows),
-            CudaStorageSlice::BF16(_) if parts => self.multiply_as::<half::bf16, f32>(x, chosen, top_k, rows),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16, half::bf16>(x, chosen, top_k, rows),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, chosen, top_k, rows),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, chosen, top_k, rows),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, chosen, top_k, rows),
             _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
 
-    fn multiply_as<T: OnDevice + TensorCoreActivation, O: OnDevice + ProductOf<T>>(
+    fn multiply_as<T: OnDevice>(
         &self,
         (x, layout): (&CudaStorage, &Layout),
         (chosen, of_chosen): (&CudaStorage, &Layout),
@@ -152,24 +148,14 @@ impl ExpertsOnGpu {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let (gpu, experts) = (&self.gpu, &self.experts);
         let pairs = of_chosen.shape().elem_count();
-        let mut out = device.alloc_zeros::<O>(pairs * experts.shape().rows)?;
+        let mut out = device.alloc_zeros::<T>(pairs * experts.shape().rows)?;
         if pairs > 0 {
             let (activations, chosen) = (part::<T>(x, layout)?, part::<u32>(chosen, of_chosen)?);
             let mut done = || {
                 let mut routing = DeviceRouting::zeros(&stream, experts.count(), pairs)?;
-                let mut workspace = gpu.experts_workspace(&stream, experts, pairs)?;
+                let mut workspace = gpu.experts_workspace(&stream, experts, pairs, T::DTYPE)?;
                 gpu.route_on(&stream, &chosen, top_k, &mut routing)?;
-                let nothing = DeviceEpilogue::default();
-                gpu.gemm_experts_fused_on(
-                    &stream,
-                    experts,
-                    &activations,
-                    &routing,
-                    rows,
-                    nothing,
-                    &mut workspace,
-                    &mut out,
-                )
+                gpu.gemm_experts_on(&stream, experts, &activations, &routing, rows, &mut workspace, &mut out)
             };
             done().map_err(Error::wrap)?;
         }

@@ -86,29 +86,10 @@ impl QExperts {
     /// If shapes do not fit, or on a CPU if a number is no expert's.
     pub fn forward(&self, x: &Tensor, experts: &Tensor) -> Result<Tensor> {
         let chosen = experts.to_dtype(DType::U32)?.contiguous()?;
-        let y = if x.device().is_cuda() && x.dtype() == DType::F32 {
-            self.of_parts(x, &chosen)?
-        } else {
-            x.contiguous()?.apply_op2_no_bwd(&chosen, &Products { experts: self, parts: false })?
-        };
+        let y = x.contiguous()?.apply_op2_no_bwd(&chosen, &Products { experts: self })?;
         let Some(bias) = &self.bias else { return Ok(y) };
-        let indices = experts.to_dtype(DType::U32)?.flatten_all()?;
-        let bias = bias.to_dtype(y.dtype())?.index_select(&indices, 0)?.reshape(y.shape())?;
+        let bias = bias.to_dtype(y.dtype())?.index_select(&chosen.flatten_all()?, 0)?.reshape(y.shape())?;
         y + bias
-    }
-
-    /// The results of activations in f32 on a GPU: those of each part, added up.
-    fn of_parts(&self, x: &Tensor, chosen: &Tensor) -> Result<Tensor> {
-        let parts = Tensor::stack(&bf16_parts(x)?, 1)?;
-        let &[tokens, count, ..] = parts.dims() else { bail!("an input without dimensions") };
-        let (_, k) = chosen.dims2()?;
-        let chosen = chosen.unsqueeze(1)?.broadcast_as((chosen.dim(0)?, count, k))?.flatten(0, 1)?;
-        let products = Products { experts: self, parts: true };
-        let y = parts.flatten(0, 1)?.contiguous()?.apply_op2_no_bwd(&chosen.contiguous()?, &products)?;
-        let y = y.reshape((tokens, count, k, y.dim(D::Minus1)?))?;
-        // The smallest first: of one product nothing is lost.
-        let part = |i| y.narrow(1, i, 1)?.squeeze(1);
-        part(0)? + (part(1)? + part(2)?)?
     }
 
     /// The sum of each token's results, weighted: `[tokens, M]`. `weights` is `[tokens, k]`, a router's probabilities for instance.
@@ -121,28 +102,9 @@ impl QExperts {
     }
 }
 
-/// Three parts in bf16 of activations in f32, the largest first, eight bits each: their sum is the activation, but for what is below
-/// 2^−133.
-///
-/// A part that is not the last one is finite: what is not, or is beyond bf16's largest number, is left to the others, and NaN to the last.
-fn bf16_parts(x: &Tensor) -> Result<[Tensor; 3]> {
-    let largest = half::bf16::MAX.to_f32();
-    let first = |x: &Tensor| -> Result<(Tensor, Tensor)> {
-        let part = x.clamp(-largest, largest)?.to_dtype(DType::BF16)?;
-        let rest = (x - part.to_dtype(DType::F32)?)?;
-        Ok((part, rest))
-    };
-    let (large, rest) = first(x)?;
-    let (middle, rest) = first(&rest)?;
-    Ok([large, middle, rest.to_dtype(DType::BF16)?])
-}
-
 /// The products of inputs without gaps and the weights of experts.
 struct Products<'a> {
     experts: &'a QExperts,
-    /// Whether inputs are parts of others, on a GPU: results are in f32.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs alone multiply parts"))]
-    parts: bool,
 }
 
 impl CustomOp2 for Products<'_> {
@@ -186,7 +148,7 @@ impl CustomOp2 for Products<'_> {
             bail!("the experts are on a CPU, and their input on a GPU; see `to_device`")
         };
         let k = shape.dims()[1];
-        Ok((weights.multiply((x, x_layout), (experts, experts_layout), k, rows, self.parts)?, shape))
+        Ok((weights.multiply((x, x_layout), (experts, experts_layout), k, rows)?, shape))
     }
 }
 
@@ -222,34 +184,5 @@ impl Products<'_> {
                 .map_err(Error::wrap)?;
         }
         Ok(out)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_add_up_to_what_they_are_of() -> Result<()> {
-        let mut rng = fastrand::Rng::with_seed(1);
-        // Exponents whose last bits are no less than 2^−133.
-        let mut values: Vec<f32> = (0..100_000)
-            .map(|_| f32::from_bits(rng.u32(..) & 0x807F_FFFF | rng.u32(17..255) << 23))
-            .chain([0.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE, half::bf16::MAX.to_f32()])
-            .collect();
-        let count = values.len();
-        values.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-        let parts = bf16_parts(&Tensor::from_slice(&values, values.len(), &Device::Cpu)?)?;
-        let [large, middle, small] =
-            parts.map(|part| part.to_dtype(DType::F64).unwrap().to_vec1::<f64>().unwrap());
-        for (i, x) in values.iter().enumerate() {
-            let sum = large[i] + middle[i] + small[i];
-            if i < count {
-                assert_eq!(sum, f64::from(*x), "{} + {} + {}", large[i], middle[i], small[i]);
-            } else {
-                assert!(sum == f64::from(*x) || sum.is_nan() && x.is_nan(), "{sum}, and not {x}");
-            }
-        }
-        Ok(())
     }
 }

@@ -46,6 +46,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Rows of the largest token tile.
     pub most_tokens: u32,
+    /// Token tiles that have rows. They are the first ones.
+    pub tiles: u32,
 }
 
 impl Plan {
@@ -88,6 +90,8 @@ pub struct PlanGrid {
     pub experts: u32,
     /// See `experts`.
     pub of_lane: u32,
+    /// Rows of a sorted pair, one behind the other: its parts, if its activations are divided into such.
+    pub of_pair: u32,
     /// The exponent of the rows of a token tile.
     pub tile_bits: u32,
     /// Token tiles that there may be. Those that there are not are empty.
@@ -101,11 +105,12 @@ pub struct PlanGrid {
 }
 
 impl PlanGrid {
-    /// A plan for token tiles of 2^`tile_bits` rows of sorted pairs, without a schedule; `None` if there are no pairs or experts, or more
-    /// than kernels can count.
-    pub fn new(experts: u64, sorted: Sorted, tile_bits: u32) -> Option<Self> {
+    /// A plan for token tiles of 2^`tile_bits` rows of sorted pairs, of which each has `of_pair`, without a schedule; `None` if there are
+    /// no rows or experts, or more than kernels can count.
+    pub fn new(experts: u64, sorted: Sorted, of_pair: u32, tile_bits: u32) -> Option<Self> {
         let pairs = u64::from(sorted.pairs);
-        if experts == 0 || experts >= EXPERT_LIMIT || pairs == 0 || pairs >= 1 << 31 {
+        let rows = pairs * u64::from(of_pair);
+        if experts == 0 || experts >= EXPERT_LIMIT || rows == 0 || rows >= 1 << 31 {
             return None;
         }
         // Each expert that has rows may have one token tile that is not full.
@@ -114,8 +119,9 @@ impl PlanGrid {
             sorted,
             experts: experts as u32,
             of_lane: experts.div_ceil(u64::from(WARP)) as u32,
+            of_pair,
             tile_bits,
-            most_tiles: (not_full + ((pairs - not_full) >> tile_bits)) as u32,
+            most_tiles: (not_full + ((rows - not_full) >> tile_bits)) as u32,
             row_tiles: 0,
             k_iterations: 1,
             at_once: 1,
@@ -129,16 +135,22 @@ mod tests {
 
     #[test]
     fn there_is_room_for_any_distribution() {
-        let grid = |experts, pairs, bits| PlanGrid::new(experts, Sorted { pairs, top_k: 1 }, bits);
-        let most = |experts, pairs, bits| grid(experts, pairs, bits).unwrap().most_tiles;
+        let of_parts = |experts, pairs, parts, bits| {
+            PlanGrid::new(experts, Sorted { pairs, top_k: 1 }, parts, bits).map(|grid| grid.most_tiles)
+        };
+        let grid = |experts, pairs, bits| of_parts(experts, pairs, 1, bits);
+        let most = |experts, pairs, bits| grid(experts, pairs, bits).unwrap();
         // All pairs of one expert, one each, and in between.
         for (counts, bits) in [([64, 0, 0], 4), ([1, 1, 1], 4), ([17, 17, 30], 4), ([5, 0, 2], 0)] {
             let tiles: u32 = counts.iter().map(|count| u32::div_ceil(*count, 1 << bits)).sum();
             assert!(tiles <= most(3, counts.iter().sum(), bits), "{counts:?}");
+            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(3 * count, 1 << bits)).sum();
+            assert!(tiles <= of_parts(3, counts.iter().sum(), 3, bits).unwrap(), "{counts:?}");
         }
         assert_eq!([most(32, 4, 4), most(32, 64, 0), most(32, 64, 4)], [4, 64, 34]);
         assert!(grid(0, 1, 0).is_none() && grid(1, 0, 0).is_none());
         assert!(grid(EXPERT_LIMIT, 1, 0).is_none() && grid(1, 1 << 31, 0).is_none());
+        assert!(of_parts(1, 1 << 30, 3, 0).is_none());
     }
 
     #[test]

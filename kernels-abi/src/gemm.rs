@@ -61,11 +61,14 @@ impl Edition {
         matches!(self, Self::Wgmma) || tile.tokens() <= 64
     }
 
-    /// A stage for token tiles of which the largest has so many tokens. Where there is room for several of them, a k-iteration is two
-    /// images, so that copies have whole lines of cache.
-    pub const fn stage(self, tile: TokenTile, tokens: u32) -> Stage {
-        let images = if matches!(self, Self::Wgmma) && tile.tokens() <= 64 { 2 } else { 1 };
-        Stage { tile, tokens: tile.multiplied(tokens), images }
+    /// Images of a k-iteration. Where there is room for several stages of two, copies have whole lines of cache.
+    pub const fn images(self, tile: TokenTile) -> u32 {
+        if matches!(self, Self::Wgmma) && tile.tokens() <= 64 { 2 } else { 1 }
+    }
+
+    /// A stage for token tiles of which the largest has so many tokens, and rows whose scales lie in such pieces.
+    pub const fn stage(self, tile: TokenTile, tokens: u32, scales: ScalePieces) -> Stage {
+        Stage { tile, tokens: tile.multiplied(tokens), images: self.images(tile), scales }
     }
 
     /// Threads of a thread block.
@@ -74,14 +77,15 @@ impl Edition {
     }
 
     /// Bytes of shared memory, of so many that a thread block may have, for as many stages as there is room for, however many tokens the
-    /// largest token tile has.
+    /// largest token tile has, and however scales lie.
     pub const fn shared_bytes(self, tile: TokenTile, most: u32) -> u32 {
-        let (mut bytes, mut tokens) = (0, 1);
-        while tokens <= tile.tokens() {
-            let stage = self.stage(tile, tokens);
-            let of_tokens = stage.shared_bytes(stage.count(most));
-            bytes = if of_tokens > bytes { of_tokens } else { bytes };
-            tokens += 1;
+        let (mut bytes, mut i) = (0, 0);
+        while i < 2 * tile.tokens() {
+            let scales = if i % 2 == 0 { ScalePieces::ONE } else { ScalePieces::MOST };
+            let stage = self.stage(tile, i / 2 + 1, scales);
+            let of_stages = stage.shared_bytes(stage.count(most));
+            bytes = if of_stages > bytes { of_stages } else { bytes };
+            i += 1;
         }
         bytes
     }
@@ -162,7 +166,38 @@ pub const fn multiplied(tile: u32, tokens: u32) -> u32 {
     }
 }
 
-/// A stage of the ring: what a thread block has of a k-iteration in shared memory, codes, scales and activations.
+/// The pieces in which a row's scales of a k-iteration lie. Each is copied at once, and lies on a multiple of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScalePieces {
+    /// Bytes of a piece. Copies of fewer than 16 go through the L1 cache, and take longer.
+    pub bytes: u32,
+    /// The number of pieces.
+    pub count: u32,
+}
+
+impl ScalePieces {
+    /// One piece.
+    pub const ONE: Self = Self { bytes: 16, count: 1 };
+    /// The pieces that take the most room.
+    pub const MOST: Self = Self { bytes: 16, count: 2 };
+
+    /// The pieces of rows that have `each` scales in a k-iteration, given the address of the first one and how many a row has.
+    pub const fn of(address: u64, blocks: u32, each: u32) -> Self {
+        match each {
+            _ if (address as u32 | blocks).is_multiple_of(each) => Self::ONE,
+            16 => Self::MOST,
+            // Eight scales or fewer, wherever they begin in the first piece.
+            _ => Self { bytes: 8, count: 2 },
+        }
+    }
+
+    /// Bytes of all.
+    pub const fn all(self) -> u32 {
+        self.bytes * self.count
+    }
+}
+
+/// A stage of the ring: what a thread block has of a k-iteration in shared memory, codes, activations and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// The work tile.
@@ -171,6 +206,8 @@ pub struct Stage {
     pub tokens: u32,
     /// Images of activations.
     pub images: u32,
+    /// The pieces in which a row's scales lie.
+    pub scales: ScalePieces,
 }
 
 impl Stage {
@@ -179,25 +216,19 @@ impl Stage {
         self.tile.rows() * self.images * COLUMNS / 2
     }
 
-    /// Bytes of a row's scales: the words that hold them, wherever they begin in the first. There are eight scales at most in an
-    /// image, of NVFP4 on words, and four or fewer of MXFP4.
-    pub const fn row_scales_bytes(self) -> u32 {
-        8 * self.images
-    }
-
-    /// Bytes of codes and scales, behind which are the activations.
-    pub const fn weights_bytes(self) -> u32 {
-        self.codes_bytes() + self.tile.rows() * self.row_scales_bytes()
-    }
-
-    /// Bytes of activations.
+    /// Bytes of activations, which are behind the codes.
     pub const fn activation_bytes(self) -> u32 {
         self.tokens * self.images * COLUMNS * 2
     }
 
+    /// The offset of the scales, behind the activations.
+    pub const fn scales_offset(self) -> u32 {
+        self.codes_bytes() + self.activation_bytes()
+    }
+
     /// Bytes.
     pub const fn bytes(self) -> u32 {
-        self.weights_bytes() + self.activation_bytes()
+        self.scales_offset() + self.tile.rows() * self.scales.all()
     }
 
     /// Stages for which there is room in so many bytes of shared memory.
@@ -298,7 +329,7 @@ impl ArrangeGrid {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT {
             return None;
         }
-        let of_k_iteration = u64::from(edition.stage(tile, tile.tokens()).images);
+        let of_k_iteration = u64::from(edition.images(tile));
         let images = cols.div_ceil(u64::from(COLUMNS) * of_k_iteration) * of_k_iteration;
         let eights = tokens.next_multiple_of(u64::from(tile.tokens())) / 8;
         let eights = images.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
@@ -355,7 +386,7 @@ impl GemmGrid {
         if !shape.counts(tokens) || shape.cols == 0 || at_once == 0 || at_once > COUNTERS / MOST_TILES {
             return None;
         }
-        let stage = edition.stage(tile, tokens as u32);
+        let stage = edition.stage(tile, tokens as u32, ScalePieces::MOST);
         let token_tiles = tokens.div_ceil(u64::from(tile.tokens()));
         let k_iterations = shape.cols.div_ceil(u64::from(stage.images * COLUMNS));
         let row_tiles = shape.rows.div_ceil(u64::from(tile.rows()));
@@ -424,10 +455,12 @@ mod tests {
     fn stages_fit_into_any_gpu() {
         // Compute capability 8.6, 8.0, 9.0.
         for (kib, stages) in [(99, [4, 3, 2]), (163, [7, 6, 4]), (227, [8, 8, 6])] {
-            let of_mma = TokenTile::ALL.map(|tile| Edition::Mma.stage(tile, 1).count(kib << 10));
+            let of_mma =
+                TokenTile::ALL.map(|tile| Edition::Mma.stage(tile, 1, ScalePieces::ONE).count(kib << 10));
             assert_eq!(of_mma[..3], stages);
         }
-        let of_warp_groups = |tile: TokenTile, tokens| Edition::Wgmma.stage(tile, tokens).count(MOST_SHARED);
+        let of_warp_groups =
+            |tile: TokenTile, tokens| Edition::Wgmma.stage(tile, tokens, ScalePieces::ONE).count(MOST_SHARED);
         assert_eq!(TokenTile::ALL.map(|tile| of_warp_groups(tile, tile.tokens())), [5, 4, 3, 5, 3]);
         assert_eq!(
             [96, 128, 160, 192, 193].map(|tokens| of_warp_groups(TokenTile::N256, tokens)),

@@ -85,7 +85,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     // The rows of an expert begin where those of the one before end.
     let end_of = |expert: u32| {
         // SAFETY: the expert exists.
-        if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) } }
+        if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) * grid.of_pair } }
     };
     let round_up = (1 << grid.tile_bits) - 1;
     let (mut of_lane, mut most_tokens) = (0, 0);
@@ -132,6 +132,6 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     if lane == 0 {
         let schedule = Schedule::new(grid.row_tiles, all, grid.k_iterations, grid.at_once);
         // SAFETY: the plan's head, which is this lane's.
-        unsafe { *plan = Plan { schedule, most_tokens } };
+        unsafe { *plan = Plan { schedule, most_tokens, tiles: all } };
     }
 }

@@ -68,8 +68,8 @@ macro_rules! entries {
         /// Multiplies weights with activations.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear. Codes, and each row's, start on 16 bytes; scales on 4,
-        /// and, of NVFP4, each row's do. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
+        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear. Codes, and each row's, start on 16 bytes, and so do scales; of NVFP4, each row's
+        /// do on 4. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
         /// the kernel in front has made of them for this token tile and edition. `out` has room for the results of each token
         /// that `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
         /// [`left_bytes`](microscale_kernels_abi::gemm::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
@@ -110,31 +110,44 @@ macro_rules! entries {
 ///
 /// # Safety
 /// `activations` holds `grid`'s rows, without gaps, on 4 bytes, or on 16 if the grid says so; `out` has room for all parts, on 16 bytes.
-/// Both are global memory, do not overlap, and nobody else uses `out` or writes `activations` meanwhile. The launch is the one that
-/// `microscale_kernels_abi` gives.
+/// With a `plan` of these parts, rows are its sorted ones, of which there are no more than the grid's, and `from` lists their rows of
+/// activations, or is null. All are global memory, do not overlap, and nobody else uses `out` or writes the others meanwhile. The launch
+/// is the one that `microscale_kernels_abi` gives.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn split_f32(activations: *const f32, out: *mut u16, grid: SplitGrid) {
+pub unsafe extern "ptx-kernel" fn split_f32(
+    activations: *const f32,
+    out: *mut u16,
+    plan: *const Plan,
+    from: *const u32,
+    grid: SplitGrid,
+) {
+    let routed = Routed { plan, from, to: null() };
     // SAFETY: the same contract.
-    unsafe { parts::split(activations, out, &grid) }
+    unsafe { parts::split(activations, out, routed, &grid) }
 }
 
 /// Adds up the sums of parts.
 ///
 /// # Safety
 /// `sums` holds a row of them for each part of each row of activations; `out` has room for `grid`'s results in f32, and where `epilogue` has
-/// them, `bias` has a value in f32 for each sum of a row, and `residual` one for each result. All are global memory, on 4 bytes; `out`
-/// overlaps nothing, and nobody else uses it or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+/// them, `bias` has a value in f32 for each sum of a row, and `residual` one for each result. With a `plan` of these parts, rows are its
+/// sorted ones, of which there are no more than the grid's, `to` lists their rows of results, or is null, and each of its experts has
+/// biases. All are global memory, on 4 bytes; `out` overlaps nothing, and nobody else uses it or writes the others meanwhile. The launch
+/// is the one that `microscale_kernels_abi` gives.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn merge_f32(
     sums: *const f32,
     out: *mut u8,
     bias: *const u8,
     residual: *const u8,
+    plan: *const Plan,
+    to: *const u32,
     grid: MergeGrid,
     epilogue: Epilogue,
 ) {
+    let routed = Routed { plan, from: null(), to };
     // SAFETY: the same contract.
-    unsafe { parts::merge(sums, Results { out, bias, residual, epilogue }, &grid) }
+    unsafe { parts::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
 arrange_entries! {

@@ -65,15 +65,16 @@ pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]
     }
 }
 
-/// The same number, of which the compiler knows nothing, not even that it is the same the next time.
+/// The address of a row behind another, given its number from there: one instruction, of the pipe that multiplies.
 #[inline(always)]
-pub(crate) fn opaque_here(number: u32) -> u32 {
-    let same;
-    // SAFETY: reads and writes registers only.
+pub(crate) fn behind(address: *const u8, rows: u32, row_bytes: u32) -> *const u8 {
+    let behind;
+    // SAFETY: computes a number.
     unsafe {
-        asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) number, options(nomem, nostack, preserves_flags))
-    };
-    same
+        asm!("mad.wide.u32 {}, {}, {}, {};", out(reg64) behind, in(reg32) rows, in(reg32) row_bytes, in(reg64) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    behind
 }
 
 /// Writes 16 bytes.
@@ -254,6 +255,16 @@ pub(crate) unsafe fn copy_16(to: u32, from: *const u8, bytes: u32) {
 pub(crate) unsafe fn copy_16_once(to: u32, from: *const u8, bytes: u32) {
     // SAFETY: as for [`copy_16`].
     unsafe { copy!("cg", "16", to, from, bytes) };
+}
+
+/// [`copy_16`] of eight bytes, those behind the first so many as zeros.
+///
+/// # Safety
+/// As for [`copy_16`], with multiples of 8.
+#[inline(always)]
+pub(crate) unsafe fn copy_8(to: u32, from: *const u8, bytes: u32) {
+    // SAFETY: as for [`copy_16`].
+    unsafe { copy!("ca", "8", to, from, bytes) };
 }
 
 /// [`copy_16`] of four bytes.

@@ -5,6 +5,7 @@
 mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod cases;
+    pub(crate) mod expert_parts;
     pub(crate) mod experts;
     pub(crate) mod gemm;
     pub(crate) mod operations;

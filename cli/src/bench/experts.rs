@@ -107,8 +107,8 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
         DeviceExperts::from_host(stream, views.collect::<Result<Vec<_>>>()?)
     };
     let experts = of_all()?;
-    let kernel = case.kernel.unwrap_or_else(|| gpu.experts_kernel(&experts, pairs));
-    let mut workspace = gpu.experts_workspace(stream, &experts, pairs)?;
+    let kernel = case.kernel.unwrap_or_else(|| gpu.experts_kernel(&experts, pairs, T::DTYPE));
+    let mut workspace = gpu.experts_workspace(stream, &experts, pairs, T::DTYPE)?;
     let rows = ExpertRows::Gathered;
     let turns = Turns::of(bytes, bytes, Effort::FULL);
     let operation = each_in_rotation(

@@ -81,6 +81,12 @@ pub(super) struct Steps {
 impl Steps {
     /// Nothing but storing, in the activations' dtype.
     pub(super) const NONE: Self = Self { bias: 0, residual: 0, epilogue: Argument(Epilogue::NONE) };
+
+    /// Nothing but storing, in f32.
+    pub(super) const SUMS: Self = Self {
+        epilogue: Argument(Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE }),
+        ..Self::NONE
+    };
 }
 
 /// Addresses of the plan of a product with experts' weights, and of the lists of its rows of activations and of results: zeros where

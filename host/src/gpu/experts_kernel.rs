@@ -95,15 +95,15 @@ impl ExpertsKernel {
         }
     }
 
-    /// The kernel that should take the shortest for so many pairs of a token and one of so many experts, which have about as many each.
-    /// `takes_many` says whether kernels for many rows take the weights.
+    /// The kernel that should take the shortest for so many pairs of a token and one of so many experts, which have about as many each, and
+    /// so many rows for each pair. `takes_many` says whether kernels for many rows take the weights.
     pub(super) fn choose(
         target: &Target,
         takes_many: bool,
         weights: QuantizedShape,
-        [experts, pairs]: [usize; 2],
+        [experts, pairs, of_pair]: [usize; 3],
     ) -> Self {
-        let of_expert = pairs.div_ceil(experts.min(pairs).max(1));
+        let of_expert = of_pair * pairs.div_ceil(experts.min(pairs).max(1));
         // Measured on an H200, for experts of 2880 and 5760 rows: up to 16 pairs go faster one by one, each with its expert's weights, if a
         // pipelined kernel takes these; up to four, if none does.
         let pipelined = Few::M1.kernel().on(weights).kind == Kind::M1;

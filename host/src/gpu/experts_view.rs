@@ -19,7 +19,7 @@ pub(super) const SLOTS: &str = "the experts' global scales";
 /// The weights of a mixture's experts in device memory, laid out as [`DeviceExperts`](super::DeviceExperts) are: the codes of all experts
 /// one after the other, and so their scales. Products take a view or a `&DeviceExperts`, and copy nothing.
 ///
-/// Codes start on a multiple of 16 bytes, and scales on one of 4. Products refuse others ([`Error::Alignment`]).
+/// Codes and scales start on multiples of 16 bytes. Products refuse others ([`Error::Alignment`]).
 ///
 /// ```no_run
 /// use microscale::gpu::DeviceExpertsView;

@@ -13,9 +13,10 @@ use super::gemm_workspace::{COUNTER_BYTES, GemmWorkspaceMut};
 use super::handle::Gpu;
 use super::launch;
 use super::memory::{DeviceView, DeviceViewMut};
+use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
 use crate::experts::{ExpertRows, check_pairs};
-use crate::gemv::{ProductOf, TensorCoreActivation};
+use crate::gemv::{Activation, ProductOf};
 use crate::shape::QuantizedShape;
 
 impl Gpu {
@@ -46,7 +47,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Makes a workspace for products of experts' weights with as many pairs of a token and an expert as given, and with fewer.
+    /// Makes a workspace for products of experts' weights and activations of a dtype with as many pairs of a token and an expert as given,
+    /// and with fewer. One for f32 serves the others too.
     ///
     /// # Errors
     /// [`Error::Gpu`] when memory is short.
@@ -55,8 +57,9 @@ impl Gpu {
         stream: &Arc<CudaStream>,
         experts: impl Into<DeviceExpertsView<'e>>,
         pairs: usize,
+        activations: Dtype,
     ) -> Result<GemmWorkspace> {
-        let bytes = launch::experts_workspace(&self.kernels, experts.into(), pairs)?;
+        let bytes = launch::experts_workspace(&self.kernels, experts.into(), pairs, activations)?;
         GemmWorkspace::new(stream, bytes)
     }
 
@@ -69,8 +72,9 @@ impl Gpu {
         &self,
         experts: impl Into<DeviceExpertsView<'e>>,
         pairs: usize,
+        activations: Dtype,
     ) -> Result<usize> {
-        Ok(COUNTER_BYTES + launch::experts_workspace(&self.kernels, experts.into(), pairs)?)
+        Ok(COUNTER_BYTES + launch::experts_workspace(&self.kernels, experts.into(), pairs, activations)?)
     }
 
     /// Multiplies rows of activations with their experts' weights: for each sorted pair of `routing`, `out[row, m] =
@@ -79,13 +83,14 @@ impl Gpu {
     /// bits each time, on the same GPU.
     ///
     /// `activations` is `[tokens, K]` or `[pairs, K]`, and `out` `[pairs, M]`, without gaps. How far results may be from the exact sums is
-    /// as for [`Self::gemv_weights_on`] and [`Self::gemm_weights_on`].
+    /// as for [`Self::gemv_weights_on`] and [`Self::gemm_weights_on`], and activations in f32 are multiplied as of the latter: as three in
+    /// bf16, which takes as long as three times as many pairs, and two small kernels more.
     ///
     /// # Errors
     /// [`OperandFault::Routing`] if the routing is of another number of experts, those of lengths, [`OperandFault::Workspace`],
     /// [`OperandFault::Limit`], [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
-    pub fn gemm_experts_on<'e, 'a, 's, 'o, T: TensorCoreActivation>(
+    pub fn gemm_experts_on<'e, 'a, 's, 'o, T: Activation>(
         &self,
         stream: &Arc<CudaStream>,
         experts: impl Into<DeviceExpertsView<'e>>,
@@ -106,7 +111,7 @@ impl Gpu {
     /// # Errors
     /// Those of [`Self::gemm_experts_on`], for the epilogue's operands too, and [`OperandFault::Gate`].
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, and where it is")]
-    pub fn gemm_experts_fused_on<'e, 'a, 's, 'o, T: TensorCoreActivation, O: ProductOf<T>>(
+    pub fn gemm_experts_fused_on<'e, 'a, 's, 'o, T: Activation, O: ProductOf<T>>(
         &self,
         stream: &Arc<CudaStream>,
         experts: impl Into<DeviceExpertsView<'e>>,
@@ -118,7 +123,7 @@ impl Gpu {
         out: impl Into<DeviceViewMut<'o, O>>,
     ) -> Result<()> {
         let experts = experts.into();
-        let kernel = self.experts_kernel(experts, routing.pairs);
+        let kernel = self.experts_kernel(experts, routing.pairs, T::DTYPE);
         self.gemm_experts_with(kernel, stream, experts, activations, routing, rows, epilogue, workspace, out)
     }
 
@@ -128,7 +133,7 @@ impl Gpu {
     /// Those of [`Self::gemm_experts_fused_on`].
     #[doc(hidden)]
     #[expect(clippy::too_many_arguments, reason = "the operands of a product, where it is, and its kernel")]
-    pub fn gemm_experts_with<'e, 'a, 's, 'o, T: TensorCoreActivation, O: ProductOf<T>>(
+    pub fn gemm_experts_with<'e, 'a, 's, 'o, T: Activation, O: ProductOf<T>>(
         &self,
         kernel: ExpertsKernel,
         stream: &Arc<CudaStream>,
@@ -168,8 +173,9 @@ impl Gpu {
         &self,
         experts: impl Into<DeviceExpertsView<'e>>,
         pairs: usize,
+        activations: Dtype,
     ) -> ExpertsKernel {
-        launch::choose_experts(&self.kernels, experts.into(), pairs)
+        launch::choose_experts(&self.kernels, experts.into(), pairs, activations)
     }
 
     /// The kernels for experts' weights that this GPU's target has.

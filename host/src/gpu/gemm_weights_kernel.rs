@@ -64,7 +64,7 @@ impl GemmWeightsKernel {
         let of_rest = if rest == 0.0 { 0.0 } else { self.image_microseconds(rest as u32) };
         let image =
             (whole * self.image_microseconds(of_tile) + of_rest) / f64::from(grid.tokens.div_ceil(of_tile));
-        let images = f64::from(self.edition.stage(self.tile, of_tile).images);
+        let images = f64::from(self.edition.images(self.tile));
         let sharers = grid.most_sharers();
         let (results, sharer) = self.epilogue_microseconds();
         let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
@@ -74,9 +74,9 @@ impl GemmWeightsKernel {
     /// About how many microseconds an H200 takes for an image of so many tokens' activations.
     pub(super) fn image_microseconds(self, tokens: u32) -> f64 {
         match (self.edition, self.tile, self.tile.multiplied(tokens)) {
-            (Edition::Wgmma, TokenTile::N16, _) => 0.93,
-            (Edition::Wgmma, TokenTile::N32, _) => 1.0,
-            (Edition::Wgmma, TokenTile::N64, _) => 1.23,
+            (Edition::Wgmma, TokenTile::N16, _) => 0.77,
+            (Edition::Wgmma, TokenTile::N32, _) => 0.9,
+            (Edition::Wgmma, TokenTile::N64, _) => 1.15,
             (Edition::Wgmma, TokenTile::N128, _) => 0.78,
             (Edition::Wgmma, TokenTile::N256, ..=128) => 0.85,
             (Edition::Wgmma, TokenTile::N256, ..=160) => 1.0,
@@ -84,7 +84,7 @@ impl GemmWeightsKernel {
             (Edition::Wgmma, TokenTile::N256, _) => 1.33,
             (Edition::Mma, TokenTile::N16, _) => 1.2,
             (Edition::Mma, TokenTile::N32, _) => 2.0,
-            (Edition::Mma, ..) => 2.65,
+            (Edition::Mma, ..) => 2.0,
         }
     }
 

@@ -16,8 +16,8 @@ use crate::tensor::QuantizedTensor;
 
 /// The number, in bytes, of which the address of codes is a multiple: products load so many at once.
 pub(super) const CODES_ALIGNMENT: usize = 16;
-/// The number, in bytes, of which the address of scales is a multiple: products and conversions of layouts load them by words.
-pub(in crate::gpu) const SCALES_ALIGNMENT: usize = 4;
+/// The number, in bytes, of which the address of scales is a multiple: products copy so many at once.
+pub(in crate::gpu) const SCALES_ALIGNMENT: usize = 16;
 
 pub(super) const CODES: &str = "the codes";
 pub(in crate::gpu) const SCALES: &str = "the scales";
@@ -26,7 +26,7 @@ pub(super) const GLOBAL: &str = "the global scale";
 /// A quantized matrix in device memory, laid out as a [`QuantizedTensor`] is. Whatever reads a
 /// `&`[`DeviceTensor`](super::DeviceTensor) reads a view as well, and copies nothing.
 ///
-/// Kernels need codes on a multiple of 16 bytes, and scales on one of 4. Operations refuse others
+/// Kernels need codes and scales on multiples of 16 bytes. Operations refuse others
 /// ([`Error::Alignment`]).
 ///
 /// ```no_run

@@ -18,7 +18,7 @@ use crate::shape::{QuantizedShape, Shape};
 /// Device memory for a quantized matrix. Whatever writes a `&mut `[`DeviceTensor`](super::DeviceTensor) writes to such a view as
 /// well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
 ///
-/// Codes must start on a multiple of 16 bytes, and scales on one of 4, as those of [`DeviceTensorView`].
+/// Codes and scales must start on multiples of 16 bytes, as those of [`DeviceTensorView`].
 ///
 /// Nothing else reaches the memory while the view lives:
 ///

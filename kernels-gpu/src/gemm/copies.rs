@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use microscale_kernels_abi::gemm::{Stage, TokenTile};
+use microscale_kernels_abi::gemm::{ScalePieces, Stage, TokenTile};
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
 use super::scheduler::Share;
@@ -22,9 +22,26 @@ const fn tile_of<const N: u32>() -> TokenTile {
     TokenTile::ALL[i]
 }
 
-/// The stage of `N` tokens and a k-iteration of so many images.
+/// The stage of `N` tokens and a k-iteration of so many images, but for its scales.
 pub(super) const fn stage_of<const N: u32, const IMAGES: u32>() -> Stage {
-    Stage { tile: tile_of::<N>(), tokens: N, images: IMAGES }
+    Stage { tile: tile_of::<N>(), tokens: N, images: IMAGES, scales: ScalePieces::ONE }
+}
+
+/// Scales of a row in a k-iteration.
+const fn scales_of<F: Format, const IMAGES: u32>() -> u32 {
+    IMAGES * QUAD * F::BLOCKS
+}
+
+/// The stage for a problem, whose largest token tile has so many tokens.
+#[inline(always)]
+pub(super) fn stage_for<F: Format, const N: u32, const IMAGES: u32>(
+    problem: &Problem,
+    most_tokens: u32,
+) -> Stage {
+    let of_tile = const { stage_of::<N, IMAGES>() };
+    let [address, blocks] = [problem.weights.scales.addr() as u64, problem.shape.blocks];
+    let scales = ScalePieces::of(address, blocks as u32, const { scales_of::<F, IMAGES>() });
+    Stage { tokens: of_tile.tile.multiplied(most_tokens), scales, ..of_tile }
 }
 
 /// The place of a chunk among those of its row in a stage. With two images, those of odd rows are exchanged, so that lanes that
@@ -34,91 +51,103 @@ fn swizzled<const IMAGES: u32>(row: u32, chunk: u32) -> u32 {
     if IMAGES == 2 { chunk ^ (row & 1) * QUAD } else { chunk }
 }
 
-/// The part that one of `THREADS` threads copies of a share with `N` tokens: the same part of each k-iteration.
+/// The part that one of `THREADS` threads copies of a share with `N` tokens: the same part of each k-iteration. Of rows past the last
+/// one, it copies the last one.
 pub(super) struct Source<F, const N: u32, const IMAGES: u32, const THREADS: u32> {
-    /// The thread's number, and the last row of the work tile that exists.
     thread: u32,
+    /// The last row of the work tile that exists, and how many there are behind the first of which the thread copies codes.
     last: u32,
+    behind: u32,
     blocks: u32,
     /// The thread's first codes in the next k-iteration, the number of their chunk, and their place in a stage.
     codes: *const u8,
     chunk: u32,
     place: u32,
-    /// The work tile's first scale, and the number in a row of the next k-iteration's first.
+    /// The piece in which the work tile's first scale lies, and, counted from there, the first scale of the next k-iteration and the
+    /// one behind the work tile's last.
     scales: *const u8,
-    block: u32,
+    first: u32,
+    end: u32,
+    /// The place of scales in a stage, and the pieces of a row's.
+    scales_place: u32,
+    pieces: ScalePieces,
     format: PhantomData<F>,
 }
 
 impl<F: Format, const N: u32, const IMAGES: u32, const THREADS: u32> Source<F, N, IMAGES, THREADS> {
     /// Chunks of a row in a k-iteration.
     const CHUNKS: u32 = IMAGES * QUAD;
-    /// Words of a row's scales in a stage.
-    const ROW_WORDS: u32 = stage_of::<N, IMAGES>().row_scales_bytes() / 4;
+    const ROWS: u32 = tile_of::<N>().rows();
+    const SCALES: u32 = scales_of::<F, IMAGES>();
+    /// Rows of which all threads copy a chunk at once: an even number, so that all of a thread's have the same places.
+    const ROWS_AT_ONCE: u32 = THREADS / Self::CHUNKS;
 
-    /// The source of a share, whose work tile is in this row tile.
+    /// The source of a share, whose work tile is in this row tile, for a ring of such stages.
     #[inline(always)]
-    pub(super) fn new(problem: &Problem, row_tile: u32, share: &Share, thread: u32) -> Self {
+    pub(super) fn new(problem: &Problem, stage: &Stage, row_tile: u32, share: &Share, thread: u32) -> Self {
+        const { assert!(Self::ROWS_AT_ONCE % 2 == 0 && Self::ROWS % THREADS == 0) };
         let blocks = problem.shape.blocks as u32;
-        let first_row = u64::from(row_tile) * u64::from(const { tile_of::<N>().rows() });
         let last = last_row::<N>(problem, row_tile);
+        let first_row = u64::from(row_tile) * u64::from(Self::ROWS);
+        let of_tile = problem.weights.row::<F>(first_row, u64::from(blocks));
+        let lead = of_tile.scales.addr() as u32 % stage.scales.bytes;
         let (row, of_row) = (thread / Self::CHUNKS, thread % Self::CHUNKS);
         let chunk = share.start * Self::CHUNKS + of_row;
-        let codes = (first_row + u64::from(row.min(last))) * (u64::from(blocks) * F::BLOCK_BYTES)
-            + u64::from(chunk) * u64::from(CHUNK_BYTES);
+        let row_bytes = u64::from(blocks) * F::BLOCK_BYTES;
+        let codes = u64::from(row.min(last)) * row_bytes + u64::from(chunk) * u64::from(CHUNK_BYTES);
         Self {
             thread,
             last,
+            behind: last.saturating_sub(row),
             blocks,
-            codes: problem.weights.codes.wrapping_add(codes as usize),
+            codes: of_tile.codes.wrapping_add(codes as usize),
             chunk,
             place: (row * Self::CHUNKS + swizzled::<IMAGES>(row, of_row)) * CHUNK_BYTES,
-            scales: problem.weights.scales.wrapping_add((first_row * u64::from(blocks)) as usize),
-            block: share.start * Self::CHUNKS * F::BLOCKS,
+            scales: of_tile.scales.wrapping_sub(lead as usize),
+            first: lead + share.start * Self::SCALES,
+            end: lead + (last + 1) * blocks,
+            scales_place: stage.scales_offset(),
+            pieces: stage.scales,
             format: PhantomData,
         }
     }
 
-    /// Starts to copy the next k-iteration to a stage at an address. Chunks and scales that do not exist become zeros; rows past
-    /// the last one repeat one that exists.
+    /// Starts to copy the next k-iteration to a stage at an address. Chunks that do not exist become zeros, and scales of them are others'.
     ///
     /// # Safety
     /// The contract of the kernels; there is a next k-iteration, and nobody reads or writes the stage.
     #[inline(always)]
     pub(super) unsafe fn copy(&mut self, stage: u32) {
-        let (thread, last) = (self.thread, self.last);
-        // Opaque where it is used, so that the addresses of all rows are not kept in registers from one k-iteration to the next.
-        let blocks = ptx::opaque_here(self.blocks);
-        let row_bytes = blocks * F::BLOCK_BYTES as u32;
-        let there = if self.chunk * CHUNK_BYTES < row_bytes { 16 } else { 0 };
-        // An even number of rows, so that all of a thread's have the same places.
-        let rows_at_once = const { THREADS / Self::CHUNKS };
-        let rows = const { tile_of::<N>().rows() };
-        let (mut from, mut row) = (self.codes, thread / Self::CHUNKS);
-        for i in 0..rows / rows_at_once {
+        let row_bytes = self.blocks * F::BLOCK_BYTES as u32;
+        let there = if self.chunk * CHUNK_BYTES < row_bytes { CHUNK_BYTES } else { 0 };
+        for i in 0..const { Self::ROWS / Self::ROWS_AT_ONCE } {
+            let from = ptx::behind(self.codes, (i * Self::ROWS_AT_ONCE).min(self.behind), row_bytes);
             // SAFETY: the chunk is in a row that exists; rows and chunks lie on multiples of 16 bytes.
             unsafe { ptx::copy_16_once(stage + i * THREADS * CHUNK_BYTES + self.place, from, there) };
-            row += rows_at_once;
-            if row <= last {
-                from = from.wrapping_add(u64::from(row_bytes) as usize * rows_at_once as usize);
-            }
         }
-        for i in 0..rows * Self::ROW_WORDS / THREADS {
-            let row = (i * (THREADS / Self::ROW_WORDS) + thread / Self::ROW_WORDS).min(last) * blocks;
-            // The word in which the scales begin, and those behind it. The work tile's first row starts on a word.
-            let word = ((row + self.block) & !3) + thread % Self::ROW_WORDS * 4;
-            let there = (row + blocks).saturating_sub(word).min(4);
-            // SAFETY: no more bytes are read than the row has from there on.
+        let ScalePieces { bytes, count } = self.pieces;
+        for i in 0..const { Self::ROWS / THREADS } {
+            let row = i * THREADS + self.thread;
+            let first = row.min(self.last) * self.blocks + self.first;
+            let piece = first & !(bytes - 1);
+            let (from, left) = (self.scales.wrapping_add(piece as usize), self.end - piece);
+            let to = stage + self.scales_place + row * self.pieces.all();
+            // SAFETY: pieces lie on multiples of their bytes, and no more is read of them than the work tile's rows have, or, in front of
+            // their first scale, those of the row before, or of the expert before: the first one's scales begin with a piece.
             unsafe {
-                ptx::copy_4(
-                    stage + const { stage_of::<N, IMAGES>().codes_bytes() } + (i * THREADS + thread) * 4,
-                    self.scales.wrapping_add(word as usize),
-                    there,
-                );
+                if bytes == 16 {
+                    ptx::copy_16_once(to, from, left.min(16));
+                    if Self::SCALES == 16 && count == 2 {
+                        ptx::copy_16_once(to + 16, from.wrapping_add(16), left.saturating_sub(16).min(16));
+                    }
+                } else {
+                    ptx::copy_8(to, from, left.min(8));
+                    ptx::copy_8(to + 8, from.wrapping_add(8), left.saturating_sub(8).min(8));
+                }
             }
         }
         self.chunk += Self::CHUNKS;
-        self.block += Self::CHUNKS * F::BLOCKS;
+        self.first += Self::SCALES;
         self.codes = self.codes.wrapping_add((Self::CHUNKS * CHUNK_BYTES) as usize);
     }
 }
@@ -132,9 +161,16 @@ fn last_row<const N: u32>(problem: &Problem, row_tile: u32) -> u32 {
 
 /// A lane's part of tiles of 16 rows: a chunk of two rows of each in each image.
 pub(super) struct LaneRows<F, const N: u32, const IMAGES: u32> {
-    /// The offsets of the codes and of the scales of the first row in a stage.
+    /// The offset of the codes of the first row in a stage.
     codes: u32,
+    /// The offset of the piece in which the first row's scales begin, with that of the lane's among them, and the bytes of half a tile.
     scales: u32,
+    half_tile: u32,
+    /// The scales in front of them in their piece, in the next k-iteration, the mask of what a piece has, and bits that differ in rows
+    /// that are eight apart.
+    lead: u32,
+    in_piece: u32,
+    differ: u32,
     /// Chunks of a row from the lane's in the next image on; not positive if there are none.
     left: i32,
     format: PhantomData<F>,
@@ -162,27 +198,33 @@ impl Loaded {
 }
 
 impl<F: Weights, const N: u32, const IMAGES: u32> LaneRows<F, N, IMAGES> {
-    /// Bytes of codes, and of scales, of half a tile in a stage.
-    const HALF_TILE_BYTES: [u32; 2] = [
-        TILE_ROWS / 2 * IMAGES * QUAD * CHUNK_BYTES,
-        TILE_ROWS / 2 * stage_of::<N, IMAGES>().row_scales_bytes(),
-    ];
+    /// Bytes of codes of half a tile in a stage.
+    const HALF_TILE: u32 = TILE_ROWS / 2 * IMAGES * QUAD * CHUNK_BYTES;
+    /// Whether a row's scales of a k-iteration are as many as a piece has, and rows eight apart begin alike.
+    const WHOLE_PIECES: bool = F::BLOCKS > 1 && scales_of::<F, IMAGES>() == 16;
 
-    /// The rows of a tile with this number in a work tile, and of those behind it, from a k-iteration on.
+    /// The rows of a tile with this number in a work tile, and of those behind it, from a k-iteration on, in a ring of such stages.
     #[inline(always)]
-    pub(super) fn new(problem: &Problem, tile: u32, start: u32) -> Self {
+    pub(super) fn new(problem: &Problem, stage: &Stage, tile: u32, start: u32) -> Self {
         let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
         let blocks = problem.shape.blocks as u32;
         let row = tile * TILE_ROWS + of_eight;
-        // Bytes from the first word to the row's scales. They are as many for the rows eight behind, and in each k-iteration. Past
-        // the last row they do not matter.
-        let lead = row * blocks & 3;
         let codes = (row * (IMAGES * QUAD) + swizzled::<IMAGES>(row, quarter)) * CHUNK_BYTES;
-        let scales = row * const { stage_of::<N, IMAGES>().row_scales_bytes() } + lead + quarter * F::BLOCKS;
+        let scales = row * stage.scales.all() + quarter * F::BLOCKS;
+        // Row tiles begin where the first one does in its piece. Past the last row it does not matter.
+        let first =
+            problem.weights.scales.addr() as u32 + row * blocks + start * const { scales_of::<F, IMAGES>() };
+        let lead = first % stage.scales.bytes;
+        // With whole pieces, the lead stays.
+        let (scales, lead) = if Self::WHOLE_PIECES { (scales + lead, 0) } else { (scales, lead) };
         let chunks = (blocks * F::BLOCK_BYTES as u32 / CHUNK_BYTES) as i32;
         Self {
             codes: pin_in_register(codes),
-            scales: pin_in_register(const { stage_of::<N, IMAGES>().codes_bytes() } + scales),
+            scales: pin_in_register(stage.scales_offset() + scales),
+            half_tile: TILE_ROWS / 2 * stage.scales.all(),
+            lead,
+            in_piece: stage.scales.bytes - 1,
+            differ: if F::BLOCKS == 1 { TILE_ROWS / 2 * blocks % stage.scales.bytes } else { 0 },
             left: chunks - (start * IMAGES * QUAD + quarter) as i32,
             format: PhantomData,
         }
@@ -203,14 +245,18 @@ impl<F: Weights, const N: u32, const IMAGES: u32> LaneRows<F, N, IMAGES> {
         self.left -= QUAD as i32;
         let codes = stage + (self.codes ^ image * (QUAD * CHUNK_BYTES));
         let scales = stage + self.scales + image * QUAD * F::BLOCKS;
+        let leads = [self.lead, self.lead ^ self.differ];
+        if !Self::WHOLE_PIECES && image + 1 == IMAGES {
+            self.lead = (self.lead + const { scales_of::<F, IMAGES>() }) & self.in_piece;
+        }
         let mut loaded = [Loaded::default(); TILES];
         for i in 0..TILES {
             for half in 0..2 {
                 let half_tile = (2 * i + half) as u32;
                 // SAFETY: the caller's promise.
                 let scales = unsafe {
-                    loaded[i].rows[half] = ptx::load_shared_16(codes + half_tile * Self::HALF_TILE_BYTES[0]);
-                    let scales = scales + half_tile * Self::HALF_TILE_BYTES[1];
+                    loaded[i].rows[half] = ptx::load_shared_16(codes + half_tile * Self::HALF_TILE);
+                    let scales = scales + half_tile * self.half_tile + leads[half];
                     match F::BLOCKS {
                         1 => ptx::load_shared_u8(scales),
                         _ => ptx::load_shared_u16(scales),

@@ -3,7 +3,7 @@
 use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, TokenTile};
 use microscale_kernels_abi::weights::QUAD;
 
-use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::Output;
 use super::scheduler::{Shares, Work};
 use crate::product::copies::pin_in_register;
@@ -23,9 +23,10 @@ struct Copies<F, const N: u32> {
     activations: *const u8,
     /// K-iterations that are left.
     left: u32,
-    /// The stage for the next one, and the one behind the last.
+    /// The stage for the next one, the one behind the last, and the bytes of one.
     stage: u32,
     stages: u32,
+    stage_bytes: u32,
     /// The address of the first stage.
     ring: u32,
 }
@@ -39,15 +40,15 @@ impl<F: Weights, const N: u32> Copies<F, N> {
     unsafe fn next(&mut self) {
         let activation_bytes = const { stage_of::<N, 1>().activation_bytes() };
         if self.left > 0 {
-            let stage = self.ring + self.stage * const { stage_of::<N, 1>().bytes() };
+            let stage = self.ring + self.stage * self.stage_bytes;
             // SAFETY: the caller's promise.
             unsafe {
                 self.weights.copy(stage);
                 for i in 0..activation_bytes / (THREADS * 16) {
                     let to = stage
-                        + const { stage_of::<N, 1>().weights_bytes() }
+                        + const { stage_of::<N, 1>().codes_bytes() }
                         + (i * THREADS + warp::thread()) * 16;
-                    ptx::copy_16(to, self.activations.wrapping_add((i * THREADS * 16) as usize), 16);
+                    ptx::copy_16_once(to, self.activations.wrapping_add((i * THREADS * 16) as usize), 16);
                 }
             }
             self.activations = self.activations.wrapping_add(activation_bytes as usize);
@@ -87,9 +88,9 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     epilogue: &Output<'_>,
     arranged: *const u8,
 ) {
-    let of_stage = const { stage_of::<N, 1>() };
-    let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
     let (problem, Work { grid, schedule, .. }) = (epilogue.problem, epilogue.work);
+    let of_stage = stage_for::<F, N, 1>(problem, N);
+    let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
     if warp::thread() == 0 {
         // SAFETY: the caller's contract.
         unsafe { epilogue.work.write_plan(&problem.routed, of_stage.tile) };
@@ -99,7 +100,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     let first_tile = warp_number() * TILES as u32;
     let stages = of_stage.count(grid.shared);
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
-    let of_lane = of_stage.weights_bytes() + warp::lane() * 16;
+    let of_lane = of_stage.codes_bytes() + warp::lane() * 16;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
@@ -108,11 +109,12 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let image = image * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
         let mut copies = Copies::<F, N> {
-            weights: Source::new(&problem, row_tile, &share, warp::thread()),
+            weights: Source::new(&problem, &of_stage, row_tile, &share, warp::thread()),
             activations: arranged.wrapping_add(image as usize),
             left: share.end - share.start,
             stage: 0,
             stages,
+            stage_bytes,
             ring,
         };
         // All warps have done with the stages of the share before.
@@ -123,7 +125,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             unsafe { copies.next() };
             i += 1;
         }
-        let mut rows = LaneRows::<F, N, 1>::new(&problem, first_tile, share.start);
+        let mut rows = LaneRows::<F, N, 1>::new(&problem, &of_stage, first_tile, share.start);
         let mut sums = [[0.0; SUMS]; TILES];
         let mut far = 0;
         let (mut left, mut stage) = (share.end - share.start, 0);

@@ -1,10 +1,11 @@
 //! Activations in f32: each becomes three in bf16, of eight bits each, which tensor cores multiply as they do others; and the sums of
 //! the three are added up.
 
-use microscale_kernels_abi::Dtype;
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::launch::THREADS;
+use microscale_kernels_abi::{Dtype, Epilogue};
 
+use crate::product::operand::Routed;
 use crate::product::results::Results;
 use crate::warp;
 
@@ -36,18 +37,34 @@ fn thread() -> u64 {
     u64::from(warp::thread_block()) * u64::from(THREADS) + u64::from(warp::thread())
 }
 
-/// Makes the parts of four activations: a row's parts are rows one after the other.
+/// Returns whether a row whose parts are rows of a product is there: of sorted ones, whether it is some expert's.
+///
+/// # Safety
+/// The contract of the kernels.
+#[inline(always)]
+unsafe fn is_there(routed: &Routed, row: u64) -> bool {
+    // SAFETY: the caller's promise.
+    routed.plan.is_null() || row * u64::from(PARTS) < u64::from(unsafe { routed.sorted_rows() })
+}
+
+/// Makes the parts of four activations: a row's parts are rows one after the other. Sorted rows become sorted ones.
 ///
 /// # Safety
 /// The contract of the kernel.
 #[inline(always)]
-pub(super) unsafe fn split(activations: *const f32, out: *mut u16, grid: &SplitGrid) {
+pub(super) unsafe fn split(activations: *const f32, out: *mut u16, routed: Routed, grid: &SplitGrid) {
     let number = thread();
     if number >= grid.count {
         return;
     }
     let (row, four) = grid.fours.divide(number);
-    let from = activations.wrapping_add((row * grid.cols + 4 * four) as usize);
+    // SAFETY: the caller's contract.
+    if !unsafe { is_there(&routed, row) } {
+        return;
+    }
+    // SAFETY: as above; the row exists.
+    let token = u64::from(unsafe { Routed::listed(routed.from, row as u32) });
+    let from = activations.wrapping_add((token * grid.cols + 4 * four) as usize);
     let to = out.wrapping_add((row * u64::from(PARTS) * grid.cols + 4 * four) as usize);
     // SAFETY: the activations exist, and there is room for each part of each.
     unsafe {
@@ -77,12 +94,26 @@ pub(super) unsafe fn split(activations: *const f32, out: *mut u16, grid: &SplitG
 /// # Safety
 /// The contract of the kernel.
 #[inline(always)]
-pub(super) unsafe fn merge(sums: *const f32, results: Results, grid: &MergeGrid) {
+pub(super) unsafe fn merge(sums: *const f32, results: Results, routed: Routed, grid: &MergeGrid) {
     let number = thread();
     if number >= grid.count {
         return;
     }
     let (token, result) = grid.results.divide(number);
+    // SAFETY: the caller's contract.
+    if !unsafe { is_there(&routed, token) } {
+        return;
+    }
+    // SAFETY: as above; the row exists.
+    let place = u64::from(unsafe { Routed::listed(routed.to, token as u32) });
+    let expert = if results.epilogue.has(Epilogue::BIAS) {
+        // SAFETY: as above, and so do its parts.
+        u64::from(unsafe { routed.expert_of(token as u32 * PARTS) })
+    } else {
+        0
+    };
+    let bias = results.bias.wrapping_add((expert * grid.rows * size_of::<f32>() as u64) as usize);
+    let results = Results { bias, ..results };
     let gated = grid.results.divisor != grid.rows;
     let row = if gated { 2 * result } else { result };
     let sum_of = |row: u64| {
@@ -95,5 +126,5 @@ pub(super) unsafe fn merge(sums: *const f32, results: Results, grid: &MergeGrid)
         sum
     };
     // SAFETY: the result exists, and is this thread's.
-    unsafe { results.store(Dtype::F32, [token, row, grid.rows], sum_of(row), || sum_of(row + 1)) }
+    unsafe { results.store(Dtype::F32, [place, row, grid.rows], sum_of(row), || sum_of(row + 1)) }
 }

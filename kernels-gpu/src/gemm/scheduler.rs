@@ -47,7 +47,7 @@ impl<'a> Work<'a> {
         unsafe {
             if routed.plan.is_null() {
                 let most_tokens = self.grid.most_tokens(tile);
-                *Self::place() = Plan { schedule: self.grid.schedule, most_tokens };
+                *Self::place() = Plan { schedule: self.grid.schedule, most_tokens, tiles: 0 };
             } else {
                 *Self::place() = *routed.plan;
             }

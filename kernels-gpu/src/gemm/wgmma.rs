@@ -1,10 +1,10 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, Stage};
+use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, ScalePieces, Stage};
 use microscale_kernels_abi::launch::WARP;
 
-use super::copies::{LaneRows, Source, decode, stage_of, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::Output;
 use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
@@ -27,7 +27,7 @@ const BARRIERS_BYTES: u32 = 16;
 
 /// A place in the ring of stages, which all go around.
 #[derive(Clone, Copy)]
-struct Place<const N: u32, const IMAGES: u32> {
+struct Place {
     stage: u32,
     stages: u32,
     stage_bytes: u32,
@@ -37,13 +37,11 @@ struct Place<const N: u32, const IMAGES: u32> {
     base: u32,
 }
 
-impl<const N: u32, const IMAGES: u32> Place<N, IMAGES> {
-    /// The first stage in the first round.
+impl Place {
+    /// The first stage in the first round, in shared memory of so many bytes.
     #[inline(always)]
-    fn new(work: Work<'_>, base: u32) -> Self {
-        let tokens = const { stage_of::<N, IMAGES>().tile }.multiplied(*work.most_tokens);
-        let of_stage = Stage { tokens, ..const { stage_of::<N, IMAGES>() } };
-        let (stages, stage_bytes) = (of_stage.count(work.grid.shared), of_stage.bytes());
+    fn new(stage: &Stage, shared: u32, base: u32) -> Self {
+        let (stages, stage_bytes) = (stage.count(shared), stage.bytes());
         Self { stage: 0, stages, stage_bytes, parity: 0, base }
     }
 
@@ -124,7 +122,8 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
             *table = D::TABLE;
             epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
         }
-        let stages = Place::<N, IMAGES>::new(epilogue.work, base).stages;
+        let stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
+        let stages = stage.count(epilogue.work.grid.shared);
         let mut i = 0;
         while i < stages {
             let full = base + i * BARRIERS_BYTES;
@@ -168,8 +167,9 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     let Work { grid, schedule, .. } = epilogue.work;
     let tile = const { stage_of::<N, IMAGES>().tile };
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
+    let of_stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
+    let mut place = Place::new(&of_stage, grid.shared, base);
     let mut arranged_all = false;
-    let mut place = Place::<N, IMAGES>::new(epilogue.work, base);
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
@@ -180,30 +180,40 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
         let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
         // The first tokens are in front.
         let bytes = all_bytes / N * tile.multiplied(tokens.end - tokens.first);
-        let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, row_tile, &share, thread);
+        let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, &of_stage, row_tile, &share, thread);
         let mut left = share.end - share.start;
+        // The next stage without activations.
+        let mut without = place;
         while left > 0 {
             // In the first round nobody has to have done with the stage: the phase before the first counts as over.
             mbarrier::wait(place.empty(), place.parity ^ 1);
-            let stage = place.address();
-            // SAFETY: all warps have done with the stage; the image exists, and its bytes are a multiple of 16.
+            // SAFETY: all warps have done with the stage.
             unsafe {
-                weights.copy(stage);
+                weights.copy(place.address());
                 mbarrier::arrive_with_copies(place.full());
-                if thread == 0 {
-                    if !arranged_all {
-                        // Weights are under way while the kernel in front may still be at work.
-                        ptx::wait_for_kernel_in_front();
-                        arranged_all = true;
-                    }
-                    mbarrier::arrive_expecting(place.full(), bytes);
-                    let to = stage + const { stage_of::<N, IMAGES>().weights_bytes() };
-                    mbarrier::copy(to, image, bytes, place.full());
-                }
             }
-            image = image.wrapping_add(all_bytes as usize);
             place.advance();
             left -= 1;
+            // Weights of all stages are under way before activations, which the kernel in front may still be at work on.
+            if thread == 0 && (arranged_all || place.stage == 0 || left == 0) {
+                if !arranged_all {
+                    ptx::wait_for_kernel_in_front();
+                    arranged_all = true;
+                }
+                loop {
+                    let to = without.address() + const { stage_of::<N, IMAGES>().codes_bytes() };
+                    // SAFETY: as above; the image exists, and its bytes are a multiple of 16.
+                    unsafe {
+                        mbarrier::arrive_expecting(without.full(), bytes);
+                        mbarrier::copy(to, image, bytes, without.full());
+                    }
+                    image = image.wrapping_add(all_bytes as usize);
+                    without.advance();
+                    if without.stage == place.stage {
+                        break;
+                    }
+                }
+            }
         }
         shares.take(&share);
     }
@@ -223,16 +233,23 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
     D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
 {
     let (problem, schedule) = (epilogue.problem, epilogue.work.schedule);
-    let mut place = Place::<N, IMAGES>::new(epilogue.work, base);
+    let of_stage = stage_for::<F, N, IMAGES>(problem, *epilogue.work.most_tokens);
+    let mut place = Place::new(&of_stage, epilogue.work.grid.shared, base);
+    let alike =
+        (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let mut rows = LaneRows::<F, N, IMAGES>::new(problem, tile, share.start);
+        let tokens = || epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+        // Only if they begin elsewhere in their pieces than the first one's do the expert's own scales matter, for which memory is read.
+        let expert = if alike { 0 } else { tokens().expert };
+        let mut rows =
+            LaneRows::<F, N, IMAGES>::new(&problem.of_expert::<F>(expert), &of_stage, tile, share.start);
         let mut sums = [0.0; SUMS];
         let k_iterations = share.end - share.start;
         // SAFETY: the whole warp group is here, and in each case all of it: they have the same tokens.
         let (sums_of, rows, place) = (&mut sums, &mut rows, &mut place);
         let far = unsafe {
-            let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
+            let tokens = tokens();
             let multiplied = const { stage_of::<N, IMAGES>().tile }.multiplied(tokens.end - tokens.first);
             match warp::shuffle(multiplied, 0) {
                 96 if has_fewer::<N>() => {
@@ -281,7 +298,7 @@ const fn has_fewer<const N: u32>() -> bool {
 unsafe fn mainloop<F: Weights, D, const N: u32, const FIRST: usize, const SUMS: usize, const IMAGES: u32>(
     sums: &mut [f32; SUMS],
     rows: &mut LaneRows<F, N, IMAGES>,
-    place: &mut Place<N, IMAGES>,
+    place: &mut Place,
     k_iterations: u32,
     table: u32,
 ) -> u32
@@ -297,7 +314,7 @@ where
     let [mut loaded] = unsafe { rows.load::<D, 1>(stage, 0) };
     while left > 0 {
         // The same in all lanes, which a shuffle tells the assembler: descriptors are in uniform registers.
-        let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().weights_bytes() };
+        let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().codes_bytes() };
         let mut tokens = core_matrices(at);
         for image in 0..IMAGES {
             let now = loaded;

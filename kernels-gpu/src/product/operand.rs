@@ -145,6 +145,43 @@ impl Routed {
         unsafe { *self.plan.wrapping_add(1).cast::<ExpertTile>().wrapping_add(number as usize) }
     }
 
+    /// The number of sorted rows, if there is a plan.
+    ///
+    /// # Safety
+    /// The contract of the kernels; the plan is not null.
+    #[inline(always)]
+    pub(crate) unsafe fn sorted_rows(&self) -> u32 {
+        // SAFETY: the caller's promise; the last tile that has rows has the last ones.
+        unsafe {
+            let tiles = (*self.plan).tiles;
+            if tiles == 0 { 0 } else { self.tile(tiles - 1, 0, 0).end }
+        }
+    }
+
+    /// The expert of a sorted row: 0, if there is one matrix for all.
+    ///
+    /// # Safety
+    /// The contract of the kernels; there is such a row.
+    #[inline(always)]
+    pub(crate) unsafe fn expert_of(&self, row: u32) -> u32 {
+        if self.plan.is_null() {
+            return 0;
+        }
+        // SAFETY: the caller's promise; a tile that has rows is there.
+        unsafe {
+            let (mut found, mut behind) = (0, (*self.plan).tiles);
+            while behind - found > 1 {
+                let middle = found.midpoint(behind);
+                if self.tile(middle, 0, 0).first <= row {
+                    found = middle;
+                } else {
+                    behind = middle;
+                }
+            }
+            self.tile(found, 0, 0).expert
+        }
+    }
+
     /// The number of a sorted row in one of the lists.
     ///
     /// # Safety

@@ -13,6 +13,7 @@ use microscale_test_support::inputs::patterns;
 use microscale_test_support::operands::{Scales, tensor};
 
 use super::case::Prepared;
+use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
 use super::gemm::gemm_cases;
 use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
@@ -373,6 +374,7 @@ pub(crate) fn cases() -> Vec<Case> {
     weights_cases(&mut cases);
     gemm_cases(&mut cases);
     experts_cases(&mut cases);
+    expert_parts_cases(&mut cases);
     for (rows, blocks) in [(1, 1), (3, 4), (128, 7), (130, 8), (300, 33)] {
         for (name, to) in
             [("scales_to_swizzled", ScaleLayout::Swizzled), ("scales_to_linear", ScaleLayout::Linear)]

@@ -9,7 +9,7 @@ use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::gemm::{
-    ArrangeGrid, COLUMNS, COUNTERS, Edition, GemmGrid, TokenTile, left_bytes,
+    ArrangeGrid, COLUMNS, COUNTERS, Edition, GemmGrid, ScalePieces, TokenTile, left_bytes,
 };
 use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, TokenTiles, WeightsGrid};
 use microscale_test_support::operands::Scales;
@@ -24,25 +24,25 @@ use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, shape, weights_kernel};
 
 /// Bytes that nobody may have written.
-const UNTOUCHED: u8 = 0x5a;
+pub(super) const UNTOUCHED: u8 = 0x5a;
 
 /// Pairs of a token and an expert: the number of those of each expert, and of those of none. They come in a mixed order.
 #[derive(Clone, Copy, Debug)]
-struct Counts {
-    of_experts: &'static [usize],
-    of_none: usize,
+pub(super) struct Counts {
+    pub(super) of_experts: &'static [usize],
+    pub(super) of_none: usize,
 }
 
-/// None at all.
-const NO_PAIRS: Counts = Counts { of_experts: &[], of_none: 0 };
-
 impl Counts {
-    fn pairs(&self) -> usize {
+    /// No pairs at all.
+    pub(super) const NONE: Self = Self { of_experts: &[], of_none: 0 };
+
+    pub(super) fn pairs(&self) -> usize {
         self.of_experts.iter().sum::<usize>() + self.of_none
     }
 
     /// The expert of each pair, some number behind all if none.
-    fn chosen(&self, seed: u64) -> Vec<u32> {
+    pub(super) fn chosen(&self, seed: u64) -> Vec<u32> {
         let with_none = self.of_experts.iter().chain([&self.of_none]);
         let of = |(expert, count): (u32, &usize)| std::iter::repeat_n(expert, *count);
         let mut chosen: Vec<_> = (0..).zip(with_none).flat_map(of).collect();
@@ -56,16 +56,16 @@ impl Counts {
 }
 
 /// The pairs by expert, an expert's in their order.
-fn sorted(chosen: &[u32], experts: usize) -> Vec<usize> {
+pub(super) fn sorted(chosen: &[u32], experts: usize) -> Vec<usize> {
     let of = |expert| (0..chosen.len()).filter(move |pair| chosen[*pair] == expert);
     (0..experts as u32).flat_map(of).collect()
 }
 
 /// Buffers of what sorting gives.
-struct Routed {
+pub(super) struct Routed {
     ends: Buffer,
-    tokens: Buffer,
-    pairs: Buffer,
+    pub(super) tokens: Buffer,
+    pub(super) pairs: Buffer,
     sorted: Buffer,
 }
 
@@ -74,7 +74,7 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
 }
 
 /// Sorts pairs, and expects them to be.
-fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: usize) -> Routed {
+pub(super) fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: usize) -> Routed {
     let right = sorted(chosen, experts);
     let count_up_to = |expert: u32| right.iter().filter(|pair| chosen[**pair] <= expert).count() as u32;
     let ends: Vec<_> = (0..experts as u32).map(count_up_to).collect();
@@ -101,8 +101,8 @@ fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: usize) -> R
     Routed { ends: to, tokens, pairs, sorted }
 }
 
-/// Plans token tiles, and expects them to hold each expert's rows in order, and nothing else.
-fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: PlanGrid) -> Buffer {
+/// Plans token tiles, and expects them to hold each expert's rows in order, as many for each pair as the grid says, and nothing else.
+pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: PlanGrid) -> Buffer {
     let bytes = Plan::bytes(u64::from(grid.most_tiles)) as usize;
     let plan = case.memory.allocate_from_aligned("plan", &vec![UNTOUCHED; bytes], 16);
     case.step(
@@ -112,23 +112,27 @@ fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: PlanGrid) ->
     );
     case.checks.push(Box::new(move |memory| {
         let found = memory.bytes(plan).map_err(|error| error.to_string())?;
-        let most = counts.of_experts.iter().max().map_or(0, |rows| (*rows as u32).min(1 << grid.tile_bits));
+        let rows_of = |count: &usize| *count as u32 * grid.of_pair;
+        let most = counts.of_experts.iter().map(rows_of).max().unwrap_or(0).min(1 << grid.tile_bits);
         if found[offset_of!(Plan, most_tokens)..][..4] != most.to_ne_bytes() {
             return Err(format!("the largest token tile has not {most} rows in the plan"));
         }
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&found[size_of::<Plan>()..]);
         let mut tiles = words.as_chunks::<{ size_of::<ExpertTile>() / 4 }>().0.iter();
-        let mut row = 0;
+        let (mut row, mut with_rows) = (0, 0u32);
         for (expert, count) in (0..).zip(counts.of_experts) {
-            let end = row + *count as u32;
+            let end = row + rows_of(count);
             while row < end {
                 let behind = end.min(row + (1 << grid.tile_bits));
                 let right = [expert, row, behind, 0];
                 if tiles.next() != Some(&right) {
                     return Err(format!("not in the plan: {right:?}"));
                 }
-                row = behind;
+                (row, with_rows) = (behind, with_rows + 1);
             }
+        }
+        if found[offset_of!(Plan, tiles)..][..4] != with_rows.to_ne_bytes() {
+            return Err(format!("the plan does not say that {with_rows} tiles have rows"));
         }
         if tiles.all(|tile| *tile == [0; 4]) { Ok(()) } else { Err("more in the plan".into()) }
     }));
@@ -216,19 +220,19 @@ fn multiplying<T: Exact + Activation>(
     let x: Argument = case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(&x), 16).into();
     let all = |of: fn(&Product<T>) -> &[u8]| experts.iter().flat_map(of).copied().collect::<Vec<_>>();
     let codes = case.memory.allocate_from_aligned("codes", &all(|expert| expert.weights.codes()), 16);
-    let scales = case.memory.allocate_from_aligned("scales", &all(|expert| expert.weights.scales()), 4);
+    let scales = case.memory.allocate_from_aligned("scales", &all(|expert| expert.weights.scales()), 16);
     let tensors: Vec<_> = experts.iter().map(|expert| &expert.weights).collect();
     let (slots, apply) = case.global_scales(&tensors);
     let out_bytes = pairs * weights.rows() * size_of::<T>();
     let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; out_bytes], 2);
 
     let of = Sorted { pairs: pairs as u32, top_k: 1 };
-    let mut grid = PlanGrid::new(experts.len() as u64, of, by.bits()).expect("a small launch");
+    let mut grid = PlanGrid::new(experts.len() as u64, of, 1, by.bits()).expect("a small launch");
     let count = u64::from(grid.most_tiles);
     let tiles = TokenTiles { count, bits: by.bits() };
     let front = vec![codes.into(), scales.into(), slots, x.clone()];
     if let By::Gemm { edition, tile } = by {
-        let stage = edition.stage(tile, tile.tokens());
+        let stage = edition.stage(tile, tile.tokens(), ScalePieces::MOST);
         let shared = stage.shared_bytes(stage.count(MOST_SHARED).min(3));
         grid.row_tiles = shape.rows.div_ceil(u64::from(tile.rows())) as u32;
         grid.k_iterations = shape.cols.div_ceil(u64::from(stage.images * COLUMNS)) as u32;
@@ -396,7 +400,7 @@ pub(crate) fn experts_cases(cases: &mut Vec<Case>) {
         (0..).zip([(&[3, 0, 1, 40, 2, 5][..], 3, 2), (&[70; 40], 0, 4), (&[0, 0, 1], 0, 1), (&[0], 2, 1)])
     {
         // A plan is made of the lists that it is asked for; those of other tokens give none.
-        let plans = [None, Some((top_k, Counts { of_experts, of_none })), Some((top_k + 1, NO_PAIRS))];
+        let plans = [None, Some((top_k, Counts { of_experts, of_none })), Some((top_k + 1, Counts::NONE))];
         for asked in plans {
             let make = move || {
                 let mut case = Prepared::new();
@@ -405,7 +409,7 @@ pub(crate) fn experts_cases(cases: &mut Vec<Case>) {
                 // A case's kernel is its last one.
                 if let Some((top_k, planned)) = asked {
                     let of = Sorted { pairs: counts.pairs() as u32, top_k: top_k as u32 };
-                    let grid = PlanGrid::new(of_experts.len() as u64, of, i as u32 + 1);
+                    let grid = PlanGrid::new(of_experts.len() as u64, of, 1, i as u32 + 1);
                     plan(&mut case, &routed, planned, grid.expect("a small launch"));
                 }
                 case

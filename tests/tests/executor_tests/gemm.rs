@@ -6,7 +6,9 @@ use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
 use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
-use microscale_kernels_abi::gemm::{ArrangeGrid, COUNTERS, Edition, GemmGrid, TokenTile, left_bytes};
+use microscale_kernels_abi::gemm::{
+    ArrangeGrid, COUNTERS, Edition, GemmGrid, ScalePieces, TokenTile, left_bytes,
+};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound, ExactProducts};
@@ -78,12 +80,12 @@ fn multiplying<T: Exact + Activation>(
         vec![activations.clone(), arranged.into(), plan.clone(), from.clone(), argument(&arranged_grid)];
     case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
 
-    let stage = edition.stage(tile, *tokens as u32);
+    let stage = edition.stage(tile, *tokens as u32, ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
     let grid = GemmGrid::new((edition, tile), shape(weights), *tokens as u64, at_once, shared);
     let grid = grid.expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
-    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 4);
+    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
     let (slot, apply) = case.global_scale(weights);
     let [bytes, each] = product.result_bytes();
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
@@ -202,7 +204,8 @@ fn splitting(rows: usize, cols: usize, odd: bool) -> Prepared {
     };
     let out = case.memory.allocate_aligned("parts", x.len() * PARTS as usize * 2, 16);
     let grid = SplitGrid::new(rows as u64, cols as u64, !odd);
-    case.step("split_f32", grid.count, vec![from, out.into(), argument(&grid)]);
+    let [plan, list, _] = no_experts();
+    case.step("split_f32", grid.count, vec![from, out.into(), plan, list, argument(&grid)]);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         let parts: Vec<bf16> = bytemuck::pod_collect_to_vec(&bytes);
@@ -247,7 +250,9 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
         results: Divider::new(results as u64),
         count: (results * tokens) as u64,
     };
-    case.step("merge_f32", grid.count, vec![from.into(), out.into(), bias, residual, argument(&grid), steps]);
+    let [plan, list, _] = no_experts();
+    let arguments = vec![from.into(), out.into(), bias, residual, plan, list, argument(&grid), steps];
+    case.step("merge_f32", grid.count, arguments);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         fused.check(&bytes, &exact, &Bound::NONE)

@@ -3,7 +3,7 @@
 use half::bf16;
 use microscale::formats::nvfp4::Direction;
 use microscale::gpu::{DeviceExperts, DeviceExpertsView, DeviceRouting, ExpertRows, Gpu};
-use microscale::{Error, Format, GlobalScale, QuantizedTensor};
+use microscale::{Dtype, Error, Format, GlobalScale, QuantizedTensor};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::weights::{Activations, activations};
 
@@ -73,7 +73,7 @@ fn multiplied(
     let stream = gpu.stream();
     let x = Raw::of(stream, bytemuck::cast_slice(x));
     let mut out = Raw::used(stream, 2 * routing.pairs() * experts.shape().rows);
-    let mut workspace = gpu.experts_workspace(stream, experts, routing.pairs()).unwrap();
+    let mut workspace = gpu.experts_workspace(stream, experts, routing.pairs(), Dtype::Bf16).unwrap();
     gpu.gemm_experts_on(stream, experts, x.view::<bf16>(), routing, rows, &mut workspace, out.view_mut())
         .unwrap();
     out.read_as()
@@ -146,11 +146,11 @@ pub(crate) fn that_do_not_fit_are_refused(gpu: &Gpu) {
     gpu.route_on(stream, &stream.clone_htod(&[0u32; TOP_K]).unwrap(), TOP_K, &mut routing).unwrap();
     let x = Raw::zeros(stream, 2 * 256);
     let mut out = Raw::used(stream, 2 * TOP_K * 16);
-    for (codes, scales) in [(8, 0), (0, 2)] {
+    for (codes, scales) in [(8, 0), (0, 4)] {
         let (codes, scales) = (raw.codes.address() + codes, raw.scales.address() + scales);
         // SAFETY: no kernel reads there, as the addresses are refused.
         let view = unsafe { DeviceExpertsView::from_raw_parts(shape, COUNT, codes, scales) }.unwrap();
-        let mut workspace = gpu.experts_workspace(stream, view, TOP_K).unwrap();
+        let mut workspace = gpu.experts_workspace(stream, view, TOP_K, Dtype::Bf16).unwrap();
         let (x, rows) = (x.view::<bf16>(), ExpertRows::Gathered);
         let refused = gpu.gemm_experts_on(stream, view, x, &routing, rows, &mut workspace, out.view_mut());
         assert!(matches!(refused, Err(Error::Alignment { .. })), "{refused:?}");

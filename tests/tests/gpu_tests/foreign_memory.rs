@@ -174,8 +174,8 @@ pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
     };
     let wrong = refused(at(8, 1024), &mut out);
     assert!(matches!(wrong, Error::Alignment { what: "the codes", needed: 16, .. }), "{wrong:?}");
-    let wrong = refused(at(0, 1026), &mut out);
-    assert!(matches!(wrong, Error::Alignment { what: "the scales", needed: 4, .. }), "{wrong:?}");
+    let wrong = refused(at(0, 1028), &mut out);
+    assert!(matches!(wrong, Error::Alignment { what: "the scales", needed: 16, .. }), "{wrong:?}");
     // SAFETY: the memory is longer.
     let odd = unsafe { DeviceView::<f32>::from_raw_parts(memory.address() + 2, 256) };
     let mut words = Raw::zeros(stream, 16);

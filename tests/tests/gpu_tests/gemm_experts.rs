@@ -4,9 +4,9 @@ use half::{bf16, f16};
 use microscale::formats::arithmetic::Fused;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, TensorCoreActivation,
+    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, ProductOf,
 };
-use microscale::{Error, Format, Gate, OperandFault, Words};
+use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor, Words};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
@@ -25,7 +25,14 @@ struct Mixture<T> {
     sorted: Vec<usize>,
 }
 
-impl<T: Exact + TensorCoreActivation> Mixture<T> {
+/// The bound of results of activations in f32: each of three parts in bf16 has an error of its own, and is smaller than the one before.
+fn bound_of_parts(weights: &QuantizedTensor) -> Bound {
+    let cols = weights.cols();
+    let bound = Bound::of_gemm::<bf16>(cols, LEAST).or(Bound::of_tensor_cores::<bf16>(cols, [8, 16], LEAST));
+    bound.or(Bound::of_one_token::<bf16>(weights, 1, LEAST))
+}
+
+impl<T: Exact + Activation> Mixture<T> {
     /// Draws one. `counts` are the pairs of each expert, the last ones those of none.
     fn new(format: Format, [rows, cols]: [usize; 2], counts: &[usize], scales: Scales, seed: u64) -> Self {
         let mut chosen: Vec<_> =
@@ -76,7 +83,7 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
         let x = [vec![T::default(); skipped], self.activations(rows)].concat();
         let x = stream.clone_htod(&x).unwrap();
         let x = x.slice(skipped..);
-        let mut workspace = gpu.experts_workspace(stream, &experts, self.chosen.len()).unwrap();
+        let mut workspace = gpu.experts_workspace(stream, &experts, self.chosen.len(), T::DTYPE).unwrap();
         let untouched = T::from_f32(7.0);
         let results = self.chosen.len() * first.rows();
         let mut multiplied = || {
@@ -117,6 +124,11 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
         what: &str,
     ) {
         let Product { weights, results, .. } = expert;
+        if T::DTYPE == Dtype::F32 {
+            let near = exact.check(found, &bound_of_parts(weights));
+            near.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+            return;
+        }
         let words = match weights.format() {
             Format::Mxfp4 => weights.scales().len(),
             _ => weights.blocks_per_row(),
@@ -146,7 +158,7 @@ impl<T: Exact + TensorCoreActivation> Mixture<T> {
     }
 }
 
-fn every_kernel<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
+fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
     // The last counts are pairs of no expert.
     let cases: [(usize, usize, &[usize]); 6] = [
         (40, 256, &[2, 0, 9, 1, 2]),
@@ -159,6 +171,8 @@ fn every_kernel<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
     for (seed, (rows, cols, counts)) in (0..).zip(cases) {
         for format in [Format::Nvfp4, Format::Mxfp4] {
             let scales = [Scales::Common, Scales::Numbers, Scales::Common, Scales::Any][seed as usize % 4];
+            // Sums of parts are added up: of scales that are beyond f32, infinities of two signs.
+            let scales = if T::DTYPE == Dtype::F32 { Scales::Common } else { scales };
             let mixture = Mixture::<T>::new(format, [rows, cols], counts, scales, seed);
             let (experts, _) = mixture.on_device(gpu);
             let skipped = if seed == 2 { 3 } else { 0 };
@@ -179,11 +193,17 @@ fn every_kernel<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
 pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     every_kernel::<f16>(gpu);
     every_kernel::<bf16>(gpu);
+    every_kernel::<f32>(gpu);
 }
 
 /// gpt-oss-20b's first product, by the kernel that is chosen: routing, planning and multiplying captured in one graph, with other
 /// experts chosen at each replay.
 pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
+    replays::<bf16>(|weights| Bound::of_gemm::<bf16>(weights.cols(), LEAST));
+    replays::<f32>(bound_of_parts);
+}
+
+fn replays<T: Exact + Activation>(bound_of: fn(&QuantizedTensor) -> Bound) {
     // Its own context state: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
     // SAFETY: everything below is on one stream.
@@ -195,13 +215,13 @@ pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
             (0..experts).map(|i| tensor(Format::Mxfp4, rows, cols, Scales::Common, 2 + 3 * i)).collect();
         let there = DeviceExperts::from_host(stream, &weights).unwrap();
         let mut rng = fastrand::Rng::with_seed(tokens as u64);
-        let x: Vec<bf16> = (0..tokens * cols).map(|_| bf16::from_f32(rng.f32() - 0.5)).collect();
+        let x: Vec<T> = (0..tokens * cols).map(|_| T::from_f32(rng.f32() - 0.5)).collect();
         let x_there = stream.clone_htod(&x).unwrap();
         let pairs = tokens * top_k;
         let mut chosen = stream.alloc_zeros::<u32>(pairs).unwrap();
         let mut routing = DeviceRouting::zeros(stream, experts as usize, pairs).unwrap();
-        let mut workspace = gpu.experts_workspace(stream, &there, pairs).unwrap();
-        let mut out = stream.alloc_zeros::<bf16>(pairs * rows).unwrap();
+        let mut workspace = gpu.experts_workspace(stream, &there, pairs, T::DTYPE).unwrap();
+        let mut out = stream.alloc_zeros::<T>(pairs * rows).unwrap();
         // Once before, so that kernels are compiled.
         let mut enqueue = || {
             gpu.route_on(stream, &chosen, top_k, &mut routing).unwrap();
@@ -231,8 +251,7 @@ pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
             for (place, pair) in sorted.into_iter().enumerate().step_by(7) {
                 let weights = &weights[now[pair] as usize];
                 let exact = ExactProducts::of(weights, &x[pair / top_k * cols..][..cols], 1);
-                let bound = Bound::of_gemm::<bf16>(cols, LEAST);
-                let near = exact.check_some(&found[place * rows..][..rows], &bound, |_| true);
+                let near = exact.check(&found[place * rows..][..rows], &bound_of(weights));
                 near.unwrap_or_else(|wrong| panic!("{wrong}, {tokens} tokens, pair {pair}"));
             }
         }
@@ -243,6 +262,11 @@ pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
 
 /// A captured sorting has not sorted anything yet: the lists that are there are of more tokens than the product has.
 pub(crate) fn leaves_results_alone_until_pairs_are_sorted(_: &Gpu) {
+    leaves_results_alone::<bf16>();
+    leaves_results_alone::<f32>();
+}
+
+fn leaves_results_alone<T: Exact + Activation + PartialEq>() {
     // Its own context state: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
     // SAFETY: everything below is on one stream.
@@ -260,9 +284,9 @@ pub(crate) fn leaves_results_alone_until_pairs_are_sorted(_: &Gpu) {
     gpu.route_on(stream, &few, top_k, &mut routing).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
     assert_eq!(routing.pairs(), 8);
-    let x = stream.clone_htod(&vec![bf16::ONE; 4 * cols]).unwrap();
-    let untouched = vec![bf16::from_f32(7.0); 8 * rows];
-    let mut workspace = gpu.experts_workspace(stream, &there, 8).unwrap();
+    let x = stream.clone_htod(&vec![T::from_f32(1.0); 4 * cols]).unwrap();
+    let untouched = vec![T::from_f32(7.0); 8 * rows];
+    let mut workspace = gpu.experts_workspace(stream, &there, 8, T::DTYPE).unwrap();
     let mut is_untouched = |kernel| {
         let mut out = stream.clone_htod(&untouched).unwrap();
         let (rows, workspace) = (ExpertRows::Gathered, &mut workspace);
@@ -303,7 +327,7 @@ pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
     gpu.route_on(stream, &chosen, 2, &mut routing).unwrap();
     let x = stream.alloc_zeros::<f16>(6 * 256).unwrap();
     let mut out = stream.alloc_zeros::<f16>(6 * 8).unwrap();
-    let mut workspace = gpu.experts_workspace(stream, &experts, 6).unwrap();
+    let mut workspace = gpu.experts_workspace(stream, &experts, 6, Dtype::F16).unwrap();
     let mut multiply = |routing: &DeviceRouting, out: &mut _| {
         gpu.gemm_experts_on(stream, &experts, &x, routing, ExpertRows::Gathered, &mut workspace, out)
     };
@@ -327,15 +351,23 @@ impl Fused for Cpu {
 
 /// Steps behind a product are those of its results in f32: a bias of each expert, gates, a residual by the results' places.
 pub(crate) fn has_steps_behind_it(gpu: &Gpu) {
+    check_steps::<bf16>(gpu);
+    check_steps::<f32>(gpu);
+}
+
+fn check_steps<T: Exact + Activation>(gpu: &Gpu)
+where
+    f32: ProductOf<T>,
+{
     let counts = [3, 0, 20, 1, 140, 2];
-    let mixture = Mixture::<bf16>::new(Format::Nvfp4, [320, 512], &counts, Scales::Common, 11);
+    let mixture = Mixture::<T>::new(Format::Nvfp4, [320, 512], &counts, Scales::Common, 11);
     let (stream, order) = (gpu.stream(), ExpertRows::Scattered);
     let (experts, routing) = mixture.on_device(gpu);
     let (pairs, rows) = (mixture.chosen.len(), mixture.experts[0].0.weights.rows());
     let x = stream.clone_htod(&mixture.activations(order)).unwrap();
-    let mut workspace = gpu.experts_workspace(stream, &experts, pairs).unwrap();
+    let mut workspace = gpu.experts_workspace(stream, &experts, pairs, T::DTYPE).unwrap();
     let mut random = fastrand::Rng::with_seed(1);
-    let bias: Vec<bf16> = (0..counts.len() * rows).map(|_| bf16::from_f32(random.f32() - 0.5)).collect();
+    let bias: Vec<T> = (0..counts.len() * rows).map(|_| T::from_f32(random.f32() - 0.5)).collect();
     let bias = &bias[..experts.count() * rows];
     let residual: Vec<f32> = (0..pairs * rows / 2).map(|_| random.f32() - 0.5).collect();
     let (bias_there, residual_there) =

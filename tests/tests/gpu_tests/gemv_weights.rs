@@ -4,7 +4,9 @@
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu, TensorCoreActivation};
-use microscale::{Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights};
+use microscale::{
+    Activation, Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights,
+};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{
@@ -21,7 +23,7 @@ pub(super) struct Product<T> {
     pub(super) results: Vec<T>,
 }
 
-impl<T: Exact + TensorCoreActivation> Product<T> {
+impl<T: Exact + Activation> Product<T> {
     pub(super) fn new(weights: QuantizedTensor, tokens: usize, kind: Activations) -> Self {
         let mut random = fastrand::Rng::with_seed((weights.cols() * 31 + tokens) as u64);
         let x: Vec<T> = activations(weights.cols() * tokens, kind, &mut random);
@@ -29,7 +31,9 @@ impl<T: Exact + TensorCoreActivation> Product<T> {
         gemv_weights(&weights, &x, tokens, &mut results).expect("operands that fit");
         Self { weights, x, tokens, results }
     }
+}
 
+impl<T: Exact + TensorCoreActivation> Product<T> {
     pub(super) fn what(&self) -> String {
         format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
     }

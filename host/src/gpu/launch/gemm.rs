@@ -12,7 +12,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKer
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsShape};
-use microscale_kernels_abi::{Epilogue, Kernel, KernelId};
+use microscale_kernels_abi::{Kernel, KernelId};
 
 use super::{parts, weights};
 use crate::element::Dtype;
@@ -177,7 +177,7 @@ pub(in crate::gpu) fn gemm_weights<T: Activation, O: ProductOf<T>>(
     if T::DTYPE != Dtype::F32 {
         let by = Way::of(kernels, kernel, shape, (T::DTYPE, tokens), activations)?;
         let (memory, _used) = workspace.write(stream, by.bytes())?;
-        // SAFETY: the caller checked layout and lengths, and `Way::of` the shape; codes start on 16 bytes and scales on 4. The borrows
+        // SAFETY: the caller checked layout and lengths, and `Way::of` the shape; codes and scales start on 16 bytes. The borrows
         // keep the buffers from overlapping, and until the launches are enqueued.
         return unsafe { by.enqueue(kernels, stream, (shape, T::DTYPE), &operands, tokens, memory) };
     }
@@ -187,20 +187,15 @@ pub(in crate::gpu) fn gemm_weights<T: Activation, O: ProductOf<T>>(
     let by = Way::of(kernels, kernel, shape, (Dtype::Bf16, parts_of_all), 0)?;
     let ([counters, parts], _used) = workspace.write(stream, parts_bytes + sums_bytes + by.bytes())?;
     let sums = parts + parts_bytes;
-    let only_stored = Argument(Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE });
-    let products = Operands {
-        activations: parts,
-        out: sums,
-        steps: Steps { epilogue: only_stored, ..Steps::NONE },
-        ..operands
-    };
+    let products = Operands { activations: parts, out: sums, steps: Steps::SUMS, ..operands };
+    let routed = Routed::default();
     let memory = [counters, sums + sums_bytes];
     // SAFETY: as above; parts, sums and what the product works in lie behind each other, with the room that was asked for, and each
     // kernel reads what the one before has written.
     unsafe {
-        parts::split(kernels, stream, activations, parts, [tokens, cols])?;
+        parts::split(kernels, stream, activations, parts, routed, [tokens, cols])?;
         by.enqueue(kernels, stream, (shape, Dtype::Bf16), &products, parts_of_all, memory)?;
-        parts::merge(kernels, stream, sums, out, steps, [tokens, rows])
+        parts::merge(kernels, stream, sums, out, steps, routed, [tokens, rows])
     }
 }
 

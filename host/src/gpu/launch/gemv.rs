@@ -80,7 +80,7 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
     // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the
     // rows and blocks that the grid says, with linear scales, and that `out` has a result for each row;
-    // codes start on 16 bytes and scales on 4, and rows of whole chunks are multiples of 16. The borrows keep the buffers
+    // codes and scales start on 16 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers
     // from overlapping.
     unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;

@@ -8,7 +8,7 @@ use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::{MERGE, SPLIT};
 
 use crate::error::Result;
-use crate::gpu::arguments::{Argument, Steps, config};
+use crate::gpu::arguments::{Argument, Routed, Steps, config};
 use crate::gpu::driver::doing;
 use crate::gpu::kernels::Kernels;
 
@@ -30,19 +30,21 @@ pub(super) fn bytes(tokens: usize, rows: usize, cols: usize) -> [u64; 2] {
 /// Enqueues the making of parts.
 ///
 /// # Safety
-/// `activations` holds so many rows and columns of f32, and `to`, on 16 bytes, has room for their parts. Nothing else uses it before.
+/// `activations` holds so many rows and columns of f32, or the rows of a plan of their parts, which are no more, and `to`, on 16 bytes, has
+/// room for these. Nothing else uses it before.
 pub(super) unsafe fn split(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     activations: u64,
     to: u64,
+    routed: Routed,
     [tokens, cols]: [usize; 2],
 ) -> Result<()> {
     let aligned = activations.is_multiple_of(16);
     let grid = Argument(SplitGrid::new(tokens as u64, cols as u64, aligned));
     let ready = kernels.ready(SPLIT)?;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&activations).arg(&to).arg(&grid);
+    launch.arg(&activations).arg(&to).arg(&routed.plan).arg(&routed.from).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The rest is the caller's promise.
     unsafe { launch.launch(config(&ready.kernel, grid.0.count)?) }.map_err(doing("splitting activations"))?;
     Ok(())
@@ -51,13 +53,15 @@ pub(super) unsafe fn split(
 /// Enqueues the adding up of sums, and what follows.
 ///
 /// # Safety
-/// `sums` holds so many rows of them for each part of so many tokens; `out` has room for their results, and the steps' operands are there.
+/// `sums` holds so many rows of them for each part of so many tokens, or of a plan's sorted rows, which are no more; `out` has room for
+/// their results, and the steps' operands are there.
 pub(super) unsafe fn merge(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     sums: u64,
     out: u64,
     steps: Steps,
+    routed: Routed,
     [tokens, rows]: [usize; 2],
 ) -> Result<()> {
     let results = steps.epilogue.0.results(rows as u64);
@@ -66,7 +70,8 @@ pub(super) unsafe fn merge(
     let ready = kernels.ready(MERGE)?;
     let Steps { bias, residual, epilogue } = steps;
     let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&sums).arg(&out).arg(&bias).arg(&residual).arg(&grid).arg(&epilogue);
+    launch.arg(&sums).arg(&out).arg(&bias).arg(&residual).arg(&routed.plan).arg(&routed.to);
+    launch.arg(&grid).arg(&epilogue);
     // SAFETY: as above.
     unsafe { launch.launch(config(&ready.kernel, count)?) }.map_err(doing("adding up parts"))?;
     Ok(())

@@ -1,0 +1,134 @@
+//! Activations in f32 around products of experts' weights: parts of sorted rows, and their sums in the places of pairs.
+
+use half::bf16;
+use microscale_executor::Argument;
+use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
+use microscale_kernels_abi::experts::{PlanGrid, Sorted};
+use microscale_kernels_abi::{Divider, Epilogue};
+
+use super::case::{Prepared, argument};
+use super::cases::Case;
+use super::experts::{Counts, Routed, UNTOUCHED, plan, route, sorted};
+
+/// Pairs that were sorted, with the plan of their parts, or of none where a plan is asked for other pairs than these.
+struct Planned {
+    case: Prepared,
+    routed: Routed,
+    plan: Argument,
+    /// The experts of pairs, and the pairs that have one, by expert.
+    chosen: Vec<u32>,
+    order: Vec<usize>,
+}
+
+/// Sorts and plans pairs, of which the plan's token tiles have at most 2^`tile_bits` parts.
+fn planned(counts: Counts, tile_bits: u32, top_k: [usize; 2]) -> Planned {
+    let mut case = Prepared::new();
+    let (pairs, experts) = (counts.pairs(), counts.of_experts.len());
+    let chosen = counts.chosen(pairs as u64);
+    let [of_lists, asked] = top_k;
+    let routed = route(&mut case, &chosen, experts, of_lists);
+    let of = Sorted { pairs: pairs as u32, top_k: asked as u32 };
+    let grid = PlanGrid::new(experts as u64, of, PARTS, tile_bits).expect("a small launch");
+    let none = of_lists != asked;
+    let plan = plan(&mut case, &routed, if none { Counts::NONE } else { counts }, grid).into();
+    let order = if none { Vec::new() } else { sorted(&chosen, experts) };
+    Planned { case, routed, plan, chosen, order }
+}
+
+/// Splits activations, of tokens where `gathered` says so, and of sorted rows otherwise.
+fn splitting(counts: Counts, cols: usize, tile_bits: u32, top_k: [usize; 2], gathered: bool) -> Prepared {
+    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
+    let pairs = chosen.len();
+    let mut random = fastrand::Rng::with_seed(cols as u64);
+    // Tokens alone: with pairs of several of them to a token, an address behind the last one would be a fault.
+    let rows = if gathered { pairs.div_ceil(top_k[0]) } else { pairs };
+    let x: Vec<f32> = (0..rows * cols).map(|_| random.f32() * 8.0 - 4.0).collect();
+    let there = case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(&x), 16);
+    let untouched = vec![UNTOUCHED; pairs * PARTS as usize * cols * 2];
+    let out = case.memory.allocate_from_aligned("parts", &untouched, 16);
+    let from: Argument = if gathered { routed.tokens.into() } else { 0u64.into() };
+    let grid = SplitGrid::new(pairs as u64, cols as u64, true);
+    case.step("split_f32", grid.count, vec![there.into(), out.into(), plan, from, argument(&grid)]);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let row_bytes = PARTS as usize * cols * 2;
+        let (rows, left) = bytes.split_at(order.len() * row_bytes);
+        for (place, (row, pair)) in rows.chunks(row_bytes).zip(&order).enumerate() {
+            let parts: Vec<bf16> = bytemuck::pod_collect_to_vec(row);
+            let source = if gathered { pair / top_k[0] } else { place };
+            for col in 0..cols {
+                let sum: f64 = (0..PARTS as usize).map(|i| parts[i * cols + col].to_f64()).sum();
+                let right = f64::from(x[source * cols + col]);
+                if sum != right {
+                    return Err(format!("{right} became {sum}, sorted row {place}, column {col}"));
+                }
+            }
+        }
+        let touched = left.iter().any(|byte| *byte != UNTOUCHED);
+        if touched { Err("parts of a pair of no expert".into()) } else { Ok(()) }
+    }));
+    case
+}
+
+/// Adds up parts' sums, with a bias of each expert and a residual, in the places of pairs where `scattered` says so.
+fn merging(counts: Counts, rows: usize, tile_bits: u32, top_k: [usize; 2], scattered: bool) -> Prepared {
+    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
+    let pairs = chosen.len();
+    let mut random = fastrand::Rng::with_seed(rows as u64);
+    // Few bits, so that nothing is rounded.
+    let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| random.i8(..).into()).collect() };
+    let (sums, residual) = (draw(pairs * PARTS as usize * rows), draw(pairs * rows));
+    let bias = draw(counts.of_experts.len() * rows);
+    let mut there = |name: &'static str, values: &[f32]| -> Argument {
+        case.memory.allocate_from_aligned(name, bytemuck::cast_slice(values), 4).into()
+    };
+    let operands = [there("sums", &sums), there("bias", &bias), there("residual", &residual)];
+    let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; pairs * rows * 4], 4);
+    let to: Argument = if scattered { routed.pairs.into() } else { 0u64.into() };
+    let grid =
+        MergeGrid { rows: rows as u64, results: Divider::new(rows as u64), count: (pairs * rows) as u64 };
+    let steps = Epilogue::BIAS | Epilogue::RESIDUAL | Epilogue::F32_RESULTS;
+    let epilogue = argument(&Epilogue { steps, ..Epilogue::NONE });
+    let [sums_there, bias_there, residual_there] = operands;
+    let arguments =
+        vec![sums_there, out.into(), bias_there, residual_there, plan, to, argument(&grid), epilogue];
+    case.step("merge_f32", grid.count, arguments);
+    let mut expected = vec![UNTOUCHED; pairs * rows * 4];
+    for (sorted, pair) in order.into_iter().enumerate() {
+        let (place, expert) = (if scattered { pair } else { sorted }, chosen[pair] as usize);
+        for row in 0..rows {
+            let of_parts = (0..PARTS as usize).map(|i| sums[(sorted * PARTS as usize + i) * rows + row]);
+            let right = of_parts.sum::<f32>() + bias[expert * rows + row] + residual[place * rows + row];
+            expected[(place * rows + row) * 4..][..4].copy_from_slice(&right.to_ne_bytes());
+        }
+    }
+    case.expect("results", out, expected);
+    case
+}
+
+/// Counts, the exponent of token tiles, and of how many pairs a token is. The last pairs are not those that were sorted.
+const CASES: [(Counts, u32, [usize; 2]); 5] = [
+    (Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, [2, 2]),
+    (Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 4, [1, 1]),
+    (Counts { of_experts: &[1; 40], of_none: 5 }, 0, [4, 4]),
+    (Counts { of_experts: &[0, 0], of_none: 3 }, 3, [1, 1]),
+    (Counts { of_experts: &[3, 4], of_none: 1 }, 3, [2, 1]),
+];
+
+/// Every case of these kernels with experts.
+pub(crate) fn expert_parts_cases(cases: &mut Vec<Case>) {
+    for (i, (counts, bits, top_k)) in CASES.into_iter().enumerate() {
+        for listed in [false, true] {
+            let what = format!("{counts:?}, tiles of {}, top_k {top_k:?}, listed: {listed}", 1 << bits);
+            // Columns in fours, and not.
+            let cols = [64, 20, 33, 4, 100][i];
+            cases.push(Case::new(what.clone(), "split_f32".into(), move || {
+                splitting(counts, cols, bits, top_k, listed)
+            }));
+            let rows = [5, 70, 3, 16, 1][i];
+            cases.push(Case::new(what, "merge_f32".into(), move || {
+                merging(counts, rows, bits, top_k, listed)
+            }));
+        }
+    }
+}
