@@ -1,7 +1,7 @@
 //! Operations on checkpoints. What they tell goes to Python as JSON.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
@@ -34,6 +34,7 @@ pub(crate) struct Arguments {
     out_convention: Option<String>,
     kept: Option<String>,
     requantize: bool,
+    skip_others: bool,
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
     input_scale: Option<GivenInput>,
@@ -135,6 +136,15 @@ fn part(py: Python<'_>, part: Option<(usize, usize)>) -> PyResult<Option<Part>> 
     part.map(|(index, of)| word(py, &format!("{index}/{of}"))).transpose()
 }
 
+/// Opens a checkpoint, whose other files with weights are left out of what is written if `skip_others` says so.
+fn open(py: Python<'_>, path: &Path, skip_others: bool) -> PyResult<Checkpoint> {
+    let mut input = py.detach(|| Checkpoint::open(path)).map_err(|error| of_checkpoints(py, error))?;
+    if skip_others {
+        input.skip_other_weights();
+    }
+    Ok(input)
+}
+
 /// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
 #[pyfunction]
 #[pyo3(signature = (path, out, arguments, device, part, progress))]
@@ -152,7 +162,7 @@ pub(crate) fn quantize_checkpoint(
     let part = self::part(py, part)?;
     let out_convention: Option<FileConvention> = optional(py, arguments.out_convention.as_deref())?;
     let device = ready(py, device)?;
-    let mut input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let mut input = open(py, &path, arguments.skip_others)?;
     if arguments.requantize {
         input.requantize();
     }
@@ -195,15 +205,16 @@ pub(crate) fn quantize_checkpoint(
 
 /// Puts the parts of a checkpoint together. Returns JSON.
 #[pyfunction]
-#[pyo3(signature = (path, out, progress))]
+#[pyo3(signature = (path, out, skip_others, progress))]
 pub(crate) fn merge_checkpoint(
     py: Python<'_>,
     path: PathBuf,
     out: PathBuf,
+    skip_others: bool,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let input = open(py, &path, skip_others)?;
     let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
@@ -221,7 +232,7 @@ pub(crate) fn merge_checkpoint(
 
 /// Writes a quantized checkpoint by another convention of files. Returns JSON, and warnings.
 #[pyfunction]
-#[pyo3(signature = (path, out, to, format, requantize, device, progress))]
+#[pyo3(signature = (path, out, to, format, requantize, skip_others, device, progress))]
 #[expect(clippy::too_many_arguments, reason = "each is one of Python's")]
 pub(crate) fn convert_checkpoint(
     py: Python<'_>,
@@ -230,12 +241,13 @@ pub(crate) fn convert_checkpoint(
     to: &str,
     format: Option<&str>,
     requantize: bool,
+    skip_others: bool,
     device: &str,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(String, Vec<String>)> {
     let of_checkpoints = |error| of_checkpoints(py, error);
     let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
-    let mut input = py.detach(|| Checkpoint::open(&path)).map_err(of_checkpoints)?;
+    let mut input = open(py, &path, skip_others)?;
     if requantize {
         input.requantize();
     }

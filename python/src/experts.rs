@@ -190,14 +190,15 @@ pub(crate) use on_gpu::{gpu_experts_workspace_bytes, gpu_linear_experts};
 mod on_gpu {
     use std::sync::Arc;
 
+    use microscale::Dtype;
     use microscale::gpu::cudarc::driver::CudaStream;
     use microscale::gpu::{
         DeviceEpilogue, DeviceExpertsView, DeviceRoutingMut, DeviceView, DeviceViewMut, GemmWorkspaceMut,
     };
 
     use super::*;
-    use crate::errors::type_error;
     use crate::gpu::{Work, bytes, view, view_mut, words};
+    use crate::gpu_tensors::dtype_of;
     use crate::interface::array_anywhere;
 
     impl Experts {
@@ -226,8 +227,10 @@ mod on_gpu {
         work: &Work,
         experts: DeviceExpertsView<'_>,
         pairs: usize,
+        activations: Dtype,
     ) -> microscale::Result<(usize, usize)> {
-        let routing = work.gpu.experts_workspace_bytes(experts, pairs)?.next_multiple_of(size_of::<u32>());
+        let routing = work.gpu.experts_workspace_bytes(experts, pairs, activations)?;
+        let routing = routing.next_multiple_of(size_of::<u32>());
         let words = DeviceRoutingMut::words(experts.count(), pairs);
         Ok((routing, routing.saturating_add(words.saturating_mul(size_of::<u32>()))))
     }
@@ -243,17 +246,18 @@ mod on_gpu {
         Ok(Some((direction, array_anywhere(&slots, "global_scales", Some(stream))?)))
     }
 
-    /// Bytes of the workspace that [`gpu_linear_experts`] needs for so many pairs of a token and an expert.
+    /// Bytes of the workspace that [`gpu_linear_experts`] needs for so many pairs of a token and an expert, with `wide` activations in f32.
     #[pyfunction]
     pub(crate) fn gpu_experts_workspace_bytes(
         py: Python<'_>,
         weights: &Bound<'_, PyAny>,
         pairs: usize,
+        wide: bool,
         stream: usize,
     ) -> PyResult<usize> {
         let experts = Experts::by(weights, |part, what| array_anywhere(part, what, Some(stream)))?;
         let work = Work::with(py, &[&experts.codes, &experts.scales], stream)?;
-        let found = layout(&work, experts.device_view(py, None)?, pairs);
+        let found = layout(&work, experts.device_view(py, None)?, pairs, dtype_of(wide));
         found.map(|(_, bytes)| bytes).map_err(|why| of_tensors(py, why))
     }
 
@@ -300,7 +304,8 @@ mod on_gpu {
             return Ok(());
         }
         let of_experts = experts.device_view(py, slots.as_ref())?;
-        let (of_routing, needed) = layout(&work, of_experts, pairs).map_err(|why| of_tensors(py, why))?;
+        let layout = layout(&work, of_experts, pairs, dtype_of(activations.kind() == Kind::F32));
+        let (of_routing, needed) = layout.map_err(|why| of_tensors(py, why))?;
         let found = workspace.span();
         if found < needed || !workspace.address().is_multiple_of(size_of::<u32>() as u64) {
             return Err(error(py, format!("the workspace has {found} bytes and {needed} are needed")));
@@ -341,11 +346,10 @@ mod on_gpu {
             }};
         }
         match activations.kind() {
+            Kind::F32 => multiply!(f32),
             Kind::F16 => multiply!(f16),
             Kind::Bf16 => multiply!(bf16),
-            _ => Err(type_error(
-                "activations of experts on a GPU must be float16 or bfloat16; convert them first",
-            )),
+            Kind::Bytes | Kind::Indices => Err(activations.no_values()),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
 use crate::experts::require_bias;
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
-use crate::interface::array_anywhere;
+use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
 use crate::tensors::{Counts, activation_rows, counts, require_elements};
@@ -81,9 +81,10 @@ macro_rules! with_type {
 }
 
 /// Quantizes the rows of an array to codes and scales, and in NVFP4 a slot, whose first element becomes the global scale. Returns the
-/// direction of the global scale, and counts if they are asked for, which waits for the stream.
+/// direction of the global scale, and counts if they are asked for, which waits for the stream. The outputs are `new` if the package made
+/// them of PyTorch for this call.
 #[pyfunction]
-#[pyo3(signature = (values, recipe, importance, amax, codes, scales, slot, count, stream))]
+#[pyo3(signature = (values, recipe, importance, amax, codes, scales, slot, new, count, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_quantize(
     py: Python<'_>,
@@ -94,6 +95,7 @@ pub(crate) fn gpu_quantize(
     codes: &Bound<'_, PyAny>,
     scales: &Bound<'_, PyAny>,
     slot: Option<&Bound<'_, PyAny>>,
+    new: bool,
     count: bool,
     stream: usize,
 ) -> PyResult<(Option<&'static str>, Option<Counts>)> {
@@ -102,8 +104,14 @@ pub(crate) fn gpu_quantize(
     };
     let values = on_stream(values, "x", stream)?;
     let (importance, amax) = (optional(importance, "importance")?, optional(amax, "amax")?);
-    let (mut codes, mut scales) = (on_stream(codes, "codes", stream)?, on_stream(scales, "scales", stream)?);
-    let mut slot = optional(slot, "global_scale")?;
+    let ([mut codes, mut scales], mut slot) = if new {
+        let of_slot = (Kind::F32, SLOT_WORDS);
+        let slot = slot.map(|slot| new_output(slot, "global_scale", of_slot, values.place()));
+        (recipe.new_outputs(&values, [codes, scales])?, slot.transpose()?)
+    } else {
+        let parts = [on_stream(codes, "codes", stream)?, on_stream(scales, "scales", stream)?];
+        (parts, optional(slot, "global_scale")?)
+    };
     let shape = values.rows(py)?;
     let inputs: Vec<_> = [&values].into_iter().chain(&importance).chain(&amax).collect();
     codes.require_output(py, Kind::Bytes, &inputs)?;
@@ -239,6 +247,11 @@ pub(crate) fn gpu_gemv(
     })
 }
 
+/// A dtype that workspaces are made for: f32, if activations are `wide`.
+pub(crate) fn dtype_of(wide: bool) -> Dtype {
+    if wide { Dtype::F32 } else { Dtype::Bf16 }
+}
+
 /// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations in 16 bits or, `wide`, in float32; 0
 /// if it needs none, which with a bias it always does.
 #[pyfunction]
@@ -256,8 +269,7 @@ pub(crate) fn gpu_workspace_bytes(
     if !wide && !fused && work.gpu.gemm_kernel(weights.shape, tokens).is_none() {
         return Ok(0);
     }
-    let dtype = if wide { Dtype::F32 } else { Dtype::Bf16 };
-    work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype).map_err(|why| of_tensors(py, why))
+    work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
 }
 
 /// The number of the capture on a stream of GPU number `device`; none if nothing is captured.

@@ -127,6 +127,24 @@ fn of_torch(object: &Bound<'_, PyAny>, data_ptr: &Bound<'_, PyAny>, what: &'stat
     Array::new(what, place, data, *kind, dims, Some(strides), true, object.clone().unbind())
 }
 
+/// A tensor of PyTorch that the package has just made for an output of so many elements of a kind, without gaps and where another array is:
+/// its address and its bytes alone are asked for, as small tensors are not to wait for more.
+pub(crate) fn new_output(
+    object: &Bound<'_, PyAny>,
+    what: &'static str,
+    (kind, count): (Kind, usize),
+    place: Place,
+) -> PyResult<Array> {
+    let py = object.py();
+    let bytes: usize = object.getattr(intern!(py, "nbytes"))?.extract()?;
+    if bytes != count.saturating_mul(kind.bytes()) {
+        return Err(error(py, format!("{what} was made for another shape; x changed meanwhile")));
+    }
+    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let data = std::ptr::with_exposed_provenance_mut(address);
+    Array::new(what, place, data, kind, vec![count], None, true, object.clone().unbind())
+}
+
 static TORCH: PyOnceLock<Vec<(Py<PyAny>, Kind)>> = PyOnceLock::new();
 
 /// PyTorch's dtypes that are read.

@@ -11,7 +11,9 @@ use microscale::{
 };
 use pyo3::prelude::*;
 
+use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
+use crate::interface::new_output;
 
 /// A format, and everything else that decides the bytes.
 #[pyclass(frozen, module = "microscale._microscale")]
@@ -103,6 +105,24 @@ impl Recipe {
     fn parts(&self, py: Python<'_>, rows: usize, cols: usize) -> PyResult<(usize, usize, usize)> {
         let shape = QuantizedShape::new(self.0.format(), rows, cols).with_scale_layout(self.0.scale_layout);
         sizes(shape).map_err(|error| of_tensors(py, error))
+    }
+}
+
+impl Recipe {
+    /// New tensors of PyTorch for the codes and scales of an array ([`new_output`]).
+    pub(crate) fn new_outputs(
+        &self,
+        values: &Array,
+        [codes, scales]: [&Bound<'_, PyAny>; 2],
+    ) -> PyResult<[Array; 2]> {
+        let Some((&cols, leading)) = values.dims().split_last() else {
+            return Err(error(codes.py(), "x has no dimensions; it must have one or more"));
+        };
+        let shape = QuantizedShape::new(self.0.format(), leading.iter().product(), cols)
+            .with_scale_layout(self.0.scale_layout);
+        let (of_codes, of_scales) = shape.bytes().map_err(|why| of_tensors(codes.py(), why))?;
+        let new = |object, what, count| new_output(object, what, (Kind::Bytes, count), values.place());
+        Ok([new(codes, "codes", of_codes)?, new(scales, "scales", of_scales)?])
     }
 }
 

@@ -53,9 +53,11 @@ fn with_amax<T: Element>(_: &[T], recipe: &microscale::Recipe, amax: Option<Amax
     recipe
 }
 
-/// Quantizes the rows of an array to codes and scales. Returns the global scale, which comes of the amax if one is given, and counts.
+/// Quantizes the rows of an array to codes and scales, which are `new` if the package made them of PyTorch for this call. Returns the
+/// global scale, which comes of the amax if one is given, and counts.
 #[pyfunction]
-#[pyo3(signature = (values, recipe, importance, amax, codes, scales))]
+#[pyo3(signature = (values, recipe, importance, amax, codes, scales, new))]
+#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn quantize(
     py: Python<'_>,
     values: &Bound<'_, PyAny>,
@@ -64,6 +66,7 @@ pub(crate) fn quantize(
     amax: Option<(f32, bool, bool)>,
     codes: &Bound<'_, PyAny>,
     scales: &Bound<'_, PyAny>,
+    new: bool,
 ) -> PyResult<(Option<f32>, Option<&'static str>, Counts)> {
     let values = array_of(values, "x")?;
     let shape = values.matrix(py)?;
@@ -71,7 +74,11 @@ pub(crate) fn quantize(
     let columns = importance.as_ref().map(|importance| columns(py, importance)).transpose()?;
     let options =
         columns.map_or(QuantizeOptions::new(), |columns| QuantizeOptions::new().importance(columns));
-    let (mut codes, mut scales) = (array_of(codes, "codes")?, array_of(scales, "scales")?);
+    let [mut codes, mut scales] = if new {
+        recipe.new_outputs(&values, [codes, scales])?
+    } else {
+        [array_of(codes, "codes")?, array_of(scales, "scales")?]
+    };
     let inputs: Vec<_> = [&values].into_iter().chain(&importance).collect();
     let codes_out: &mut [u8] = codes.output(py, Kind::Bytes, &inputs)?;
     let range = codes_out.as_ptr_range();

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import contents, read_safetensors, write_safetensors
+from conftest import contents, read_safetensors, sharded, write_safetensors
 
 import microscale
 
@@ -237,3 +237,56 @@ def test_what_is_kept_is_a_choice_of_gguf(sample):
     with pytest.raises(microscale.Error, match="unknown way to keep tensors"):
         microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="q9")
     assert microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="unchanged")["tensors"]
+
+
+def test_other_weights_may_be_left_out(tmp_path):
+    source = sharded(tmp_path / "in", 64)
+    (source / "pytorch_model.bin").write_bytes(b"other weights")
+    (source / "notes.txt").write_text("no weights")
+
+    def has(out):
+        assert (tmp_path / out / "notes.txt").exists()
+        return (tmp_path / out / "pytorch_model.bin").exists()
+
+    for skip_others in (False, True):
+        options = {"skip_others": skip_others}
+        facts = microscale.quantize_checkpoint(source, tmp_path / f"q{skip_others}", recipe="mxfp4", device="cpu", **options)
+        assert has(f"q{skip_others}") is not skip_others
+        assert any("pytorch_model.bin" in entry.values() for entry in facts["skipped"]) is skip_others
+        microscale.quantize_checkpoint(source, tmp_path / f"p{skip_others}", recipe="mxfp4", device="cpu", part=(1, 1))
+        microscale.merge(source, tmp_path / f"p{skip_others}", **options)
+        assert has(f"p{skip_others}") is not skip_others
+        microscale.convert(tmp_path / "qFalse", tmp_path / f"c{skip_others}", to="compressed-tensors", format="nvfp4", device="cpu", **options)
+        assert has(f"c{skip_others}") is not skip_others
+
+
+def test_kept_tensors_are_ggufs_own_q8_0(tmp_path, rng):
+    gguf = pytest.importorskip("gguf")
+    values = {
+        "token_embd.weight": rng.standard_normal((64, 96), np.float32),
+        "blk.0.attn_q.weight": rng.standard_normal((96, 96), np.float32),
+        "blk.0.attn_norm.weight": rng.standard_normal(96, np.float32),
+        "output.weight": rng.standard_normal((64, 96), np.float32) * 100,
+    }
+    writer = gguf.GGUFWriter(tmp_path / "in.gguf", "llama")
+    for name, tensor in values.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    microscale.quantize_checkpoint(tmp_path / "in.gguf", tmp_path / "out.gguf", recipe="mxfp4", kept="q8_0", device="cpu")
+    types = gguf.GGMLQuantizationType
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    kept = {name: found[name].tensor_type for name in values}
+    assert kept == {
+        "token_embd.weight": types.Q8_0,
+        "blk.0.attn_q.weight": types.MXFP4,
+        "blk.0.attn_norm.weight": types.F32,
+        "output.weight": types.Q8_0,
+    }
+    for name, tensor in values.items():
+        if kept[name] == types.Q8_0:
+            assert np.array_equal(found[name].data, gguf.quants.quantize(tensor, types.Q8_0)), name
+        elif kept[name] == types.F32:
+            assert np.array_equal(found[name].data, tensor)

@@ -9,6 +9,7 @@ from on_gpu import captured, values, within_bound  # noqa: E402
 import microscale  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, *HALVES]
 
 
 def experts(shape, format, seed=1):
@@ -32,7 +33,16 @@ def test_bytes_are_a_cpus(format):
     assert torch.equal(moved.to("cpu").codes, here.codes)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+def near_float32(y, weights, x):
+    """Whether results are as near to the exact ones as sums in float32 of parts are that lose nothing of `x`."""
+    assert y.dtype == torch.float32
+    exact, wide = weights.dequantize().double(), x.double()
+    gamma = 3 * 18 * (x.shape[-1] / 16 + 2) * 2.0**-23
+    bound = gamma * (wide.abs() @ exact.abs().T) + 2.0**-24
+    return bool(((y.double() - wide @ exact.T).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_products_are_within_the_bound(format, dtype):
     for shape in [(4, 64, 128), (8, 300, 512), (3, 96, 288)]:
@@ -46,10 +56,13 @@ def test_products_are_within_the_bound(format, dtype):
                 rows = x if x.dim() == 3 else x.unsqueeze(1).expand(-1, top_k, -1)
                 for expert in range(shape[0]):
                     own = chosen == expert
-                    within_bound(y.cpu()[own], here[expert], rows[own])
+                    if dtype == torch.float32:
+                        assert near_float32(y.cpu()[own], here[expert], rows[own])
+                    else:
+                        within_bound(y.cpu()[own], here[expert], rows[own])
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_biases_and_pairs_of_no_expert(dtype):
     there, here = experts((4, 64, 128), "nvfp4")
     chosen = torch.tensor([[0, 4], [-1, 2], [3, 9]], dtype=torch.int32)
@@ -61,23 +74,25 @@ def test_biases_and_pairs_of_no_expert(dtype):
         own = chosen == expert
         rows = x.unsqueeze(1).expand(-1, 2, -1)[own]
         exact = rows.double() @ here[expert].dequantize().double().T + bias[expert].double()
-        torch.testing.assert_close(y[own].double(), exact, rtol=2e-2, atol=1e-2)
+        near = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(y[own].double(), exact, rtol=2 * near, atol=near)
     out = torch.full((3, 2, 64), 7.0, dtype=dtype, device="cuda")
     assert microscale.linear_experts(there, x.cuda(), chosen.cuda(), out=out) is out
     assert (out.cpu()[none] == 7).all() and not (out.cpu()[~none] == 7).all()
-    with pytest.raises(TypeError, match="float16 or bfloat16"):
-        microscale.linear_experts(there, x.float().cuda(), chosen.cuda())
+    with pytest.raises(TypeError):
+        microscale.linear_experts(there, x.double().cuda(), chosen.cuda())
     with pytest.raises(microscale.Error, match="the workspace has"):
         microscale.linear_experts(
             there, x.cuda(), chosen.cuda(), workspace=torch.zeros(64, dtype=torch.uint8, device="cuda")
         )
 
 
-def test_products_are_captured_and_follow_the_routing():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_captured_and_follow_the_routing(dtype):
     there, _ = experts((6, 96, 256), "nvfp4")
-    x = torch.randn(40, 256, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(40, 256, dtype=dtype, device="cuda")
     chosen = torch.randint(0, 6, (40, 2), dtype=torch.int32, device="cuda")
-    workspace = microscale.experts_workspace(there, 80)
+    workspace = microscale.experts_workspace(there, 80, dtype)
     expected = microscale.linear_experts(there, x, chosen, workspace=workspace)
     assert torch.equal(expected, microscale.linear_experts(there, x, chosen))
     graph, y = captured(lambda: microscale.linear_experts(there, x, chosen))
@@ -92,15 +107,12 @@ def test_products_are_captured_and_follow_the_routing():
 def test_float32_is_not_rounded(format):
     for rows, cols in [(64, 128), (300, 1024), (33, 96)]:
         weights = microscale.quantize(torch.randn(rows, cols).cuda() / 8, format)
-        exact = weights.cpu().dequantize().double()
+        here = weights.cpu()
         for tokens in (1, 8, 9, 130):
             x = torch.randn(tokens, cols).cuda()
             y = microscale.linear(weights, x)
             assert y.dtype == torch.float32 and y.shape == (tokens, rows)
-            wide = x.cpu().double()
-            gamma = 3 * 18 * (cols / 16 + 2) * 2.0**-23
-            bound = gamma * (wide.abs() @ exact.abs().T) + 2.0**-24
-            assert bool(((y.cpu().double() - wide @ exact.T).abs() <= bound).all())
+            assert near_float32(y.cpu(), here, x.cpu())
             workspace = microscale.workspace(weights, tokens, "float32")
             assert torch.equal(microscale.linear(weights, x, workspace=workspace), y)
             assert torch.equal(
@@ -108,7 +120,7 @@ def test_float32_is_not_rounded(format):
             )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bias_is_added_before_the_rounding(dtype):
     from microscale.torch import QuantizedLinear
 
@@ -152,7 +164,11 @@ def test_modules_compute_what_they_do_on_a_cpu(transposed):
     x, index, routing = torch.randn(33, 64), torch.randint(0, 4, (33, 2)), torch.rand(33, 2)
     with torch.no_grad():
         expected = module(x, index, routing)
-        module = module.to(device="cuda", dtype=torch.bfloat16)
+        module = module.to(device="cuda")
+        y = module(x.cuda(), index.cuda(), routing.cuda())
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-4)
+        module = module.to(dtype=torch.bfloat16)
         operands = x.cuda().bfloat16(), index.cuda(), routing.cuda()
         y = module(*operands)
         torch.testing.assert_close(y.float().cpu(), expected, rtol=0.05, atol=0.05)

@@ -1,4 +1,4 @@
-"""The classes of torchao and compressed-tensors take what is made here, and make the same bytes themselves. Skipped where they are not
+"""The classes of torchao and compressed-tensors take what is made here, and make the same bytes themselves, as ModelOpt does. Skipped where they are not
 installed."""
 
 import pytest
@@ -124,3 +124,23 @@ def test_compressed_tensors_state(format, dtype):
         assert tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]), name
     back = compressor.decompress(state, scheme)["weight"]
     assert torch.equal(back.float(), q.dequantize(torch.float32).to(back.dtype).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_modelopts_bytes(format, dtype):
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed: its bytes are not compared")
+    from modelopt.torch.quantization.qtensor import MXFP4QTensor, NVFP4QTensor
+
+    x = (torch.randn(130, 256, generator=torch.Generator().manual_seed(4)) * 3).to(dtype)
+    q = microscale.quantize(x, format, convention="modelopt")
+    if format == "nvfp4":
+        theirs, scales, number = NVFP4QTensor.quantize(x, 16)
+        assert q.direction == "multiplier" and q.global_scale == number.item()
+        back = theirs.dequantize(torch.float32, scale=scales, double_scale=number, block_sizes={-1: 16})
+    else:
+        theirs, scales = MXFP4QTensor.quantize(x, 32)
+        back = theirs.dequantize(torch.float32, scale=scales, block_sizes={-1: 32})
+    assert torch.equal(q.codes, theirs._quantized_data)
+    assert torch.equal(q.scales, scales.view(torch.uint8).reshape(q.scales.shape))
+    assert torch.equal(q.dequantize(), back)

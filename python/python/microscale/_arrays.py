@@ -42,18 +42,18 @@ def torch_readable(x: Any, what: str) -> Any:
     return x.view(torch.uint8) if x.dtype in _torch_bytes() else x
 
 
-#: A tensor of PyTorch without elements for each device and dtype that results have had.
-_SEEDS: dict[tuple[int, str], Any] = {}
+@cache
+def seed(device: int, dtype: str) -> Any:
+    """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype by name. Its `new_empty(4, 32)` takes
+    half the time of that of another tensor with a tuple and a dtype."""
+    torch = sys.modules["torch"]
+    return torch.empty((0,), dtype=getattr(torch, dtype), device="cpu" if device < 0 else device)
 
 
-def seed(x: Any, dtype: str) -> Any:
-    """A tensor of PyTorch where `x` is, of a dtype by name. Its `new_empty(4, 32)` takes half the time of that of `x` with a tuple and a
-    dtype."""
-    key = x.get_device(), dtype
-    found = _SEEDS.get(key)
-    if found is None:
-        found = _SEEDS[key] = x.new_empty((0,), dtype=getattr(sys.modules["torch"], dtype))
-    return found
+@cache
+def new_outputs(device: int) -> tuple[Any, Any]:
+    """Functions that make tensors of PyTorch on the device of this number: of bytes, and of float32."""
+    return seed(device, "uint8").new_empty, seed(device, "float32").new_empty
 
 
 def readable(x: Any, what: str) -> Any:
@@ -88,7 +88,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str, kind: str = "empty") ->
     """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
     `uint8`, `float32`, ..."""
     if is_torch(like):
-        return getattr(seed(like, dtype), "new_" + kind)(*shape)
+        return getattr(seed(like.get_device(), dtype), "new_" + kind)(*shape)
     if _gpu.holds(like):
         return getattr(_gpu, kind)(like, shape, dtype)
     try:
@@ -133,6 +133,11 @@ def value_dtype(dtype: Any) -> str:
 def dtype_name(x: Any) -> str:
     """The name of an array's dtype: `float32` of numpy's and of PyTorch's."""
     return str(x.dtype).removeprefix("torch.")
+
+
+def is_wide(x: Any) -> bool:
+    """Whether an array is in float32."""
+    return x.element_size() == 4 if is_torch(x) else str(getattr(x, "dtype", "")) == "float32"
 
 
 def typed(x: Any, name: str) -> Any:

@@ -38,6 +38,7 @@ def quantize_checkpoint(
     importance: Path | None = None,
     input_scale: float | Path | None = None,
     requantize: bool = False,
+    skip_others: bool = False,
     non_finite: str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -55,7 +56,7 @@ def quantize_checkpoint(
         out: what to write, a file or a directory like `path`; None says what would be done, and writes nothing.
         recipe: a file (.toml), or the name of a recipe that comes with the package, such as `nvfp4`. What else is given goes
             before what it says for all tensors.
-        format, convention, scale_rule, ties, search, search_global, requantize, non_finite: as the program's options.
+        format, convention, scale_rule, ties, search, search_global, requantize, skip_others, non_finite: as the program's options.
         global_scale: NVFP4's for all tensors, in the convention's direction; a .safetensors file with one for each; or `"none"`.
         importance: a .safetensors file with weights of errors by column, for the search.
         input_scale: stores the scale of layers' inputs, for W4A4: their amax, or a JSON file of numbers by layer, as the program's
@@ -88,6 +89,7 @@ def quantize_checkpoint(
         "importance": importance,
         "input_scale": input_scale,
         "requantize": requantize,
+        "skip_others": skip_others,
         "non_finite": non_finite,
         "include": list(include),
         "exclude": list(exclude),
@@ -97,9 +99,10 @@ def quantize_checkpoint(
     return _told(_microscale.quantize_checkpoint(path, out, arguments, device, part, progress))
 
 
-def merge(path: Path, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Puts together the parts that :func:`quantize_checkpoint` made of `path` with `part` and this `out`."""
-    return json.loads(_microscale.merge_checkpoint(path, out, progress))
+def merge(path: Path, out: Path, *, skip_others: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Puts together the parts that :func:`quantize_checkpoint` made of `path` with `part` and this `out`. Files that are not the
+    checkpoint's own are copied; `skip_others` leaves out those with weights."""
+    return json.loads(_microscale.merge_checkpoint(path, out, skip_others, progress))
 
 
 def convert(
@@ -109,6 +112,7 @@ def convert(
     to: str,
     format: str | None = None,
     requantize: bool = False,
+    skip_others: bool = False,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -120,13 +124,14 @@ def convert(
         to: `compressed-tensors`, `modelopt`, `gpt-oss` or `gguf`.
         format: `nvfp4` casts MXFP4 to it where that is exact, `mxfp8-e4m3` MXFP4 and NVFP4.
         requantize: round what is not exact, instead of refusing it.
+        skip_others: leave out a directory's other files with weights: .bin, .pth, .onnx, other .safetensors.
         device: compares all values before and after.
         progress: as in :func:`quantize_checkpoint`.
 
     Returns:
         Sums over the tensors, and under `rounded` and `requantized` those whose values are not the same to the bit.
     """
-    return _told(_microscale.convert_checkpoint(path, out, to, format, requantize, device, progress))
+    return _told(_microscale.convert_checkpoint(path, out, to, format, requantize, skip_others, device, progress))
 
 
 def doctor(

@@ -184,8 +184,8 @@ def linear_experts(
 
     Args:
         weights: of E experts, `[E, M, K]`.
-        activations: `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token; contiguous, float16 or bfloat16, on a CPU
-            also float32.
+        activations: `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token; contiguous, float32, float16 or bfloat16.
+            None is rounded.
         experts: whole numbers `[tokens, k]`, the experts of each token; int32 is taken as it is, others are converted. A number that is
             no expert's leaves its pair out.
         bias: `[E, M]` of the activations' dtype. On a GPU it is added before the only rounding.
@@ -211,7 +211,7 @@ def linear_experts(
         _gpu.require()
         stream = _gpu.stream(there)
         if workspace is None:
-            workspace = _gpu.experts_workspace(weights, pairs, stream)
+            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there))
         _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
     else:
         _microscale.linear_experts(weights, x, experts, there, bias)
@@ -229,11 +229,12 @@ def _indices(experts: Any) -> Any:
     raise TypeError(f"experts are of type {type(experts).__name__}; pass an array of int32, [tokens, k]")
 
 
-def experts_workspace(weights: Experts, pairs: int) -> Any:
-    """Memory that :func:`linear_experts` works in on a GPU, for as many pairs of a token and an expert as given and fewer. As of
-    :func:`workspace` in all else."""
+def experts_workspace(weights: Experts, pairs: int, dtype: Any = "bfloat16") -> Any:
+    """Memory that :func:`linear_experts` works in on a GPU, for as many pairs of a token and an expert as given and fewer, and activations
+    of a dtype. As of :func:`workspace` in all else."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
-    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes))
+    wide = _arrays.value_dtype(dtype) == "float32"
+    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide)
     return _gpu.new_workspace(weights.codes, needed)

@@ -117,8 +117,15 @@ def numbers(x: Any) -> list[float]:
 
 
 def to_host(x: Any) -> Any:
-    """An array in the memory of the CPU. Waits for it."""
-    return x.cpu() if _torch(x) is not None else x.get()
+    """A copy of an array in the memory of the CPU. Waits for it."""
+    if _torch(x) is not None:
+        return x.cpu()
+    if _cupy(x) is not None:
+        return x.get()
+    raise TypeError(
+        f"a {type(x).__name__} is in the memory of a GPU, from where it is not copied; pass the same memory as a tensor of PyTorch or an "
+        "array of CuPy, by their from_dlpack or asarray"
+    )
 
 
 #: Bytes of workspaces, by what they depend on.
@@ -136,9 +143,9 @@ def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False, 
     return _bytes((weights.format, weights.shape, tokens, wide, fused), weights, "gpu_workspace_bytes", tokens, wide, fused, stream)
 
 
-def experts_workspace_bytes(weights: Any, pairs: int, stream: int) -> int:
-    """Bytes of a workspace for experts' weights and so many pairs of a token and an expert."""
-    return _bytes((weights.format, weights.shape, pairs), weights, "gpu_experts_workspace_bytes", pairs, stream)
+def experts_workspace_bytes(weights: Any, pairs: int, stream: int, wide: bool = False) -> int:
+    """Bytes of a workspace for experts' weights and so many pairs of a token and an expert, with `wide` activations in float32."""
+    return _bytes((weights.format, weights.shape, pairs, wide), weights, "gpu_experts_workspace_bytes", pairs, wide, stream)
 
 
 def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int:
@@ -168,9 +175,9 @@ def workspace(weights: Any, tokens: int, stream: int, wide: bool = False, fused:
     return kept(weights.codes, needed, stream) if needed else None
 
 
-def experts_workspace(weights: Any, pairs: int, stream: int) -> Any:
+def experts_workspace(weights: Any, pairs: int, stream: int, wide: bool = False) -> Any:
     """A workspace for a product of experts' weights on a stream."""
-    return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream), stream)
+    return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream, wide), stream)
 
 
 def kept(codes: Any, needed: int, stream: int) -> Any:

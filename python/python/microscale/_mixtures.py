@@ -54,12 +54,11 @@ def _linear_experts(
     direction: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`x` `[tokens, K]` or `[tokens, k, K]`, float16 or bfloat16, on a CPU also float32, times the weights `[E, M, K]` of the experts
-    `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales` is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if
+    """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E, M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales` is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if
     there are none."""
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
-    workspace = _experts.experts_workspace(weights, experts.numel()) if x.is_cuda and experts.numel() else None
+    workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype) if x.is_cuda and experts.numel() else None
     return _experts.linear_experts(weights, x.contiguous(), experts, bias=bias, workspace=workspace)
 
 
@@ -72,7 +71,7 @@ class QuantizedExperts(nn.Module):
     """The experts of a mixture as transformers has them (gpt-oss, Qwen3-MoE, Mixtral, DeepSeek, ...), their weights in NVFP4 or MXFP4.
 
     It takes and gives what they do: tokens `[tokens, K]`, the experts of each `[tokens, k]` and their weights `[tokens, k]`; the sum over a
-    token's experts. Activations are float16 or bfloat16, on a CPU also float32. There are no gradients through it.
+    token's experts. Activations are float32, float16 or bfloat16. There are no gradients through it.
 
     Its state has compressed-tensors' names, of a linear layer for each expert: `0.gate_proj.weight_packed`, `0.up_proj.weight_scale`,
     `0.down_proj.weight_global_scale`, ..., and `bias` where there is one.

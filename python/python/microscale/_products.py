@@ -72,7 +72,7 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
     if _gpu.holds(there):
         _gpu.require()
         stream = _gpu.stream(there)
-        tokens, wide = prod(shape[:-1]), _is_wide(there)
+        tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
         if workspace is not None and not workspace.shape[0]:
             workspace = None
         elif workspace is None and (tokens > _FEW or wide or bias is not None) and _gpu.holds(weights.codes):
@@ -87,11 +87,6 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
 
 #: Rows of activations in 16 bits that without a bias never need a workspace.
 _FEW = 8
-
-
-def _is_wide(x: Any) -> bool:
-    """Whether an array is in float32."""
-    return x.element_size() == 4 if _arrays.is_torch(x) else str(getattr(x, "dtype", "")) == "float32"
 
 
 def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16", *, bias: bool = False) -> Any:

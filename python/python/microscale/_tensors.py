@@ -21,6 +21,10 @@ _TYPED = {
 }
 
 
+#: Elements of float32 that a global scale on a GPU has.
+_SLOT_WORDS = getattr(_microscale, "SLOT_WORDS", 0)
+
+
 class Quantized:
     """A quantized array: codes, scales, and what gives them meaning.
 
@@ -262,6 +266,8 @@ def quantize(
     shape = tuple(values.shape)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
+    # Tensors that are made here need not be looked at again.
+    new = torch is not None and out is None
     if out is None:
         leading = shape[:-1]
         row_bytes, scale_rows, scale_cols = recipe.parts(prod(leading), shape[-1])
@@ -270,7 +276,7 @@ def quantize(
             codes = _arrays.empty(x, (*leading, row_bytes), "uint8")
             scales = _arrays.empty(x, scales_shape, "uint8")
         else:
-            new_bytes = _arrays.seed(values, "uint8").new_empty
+            new_bytes, new_words = _arrays.new_outputs(values.get_device())
             codes, scales = new_bytes(*leading, row_bytes), new_bytes(*scales_shape)
     else:
         if (out.format, out.layout, out.shape) != (format, layout, shape):
@@ -291,26 +297,26 @@ def quantize(
         number = None
         if format == "nvfp4":
             number = None if out is None else out._global
-            if number is None or type(number) is float or number.shape[0] < _microscale.SLOT_WORDS:
+            if number is None or type(number) is float or number.shape[0] < _SLOT_WORDS:
                 if torch is None or out is not None:
-                    number = _arrays.empty(codes, (_microscale.SLOT_WORDS,), "float32")
+                    number = _arrays.empty(codes, (_SLOT_WORDS,), "float32")
                 else:
-                    number = _arrays.seed(values, "float32").new_empty(_microscale.SLOT_WORDS)
+                    number = new_words(_SLOT_WORDS)
         if amax is not None:
             amax = amax.words
         count = bool(report) or non_finite == "error"
-        if torch is not None and out is None:
+        if new:
             stream = _gpu.torch_stream(torch)(x.get_device())
         else:
             stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
         direction, counts = _microscale.gpu_quantize(
-            values, recipe, importance, amax, codes, scales, number, count, stream
+            values, recipe, importance, amax, codes, scales, number, new, count, stream
         )
         if direction is None:
             number = None
     else:
-        number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales)
-    counted = None if counts is None else Report(*counts)
+        number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales, new)
+    counted = None if counts is None else Report._make(counts)
     if out is None:
         return Quantized._of(codes, scales, number, direction, format, shape, layout, counted)
     out._global, out.direction, out.report = number, direction, counted
@@ -395,16 +401,19 @@ def swizzle(q: Quantized, layout: str = "swizzled") -> Quantized:
 
 
 def compare(original: Any, other: Any) -> Loss:
-    """How far an array, or what it was quantized to, is from the original. Both are in the memory of the CPU.
+    """How far an array, or what it was quantized to, is from the original. The CPU compares: what is in the memory of a GPU is copied
+    to the CPU's first, which waits for the GPU.
 
     Args:
         original: `[..., K]`, with contiguous rows.
         other: a :class:`Quantized` of the same shape, or a contiguous array of the same shape and any dtype of values.
     """
-    original = _arrays.readable(original, "original")
-    quantized = isinstance(other, Quantized)
-    if _gpu.holds(original) or _gpu.holds(other.codes if quantized else other):
-        raise TypeError("arrays are compared in the memory of the CPU; pass original.cpu() and other.cpu()")
-    if quantized:
-        return Loss(*_microscale.compare_quantized(original, other))
-    return Loss(*_microscale.compare(original, _arrays.readable(other, "other")))
+    original = _on_host(_arrays.readable(original, "original"))
+    if isinstance(other, Quantized):
+        return Loss(*_microscale.compare_quantized(original, other.cpu()))
+    return Loss(*_microscale.compare(original, _on_host(_arrays.readable(other, "other"))))
+
+
+def _on_host(x: Any) -> Any:
+    """An array in the memory of the CPU: itself, or a copy of one in a GPU's."""
+    return _gpu.to_host(x) if _gpu.holds(x) else x

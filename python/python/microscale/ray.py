@@ -114,7 +114,7 @@ def quantize_checkpoint(
         if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, Exception):
             raise error.cause from error
         raise
-    facts = _checkpoints.merge(path, out)
+    facts = _checkpoints.merge(path, out, skip_others=options.get("skip_others", False))
     return {**facts, "parts": sorted(done, key=lambda part: part["part"])}
 
 
