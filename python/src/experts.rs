@@ -10,7 +10,7 @@ use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
 use crate::interface::array_of;
 use crate::recipe::word;
-use crate::tensors::require_elements;
+use crate::tensors::{require_bias, require_elements};
 use crate::workers::work;
 
 /// The parts of an `Experts`: codes and scales of all, and the shape of one's weights.
@@ -167,19 +167,6 @@ pub(crate) fn linear_experts(
         Kind::Bytes | Kind::Indices => return Err(activations.no_values()),
     };
     done.map_err(|error| of_tensors(py, error))
-}
-
-/// Makes sure that there is a bias for each row of each expert's weights.
-pub(crate) fn require_bias(py: Python<'_>, bias: &Array, experts: usize, rows: usize) -> PyResult<()> {
-    let found: usize = bias.dims().iter().product();
-    let expected = experts.saturating_mul(rows);
-    if found != expected {
-        return Err(error(
-            py,
-            format!("bias has {found} elements and must have {expected}, {rows} for each matrix"),
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(feature = "cuda")]

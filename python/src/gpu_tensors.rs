@@ -12,12 +12,11 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
-use crate::experts::require_bias;
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
-use crate::tensors::{Counts, activation_rows, counts, require_elements};
+use crate::tensors::{Counts, activation_rows, counts, require_bias, require_elements};
 
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
 pub(crate) const SLOT_WORDS: usize = DeviceTensorViewMut::GLOBAL_SLOT_WORDS;

@@ -135,6 +135,19 @@ pub(crate) fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: u
     Ok(())
 }
 
+/// Makes sure that there is a bias for each row of each expert's weights.
+pub(crate) fn require_bias(py: Python<'_>, bias: &Array, experts: usize, rows: usize) -> PyResult<()> {
+    let found: usize = bias.dims().iter().product();
+    let expected = experts.saturating_mul(rows);
+    if found != expected {
+        return Err(error(
+            py,
+            format!("bias has {found} elements and must have {expected}, {rows} for each matrix"),
+        ));
+    }
+    Ok(())
+}
+
 /// The largest finite magnitude, and whether there are NaN and infinities.
 #[pyfunction]
 pub(crate) fn amax(py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<(f32, bool, bool)> {

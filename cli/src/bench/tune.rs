@@ -1,9 +1,9 @@
-//! Choosing kernels for products: tables of the fastest, over sizes.
+//! Choosing kernels for products: tables of the fastest, or of times, over sizes.
 
 use std::num::NonZeroUsize;
 
-use microscale::gpu::{GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel};
-use microscale::{Convention, Device, Dtype, Error, Recipe, Result, Words};
+use microscale::gpu::{GemmTimes, GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel, Gpus};
+use microscale::{Convention, Device, Dtype, Error, Format, QuantizedTensor, Recipe, Result, Words};
 
 use super::case::Case;
 use super::gpu::Effort;
@@ -48,9 +48,7 @@ pub(crate) fn gemv(
 /// # Errors
 /// Those of [`super::measure`], at the first measurement that fails.
 pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
-    let Device::Gpus(gpus) = device else {
-        return Err(Error::NoGpu("kernels are chosen for GPUs only".into()));
-    };
+    let gpus = gpus(device)?;
     let all = GemvWeightsChoices::TOKENS;
     let products = all.iter().flat_map(|&tokens| {
         let kernels =
@@ -71,22 +69,79 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
             let chosen = (GemvWeightsKernel::choose(product.weights.shape(), tokens), f64::INFINITY);
             let (kernel, median_seconds) =
                 fastest.map_or(chosen, |((_, kernel), seconds)| (*kernel, *seconds));
-            measured(Measurement {
-                op: Op::GemvWeights,
-                recipe: *recipe,
-                dtype: Dtype::Bf16,
-                size: Size { tokens: NonZeroUsize::new(tokens), ..size },
-                device: device.to_string(),
-                threads: 0,
-                bytes: matrix_bytes(&product.weights) as u64,
-                median_seconds,
-                read_seconds: None,
-                copy_seconds: None,
-                kernel: Some(kernel.word()),
-                tensor_cores_per_second: None,
-            });
+            let size = Size { tokens: NonZeroUsize::new(tokens), ..size };
+            measured(measurement(
+                (Op::GemvWeights, *recipe, size),
+                device,
+                &product.weights,
+                (kernel.word(), median_seconds),
+            ));
             kernel
         }))
     })?;
     Ok(choices.text(&format!("{device}, bf16")))
+}
+
+/// Measures how long each kernel for many tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and activations in bf16:
+/// the times as a file.
+///
+/// # Errors
+/// Those of [`super::measure`], at the first measurement that fails.
+pub(crate) fn gemm_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
+    let gpus = gpus(device)?;
+    let recipe = Recipe::of(Format::Nvfp4, Convention::default_for(Format::Nvfp4))?;
+    let mut times = GemmTimes::default();
+    for [rows, cols] in GemmTimes::SHAPES {
+        let size = |tokens| Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(tokens), top_k: 0 };
+        for tokens in GemmTimes::TOKENS {
+            let product = WeightsProduct::<half::bf16>::new(&recipe, size(tokens))?;
+            let kernels: Vec<_> =
+                gpus.first().gemm_kernels().filter(|kernel| GemmTimes::takes(*kernel, tokens)).collect();
+            let by: Vec<_> =
+                kernels.iter().map(|kernel| (tokens, WeightsKernel::Gemm(Some(*kernel)))).collect();
+            for (kernel, seconds) in
+                kernels.iter().zip(by_kernels(&product, gpus.first(), &by, Effort::LESS)?)
+            {
+                times.add([rows, cols, tokens], *kernel, seconds * 1e6);
+                measured(measurement(
+                    (Op::GemmWeights, recipe, size(tokens)),
+                    device,
+                    &product.weights,
+                    (kernel.word(), seconds),
+                ));
+            }
+        }
+    }
+    Ok(times.text(&format!("{device}, nvfp4, bf16")))
+}
+
+/// The GPUs of a device.
+fn gpus(device: &Device) -> Result<&Gpus> {
+    match device {
+        Device::Gpus(gpus) => Ok(gpus),
+        Device::Cpu => Err(Error::NoGpu("kernels are chosen for GPUs only".into())),
+    }
+}
+
+/// The measurement of a kernel that multiplies weights with activations in bf16.
+fn measurement(
+    (op, recipe, size): (Op, Recipe, Size),
+    device: &Device,
+    weights: &QuantizedTensor,
+    (kernel, median_seconds): (&'static str, f64),
+) -> Measurement {
+    Measurement {
+        op,
+        recipe,
+        dtype: Dtype::Bf16,
+        size,
+        device: device.to_string(),
+        threads: 0,
+        bytes: matrix_bytes(weights) as u64,
+        median_seconds,
+        read_seconds: None,
+        copy_seconds: None,
+        kernel: Some(kernel),
+        tensor_cores_per_second: None,
+    }
 }

@@ -67,8 +67,9 @@ pub(crate) struct Args {
     /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
     #[arg(long)]
     ladder: bool,
-    /// Measure which kernel for products, of the operation gemv or gemv-weights, is the fastest by rows and
-    /// columns, and write the table to a file (GPU only); for gemv-weights of both formats and by tokens
+    /// Measure which kernel for products, of the operation gemv, gemv-weights or gemm-weights, is the fastest by rows and
+    /// columns, and write the table to a file (GPU only); for gemv-weights of both formats and by tokens, for gemm-weights each
+    /// kernel's time by tokens
     #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "ladder"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file
@@ -166,12 +167,14 @@ fn tuned_op(args: &Args, recipes: &[Recipe]) -> Result<Op, Usage> {
             "--tune measures the table of one format: \
              give --format, --convention, --scale-layout and --search no more than once",
         )),
-        [Op::GemvWeights] if as_it_is => Ok(Op::GemvWeights),
-        [Op::GemvWeights] => Err(Usage::new(
-            "--tune measures gemv-weights in nvfp4 and in mxfp4: \
+        [op @ (Op::GemvWeights | Op::GemmWeights)] if as_it_is => Ok(op),
+        [Op::GemvWeights | Op::GemmWeights] => Err(Usage::new(
+            "--tune measures gemv-weights in nvfp4 and in mxfp4, and gemm-weights in nvfp4: \
              leave out --format, --convention, --scale-layout and --search",
         )),
-        _ => Err(Usage::new("--tune measures the kernels of one operation: gemv or gemv-weights")),
+        _ => Err(Usage::new(
+            "--tune measures the kernels of one operation: gemv, gemv-weights or gemm-weights",
+        )),
     }
 }
 
@@ -271,10 +274,10 @@ fn table_of_choices(
     measurements: &mut Vec<Measurement>,
 ) -> microscale::Result<String> {
     let measured = |measurement| measurements.push(measurement);
-    if op == Op::GemvWeights {
-        tune::gemv_weights(device, measured)
-    } else {
-        tune::gemv(recipe, device, measured)
+    match op {
+        Op::GemvWeights => tune::gemv_weights(device, measured),
+        Op::GemmWeights => tune::gemm_weights(device, measured),
+        _ => tune::gemv(recipe, device, measured),
     }
 }
 

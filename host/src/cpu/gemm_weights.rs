@@ -96,7 +96,7 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
         weights,
         activations,
         operand: if has_tiles {
-            Operand::Tiles(TiledActivations::of(isa, activations, cols, tokens))
+            Operand::Tiles(isa.tiles(activations, cols, tokens))
         } else {
             Operand::Words(Arranged::of(isa.word_of(activations.dtype()), activations, cols, tokens))
         },

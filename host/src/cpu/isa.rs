@@ -20,7 +20,7 @@ use super::rule::{Kind, Rule, Searching};
 use super::thresholds::Thresholds;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::tiles::Amx;
-use super::tiles::{self, Emulated, Tile, TileOperands};
+use super::tiles::{self, Emulated, Tile, TileOperands, TiledActivations};
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
 use super::vector::Portable;
@@ -426,18 +426,13 @@ impl Isa {
         if dtype == Dtype::Bf16 && self.has_pairs() { Word::Pair } else { Word::Single }
     }
 
-    /// Puts a segment's activations, from a column on, into tiles of zeros.
-    pub(super) fn arrange_tiles(
-        self,
-        activations: Elements<'_>,
-        cols: usize,
-        first: usize,
-        tokens: usize,
-        tiles: &mut [Tile],
-    ) {
-        by_dtype!(Elements, activations => {
-            by_instance!(self, arrange_tiles(activations, cols, first, tokens, tiles));
-        });
+    /// Puts activations into tiles.
+    pub(super) fn tiles(self, activations: Elements<'_>, cols: usize, tokens: usize) -> TiledActivations {
+        TiledActivations::new(activations.dtype(), cols, tokens, |first, tiles| {
+            by_dtype!(Elements, activations => {
+                by_instance!(self, arrange_tiles(activations, cols, first, tokens, tiles));
+            });
+        })
     }
 
     /// Adds to the sums of some tiles' tokens, by group of rows and token; there is a stretch in the memory for each group.

@@ -27,6 +27,7 @@ mod experts;
 mod experts_kernel;
 mod experts_view;
 mod gemm_experts;
+mod gemm_times;
 mod gemm_weights;
 mod gemm_weights_kernel;
 mod gemm_workspace;
@@ -65,6 +66,8 @@ pub use experts::{DeviceExperts, DeviceRouting};
 #[doc(hidden)]
 pub use experts_kernel::ExpertsKernel;
 pub use experts_view::DeviceExpertsView;
+#[doc(hidden)]
+pub use gemm_times::GemmTimes;
 #[doc(hidden)]
 pub use gemm_weights_kernel::GemmWeightsKernel;
 pub use gemm_weights_kernel::GemmWorkspace;

@@ -5,10 +5,8 @@ use microscale_formats::weights::SEGMENT;
 use rayon::prelude::*;
 
 use super::{TOKENS, Tile};
-use crate::cpu::isa::Isa;
 use crate::cpu::widen::Widen;
 use crate::element::{Dtype, Element};
-use crate::elements::Elements;
 
 /// Elements of a tile.
 const TILE: usize = TOKENS * CHUNK;
@@ -28,8 +26,14 @@ pub(in crate::cpu) struct TiledActivations {
 }
 
 impl TiledActivations {
-    pub(in crate::cpu) fn of(isa: Isa, activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
-        let parts = parts(activations.dtype());
+    /// Given what puts a segment's activations, from a column on, into tiles of zeros.
+    pub(in crate::cpu) fn new(
+        dtype: Dtype,
+        cols: usize,
+        tokens: usize,
+        arrange: impl Fn(usize, &mut [Tile]) + Sync,
+    ) -> Self {
+        let parts = parts(dtype);
         let cols_of_tiles = cols.next_multiple_of(CHUNK);
         let token_tiles = tokens.div_ceil(TOKENS);
         // Zeros that come from the system as they are used.
@@ -38,7 +42,7 @@ impl TiledActivations {
         let tiles = elements[first..].as_chunks_mut::<CHUNK>().0.as_chunks_mut::<TOKENS>().0;
         let tiles_of_segment = (SEGMENT / CHUNK * token_tiles * parts).max(1);
         tiles.par_chunks_mut(tiles_of_segment).enumerate().for_each(|(segment, tiles)| {
-            isa.arrange_tiles(activations, cols, segment * SEGMENT, tokens, tiles);
+            arrange(segment * SEGMENT, tiles);
         });
         Self { parts, cols: cols_of_tiles, token_tiles, elements, first }
     }

@@ -155,7 +155,7 @@ fn amx_products() {
             let half: Vec<_> = x.iter().map(|x| f16::from_f32(*x)).collect();
             let brain: Vec<_> = x.iter().map(|x| bf16::from_f32(*x)).collect();
             for x in [Elements::F32(&x), Elements::F16(&half), Elements::Bf16(&brain)] {
-                let x = TiledActivations::of(Isa::AmxBf16, x, cols, tokens);
+                let x = Isa::AmxBf16.tiles(x, cols, tokens);
                 let mut sums = vec![[Aligned([0.0; LANES]); PANELS]; groups.len() * tokens];
                 let (mut emulated, mut scratch) = (sums.clone(), Scratch::new(groups.len()));
                 let operands = TileOperands { format, groups: &groups, x: &x, first_tile: 0 };
@@ -180,7 +180,7 @@ fn check_parts<T: Element>(wrap: impl Fn(&[T]) -> Elements<'_>, exponents: std::
         };
         let values: Vec<T> = std::iter::repeat_with(&mut one).take(cols * tokens).collect();
         for isa in Isa::available() {
-            let tiled = TiledActivations::of(isa, wrap(&values), cols, tokens);
+            let tiled = isa.tiles(wrap(&values), cols, tokens);
             let parts = tiled.parts();
             for (segment, elements) in tiled.segments().enumerate() {
                 for tile in 0..tokens.div_ceil(TOKENS) {
