@@ -94,12 +94,14 @@ impl GemmWeightsKernel {
     /// thread blocks has of a work tile.
     fn epilogue_microseconds(self) -> (f64, f64) {
         match (self.edition, self.tile) {
-            (_, TokenTile::N16) => (0.0, 0.1),
-            (_, TokenTile::N32) => (1.5, 0.1),
+            (Edition::Wgmma, TokenTile::N16) => (0.0, 0.1),
+            (Edition::Wgmma, TokenTile::N32) => (1.1, 0.1),
             (Edition::Wgmma, TokenTile::N64) => (4.6, 0.1),
-            (Edition::Wgmma, TokenTile::N128) => (3.0, 0.3),
+            (Edition::Wgmma, TokenTile::N128) => (2.3, 0.3),
             (Edition::Wgmma, TokenTile::N256) => (10.0, 0.6),
-            (Edition::Mma, _) => (4.0, 0.25),
+            (Edition::Mma, TokenTile::N16) => (0.0, 0.15),
+            (Edition::Mma, TokenTile::N32) => (1.2, 0.1),
+            (Edition::Mma, _) => (4.0, 0.2),
         }
     }
 }
