@@ -410,6 +410,11 @@ impl GemmGrid {
         self.tokens.min(tile.tokens())
     }
 
+    /// Work tiles of which a thread block has k-iterations, at most, if one that it shares is one of them.
+    pub fn most_work_tiles(&self) -> u64 {
+        u64::from(self.schedule.waves) + u64::from(self.schedule.shared != 0)
+    }
+
     /// K-iterations that a thread block has, at most.
     pub fn most_k_iterations(&self) -> u64 {
         let Schedule { waves, shared, share, .. } = self.schedule;

@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(GemmTimes::read(&times.text("somewhere")), Some(times));
     }
 
-    /// The kernel that is chosen on an H200 takes at most a tenth longer than the fastest of its edition, and a hundredth on average.
+    /// The kernel that is chosen on an H200 takes at most 6% longer than the fastest of its edition, and 1% on average.
     #[test]
     fn chosen_kernels_are_nearly_the_fastest() {
         for (capability, edition) in [((9, 0), Edition::Wgmma), ((8, 0), Edition::Mma)] {
@@ -110,7 +110,7 @@ mod tests {
                 let fastest = of_edition.min_by(by_time).expect("a time");
                 let time = times.iter().find(|time| time.kernel == chosen).expect("the chosen kernel's time");
                 over.push(time.microseconds / fastest.microseconds - 1.0);
-                assert!(time.microseconds <= 1.1 * fastest.microseconds, "{time:?}, {fastest:?}");
+                assert!(time.microseconds <= 1.06 * fastest.microseconds, "{time:?}, {fastest:?}");
             }
             let average = over.iter().sum::<f64>() / over.len() as f64;
             assert!(average <= 0.01, "{edition:?}: {average}");

@@ -69,39 +69,39 @@ impl GemmWeightsKernel {
         let sharers = grid.most_sharers();
         let (results, sharer) = self.epilogue_microseconds();
         let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
-        grid.most_k_iterations() as f64 * images * image + results + shared
+        grid.most_k_iterations() as f64 * images * image + grid.most_work_tiles() as f64 * results + shared
     }
 
     /// About how many microseconds an H200 takes for an image of so many tokens' activations.
     pub(super) fn image_microseconds(self, tokens: u32) -> f64 {
         match (self.edition, self.tile, self.tile.multiplied(tokens)) {
             (Edition::Wgmma, TokenTile::N16, _) => 0.77,
-            (Edition::Wgmma, TokenTile::N32, _) => 0.84,
-            (Edition::Wgmma, TokenTile::N64, _) => 1.02,
-            (Edition::Wgmma, TokenTile::N128, _) => 0.72,
-            (Edition::Wgmma, TokenTile::N256, ..=96) => 0.8,
-            (Edition::Wgmma, TokenTile::N256, ..=128) => 0.85,
-            (Edition::Wgmma, TokenTile::N256, ..=160) => 1.0,
-            (Edition::Wgmma, TokenTile::N256, ..=192) => 1.07,
-            (Edition::Wgmma, TokenTile::N256, _) => 1.3,
+            (Edition::Wgmma, TokenTile::N32, _) => 0.81,
+            (Edition::Wgmma, TokenTile::N64, _) => 1.04,
+            (Edition::Wgmma, TokenTile::N128, _) => 0.78,
+            (Edition::Wgmma, TokenTile::N256, ..=96) => 0.76,
+            (Edition::Wgmma, TokenTile::N256, ..=128) => 0.92,
+            (Edition::Wgmma, TokenTile::N256, ..=160) => 1.05,
+            (Edition::Wgmma, TokenTile::N256, ..=192) => 1.18,
+            (Edition::Wgmma, TokenTile::N256, _) => 1.5,
             (Edition::Mma, TokenTile::N16, _) => 1.13,
-            (Edition::Mma, TokenTile::N32, _) => 1.37,
-            (Edition::Mma, ..) => 1.85,
+            (Edition::Mma, TokenTile::N32, _) => 1.35,
+            (Edition::Mma, ..) => 1.86,
         }
     }
 
-    /// About how many microseconds an H200 takes for storing results, more than the smallest kernel, and for adding up what one of several
-    /// thread blocks has of a work tile.
+    /// About how many microseconds an H200 takes for a work tile's results, more than the smallest kernel, and for adding up what one of
+    /// several thread blocks has of it.
     fn epilogue_microseconds(self) -> (f64, f64) {
         match (self.edition, self.tile) {
-            (Edition::Wgmma, TokenTile::N16) => (0.0, 0.1),
-            (Edition::Wgmma, TokenTile::N32) => (1.1, 0.1),
-            (Edition::Wgmma, TokenTile::N64) => (4.6, 0.1),
-            (Edition::Wgmma, TokenTile::N128) => (2.3, 0.3),
-            (Edition::Wgmma, TokenTile::N256) => (10.0, 0.6),
-            (Edition::Mma, TokenTile::N16) => (0.0, 0.15),
-            (Edition::Mma, TokenTile::N32) => (1.2, 0.1),
-            (Edition::Mma, _) => (4.0, 0.2),
+            (Edition::Wgmma, TokenTile::N16) => (0.0, 0.02),
+            (Edition::Wgmma, TokenTile::N32) => (1.1, 0.07),
+            (Edition::Wgmma, TokenTile::N64) => (3.2, 0.25),
+            (Edition::Wgmma, TokenTile::N128) => (0.4, 0.46),
+            (Edition::Wgmma, TokenTile::N256) => (1.4, 1.52),
+            (Edition::Mma, TokenTile::N16) => (0.0, 0.21),
+            (Edition::Mma, TokenTile::N32) => (1.2, 0.2),
+            (Edition::Mma, _) => (3.6, 0.22),
         }
     }
 }
