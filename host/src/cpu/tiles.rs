@@ -9,7 +9,7 @@ mod emulated;
 use microscale_formats::Format;
 use microscale_formats::dot::CHUNK;
 
-pub(super) use activations::{TiledActivations, arrange};
+pub(super) use activations::{TOKENS, Tile, TiledActivations, arrange};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) use amx::Amx;
 pub(super) use emulated::Emulated;
@@ -20,17 +20,11 @@ use super::products::Products;
 use super::vector::LANES;
 use super::weigh::{Mxfp4, Nvfp4, Scales};
 
-/// Tokens of a tile.
-pub(super) const TOKENS: usize = 16;
-
 /// The groups of rows of a task: one after the other meets the activations of a segment, which a core's second-level cache
 /// keeps that long. Fewer, if some threads would have nothing to do.
 pub(super) fn groups(of_all_rows: usize) -> usize {
     (of_all_rows / (4 * rayon::current_num_threads())).clamp(1, 4)
 }
-
-/// A chunk of each token's activations in bf16.
-pub(super) type Tile = [[u16; CHUNK]; TOKENS];
 
 /// Pairs of a chunk: the words of each row of weights that meet a tile.
 const PAIRS: usize = CHUNK / Word::Pair.elements();

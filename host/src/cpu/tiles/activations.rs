@@ -4,9 +4,14 @@ use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::SEGMENT;
 use rayon::prelude::*;
 
-use super::{TOKENS, Tile};
 use crate::cpu::widen::Widen;
 use crate::element::{Dtype, Element};
+
+/// Tokens of a tile.
+pub(in crate::cpu) const TOKENS: usize = 16;
+
+/// A chunk of each token's activations in bf16.
+pub(in crate::cpu) type Tile = [[u16; CHUNK]; TOKENS];
 
 /// Elements of a tile.
 const TILE: usize = TOKENS * CHUNK;
