@@ -110,6 +110,7 @@ pub fn quantize_part(
             checksum,
             names: renamed.names.into_iter().collect(),
             tensor_bytes: renamed.bytes,
+            experts_split: checkpoint.experts_split,
             tensors: done.iter().filter_map(|done| Some(done.summary.as_ref()?.to_json())).collect(),
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),

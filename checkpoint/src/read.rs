@@ -7,6 +7,7 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
 //! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `experts` | experts that lie in one tensor, taken for tensors of their own |
 //! | `scaling` | codes of eight bits under scales, and their values |
 //! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
 //! | `config`, `description`, `json` | the JSON files, and what they say about weights |
@@ -16,6 +17,7 @@ pub(crate) mod bands;
 pub(crate) mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod description;
+pub(crate) mod experts;
 pub(crate) mod header;
 pub(crate) mod index;
 pub(crate) mod json;

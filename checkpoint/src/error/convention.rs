@@ -180,6 +180,27 @@ pub enum ConventionError {
         to: FileConvention,
     },
 
+    /// Experts in one tensor that cannot be taken one by one.
+    #[error("{}: tensor {tensor}: its experts cannot be split: {why}", .file.display())]
+    NotSplit {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The reason.
+        why: String,
+    },
+
+    /// No experts in one tensor.
+    #[error(
+        "{} has no experts of a layer in one tensor (experts.gate_up_proj, experts.down_proj); leave the splitting of experts out",
+        .path.display()
+    )]
+    NothingToSplit {
+        /// The input.
+        path: PathBuf,
+    },
+
     /// Nothing is quantized.
     #[error(
         "{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",

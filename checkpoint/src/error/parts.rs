@@ -35,6 +35,18 @@ pub enum PartsError {
         /// Another.
         second: PathBuf,
     },
+
+    /// Parts that were made of split experts, of which the checkpoint has none, or the other way round.
+    #[error(
+        "{}: its parts were made {} experts; merge them likewise",
+        .directory.display(), if *.split { "of split" } else { "without splitting" }
+    )]
+    Split {
+        /// The directory of the parts.
+        directory: PathBuf,
+        /// True if their experts were split.
+        split: bool,
+    },
 }
 
 /// The first few of many paths.

@@ -23,9 +23,11 @@ impl Error {
             Self::Plan(error) => of_plan(error),
             Self::Given(error) => of_given(error),
             Self::Output(error) => of_output(error),
-            Self::Parts(PartsError::Missing { directory, .. } | PartsError::Differ { directory, .. }) => {
-                (Some(directory), None)
-            }
+            Self::Parts(
+                PartsError::Missing { directory, .. }
+                | PartsError::Differ { directory, .. }
+                | PartsError::Split { directory, .. },
+            ) => (Some(directory), None),
             Self::Tensor { file, tensor, .. }
             | Self::Memory { file, tensor, .. }
             | Self::ShapeMismatch { first: file, tensor, .. }
@@ -81,10 +83,11 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         | ConventionError::NotHeld { file, tensor, .. }
         | ConventionError::NotExact { file, tensor, .. }
         | ConventionError::NotExactBlocks { file, tensor, .. }
+        | ConventionError::NotSplit { file, tensor, .. }
         | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
-        ConventionError::OtherContainer { path, .. } | ConventionError::NothingPacked { path, .. } => {
-            (Some(path), None)
-        }
+        ConventionError::OtherContainer { path, .. }
+        | ConventionError::NothingToSplit { path, .. }
+        | ConventionError::NothingPacked { path, .. } => (Some(path), None),
         ConventionError::NotStored { .. }
         | ConventionError::OwnFormat { .. }
         | ConventionError::ScaleLayout { .. } => (None, None),

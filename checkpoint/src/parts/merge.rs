@@ -52,6 +52,10 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let start = Instant::now();
     let directory = Directory::find(checkpoint, out)?;
     let notes = notes(checkpoint, &directory)?;
+    if let Some(note) = notes.iter().find(|note| note.experts_split != checkpoint.experts_split) {
+        let split = note.experts_split;
+        return Err(Error::Parts(PartsError::Split { directory: directory.path, split }));
+    }
     let sources = source_names(checkpoint)?;
     let output = Output::create(checkpoint, out)?;
     let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());

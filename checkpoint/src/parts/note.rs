@@ -23,6 +23,9 @@ pub(crate) struct Note {
     /// The names that took each tensor's place.
     pub(crate) names: Vec<(String, Vec<String>)>,
     pub(crate) tensor_bytes: u64,
+    /// Whether experts that lie in one tensor were split.
+    #[serde(default)]
+    pub(crate) experts_split: bool,
     pub(crate) tensors: Vec<Value>,
     pub(crate) config: Option<Map<String, Value>>,
     pub(crate) hf_quant_config: Option<Map<String, Value>>,

@@ -286,7 +286,7 @@ mod golden_tests {
             .collect();
         let tensors = expected.iter().zip(&shapes).map(|((name, ..), shape)| {
             let (dtype, file) = (FileDtype::F32, Path::new("model.gguf"));
-            (Tensor { name, dtype, shape, data: &[], file, scaling: None }, storage)
+            (Tensor { name, dtype, shape, data: &[], file, scaling: None, columns: None }, storage)
         });
         let importance = Importance::find(&file, tensors).unwrap();
         (importance, expected.into_iter().map(|(name, _, numbers)| (name, numbers)).collect())

@@ -125,7 +125,8 @@ mod tests {
     use microscale::Format;
 
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
-        let tensor = Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None };
+        let tensor =
+            Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None, columns: None };
         let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
         selection
             .reason_to_copy(&tensor, Naming::default(), Wish::Nothing, Some(storage))

@@ -34,11 +34,13 @@ pub struct Checkpoint {
     /// The words for the formats of layers that ComfyUI's metadata have.
     pub(crate) comfy_layers: HashMap<String, String>,
     /// Each tensor's shard, and its place there.
-    places: HashMap<String, (usize, usize)>,
+    pub(crate) places: HashMap<String, (usize, usize)>,
     /// True if weights that are not the checkpoint's are left out of what is copied.
     pub(crate) skip_other_weights: bool,
     /// True if values of MXFP4 are input of quantizing, by whatever convention they are stored.
     pub(crate) requantize: bool,
+    /// True if experts that lie in one tensor are taken for tensors of their own.
+    pub(crate) experts_split: bool,
 }
 
 /// Shows the path and the number of tensors.
@@ -89,6 +91,7 @@ impl Checkpoint {
             places,
             skip_other_weights: false,
             requantize: false,
+            experts_split: false,
         };
         checkpoint.check_index()?;
         Ok(checkpoint)
@@ -241,7 +244,7 @@ fn check_written(shards: &[Shard]) -> Result<()> {
 }
 
 /// The place of each tensor. No two may have one name.
-fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
+pub(crate) fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
     for (i, shard) in shards.iter().enumerate() {
         for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {

@@ -92,6 +92,17 @@ impl Index {
         }
     }
 
+    /// Puts several tensors, in the same files, in the places of some.
+    pub(crate) fn replace(&mut self, names: &HashMap<String, Vec<String>>) {
+        let Some(Value::Object(entries)) = self.json.get_mut("weight_map") else { return };
+        for (name, file) in std::mem::take(entries) {
+            match names.get(&name) {
+                Some(several) => entries.extend(several.iter().map(|name| (name.clone(), file.clone()))),
+                None => _ = entries.insert(name, file),
+            }
+        }
+    }
+
     /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it, and each shard by what
     /// is written of it.
     pub(crate) fn rewritten(

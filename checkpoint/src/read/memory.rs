@@ -32,8 +32,15 @@ mod tests {
     #[test]
     fn more_than_there_can_be_is_refused_by_name() {
         let (dtype, shape, data) = (FileDtype::F32, &[1usize][..], &[0u8; 4][..]);
-        let tensor =
-            Tensor { name: "a.codes", dtype, shape, data, file: Path::new("x.safetensors"), scaling: None };
+        let tensor = Tensor {
+            name: "a.codes",
+            dtype,
+            shape,
+            data,
+            file: Path::new("x.safetensors"),
+            scaling: None,
+            columns: None,
+        };
         assert!(afford(&tensor, "a", 1000).is_ok());
         let refused = afford(&tensor, "a", usize::MAX / 8).unwrap_err().to_string();
         assert!(refused.contains("x.safetensors: tensor a needs"), "{refused}");

@@ -20,6 +20,7 @@ use crate::pytorch::strided::Copies;
 use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
 use crate::read::header;
 use crate::read::tensor::Tensor;
+use crate::read::transposed::TransposedColumns;
 
 /// One file of tensors.
 pub(crate) struct Shard {
@@ -44,19 +45,32 @@ pub(crate) enum Container {
 /// A tensor in a file.
 pub(crate) struct Stored {
     pub(crate) name: String,
-    dtype: FileDtype,
-    shape: Vec<usize>,
+    pub(crate) dtype: FileDtype,
+    pub(crate) shape: Vec<usize>,
     /// Its bytes in the file: checked to be there.
     pub(crate) range: Range<usize>,
     /// True if these are in a temporary file, and not in the shard's.
     pub(crate) strided: bool,
+    /// The columns of the matrix in these bytes of which it is the transpose, if it is.
+    pub(crate) columns: Option<TransposedColumns>,
     /// The sizes of the model's parameter, of codes for which somebody asked that.
     model_shape: OnceLock<Vec<usize>>,
 }
 
 impl Stored {
     pub(crate) fn new(name: String, dtype: FileDtype, shape: Vec<usize>, range: Range<usize>) -> Self {
-        Self { name, dtype, shape, range, strided: false, model_shape: OnceLock::new() }
+        Self { name, dtype, shape, range, strided: false, columns: None, model_shape: OnceLock::new() }
+    }
+
+    /// A tensor of other sizes in a part of its bytes, or the transpose of columns of the matrix that they are.
+    pub(crate) fn part(
+        &self,
+        name: String,
+        shape: Vec<usize>,
+        range: Range<usize>,
+        columns: Option<TransposedColumns>,
+    ) -> Self {
+        Self { strided: self.strided, columns, ..Self::new(name, self.dtype, shape, range) }
     }
 
     /// Keeps the sizes of the model's parameter that these codes are of, as long as the checkpoint is open.
@@ -166,10 +180,10 @@ impl Shard {
     }
 
     fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
-        let Stored { name, dtype, shape, range, strided, .. } = stored;
+        let Stored { name, dtype, shape, range, strided, columns, .. } = stored;
         let map = if *strided { self.strided.as_ref()? } else { &self.map };
         let data = map.get(range.clone())?;
-        Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None })
+        Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None, columns: *columns })
     }
 }
 

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::error::convention::ConventionError;
 use crate::gguf::q8_0;
 use crate::read::scaling::Scaling;
+use crate::read::transposed::TransposedColumns;
 use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
@@ -29,6 +30,8 @@ pub struct Tensor<'a> {
     pub file: &'a Path,
     /// The scales that make values of its codes, if it is of codes and they were looked up.
     pub scaling: Option<Scaling<'a>>,
+    /// Set if it is the transpose of columns of the matrix that its bytes are, and not these bytes one after the other.
+    pub(crate) columns: Option<TransposedColumns>,
 }
 
 /// ggml's blocks that are read as values.
@@ -75,7 +78,11 @@ impl<'a> Tensor<'a> {
 
     /// Bytes of everything that is stored of it.
     pub fn bytes(&self) -> usize {
-        self.data.len() + self.scaling.map_or(0, |scaling| scaling.data.len())
+        let data = match self.columns {
+            Some(_) => self.dtype.bytes_of(self.elements()) as usize,
+            None => self.data.len(),
+        };
+        data + self.scaling.map_or(0, |scaling| scaling.data.len())
     }
 
     /// The dtype of its values, if it has values that can be quantized: those of codes under scales are F32, and so are Q8_0's.
@@ -97,6 +104,9 @@ impl<'a> Tensor<'a> {
         }
         if self.dtype == Q8_0 {
             return Some(Values::F32(q8_0::values(self.data, elements)?.into()));
+        }
+        if let Some(columns) = self.columns {
+            return columns.values(self, elements);
         }
         let size = float_dtype(self.dtype)?.bytes();
         Values::new(self.dtype, self.data.get(elements.start * size..elements.end * size)?)

@@ -7,7 +7,7 @@ use microscale::{Dtype, Element};
 use rayon::prelude::*;
 
 use crate::read::tensor::Tensor;
-use crate::read::values::{Values, typed};
+use crate::read::values::{Values, float_dtype, typed};
 
 impl Tensor<'_> {
     /// Rows of the transposes of the matrices in the last two dimensions, counted through all of them; `None`
@@ -18,6 +18,40 @@ impl Tensor<'_> {
             Dtype::F16 => Values::F16(transposed_rows(self, rows).into()),
             Dtype::Bf16 => Values::Bf16(transposed_rows(self, rows).into()),
         })
+    }
+}
+
+/// The columns of a matrix, row by row in a tensor's bytes, of which the tensor is the transpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TransposedColumns {
+    /// Columns of the matrix.
+    pub(crate) width: usize,
+    /// The first one of the tensor's.
+    pub(crate) first: usize,
+}
+
+impl TransposedColumns {
+    /// The values of some elements of the tensor, whose rows the columns are; `None` for a dtype that cannot be quantized.
+    pub(crate) fn values(self, tensor: &Tensor<'_>, elements: Range<usize>) -> Option<Values<'static>> {
+        Some(match float_dtype(tensor.dtype)? {
+            Dtype::F32 => Values::F32(self.elements(tensor, elements).into()),
+            Dtype::F16 => Values::F16(self.elements(tensor, elements).into()),
+            Dtype::Bf16 => Values::Bf16(self.elements(tensor, elements).into()),
+        })
+    }
+
+    fn elements<T: Element + Pod>(self, tensor: &Tensor<'_>, elements: Range<usize>) -> Vec<T> {
+        let (_, height) = tensor.matrix();
+        if elements.is_empty() || height == 0 {
+            return Vec::new();
+        }
+        let rows = elements.start / height..elements.end.div_ceil(height);
+        let wanted = [rows.start, rows.end].map(|row| (self.first + row) * size_of::<T>());
+        let columns = columns(tensor.data, self.width * size_of::<T>(), wanted[0]..wanted[1]);
+        let mut values = transposed(&typed::<T>(&columns), &[height, rows.len()]);
+        values.truncate(elements.end - rows.start * height);
+        values.drain(..elements.start - rows.start * height);
+        values
     }
 }
 
@@ -104,8 +138,15 @@ mod tests {
         }
         let data: &[u8] = bytemuck::cast_slice(&values);
         let file = std::path::Path::new("x");
-        let tensor =
-            Tensor { name: "a", dtype: file_dtype(Dtype::F32), shape: &shape, data, file, scaling: None };
+        let tensor = Tensor {
+            name: "a",
+            dtype: file_dtype(Dtype::F32),
+            shape: &shape,
+            data,
+            file,
+            scaling: None,
+            columns: None,
+        };
         for rows in [0..393, 0..1, 100..131, 100..300, 392..393, 131..131] {
             let Some(Values::F32(found)) = tensor.transposed_rows(rows.clone()) else { panic!("floats") };
             assert_eq!(found[..], transposed[rows.start * 70..rows.end * 70]);

@@ -19,6 +19,9 @@ pub(crate) struct Args {
     /// The output that the parts were given: OUT.parts becomes OUT
     #[arg(long)]
     out: PathBuf,
+    /// Take experts of a layer that lie in one tensor one by one, as the parts did
+    #[arg(long)]
+    split_experts: bool,
     /// Also write what became of each tensor as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -27,7 +30,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = args.others.open(&args.input)?;
+    let mut checkpoint = args.others.open(&args.input)?;
+    if args.split_experts {
+        checkpoint.split_experts()?;
+    }
     let parts = checkpoint::parts_directory(&args.out)?;
     Files {
         checkpoints: &[&checkpoint],

@@ -58,6 +58,10 @@ pub(crate) struct Args {
     /// Round weights that are in MXFP4 already once more, from their values; `convert --format nvfp4` makes NVFP4 of them exactly
     #[arg(long)]
     requantize: bool,
+    /// Take experts of a layer that lie in one tensor (experts.gate_up_proj, experts.down_proj, as in Qwen3.5 and Llama 4) one by one, as
+    /// vLLM and SGLang look for quantized ones
+    #[arg(long)]
+    split_experts: bool,
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -88,6 +92,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut checkpoint = args.others.open(&args.input)?;
     if args.requantize {
         checkpoint.requantize();
+    }
+    if args.split_experts {
+        checkpoint.split_experts()?;
     }
     let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
     recipes.check(convention).map_err(of_options)?;

@@ -34,6 +34,7 @@ mod reporting;
 mod requantizing;
 mod scaled;
 mod search;
+mod split_experts;
 mod writing;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,191 @@
+//! Experts of a layer that lie in one tensor, taken for tensors of their own: what engines that run them one by one look for.
+//!
+//! | in the file | in its place |
+//! |---|---|
+//! | `X.experts.gate_up_proj` [E, 2·I, H], or transposed [E, H, 2·I] | `X.experts.N.gate_proj.weight` and `up_proj.weight` [I, H] |
+//! | `X.experts.down_proj` [E, H, I], or transposed [E, I, H] | `X.experts.N.down_proj.weight` [H, I] |
+//!
+//! Gates are the first half. gpt-oss has them in turns with up, and biases, and is not split: its own convention is read by all.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
+
+use crate::error::convention::ConventionError;
+use crate::error::{Error, Result};
+use crate::names::weight::{EXPERTS, WEIGHT};
+use crate::read::checkpoint::{Checkpoint, places};
+use crate::read::config::Config;
+use crate::read::shard::{Shard, Stored};
+use crate::read::transposed::TransposedColumns;
+use crate::read::values::float_dtype;
+
+const GATE_UP: &str = "gate_up_proj";
+const DOWN: &str = "down_proj";
+
+/// How an expert's matrix lies in the tensor of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// Row by row, [out, in].
+    Rows,
+    /// The transpose, [in, out].
+    Transposed,
+}
+
+impl Checkpoint {
+    /// Takes experts of a layer that lie in one tensor for tensors of their own, under the names that vLLM and SGLang look for them
+    /// by: `experts.gate_up_proj` and `experts.down_proj`, as Qwen3.5 and Llama 4 have them. No byte is copied: they are read where
+    /// they are, transposed if they lie so. Returns how many tensors were split.
+    ///
+    /// Of a checkpoint whose experts were split, parts are merged by one whose experts are split, too.
+    ///
+    /// # Errors
+    /// [`ConventionError::NotSplit`](crate::ConventionError::NotSplit) for biases, codes and sizes that do not fit the config's
+    /// `hidden_size`, and [`ConventionError::NothingToSplit`](crate::ConventionError::NothingToSplit).
+    pub fn split_experts(&mut self) -> Result<usize> {
+        let hidden = self.config.as_ref().and_then(hidden_size);
+        let layouts = self.layouts(hidden)?;
+        let mut renamed = HashMap::new();
+        for shard in &mut self.shards {
+            let mut stored = Vec::with_capacity(shard.stored.len());
+            for tensor in std::mem::take(&mut shard.stored) {
+                match parts_of_name(&tensor.name).and_then(|(experts, _)| layouts.get(experts)) {
+                    Some(layout) => {
+                        let experts = split(&tensor, *layout);
+                        let names = experts.iter().map(|expert| expert.name.clone()).collect();
+                        renamed.insert(tensor.name, names);
+                        stored.extend(experts);
+                    }
+                    None => stored.push(tensor),
+                }
+            }
+            shard.stored = stored;
+        }
+        if renamed.is_empty() {
+            return Err(Error::Convention(ConventionError::NothingToSplit { path: self.path.clone() }));
+        }
+        if let Some(index) = &mut self.index {
+            index.replace(&renamed);
+        }
+        self.places = places(&self.shards)?;
+        self.experts_split = true;
+        Ok(renamed.len())
+    }
+
+    /// The layout of each layer's experts, by the names in front of them: that of gate and up.
+    fn layouts(&self, hidden: Option<usize>) -> Result<HashMap<String, Layout>> {
+        let stored =
+            || self.shards.iter().flat_map(|shard| shard.stored.iter().map(move |tensor| (shard, tensor)));
+        let names: HashSet<&str> = stored().map(|(_, tensor)| &*tensor.name).collect();
+        let mut layouts = HashMap::new();
+        for (shard, tensor) in stored() {
+            let Some((experts, GATE_UP)) = parts_of_name(&tensor.name) else { continue };
+            let failed = |why: String| not_split(shard, tensor, why);
+            if names.contains(&*format!("{}_bias", tensor.name)) {
+                return Err(failed(
+                    "it has biases, and gates in turns with up, as gpt-oss; use --out-convention gpt-oss"
+                        .into(),
+                ));
+            }
+            let [_, first, second] = *tensor.shape else {
+                return Err(failed(format!(
+                    "it has {} dimensions, and three are expected",
+                    tensor.shape.len()
+                )));
+            };
+            let Some(hidden) = hidden else {
+                return Err(failed(
+                    "config.json has no hidden_size, by which rows are told from columns; add it".into(),
+                ));
+            };
+            let layout = match [first, second].map(|size| size == hidden) {
+                // Twice as wide as deep: what published files of such sizes do.
+                [true, true] if self.is_transposed() => Layout::Transposed,
+                [_, true] if first % 2 == 0 => Layout::Rows,
+                [true, _] if second % 2 == 0 => Layout::Transposed,
+                _ => {
+                    let why = format!(
+                        "it is [{first}, {second}] for each, and neither is config.json's hidden_size, {hidden}"
+                    );
+                    return Err(failed(why));
+                }
+            };
+            layouts.insert(experts.to_owned(), layout);
+        }
+        for (shard, tensor) in stored() {
+            let Some((experts, _)) = parts_of_name(&tensor.name) else { continue };
+            let failed = |why: String| not_split(shard, tensor, why);
+            let Some(layout) = layouts.get(experts) else {
+                return Err(failed(format!(
+                    "there is no {experts}{EXPERTS}{GATE_UP}; complete the checkpoint"
+                )));
+            };
+            if float_dtype(tensor.dtype).is_none() {
+                return Err(failed(format!("{} is no float; dequantize the checkpoint first", tensor.dtype)));
+            }
+            let down = format!("{experts}{EXPERTS}{DOWN}");
+            let expected = hidden.filter(|_| tensor.name == down);
+            let out = tensor.shape.get(if *layout == Layout::Rows { 1 } else { 2 });
+            if tensor.shape.len() != 3 || expected.is_some_and(|hidden| out != Some(&hidden)) {
+                return Err(failed(format!(
+                    "its sizes, {:?}, do not fit those of gate and up",
+                    tensor.shape
+                )));
+            }
+        }
+        Ok(layouts)
+    }
+
+    /// Returns whether the architecture's files have the transposes, where sizes leave that open.
+    fn is_transposed(&self) -> bool {
+        let model_type = self.config.as_ref().and_then(Config::model_type).unwrap_or_default();
+        ["llama4", "qwen3_vl_moe"].iter().any(|known| model_type.starts_with(known))
+    }
+}
+
+/// The sizes of what goes through the model's layers, by its config or that of its language model.
+fn hidden_size(config: &Config) -> Option<usize> {
+    let json = &config.object.json;
+    let of_text = json.get("text_config").and_then(|text| text.get("hidden_size"));
+    of_text.or(json.get("hidden_size")).and_then(Value::as_u64).map(|size| size as usize)
+}
+
+/// What is in front of `.experts.`, and which matrix it is, of a tensor of all experts of a layer.
+fn parts_of_name(name: &str) -> Option<(&str, &'static str)> {
+    let (experts, matrix) = name.rsplit_once(EXPERTS)?;
+    let matrix = [GATE_UP, DOWN].into_iter().find(|known| matrix == *known)?;
+    Some((experts, matrix))
+}
+
+fn not_split(shard: &Shard, tensor: &Stored, why: String) -> Error {
+    let (file, tensor) = (shard.path.clone(), tensor.name.clone());
+    Error::Convention(ConventionError::NotSplit { file, tensor, why })
+}
+
+/// The tensors of each expert, one behind the other as their bytes are.
+fn split(tensor: &Stored, layout: Layout) -> Vec<Stored> {
+    let Some((experts, matrix)) = parts_of_name(&tensor.name) else { return Vec::new() };
+    let [count, first, second] = tensor.shape[..] else { return Vec::new() };
+    let names: &[&str] = if matrix == GATE_UP { &["gate_proj", "up_proj"] } else { &[DOWN] };
+    let (rows, cols) = if layout == Layout::Rows { (first, second) } else { (second, first) };
+    let rows = rows / names.len();
+    let bytes = tensor.range.len() / count.max(1);
+    let mut split = Vec::with_capacity(count * names.len());
+    for expert in 0..count {
+        let start = tensor.range.start + expert * bytes;
+        for (i, name) in names.iter().enumerate() {
+            let name = format!("{experts}{EXPERTS}{expert}.{name}{WEIGHT}");
+            let (range, columns) = match layout {
+                Layout::Rows => {
+                    let part = bytes / names.len();
+                    (start + i * part..start + (i + 1) * part, None)
+                }
+                Layout::Transposed => {
+                    (start..start + bytes, Some(TransposedColumns { width: second, first: i * rows }))
+                }
+            };
+            split.push(tensor.part(name, vec![rows, cols], range, columns));
+        }
+    }
+    split
+}

@@ -1,0 +1,189 @@
+//! Experts of a layer that lie in one tensor, taken one by one.
+
+use half::bf16;
+use microscale_test_support::{Arg, Run, Scratch, TensorData, run};
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+use super::{Tensors, noise, read_json, tensors};
+
+const EXPERTS: usize = 3;
+const HIDDEN: usize = 64;
+const INTERMEDIATE: usize = 96;
+
+/// Two layers' experts in one of three forms, and what is not theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    OneByOne,
+    Rows,
+    Transposed,
+}
+
+/// A matrix of values that no other has.
+fn matrix(layer: usize, expert: usize, which: usize, rows: usize, cols: usize) -> Vec<bf16> {
+    let scale = 1.0 + (layer * 100 + expert * 10 + which) as f32 / 64.0;
+    noise(rows * cols).into_iter().map(|value| bf16::from_f32(value * scale)).collect()
+}
+
+fn transposed(values: &[bf16], cols: usize) -> Vec<bf16> {
+    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols).copied()).collect()
+}
+
+fn bytes(values: &[bf16]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The tensors of a layer.
+fn layer(form: Form, layer: usize) -> Vec<TensorData> {
+    // Names of tests' tensors live as long as the test.
+    let name = |rest: &str| &*format!("model.layers.{layer}.mlp.{rest}").leak();
+    let bf16 = Dtype::BF16;
+    let mut all = vec![(
+        name("gate.weight"),
+        bf16,
+        vec![EXPERTS, HIDDEN],
+        bytes(&matrix(layer, 0, 9, EXPERTS, HIDDEN)),
+    )];
+    let of = |expert, which, rows, cols| matrix(layer, expert, which, rows, cols);
+    if form == Form::OneByOne {
+        for expert in 0..EXPERTS {
+            for (which, matrix, rows, cols) in [
+                (0, "gate_proj", INTERMEDIATE, HIDDEN),
+                (1, "up_proj", INTERMEDIATE, HIDDEN),
+                (2, "down_proj", HIDDEN, INTERMEDIATE),
+            ] {
+                let name = name(&format!("experts.{expert}.{matrix}.weight"));
+                all.push((name, bf16, vec![rows, cols], bytes(&of(expert, which, rows, cols))));
+            }
+        }
+        return all;
+    }
+    let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+    for expert in 0..EXPERTS {
+        let both = [of(expert, 0, INTERMEDIATE, HIDDEN), of(expert, 1, INTERMEDIATE, HIDDEN)].concat();
+        let one = of(expert, 2, HIDDEN, INTERMEDIATE);
+        if form == Form::Rows {
+            gate_up.extend(both);
+            down.extend(one);
+        } else {
+            gate_up.extend(transposed(&both, HIDDEN));
+            down.extend(transposed(&one, INTERMEDIATE));
+        }
+    }
+    let (of_gate_up, of_down) = match form {
+        Form::Rows => ([EXPERTS, 2 * INTERMEDIATE, HIDDEN], [EXPERTS, HIDDEN, INTERMEDIATE]),
+        _ => ([EXPERTS, HIDDEN, 2 * INTERMEDIATE], [EXPERTS, INTERMEDIATE, HIDDEN]),
+    };
+    all.push((name("experts.gate_up_proj"), bf16, of_gate_up.to_vec(), bytes(&gate_up)));
+    all.push((name("experts.down_proj"), bf16, of_down.to_vec(), bytes(&down)));
+    all
+}
+
+/// A checkpoint in two shards with an index.
+fn checkpoint(scratch: &Scratch, name: &str, form: Form, config: &Value) {
+    let mut map = serde_json::Map::new();
+    for number in 0..2 {
+        let shard = format!("model-0000{}-of-00002.safetensors", number + 1);
+        let all = layer(form, number);
+        scratch.write_tensors(format!("{name}/{shard}"), &all);
+        map.extend(all.iter().map(|(name, ..)| (name.to_string(), Value::from(shard.clone()))));
+    }
+    scratch.write(format!("{name}/config.json"), config.to_string());
+    let index = json!({ "metadata": { "total_size": 0 }, "weight_map": map });
+    scratch.write(format!("{name}/model.safetensors.index.json"), index.to_string());
+}
+
+fn config() -> Value {
+    json!({ "architectures": ["X"], "text_config": { "hidden_size": HIDDEN }, "hidden_size": 1 })
+}
+
+fn quantize(scratch: &Scratch, input: &str, out: &str, options: &[&str]) -> Run {
+    let (input, out) = (scratch.path(input), scratch.path(out));
+    let fixed: [Arg<'_>; 4] = [&"quantize", &input, &"--out", &out];
+    run(&fixed.into_iter().chain(options.iter().map(|option| option as Arg<'_>)).collect::<Vec<_>>())
+}
+
+fn all_tensors(scratch: &Scratch, out: &str) -> Tensors {
+    tensors(&scratch.path(out))
+}
+
+#[test]
+fn experts_of_every_layout_become_those_that_were_one_by_one() {
+    let scratch = Scratch::new();
+    for (name, form) in [("ONE", Form::OneByOne), ("ROWS", Form::Rows), ("T", Form::Transposed)] {
+        checkpoint(&scratch, name, form, &config());
+    }
+    // Some are quantized, with the gate and up of an expert under one global scale, and others stay in bf16.
+    let cases: [&[&str]; 3] = [
+        &["--format", "mxfp4", "--exclude", "*.1.down_proj*"],
+        &["--format", "nvfp4", "--exclude", "*layers.0*gate_proj*"],
+        &["--format", "nvfp4", "--out-convention", "modelopt"],
+    ];
+    for (case, options) in cases.iter().enumerate() {
+        let out = |name: &str| format!("{name}.{case}");
+        quantize(&scratch, "ONE", &out("ONE"), options).ok();
+        let expected = all_tensors(&scratch, &out("ONE"));
+        for name in ["ROWS", "T"] {
+            quantize(&scratch, name, &out(name), &[options, &["--split-experts"][..]].concat()).ok();
+            assert!(all_tensors(&scratch, &out(name)) == expected, "{name}, {options:?}");
+            let [split, one] = [out(name), out("ONE")].map(|out| scratch.path(format!("{out}/config.json")));
+            assert_eq!(read_json(split)["quantization_config"], read_json(one)["quantization_config"]);
+            let index = read_json(scratch.path(format!("{}/model.safetensors.index.json", out(name))));
+            let listed = index["weight_map"].as_object().unwrap();
+            assert!(listed.len() == expected.len() && expected.keys().all(|name| listed.contains_key(name)));
+        }
+    }
+}
+
+#[test]
+fn parts_of_split_experts_are_merged_as_they_were_made() {
+    let scratch = Scratch::new();
+    checkpoint(&scratch, "T", Form::Transposed, &config());
+    let options = ["--format", "mxfp4", "--split-experts"];
+    quantize(&scratch, "T", "WHOLE", &options).ok();
+    for part in ["1/2", "2/2"] {
+        quantize(&scratch, "T", "OUT", &[&options[..], &["--part", part]].concat()).ok();
+    }
+    let merge = |more: &[&str]| {
+        let (input, out) = (scratch.path("T"), scratch.path("OUT"));
+        let fixed: [Arg<'_>; 4] = [&"merge", &input, &"--out", &out];
+        run(&fixed.into_iter().chain(more.iter().map(|option| option as Arg<'_>)).collect::<Vec<_>>())
+    };
+    let refused = merge(&[]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("of split experts"), "{refused:#?}");
+    merge(&["--split-experts"]).ok();
+    assert!(all_tensors(&scratch, "OUT") == all_tensors(&scratch, "WHOLE"));
+    let index = |out: &str| read_json(scratch.path(format!("{out}/model.safetensors.index.json")));
+    assert_eq!(index("OUT"), index("WHOLE"));
+}
+
+#[test]
+fn what_cannot_be_split_is_refused() {
+    let scratch = Scratch::new();
+    checkpoint(&scratch, "ONE", Form::OneByOne, &config());
+    checkpoint(&scratch, "NO_SIZE", Form::Rows, &json!({ "architectures": ["X"] }));
+    checkpoint(&scratch, "OTHER_SIZE", Form::Rows, &json!({ "hidden_size": HIDDEN + 1 }));
+    for (input, parts) in [
+        ("ONE", &["no experts of a layer in one tensor"][..]),
+        ("NO_SIZE", &["experts.gate_up_proj", "no hidden_size"]),
+        ("OTHER_SIZE", &["[192, 64]", "65"]),
+    ] {
+        let refused = quantize(&scratch, input, "OUT", &["--split-experts"]);
+        assert_eq!(refused.code, Some(1), "{refused:#?}");
+        assert!(parts.iter().all(|part| refused.stderr.contains(part)), "{refused:#?}");
+    }
+    let gpt_oss: [TensorData; 3] = [
+        ("mlp.experts.gate_up_proj", Dtype::BF16, vec![1, 64, 32], vec![0; 4096]),
+        ("mlp.experts.gate_up_proj_bias", Dtype::BF16, vec![1, 32], vec![0; 64]),
+        ("mlp.experts.down_proj", Dtype::BF16, vec![1, 16, 64], vec![0; 2048]),
+    ];
+    scratch.write_tensors("GPT/model.safetensors", &gpt_oss);
+    scratch.write("GPT/config.json", json!({ "hidden_size": 64 }).to_string());
+    let refused = quantize(&scratch, "GPT", "OUT", &["--split-experts"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("--out-convention gpt-oss"), "{refused:#?}");
+    let alone: [TensorData; 1] = [("mlp.experts.down_proj", Dtype::BF16, vec![1, 16, 64], vec![0; 2048])];
+    scratch.write_tensors("HALF/model.safetensors", &alone);
+    scratch.write("HALF/config.json", json!({ "hidden_size": 64 }).to_string());
+    let refused = quantize(&scratch, "HALF", "OUT", &["--split-experts"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("complete the checkpoint"), "{refused:#?}");
+}
