@@ -22,6 +22,7 @@ import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+from reader_experts import expert_checks
 from reader_inputs import deepseek_v4, tiny_compressed, tiny_fp8, tiny_plain
 from reader_models import MIXTURES, MODELS, Model
 from reader_others import comfy_checks, compressed_mxfp4, gguf_checks, quark_mxfp4
@@ -358,7 +359,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         found[f"compressed-tensors and transformers read {to.upper()} that was made of MXFP4"] = lambda to=to: cast("--format", to)
     found["ModelOpt and transformers read NVFP4 with scales of inputs"] = with_inputs
     by_other = {"modelopt": lambda path: by_modelopt(program, path), "compressed-tensors": lambda path: by_transformers(program, path, ct)}
-    found |= gguf_checks(program) | comfy_checks(program, by_other)
+    found |= gguf_checks(program) | comfy_checks(program, by_other) | expert_checks(program)
     found["compressed-tensors and transformers read MXFP8"] = mxfp8
     found["compressed-tensors and transformers read NVFP4 that was made of PyTorch's .bin"] = pickled
     found["transformers reads DeepSeek-V4's FP8 and MXFP4 the same, and NVFP4 has the values of the latter"] = deepseek

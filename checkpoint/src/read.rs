@@ -6,7 +6,8 @@
 //! | `shard` | a file of tensors, mapped, in either container |
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
-//! | `tensor`, `values`, `transposed` | a tensor as it is stored; its values as typed slices; transposes |
+//! | `tensor`, `values` | a tensor as it is stored; its values as typed slices |
+//! | `columns`, `transposed` | columns of matrices, and their transposes; those of a tensor |
 //! | `experts` | experts that lie in one tensor, taken for tensors of their own |
 //! | `scaling` | codes of eight bits under scales, and their values |
 //! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
@@ -15,6 +16,7 @@
 
 pub(crate) mod bands;
 pub(crate) mod checkpoint;
+pub(crate) mod columns;
 pub(crate) mod config;
 pub(crate) mod description;
 pub(crate) mod experts;

@@ -34,6 +34,7 @@ pub(crate) struct Arguments {
     out_convention: Option<String>,
     kept: Option<String>,
     requantize: bool,
+    split_experts: bool,
     skip_others: bool,
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
@@ -163,6 +164,9 @@ pub(crate) fn quantize_checkpoint(
     let out_convention: Option<FileConvention> = optional(py, arguments.out_convention.as_deref())?;
     let device = ready(py, device)?;
     let mut input = open(py, &path, arguments.skip_others)?;
+    if arguments.split_experts {
+        input.split_experts().map_err(of_checkpoints)?;
+    }
     if arguments.requantize {
         input.requantize();
     }
@@ -205,16 +209,20 @@ pub(crate) fn quantize_checkpoint(
 
 /// Puts the parts of a checkpoint together. Returns JSON.
 #[pyfunction]
-#[pyo3(signature = (path, out, skip_others, progress))]
+#[pyo3(signature = (path, out, skip_others, split_experts, progress))]
 pub(crate) fn merge_checkpoint(
     py: Python<'_>,
     path: PathBuf,
     out: PathBuf,
     skip_others: bool,
+    split_experts: bool,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let input = open(py, &path, skip_others)?;
+    let mut input = open(py, &path, skip_others)?;
+    if split_experts {
+        input.split_experts().map_err(of_checkpoints)?;
+    }
     let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);

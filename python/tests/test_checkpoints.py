@@ -290,3 +290,25 @@ def test_kept_tensors_are_ggufs_own_q8_0(tmp_path, rng):
             assert np.array_equal(found[name].data, gguf.quants.quantize(tensor, types.Q8_0)), name
         elif kept[name] == types.F32:
             assert np.array_equal(found[name].data, tensor)
+
+
+def test_fused_experts_are_split(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    values = np.random.default_rng(3).normal(size=(2, 64, 32)).astype(np.float32)
+    fused = {"x.experts.gate_up_proj": values, "x.experts.down_proj": values[:, :32].copy()}
+    write_safetensors(source / "model.safetensors", fused)
+    (source / "config.json").write_text(json.dumps({"hidden_size": 32}))
+    options = {"recipe": "mxfp4", "device": "cpu"}
+    whole = microscale.quantize_checkpoint(source, tmp_path / "whole", split_experts=True, **options)
+    assert {tensor["name"] for tensor in whole["tensors"]} == {
+        f"x.experts.{number}.{matrix}.weight" for number in range(2) for matrix in ("gate_proj", "up_proj", "down_proj")
+    }
+    microscale.quantize_checkpoint(source, tmp_path / "parts", split_experts=True, part=(1, 1), **options)
+    with pytest.raises(microscale.CheckpointError, match="split experts"):
+        microscale.merge(source, tmp_path / "parts")
+    microscale.merge(source, tmp_path / "parts", split_experts=True)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    with pytest.raises(microscale.CheckpointError, match="no hidden_size"):
+        (source / "config.json").write_text("{}")
+        microscale.quantize_checkpoint(source, None, split_experts=True, **options)

@@ -9,7 +9,9 @@ use crate::names::weight::is_expert;
 use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
 use crate::read::description::Description;
+use crate::read::experts::is_of_all_experts;
 use crate::read::tensor::Tensor;
+use crate::reason::Reason;
 
 /// A warning of experts in NVFP4 with global scales, by the convention of compressed-tensors.
 pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
@@ -25,7 +27,19 @@ impl Plan<'_> {
         let ours = self.convention == FileConvention::CompressedTensors;
         let experts = ours && self.treated().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
-        experts.into_iter().chain(self.adapter()).chain(self.cache()).collect()
+        experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
+    }
+
+    /// A warning if experts that lie in one tensor are copied for that alone.
+    fn fused_experts(&self) -> Option<String> {
+        let copied = self.tensors.iter().filter(|planned| planned.reason == Some(Reason::NotAWeight));
+        let count = copied.filter(|planned| is_of_all_experts(planned.tensor.name)).count();
+        (count > 0).then(|| {
+            format!(
+                "{count} tensors have the experts of a layer together, and are copied: --split-experts takes them one by one, as \
+                 engines look for quantized ones (those of gpt-oss need --out-convention gpt-oss instead)"
+            )
+        })
     }
 
     /// A warning if the config of an input of eight bits says what the output's will not.

@@ -13,11 +13,12 @@ use serde_json::Value;
 
 use crate::error::convention::ConventionError;
 use crate::error::{Error, Result};
+use crate::limits::check_tensors;
 use crate::names::weight::{EXPERTS, WEIGHT};
 use crate::read::checkpoint::{Checkpoint, places};
+use crate::read::columns::TransposedColumns;
 use crate::read::config::Config;
 use crate::read::shard::{Shard, Stored};
-use crate::read::transposed::TransposedColumns;
 use crate::read::values::float_dtype;
 
 const GATE_UP: &str = "gate_up_proj";
@@ -112,6 +113,7 @@ impl Checkpoint {
             };
             layouts.insert(experts.to_owned(), layout);
         }
+        let mut experts_in_all = 0usize;
         for (shard, tensor) in stored() {
             let Some((experts, _)) = parts_of_name(&tensor.name) else { continue };
             let failed = |why: String| not_split(shard, tensor, why);
@@ -123,6 +125,11 @@ impl Checkpoint {
             if float_dtype(tensor.dtype).is_none() {
                 return Err(failed(format!("{} is no float; dequantize the checkpoint first", tensor.dtype)));
             }
+            if tensor.range.is_empty() {
+                return Err(failed("it is empty".into()));
+            }
+            experts_in_all = experts_in_all.saturating_add(*tensor.shape.first().unwrap_or(&0));
+            check_tensors(experts_in_all.saturating_mul(2)).map_err(failed)?;
             let down = format!("{experts}{EXPERTS}{DOWN}");
             let expected = hidden.filter(|_| tensor.name == down);
             let out = tensor.shape.get(if *layout == Layout::Rows { 1 } else { 2 });
@@ -155,6 +162,11 @@ fn parts_of_name(name: &str) -> Option<(&str, &'static str)> {
     let (experts, matrix) = name.rsplit_once(EXPERTS)?;
     let matrix = [GATE_UP, DOWN].into_iter().find(|known| matrix == *known)?;
     Some((experts, matrix))
+}
+
+/// Returns whether a tensor is called like that of all experts of a layer.
+pub(crate) fn is_of_all_experts(name: &str) -> bool {
+    parts_of_name(name).is_some()
 }
 
 fn not_split(shard: &Shard, tensor: &Stored, why: String) -> Error {

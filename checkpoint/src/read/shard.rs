@@ -18,9 +18,9 @@ use crate::gguf::imatrix;
 use crate::pytorch::archive;
 use crate::pytorch::strided::Copies;
 use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
+use crate::read::columns::TransposedColumns;
 use crate::read::header;
 use crate::read::tensor::Tensor;
-use crate::read::transposed::TransposedColumns;
 
 /// One file of tensors.
 pub(crate) struct Shard {

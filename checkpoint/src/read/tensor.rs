@@ -11,8 +11,8 @@ use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
 use crate::error::convention::ConventionError;
 use crate::gguf::q8_0;
+use crate::read::columns::TransposedColumns;
 use crate::read::scaling::Scaling;
-use crate::read::transposed::TransposedColumns;
 use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
@@ -106,7 +106,7 @@ impl<'a> Tensor<'a> {
             return Some(Values::F32(q8_0::values(self.data, elements)?.into()));
         }
         if let Some(columns) = self.columns {
-            return columns.values(self, elements);
+            return columns.values(self.dtype, self.data, self.matrix().1, elements);
         }
         let size = float_dtype(self.dtype)?.bytes();
         Values::new(self.dtype, self.data.get(elements.start * size..elements.end * size)?)

@@ -172,6 +172,11 @@ fn what_cannot_be_split_is_refused() {
         assert_eq!(refused.code, Some(1), "{refused:#?}");
         assert!(parts.iter().all(|part| refused.stderr.contains(part)), "{refused:#?}");
     }
+    let warned = quantize(&scratch, "NO_SIZE", "COPIED", &["--include", "*.gate.weight"]);
+    assert!(
+        warned.code == Some(0) && warned.stderr.contains("4 tensors have the experts of a layer"),
+        "{warned:#?}"
+    );
     let gpt_oss: [TensorData; 3] = [
         ("mlp.experts.gate_up_proj", Dtype::BF16, vec![1, 64, 32], vec![0; 4096]),
         ("mlp.experts.gate_up_proj_bias", Dtype::BF16, vec![1, 32], vec![0; 64]),
@@ -181,6 +186,14 @@ fn what_cannot_be_split_is_refused() {
     scratch.write("GPT/config.json", json!({ "hidden_size": 64 }).to_string());
     let refused = quantize(&scratch, "GPT", "OUT", &["--split-experts"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("--out-convention gpt-oss"), "{refused:#?}");
+    for (shape, why) in [([1 << 40, 0, 64], "it is empty"), ([1 << 21, 2, 1], "1048576 tensors allowed")] {
+        let data = vec![0; shape.iter().product::<usize>() * 2];
+        let many: [TensorData; 1] = [("mlp.experts.gate_up_proj", Dtype::BF16, shape.to_vec(), data)];
+        scratch.write_tensors("MANY/model.safetensors", &many);
+        scratch.write("MANY/config.json", json!({ "hidden_size": shape[2] }).to_string());
+        let refused = quantize(&scratch, "MANY", "OUT", &["--split-experts"]);
+        assert!(refused.code == Some(1) && refused.stderr.contains(why), "{refused:#?}");
+    }
     let alone: [TensorData; 1] = [("mlp.experts.down_proj", Dtype::BF16, vec![1, 16, 64], vec![0; 2048])];
     scratch.write_tensors("HALF/model.safetensors", &alone);
     scratch.write("HALF/config.json", json!({ "hidden_size": 64 }).to_string());

@@ -38,6 +38,7 @@ def quantize_checkpoint(
     importance: Path | None = None,
     input_scale: float | Path | None = None,
     requantize: bool = False,
+    split_experts: bool = False,
     skip_others: bool = False,
     non_finite: str | None = None,
     include: Iterable[str] = (),
@@ -56,7 +57,8 @@ def quantize_checkpoint(
         out: what to write, a file or a directory like `path`; None says what would be done, and writes nothing.
         recipe: a file (.toml), or the name of a recipe that comes with the package, such as `nvfp4`. What else is given goes
             before what it says for all tensors.
-        format, convention, scale_rule, ties, search, search_global, requantize, skip_others, non_finite: as the program's options.
+        format, convention, scale_rule, ties, search, search_global, requantize, split_experts, skip_others, non_finite: as the program's
+            options.
         global_scale: NVFP4's for all tensors, in the convention's direction; a .safetensors file with one for each; or `"none"`.
         importance: a .safetensors file with weights of errors by column, for the search.
         input_scale: stores the scale of layers' inputs, for W4A4: their amax, or a JSON file of numbers by layer, as the program's
@@ -89,6 +91,7 @@ def quantize_checkpoint(
         "importance": importance,
         "input_scale": input_scale,
         "requantize": requantize,
+        "split_experts": split_experts,
         "skip_others": skip_others,
         "non_finite": non_finite,
         "include": list(include),
@@ -99,10 +102,12 @@ def quantize_checkpoint(
     return _told(_microscale.quantize_checkpoint(path, out, arguments, device, part, progress))
 
 
-def merge(path: Path, out: Path, *, skip_others: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+def merge(
+    path: Path, out: Path, *, split_experts: bool = False, skip_others: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
     """Puts together the parts that :func:`quantize_checkpoint` made of `path` with `part` and this `out`. Files that are not the
-    checkpoint's own are copied; `skip_others` leaves out those with weights."""
-    return json.loads(_microscale.merge_checkpoint(path, out, skip_others, progress))
+    checkpoint's own are copied; `skip_others` leaves out those with weights. `split_experts` is that of the parts."""
+    return json.loads(_microscale.merge_checkpoint(path, out, skip_others, split_experts, progress))
 
 
 def convert(

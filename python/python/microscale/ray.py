@@ -114,7 +114,8 @@ def quantize_checkpoint(
         if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, Exception):
             raise error.cause from error
         raise
-    facts = _checkpoints.merge(path, out, skip_others=options.get("skip_others", False))
+    like_parts = {name: options.get(name, False) for name in ("skip_others", "split_experts")}
+    facts = _checkpoints.merge(path, out, **like_parts)
     return {**facts, "parts": sorted(done, key=lambda part: part["part"])}
 
 

@@ -9,9 +9,9 @@ use super::{Logical, Packed};
 use crate::conventions::tiles::{gathered, swap_halves};
 use crate::error::Result;
 use crate::read::bands::{bands, transposed_bands};
+use crate::read::columns::{columns, transposed};
 use crate::read::memory::afford;
 use crate::read::tensor::elements;
-use crate::read::transposed::{columns, transposed};
 use crate::read::values::Values;
 
 /// Codes, two a byte where they have four bits, and linear block scales of consecutive blocks.
