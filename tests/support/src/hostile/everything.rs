@@ -113,6 +113,15 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     watched.write(|out| convert(&checkpoint, files, None, out, device, go_on));
     let dtype = [None, Some(Dtype::F32)][ways / HELD.len() / HELD.len() % 2];
     watched.write(|out| dequantize(&checkpoint, out, dtype, device, go_on));
+
+    let mut split = checkpoint;
+    let made = split.split_experts().map_err(|error| message(&error));
+    if made.is_ok()
+        && let Ok(plan) =
+            Plan::new(&split, &Selection::default(), Recipe::default(), FileConvention::default())
+    {
+        watched.write(|out| quantize(&plan, out, device, go_on));
+    }
 }
 
 /// The end of the name of what is written of a file: PyTorch's become safetensors.
