@@ -17,9 +17,9 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::time::Instant;
 
-use half::{bf16, f16};
+use half::bf16;
 use microscale::device::{Device, Part, QuantizedThere};
-use microscale::{Dtype, GlobalScale, QuantizedTensor, Recipe, Search, check_search};
+use microscale::{GlobalScale, QuantizedTensor, Recipe, Search, check_search};
 
 use crate::conventions::tiles::Tiles;
 use crate::error::plan::PlanError;
@@ -119,11 +119,6 @@ impl<'a> Quantizer<'a> {
         let bytes_after = match (reason, tensor.scaling) {
             (Reason::InQ8_0(_), _) => write_q8_0(tensor, sink)?,
             (_, Some(_)) => write_values::<bf16>(tensor, sink)?,
-            (_, None) if tensor.columns.is_some() => match tensor.values_dtype() {
-                Some(Dtype::F32) => write_values::<f32>(tensor, sink)?,
-                Some(Dtype::F16) => write_values::<f16>(tensor, sink)?,
-                _ => write_values::<bf16>(tensor, sink)?,
-            },
             (_, None) => sink.copy(tensor)?.bytes_after,
         };
         let outcome = Outcome::Copied(reason.clone());

@@ -110,18 +110,16 @@ impl Mxfp4ToNvfp4 {
         let blocks = from.blocks_per_row().max(1);
         // Rows that end in the first half of a block have no second one.
         let kept = shape.blocks_per_row();
-        let rows: Vec<&[u8]> = tensor.codes().chunks(blocks * Format::Mxfp4.block_bytes()).collect();
-        let rows: Vec<&[u8]> = rows.iter().map(|row| &row[..kept * Format::Nvfp4.block_bytes()]).collect();
-        let codes = rows.concat();
+        let rows = tensor.codes().chunks(blocks * Format::Mxfp4.block_bytes());
+        let codes = rows.map(|row| &row[..kept * Format::Nvfp4.block_bytes()]).collect::<Vec<_>>().concat();
         let twice: [[u8; 2]; 256] = std::array::from_fn(|scale| [self.scale(scale as u8); 2]);
-        let mut both = Vec::with_capacity(2 * scales.len());
+        let mut of_halves = Vec::with_capacity(2 * scales.len());
         for row in scales.chunks(blocks) {
-            let end = both.len() + kept;
-            both.extend(row.iter().flat_map(|scale| twice[usize::from(*scale)]));
-            both.truncate(end);
+            let end = of_halves.len() + kept;
+            of_halves.extend(row.iter().flat_map(|scale| twice[usize::from(*scale)]));
+            of_halves.truncate(end);
         }
-        let scales = both;
-        QuantizedTensor::from_parts(shape, codes, scales)?
+        QuantizedTensor::from_parts(shape, codes, of_halves)?
             .with_global_scale(self.global_scale(Direction::Divisor))
     }
 
@@ -199,6 +197,7 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
 }
 
 /// The largest magnitude of values that are numbers; 0 of none.
+#[doc(hidden)]
 pub fn largest(values: &[f32]) -> f32 {
     // Magnitudes are ordered as their bits are, those of NaN above infinity's.
     let magnitudes = values.iter().map(|value| (value.to_bits() & 0x7FFF_FFFF) as i32);
@@ -207,6 +206,7 @@ pub fn largest(values: &[f32]) -> f32 {
 }
 
 /// The exponent of the least power of two under which a magnitude is within E4M3's numbers. 0 and infinity have none.
+#[doc(hidden)]
 pub fn e4m3_exponent(largest: f32) -> Option<i32> {
     if largest == 0.0 || !largest.is_finite() {
         return None;
@@ -219,6 +219,7 @@ pub fn e4m3_exponent(largest: f32) -> Option<i32> {
 
 /// Makes codes of E4M3 of values under the scale 2^`power`, and returns whether all values are exact. `power` lies from -127 to 127, and
 /// there are as many codes as values. All NaN are the same.
+#[doc(hidden)]
 pub fn to_e4m3(values: &[f32], power: i32, codes: &mut [u8]) -> bool {
     Isa::best().to_e4m3(values, Factors::of(power), codes)
 }

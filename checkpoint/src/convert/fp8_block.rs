@@ -266,16 +266,15 @@ fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<
             (report.infinite, report.first_non_finite) = (1, Some(first));
             return Err(packed.error(microscale::Error::NonFinite { first, report }));
         }
-        if rounding {
+        let is_wrong = if rounding {
             cast.round(&values, cols);
-        }
-        // What is exact was compared as it was made.
-        if rounding {
             rounded.add(&values, &cast.values(packed, cols).unwrap_or_default());
-        }
-        if rounded.values != if rounding { band.end as u64 } else { 0 }
-            || !rounding && !cast.inexact.is_empty()
-        {
+            rounded.values != band.end as u64
+        } else {
+            // Casting has compared every value.
+            !cast.inexact.is_empty()
+        };
+        if is_wrong {
             return Err(packed.error(microscale::Error::Wrong("a cast")));
         }
         sink.append(&codes.name, &cast.codes)?;

@@ -23,7 +23,7 @@ pub(crate) struct Note {
     /// The names that took each tensor's place.
     pub(crate) names: Vec<(String, Vec<String>)>,
     pub(crate) tensor_bytes: u64,
-    /// Whether experts that lie in one tensor were split.
+    /// True if experts that lie in one tensor were split.
     #[serde(default)]
     pub(crate) experts_split: bool,
     pub(crate) tensors: Vec<Value>,

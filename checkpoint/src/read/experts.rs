@@ -38,7 +38,7 @@ impl Checkpoint {
     /// by: `experts.gate_up_proj` and `experts.down_proj`, as Qwen3.5 and Llama 4 have them. No byte is copied: they are read where
     /// they are, transposed if they lie so. Returns how many tensors were split.
     ///
-    /// Of a checkpoint whose experts were split, parts are merged by one whose experts are split, too.
+    /// Parts that were made of split experts are merged by a checkpoint whose experts are split, too.
     ///
     /// # Errors
     /// [`ConventionError::NotSplit`](crate::ConventionError::NotSplit) for biases, codes and sizes that do not fit the config's
@@ -157,7 +157,7 @@ fn hidden_size(config: &Config) -> Option<usize> {
     of_text.or(json.get("hidden_size")).and_then(Value::as_u64).map(|size| size as usize)
 }
 
-/// What is in front of `.experts.`, and which matrix it is, of a tensor of all experts of a layer.
+/// Splits the name of a tensor of all experts of a layer into what is in front of `.experts.` and the matrix.
 fn parts_of_name(name: &str) -> Option<(&str, &'static str)> {
     let (experts, matrix) = name.rsplit_once(EXPERTS)?;
     let matrix = [GATE_UP, DOWN].into_iter().find(|known| matrix == *known)?;

@@ -13,8 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
+use crate::read::bands::bands;
 use crate::read::header::METADATA;
 use crate::read::tensor::Tensor;
+use crate::read::values::with_values;
 use crate::sums::Sums;
 use crate::write::outline::Outline;
 
@@ -170,10 +172,24 @@ impl<'a> Sink<'a> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(name, data)
     }
 
-    /// Writes a tensor as it is, and says what that came to.
+    /// Writes a tensor as it is, and says what that came to. One that is the transpose of what is stored goes band by band.
     pub(crate) fn copy(&self, tensor: &Tensor<'_>) -> Result<Sums> {
-        self.write(tensor.name, tensor.data)?;
-        let (mut sums, bytes) = (Sums::default(), tensor.data.len() as u64);
+        let mut bytes = 0;
+        if tensor.columns.is_none() {
+            self.write(tensor.name, tensor.data)?;
+            bytes = tensor.data.len() as u64;
+        } else {
+            for band in bands(tensor.elements() as usize) {
+                let values = tensor.values_in(band);
+                let values =
+                    values.ok_or_else(|| tensor.unreadable(format!("{} has no values", tensor.dtype)))?;
+                with_values!(&values, values => {
+                    self.append(tensor.name, bytemuck::cast_slice(values))?;
+                    bytes += size_of_val(&values[..]) as u64;
+                });
+            }
+        }
+        let mut sums = Sums::default();
         sums.add(tensor.elements(), bytes, bytes);
         Ok(sums)
     }

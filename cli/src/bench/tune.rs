@@ -86,7 +86,7 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
 /// the times as a file.
 ///
 /// # Errors
-/// Those of [`super::measure`], at the first measurement that fails.
+/// The errors of [`super::measure`], at the first measurement that fails.
 pub(crate) fn gemm_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
     let gpus = gpus(device)?;
     let recipe = Recipe::of(Format::Nvfp4, Convention::default_for(Format::Nvfp4))?;

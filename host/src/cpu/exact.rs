@@ -11,7 +11,7 @@ pub(crate) struct Factors {
 }
 
 impl Factors {
-    /// Those of 2^`power`, from -127 to 127.
+    /// The factors of the scale 2^`power`, from -127 to 127.
     pub(crate) fn of(power: i32) -> Self {
         let halves = [power / 2, power - power / 2];
         Self { over: halves.map(|half| power_of_two(-half)), under: halves.map(power_of_two) }

@@ -29,7 +29,7 @@ pub(super) fn groups(of_all_rows: usize) -> usize {
 /// Pairs of a chunk: the words of each row of weights that meet a tile.
 const PAIRS: usize = CHUNK / Word::Pair.elements();
 
-/// What multiplies tiles.
+/// Instructions that multiply tiles, or their emulation.
 pub(super) trait TileProducts {
     /// Sets the sums of a tile's tokens to those of its products with panels.
     ///

@@ -200,7 +200,7 @@ impl Loaded {
 impl<F: Weights, const N: u32, const IMAGES: u32> LaneRows<F, N, IMAGES> {
     /// Bytes of codes of half a tile in a stage.
     const HALF_TILE: u32 = TILE_ROWS / 2 * IMAGES * QUAD * CHUNK_BYTES;
-    /// Whether a row's scales of a k-iteration are as many as a piece has, and rows eight apart begin alike.
+    /// True if a row's scales of a k-iteration are as many as a piece has, and rows eight apart begin alike.
     const WHOLE_PIECES: bool = F::BLOCKS > 1 && scales_of::<F, IMAGES>() == 16;
 
     /// The rows of a tile with this number in a work tile, and of those behind it, from a k-iteration on, in a ring of such stages.

@@ -15,7 +15,7 @@ pub(in crate::cpu) struct Amx {
     _thread: PhantomData<*const ()>,
 }
 
-/// What LDTILECFG reads.
+/// The configuration that LDTILECFG reads.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -160,5 +160,5 @@ impl TileProducts for Amx {
     }
 }
 
-// What the loop has as numbers.
+// Numbers that the loop's assembly has written out.
 const _: () = assert!(size_of::<Tile>() == 1024 && size_of::<[TokenSums; PAIRS]>() == 3072 && PANELS == 3);
