@@ -1,6 +1,10 @@
 //! Experts of a layer that lie in one tensor, taken one by one.
 
+use std::ops::ControlFlow;
+
 use half::bf16;
+use microscale::Device;
+use microscale_checkpoint::{Checkpoint, Progress, dequantize};
 use microscale_test_support::{Arg, Run, Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -155,6 +159,24 @@ fn parts_of_split_experts_are_merged_as_they_were_made() {
     assert!(all_tensors(&scratch, "OUT") == all_tensors(&scratch, "WHOLE"));
     let index = |out: &str| read_json(scratch.path(format!("{out}/model.safetensors.index.json")));
     assert_eq!(index("OUT"), index("WHOLE"));
+}
+
+#[test]
+fn operations_of_the_library_transpose_split_experts_that_they_copy() {
+    let scratch = Scratch::new();
+    for (name, form) in [("ONE", Form::OneByOne), ("T", Form::Transposed)] {
+        checkpoint(&scratch, name, form, &config());
+    }
+    // Something must be quantized, so that it can be dequantized and the experts copied.
+    quantize(&scratch, "T", "Q", &["--format", "mxfp4", "--include", "*.gate.weight"]).ok();
+    let mut checkpoint = Checkpoint::open(&scratch.path("Q")).unwrap();
+    assert_eq!(checkpoint.split_experts().unwrap(), 4);
+    let go_on = &mut |_: Progress<'_>| ControlFlow::Continue(());
+    dequantize(&checkpoint, &scratch.path("D"), None, &Device::Cpu, go_on).unwrap();
+    let (found, expected) = (all_tensors(&scratch, "D"), all_tensors(&scratch, "ONE"));
+    let experts = expected.iter().filter(|(name, _)| name.contains(".experts."));
+    let same = experts.map(|(name, tensor)| assert!(found[name] == *tensor, "{name}")).count();
+    assert_eq!(same, 2 * EXPERTS * 3);
 }
 
 #[test]
