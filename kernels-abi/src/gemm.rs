@@ -9,7 +9,7 @@ use microscale_formats::dot::CHUNK;
 use crate::epilogue::ELEMENTWISE;
 use crate::experts::Plan;
 use crate::grid::Divider;
-use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, THREADS, WARP, bounded, kernel};
+use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, WARP, kernel, resident};
 use crate::schedule::Schedule;
 use crate::weights::{QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 
@@ -59,6 +59,11 @@ impl Edition {
     /// Returns whether it has kernels for a token tile: warps that multiply two tiles have no registers for more than 64 tokens.
     pub const fn has(self, tile: TokenTile) -> bool {
         matches!(self, Self::Wgmma) || tile.tokens() <= 64
+    }
+
+    /// Returns whether thread blocks start beside one that arranges activations, for which they leave a multiprocessor registers.
+    const fn starts_beside(self, tile: TokenTile) -> bool {
+        matches!(self, Self::Wgmma) && tile.tokens() <= 64
     }
 
     /// Images of a k-iteration. Where there is room for several stages of two, copies have whole lines of cache.
@@ -265,18 +270,18 @@ pub const fn arrange(dtype: Dtype) -> Option<KernelId> {
 macro_rules! table {
     ($edition:ident $converts:ident, [$($front:expr,)*]; $($n:ident $suffix:literal,)+) => {
         &[$($front,)* $(
-            bounded(kernel(concat!("nvfp4_gemm_weights_f16_", $suffix), Some(Dtype::F16), launch(Edition::$edition, TokenTile::$n), Converts::$converts)),
-            bounded(kernel(concat!("nvfp4_gemm_weights_bf16_", $suffix), Some(Dtype::Bf16), launch(Edition::$edition, TokenTile::$n), Converts::Nothing)),
-            bounded(kernel(concat!("mxfp4_gemm_weights_f16_", $suffix), Some(Dtype::F16), launch(Edition::$edition, TokenTile::$n), Converts::$converts)),
-            bounded(kernel(concat!("mxfp4_gemm_weights_bf16_", $suffix), Some(Dtype::Bf16), launch(Edition::$edition, TokenTile::$n), Converts::Nothing)),
+            resident(kernel(concat!("nvfp4_gemm_weights_f16_", $suffix), Some(Dtype::F16), launch(Edition::$edition, TokenTile::$n), Converts::$converts), 1),
+            resident(kernel(concat!("nvfp4_gemm_weights_bf16_", $suffix), Some(Dtype::Bf16), launch(Edition::$edition, TokenTile::$n), Converts::Nothing), 1),
+            resident(kernel(concat!("mxfp4_gemm_weights_f16_", $suffix), Some(Dtype::F16), launch(Edition::$edition, TokenTile::$n), Converts::$converts), 1),
+            resident(kernel(concat!("mxfp4_gemm_weights_bf16_", $suffix), Some(Dtype::Bf16), launch(Edition::$edition, TokenTile::$n), Converts::Nothing), 1),
         )+]
     };
 }
 
 pub(crate) const KERNELS: &[Kernel] = table! {
     Mma E2m1, [
-        kernel("arrange_f16", Some(Dtype::F16), ARRANGE, Converts::Nothing),
-        kernel("arrange_bf16", Some(Dtype::Bf16), ARRANGE, Converts::Nothing),
+        resident(kernel("arrange_f16", Some(Dtype::F16), ARRANGE, Converts::Nothing), ARRANGE_RESIDENT),
+        resident(kernel("arrange_bf16", Some(Dtype::Bf16), ARRANGE, Converts::Nothing), ARRANGE_RESIDENT),
         kernel("split_f32", Some(Dtype::F32), ELEMENTWISE, Converts::Nothing),
         kernel("merge_f32", Some(Dtype::F32), ELEMENTWISE, Converts::Nothing),
     ];
@@ -288,8 +293,13 @@ pub(crate) const WGMMA_KERNELS: &[Kernel] = table! {
     N16 "wgmma_n16", N32 "wgmma_n32", N64 "wgmma_n64", N128 "wgmma_n128", N256 "wgmma_n256",
 };
 
-/// The launch of the kernels that arrange: a thread has eight activations of each of four chunks.
-const ARRANGE: Launch = (THREADS, THREADS * 32, 0);
+/// Threads of a thread block of the kernels that arrange.
+pub const ARRANGE_THREADS: u32 = 128;
+/// Thread blocks of these that a multiprocessor has registers for, 32 a thread: so that one has room on a multiprocessor of compute
+/// capability 9.0 beside a thread block that multiplies up to 64 tokens, which leaves 4096.
+const ARRANGE_RESIDENT: u32 = 2048 / ARRANGE_THREADS;
+/// The launch of the kernels that arrange: the grid says how many thread blocks there are.
+const ARRANGE: Launch = (ARRANGE_THREADS, 0, 0);
 
 /// The launch of a kernel that multiplies, with as many stages as the GPUs with the most shared memory have room for.
 const fn launch(edition: Edition, tile: TokenTile) -> Launch {
@@ -320,12 +330,19 @@ pub struct ArrangeGrid {
     pub aligned: u32,
     /// 1 for core matrices, as warp groups read them.
     pub core_matrices: u32,
-    _padding: u32,
+    /// Thread blocks, whose warps take turns.
+    pub thread_blocks: u32,
 }
 
 impl ArrangeGrid {
-    /// Makes a grid; `None` if there is nothing to arrange, or more than a launch can count.
-    pub fn new(edition: Edition, tile: TokenTile, cols: u64, tokens: u64, aligned: bool) -> Option<Self> {
+    /// Makes a grid, for a GPU with so many multiprocessors; `None` if there is nothing to arrange, or more than a launch can count.
+    pub fn new(
+        (edition, tile): (Edition, TokenTile),
+        cols: u64,
+        tokens: u64,
+        aligned: bool,
+        multiprocessors: u32,
+    ) -> Option<Self> {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT {
             return None;
         }
@@ -333,6 +350,7 @@ impl ArrangeGrid {
         let images = cols.div_ceil(u64::from(COLUMNS) * of_k_iteration) * of_k_iteration;
         let eights = tokens.next_multiple_of(u64::from(tile.tokens())) / 8;
         let eights = images.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
+        let all = (eights as u32).div_ceil(ARRANGE_THREADS / WARP);
         Some(Self {
             cols,
             images: Divider::new(images),
@@ -341,13 +359,8 @@ impl ArrangeGrid {
             eights: eights as u32,
             aligned: u32::from(aligned),
             core_matrices: u32::from(edition == Edition::Wgmma),
-            _padding: 0,
+            thread_blocks: if edition.starts_beside(tile) { all.min(multiprocessors) } else { all },
         })
-    }
-
-    /// Thread blocks of a launch.
-    pub const fn thread_blocks(&self) -> u64 {
-        (self.eights as u64).div_ceil((THREADS / WARP) as u64)
     }
 
     /// Bytes of the arranged activations.
@@ -450,7 +463,7 @@ mod tests {
         assert!(grid(256, 0, 1, 4).is_none());
         assert!(grid(1 << 31, 128, 1, 4).is_none());
         assert!(grid(1 << 30, 1 << 20, 1 << 20, 4).is_none());
-        let arranged = |cols, tokens| ArrangeGrid::new(Edition::Mma, TokenTile::N16, cols, tokens, true);
+        let arranged = |cols, tokens| ArrangeGrid::new((Edition::Mma, TokenTile::N16), cols, tokens, true, 4);
         assert!(arranged(128, TOKEN_LIMIT).is_none());
         assert!(arranged(1 << 40, 1 << 20).is_none());
         assert_eq!(arranged(130, 17).unwrap().bytes(), 2 * 32 * 256);

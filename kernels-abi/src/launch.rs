@@ -49,17 +49,17 @@ pub struct Kernel {
     pub shared: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
-    /// Its PTX says how many threads a thread block has (`.maxntid`), so that the assembler gives a thread no more registers
-    /// than there are for so many.
-    pub bounded: bool,
+    /// Thread blocks that a multiprocessor has registers for at least: the PTX says so, and how many threads one has (`.minnctapersm`,
+    /// `.maxntid`). If it says nothing, 0. More than one are for targets with warp groups, where another kernel starts beside this one.
+    pub resident: u32,
 }
 
 impl Kernel {
     /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those
     /// that may need more share it between their warps, and take as many as there is room for, a power of
-    /// two; or, if they are bounded, between stages, and take all that there is.
+    /// two; or, if the PTX says how many are resident, between stages, and take all that there is.
     pub const fn within(mut self, shared: u32) -> Self {
-        if self.bounded {
+        if self.resident > 0 {
             self.shared = if self.shared < shared { self.shared } else { shared };
             return self;
         }
@@ -92,12 +92,12 @@ pub(crate) const fn kernel(
     launch: Launch,
     converts: Converts,
 ) -> Kernel {
-    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, bounded: false }
+    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, resident: 0 }
 }
 
-/// The same row for a kernel that is bounded.
-pub(crate) const fn bounded(kernel: Kernel) -> Kernel {
-    Kernel { bounded: true, ..kernel }
+/// The same row for a kernel with registers for so many thread blocks on a multiprocessor.
+pub(crate) const fn resident(kernel: Kernel, resident: u32) -> Kernel {
+    Kernel { resident, ..kernel }
 }
 
 /// Kernels of one operation. They share arguments, a launcher and a PTX file for each target.

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::launch::Family;
+use crate::launch::{Family, Kernel};
 
 /// A target that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,11 @@ impl Target {
     /// The lines that a module for this target starts with, as [`Display`](fmt::Display) text.
     pub const fn head(&self) -> PtxHead<'_> {
         PtxHead(self)
+    }
+
+    /// The thread blocks of a kernel that its PTX says are [resident](Kernel::resident); 0 if it says nothing.
+    pub const fn resident(&self, kernel: &Kernel) -> u32 {
+        if kernel.resident > 1 && !self.wgmma { 0 } else { kernel.resident }
     }
 
     /// The next older target.

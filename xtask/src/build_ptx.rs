@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for (target, raw) in build_all(&request, &toolchain) {
         let module = normalized(&raw?);
         starts_as_said(target, &module)?;
-        let module = Ptx::parse(target, &bounded(target, &module));
+        let module = Ptx::parse(target, &with_residents(target, &module));
         know_each_other(target, &module)?;
         for family in Family::ALL {
             let file = PtxFile { family, target }.to_string();
@@ -86,20 +86,20 @@ fn names() -> String {
     TARGETS.map(|target| target.name).join(", ")
 }
 
-/// Says in a module how many threads the thread blocks of its [bounded](microscale_kernels_abi::Kernel::bounded) kernels have, for
-/// which rustc has no word; and that one on a multiprocessor is enough, without which the assembler makes room for two.
-fn bounded(target: &Target, module: &str) -> String {
+/// Says in a module how many threads the thread blocks of kernels have, and how many are [resident](Target::resident)
+/// on a multiprocessor, for which rustc has no words. Without the latter the assembler makes room for two.
+fn with_residents(target: &Target, module: &str) -> String {
     let mut kernel = None;
     let mut lines = String::with_capacity(module.len());
     for line in module.lines() {
         if let Some((_, entry)) = line.split_once(".entry ") {
             let name = entry.split('(').next().unwrap_or_default();
-            kernel = kernels_for(target).find(|kernel| kernel.bounded && kernel.name == name);
+            kernel = kernels_for(target).find(|kernel| target.resident(kernel) > 0 && kernel.name == name);
         }
         if line == "{"
             && let Some(kernel) = kernel.take()
         {
-            lines += &format!(".maxntid {},1,1\n.minnctapersm 1\n", kernel.threads);
+            lines += &format!(".maxntid {},1,1\n.minnctapersm {}\n", kernel.threads, target.resident(kernel));
         }
         lines += line;
         lines.push('\n');

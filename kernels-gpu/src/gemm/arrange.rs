@@ -1,8 +1,8 @@
 //! The kernel in front of the GEMM: activations as tensor cores read them.
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::{ArrangeGrid, COLUMNS, multiplied};
-use microscale_kernels_abi::launch::{THREADS, WARP};
+use microscale_kernels_abi::gemm::{ARRANGE_THREADS, ArrangeGrid, COLUMNS, multiplied};
+use microscale_kernels_abi::launch::WARP;
 
 use crate::product::operand::Routed;
 use crate::product::scheduler::parts;
@@ -14,8 +14,7 @@ const EIGHT: u32 = 8;
 /// Words of eight activations in a chunk.
 const WORDS: u32 = CHUNK as u32 / EIGHT;
 
-/// Arranges activations. A warp has eight tokens of an image, and a lane the words of one number in a token's four
-/// chunks.
+/// Arranges activations. Warps take turns at eight tokens of an image, of which a lane has the words of one number in a token's four chunks.
 ///
 /// # Safety
 /// The contract of the kernels.
@@ -28,10 +27,27 @@ pub(super) unsafe fn arrange<D: Activations>(
 ) {
     #[cfg(microscale_wgmma)]
     ptx::start_kernel_behind();
-    let number = warp::thread_block() * (THREADS / WARP) + warp::thread() / WARP;
-    if number >= grid.eights {
-        return;
+    const WARPS: u32 = ARRANGE_THREADS / WARP;
+    let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
+    while number < grid.eights {
+        // SAFETY: the caller's contract.
+        unsafe { arrange_eight::<D>(activations, out, &routed, &grid, number) };
+        number += grid.thread_blocks * WARPS;
     }
+}
+
+/// Arranges eight tokens of an image, given their number.
+///
+/// # Safety
+/// The contract of the kernels.
+#[inline(always)]
+unsafe fn arrange_eight<D: Activations>(
+    activations: *const u8,
+    out: *mut u8,
+    routed: &Routed,
+    grid: &ArrangeGrid,
+    number: u32,
+) {
     let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
     let tile_tokens = 1 << grid.tile_bits;
     let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
@@ -44,54 +60,74 @@ pub(super) unsafe fn arrange<D: Activations>(
         // Nobody reads them.
         return;
     }
-    let there = in_tile < count;
     // SAFETY: as above; the token exists.
-    let token = if there { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+    let token =
+        if in_tile < count { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+    let cols = grid.cols as u32;
+    // Activations of one of the lane's words, which is in the chunk that one lane of a quad multiplies, and the first one's column.
+    let of_word = |chunk: u32| {
+        let column = of_tile * COLUMNS + chunk * CHUNK as u32 + word * EIGHT;
+        (if in_tile < count { cols.saturating_sub(column).min(EIGHT) } else { 0 }, column)
+    };
     let row = activations.wrapping_add((u64::from(token) * grid.cols * 2) as usize);
-    // The words of the chunks that lanes of a quad multiply at once, in the order of pairs in which weights are decoded.
-    let words = [0, 1, 2, 3].map(|quarter| {
-        let first =
-            u64::from(of_tile) * u64::from(COLUMNS) + u64::from(quarter * CHUNK as u32 + word * EIGHT);
-        if !there {
-            return [0; 4];
-        }
-        // SAFETY: the token exists.
-        D::pairs(unsafe { load(row, first, grid.cols, grid.aligned != 0) })
-    });
-    let image = u64::from(image) * u64::from(tile_tokens * COLUMNS * 2);
-    let to = out.wrapping_add(image as usize);
-    for i in 0..4 {
-        let (piece, at) = if grid.core_matrices != 0 {
-            // Of a word the first two pairs go to one multiplication, the others to the next.
-            let piece = [words[0][i], words[1][i], words[2][i], words[3][i]];
-            (piece, (eight * const { COLUMNS / EIGHT } + word * 4 + i as u32) * EIGHT + token_of_eight)
-        } else {
-            (words[i], (word * tile_tokens + in_tile) * WORDS + i as u32)
-        };
+    let at = |column: u32| row.wrapping_add(column as usize * 2);
+    let image = out.wrapping_add((u64::from(image) * u64::from(tile_tokens * COLUMNS * 2)) as usize);
+    let store = |number: u32, piece: [u32; 4]| {
         // SAFETY: the piece is in the image, of which there is one, and is this lane's.
-        unsafe { ptx::store_16(to.wrapping_add((at * 16) as usize), piece) };
+        unsafe { ptx::store_16(image.wrapping_add((number * 16) as usize), piece) }
+    };
+    // The numbers of the pieces: of warps, a word's pairs; of warp groups, a pair of each word.
+    let of_pairs = |chunk: u32| (word * tile_tokens + in_tile) * WORDS + chunk;
+    let of_pair = |pair: u32| (eight * const { COLUMNS / EIGHT } + word * 4 + pair) * EIGHT + token_of_eight;
+    let whole = grid.aligned != 0 && of_word(3).0 > 0;
+    let load = |chunk: usize| {
+        // SAFETY: the activations exist, as eights are whole where tokens start on 16 bytes.
+        D::pairs(unsafe { ptx::load_16_here(at(of_word(0).1).wrapping_add(chunk * CHUNK * 2)) })
+    };
+    if whole && grid.core_matrices != 0 {
+        let words = [0, 1, 2, 3].map(load);
+        for i in 0..4 {
+            // Of a word the first two pairs go to one multiplication, the others to the next.
+            store(of_pair(i as u32), [words[0][i], words[1][i], words[2][i], words[3][i]]);
+        }
+        return;
+    }
+    if whole {
+        let words = [0, 1, 2, 3].map(load);
+        for i in 0..4 {
+            store(of_pairs(i as u32), words[i]);
+        }
+        return;
+    }
+    // The others a word at a time, which takes fewer registers.
+    let mut chunk = 0;
+    while chunk < ptx::opaque(4) {
+        let (count, column) = of_word(chunk);
+        // SAFETY: the activations exist.
+        let pairs = D::pairs(unsafe { load_any(at(column), count) });
+        if grid.core_matrices != 0 {
+            for pair in 0..4 {
+                let place = of_pair(pair) * 4 + chunk;
+                // SAFETY: as in `store`.
+                unsafe { *image.cast::<u32>().wrapping_add(place as usize) = pairs[pair as usize] };
+            }
+        } else {
+            store(of_pairs(chunk), pairs);
+        }
+        chunk += 1;
     }
 }
 
-/// Loads eight activations of a token. Those behind the last column are zeros.
+/// Loads up to eight activations from anywhere. Those behind the last one are zeros.
 ///
 /// # Safety
-/// `row` points to as many activations as there are columns, on 16 bytes if they are `aligned`.
+/// `from` points to so many.
 #[inline(always)]
-unsafe fn load(row: *const u8, first: u64, cols: u64, aligned: bool) -> [u32; 4] {
-    let from = row.wrapping_add((first * 2) as usize);
-    if aligned && first + 8 <= cols {
-        // SAFETY: the caller's promise.
-        return unsafe { ptx::load_16(from) };
-    }
+unsafe fn load_any(from: *const u8, count: u32) -> [u32; 4] {
     [0, 2, 4, 6].map(|i| {
-        let half = |i: u64| {
+        let half = |i: u32| {
             // SAFETY: the activation exists.
-            if first + i < cols {
-                unsafe { u32::from(*from.cast::<u16>().wrapping_add(i as usize)) }
-            } else {
-                0
-            }
+            if i < count { unsafe { u32::from(*from.cast::<u16>().wrapping_add(i as usize)) } } else { 0 }
         };
         half(i) | half(i + 1) << 16
     })

@@ -1,7 +1,7 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, ScalePieces, Stage};
+use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, MOST_STAGES, ScalePieces, Stage};
 use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
@@ -116,26 +116,22 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
     let base = ptx::shared_address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
     let table = warp::shared::<u32>().wrapping_add(TABLE_BYTES as usize / 4);
-    if warp::thread() == 0 {
+    // Two warps at once.
+    if warp::thread() < MOST_STAGES {
+        let full = base + warp::thread() * BARRIERS_BYTES;
+        // SAFETY: the barriers are in front of the stages, and nobody uses them yet. Each thread that copies arrives with its
+        // copies, and one more time for the activations.
+        unsafe {
+            mbarrier::init(full, COPYING + 1);
+            mbarrier::init(full + BARRIERS_BYTES / 2, const { multipliers::<N>() });
+        }
+        mbarrier::fence_init();
+    } else if warp::thread() == WARP {
         // SAFETY: nobody uses the word yet.
         unsafe {
             *table = D::TABLE;
             epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
         }
-        let stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
-        let stages = stage.count(epilogue.work.grid.shared);
-        let mut i = 0;
-        while i < stages {
-            let full = base + i * BARRIERS_BYTES;
-            // SAFETY: the barriers are in front of the stages, and nobody uses them yet. Each thread that copies arrives with its
-            // copies, and one more time for the activations.
-            unsafe {
-                mbarrier::init(full, COPYING + 1);
-                mbarrier::init(full + BARRIERS_BYTES / 2, const { multipliers::<N>() });
-            }
-            i += 1;
-        }
-        mbarrier::fence_init();
     }
     warp::barrier();
     // With many sums, those that multiply take registers from those that copy.

@@ -16,7 +16,7 @@ use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound, segments};
 
-use super::case::{Prepared, argument, kernel};
+use super::case::{Prepared, argument};
 use super::cases::Case;
 use super::gemm::{MOST_SHARED, gemm_kernel};
 use super::steps::Fused;
@@ -239,12 +239,11 @@ fn multiplying<T: Exact + Activation>(
         grid.at_once = at_once;
         let plan = plan(&mut case, &routed, counts, grid);
         let tokens = count * u64::from(tile.tokens());
-        let arrange = ArrangeGrid::new(edition, tile, shape.cols, tokens, cols.is_multiple_of(8));
+        let arrange = ArrangeGrid::new((edition, tile), shape.cols, tokens, cols.is_multiple_of(8), at_once);
         let arrange = arrange.expect("a small launch");
         let arranged = case.memory.allocate_aligned("arranged", arrange.bytes() as usize, 16);
-        let elements = arrange.thread_blocks() * u64::from(kernel("arrange_f16").elements);
         let arguments = vec![x, arranged.into(), plan.into(), Argument::clone(&from), argument(&arrange)];
-        case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
+        case.step(format!("arrange_{}", T::DTYPE.word()), u64::from(arrange.thread_blocks), arguments);
         let gemm = GemmGrid::new((edition, tile), shape, tokens, at_once, shared).expect("a small launch");
         let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
         let left = case.memory.allocate_aligned("left", left_bytes(at_once, tile) as usize, 16);

@@ -71,14 +71,14 @@ fn multiplying<T: Exact + Activation>(
         case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
     };
     let aligned = !odd && weights.cols().is_multiple_of(8);
-    let arranged_grid = ArrangeGrid::new(edition, tile, weights.cols() as u64, *tokens as u64, aligned)
-        .expect("a small launch");
+    let arranged_grid =
+        ArrangeGrid::new((edition, tile), weights.cols() as u64, *tokens as u64, aligned, at_once)
+            .expect("a small launch");
     let arranged = case.memory.allocate_aligned("arranged", arranged_grid.bytes() as usize, 16);
-    let elements = arranged_grid.thread_blocks() * u64::from(super::case::kernel("arrange_f16").elements);
     let [plan, from, to] = no_experts();
     let arguments =
         vec![activations.clone(), arranged.into(), plan.clone(), from.clone(), argument(&arranged_grid)];
-    case.step(format!("arrange_{}", T::DTYPE.word()), elements, arguments);
+    case.step(format!("arrange_{}", T::DTYPE.word()), u64::from(arranged_grid.thread_blocks), arguments);
 
     let stage = edition.stage(tile, *tokens as u32, ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));

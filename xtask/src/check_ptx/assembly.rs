@@ -163,7 +163,7 @@ fn spills_outside_of_products(assembled: &Assembled) -> bool {
     let is_clean = |place| {
         innermost(place).is_some_and(|range| !named(&["LDL", "STL"]).any(|place| range.contains(&place)))
     };
-    assembled.kernel.is_some_and(|kernel| kernel.bounded)
+    assembled.kernel.is_some_and(|kernel| kernel.resident == 1)
         && named(&["HMMA", "HGMMA"]).next().is_some()
         && named(&["HMMA", "HGMMA"]).all(is_clean)
 }
@@ -215,19 +215,19 @@ mod tests {
     }
 
     #[test]
-    fn bounded_kernels_may_spill_outside_of_their_products() {
+    fn resident_kernels_may_spill_outside_of_their_products() {
         let used = Resources { stack: 8, spill_stores: 8, spill_loads: 8, ..Default::default() };
-        let bounded = kernels().find(|kernel| kernel.bounded).unwrap().name;
-        let plain = kernels().find(|kernel| !kernel.bounded).unwrap().name;
+        let resident = kernels().find(|kernel| kernel.resident == 1).unwrap().name;
+        let plain = kernels().find(|kernel| kernel.resident == 0).unwrap().name;
         let outside = ".L_1:\nSTL [R1], R2\n.L_2:\nHGMMA.64x128x16.F32 R24, R92\n@P0 BRA `(.L_2)\nLDL R2, [R1]\n@P1 BRA `(.L_1)\nEXIT";
         let inside = outside.replace("LDL R2, [R1]\n", "").replace("\nHGMMA", "\nLDL R2, [R1]\nHGMMA");
         let count = |name, code: &str| {
             messages(assembled(name, used, code)).into_iter().filter(|said| said.contains("local")).count()
         };
-        assert_eq!([count(bounded, outside), count(bounded, &inside), count(plain, outside)], [0, 1, 1]);
+        assert_eq!([count(resident, outside), count(resident, &inside), count(plain, outside)], [0, 1, 1]);
         let more = ".L_3:\nLDL R2, [R1]\nHGMMA.64x256x16.F32 R24, R92\nHGMMA.64x256x16.F32 R24, R92\n@P0 BRA `(.L_3)\nEXIT";
-        assert_eq!(count(bounded, &outside.replace("EXIT", more)), 1, "a second loop");
-        assert_eq!(count(bounded, "EXIT"), 1, "no products");
+        assert_eq!(count(resident, &outside.replace("EXIT", more)), 1, "a second loop");
+        assert_eq!(count(resident, "EXIT"), 1, "no products");
     }
 
     #[test]

@@ -191,7 +191,7 @@ mod tests {
             elements: 1,
             shared: 0,
             converts: Converts::Nothing,
-            bounded: false,
+            resident: 0,
         };
         for (threads, registers, most, expected) in [
             (128, 32, 64, 1.0),
@@ -218,7 +218,7 @@ mod tests {
             elements: 32,
             shared: 0,
             converts: Converts::Nothing,
-            bounded: false,
+            resident: 0,
         };
         let of = |lines: &str| {
             let code = listing(lines);

@@ -110,7 +110,7 @@ mod tests {
         elements: 64,
         shared: 0,
         converts: Converts::E2m1,
-        bounded: false,
+        resident: 0,
     };
 
     #[test]

@@ -110,7 +110,7 @@ mod tests {
         elements: 32,
         shared: 0,
         converts: Converts::E2m1,
-        bounded: false,
+        resident: 0,
     };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 

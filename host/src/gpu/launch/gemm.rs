@@ -83,7 +83,13 @@ impl Grids {
     ) -> Result<Self> {
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
         let GemmWeightsKernel { edition, tile } = kernel;
-        let arrange = ArrangeGrid::new(edition, tile, weights.cols as u64, tokens as u64, aligned);
+        let arrange = ArrangeGrid::new(
+            (edition, tile),
+            weights.cols as u64,
+            tokens as u64,
+            aligned,
+            kernels.multiprocessors(),
+        );
         match (arrange, gemm_grid(kernels, kernel, weights, tokens)) {
             (Some(arrange), Some(gemm)) => {
                 Ok(Self { arrange, gemm, thread_blocks: gemm.schedule.thread_blocks })
@@ -297,12 +303,12 @@ pub(super) unsafe fn enqueue(
     let Routed { plan, from, to } = routed;
     let left = memory + grids.arrange.bytes();
     let ready = kernels.ready(arrange)?;
-    let elements = grids.arrange.thread_blocks() * u64::from(ready.kernel.elements);
     let grid = Argument(grids.arrange);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&activations).arg(&memory).arg(&plan).arg(&from).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The rest is the caller's promise.
-    unsafe { launch.launch(config(&ready.kernel, elements)?) }.map_err(doing("arranging activations"))?;
+    unsafe { launch.launch(config(&ready.kernel, u64::from(grids.arrange.thread_blocks))?) }
+        .map_err(doing("arranging activations"))?;
 
     let ready = kernels.ready(gemm)?;
     let launched = Kernel { shared: grids.gemm.shared, ..ready.kernel };
