@@ -4,12 +4,14 @@
 //!     cargo run --release -p microscale-candle --example generate -- sample/tiny-story \
 //!         --layers plain,q4_k,mxfp4,nvfp4,nvfp4-full --perplexity sample/tiny-story/heldout.txt
 //!     cargo run --release -p microscale-candle --example generate -- random --layers plain,q4_k,nvfp4
+//!     cargo run --release -p microscale-candle --example generate --features cuda -- OUT --device cuda --dtype bf16
 //!
 //! `--layers` says how linear layers are held: `stored`, as the checkpoint has them; `plain`, as candle's `Linear`, dequantized if
 //! need be; `q4_0` and `q4_k` by candle's own quantization, `mxfp4`, `nvfp4`, `mxfp4-full` and `nvfp4-full` by this library's, made
-//! of the same values in memory. Several are run in turns. `--dtype` is that of activations and of what is not quantized; candle's
-//! `q4_…` take f32. `--device cuda` is the first GPU, where this library's layers take f16 and bf16. `--tokens` says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random
-//! weights, 8 layers of 2048, that has no words.
+//! of the same values in memory. Several are run in turns. `--dtype` is that of activations and of what is not quantized.
+//! `--device cuda` is the first GPU; a round before the others has its driver compile the kernels, and is not measured. `--tokens`
+//! says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random weights, 8 layers of 2048, that
+//! has no words.
 
 mod layers;
 mod llama;
@@ -44,7 +46,7 @@ struct Options {
 impl Options {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self {
-            model: words.next().ok_or(USAGE)?,
+            model: words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?,
             layers: vec![("stored".into(), Held::Stored)],
             dtype: DType::F32,
             device: Device::Cpu,
@@ -153,6 +155,13 @@ fn main() -> Result<()> {
         let (tokens, prompt, each) = (Vec::new(), Vec::new(), Vec::new());
         runs.push(Run { name: name.clone(), model, tokens, prompt, each });
     }
+    if !options.device.is_cpu() {
+        for run in &mut runs {
+            run.round(&prompt, 2)?;
+            run.prompt.clear();
+            run.each.clear();
+        }
+    }
     for _ in 0..options.rounds {
         for run in &mut runs {
             run.round(&prompt, options.tokens)?;
@@ -173,12 +182,11 @@ fn main() -> Result<()> {
         (Some(_), None) => return Err("perplexity of a text needs a tokenizer.json".into()),
         (None, _) => None,
     };
-    let threads = std::thread::available_parallelism()?;
-    println!(
-        "{threads} threads, activations in {}, prompt of {} tokens",
-        options.dtype.as_str(),
-        prompt.len()
-    );
+    let place = match options.device {
+        Device::Cpu => format!("{} threads", std::thread::available_parallelism()?),
+        _ => "the first GPU".into(),
+    };
+    println!("{place}, activations in {}, prompt of {} tokens", options.dtype.as_str(), prompt.len());
     println!("| layers | prompt, tokens/s | tokens/s, median | best | perplexity |\n|---|---|---|---|---|");
     for run in &mut runs {
         let [prompted, _] = median(&mut run.prompt);
