@@ -18,7 +18,8 @@ use layers::{Held, Stored};
 use llama::{Config, Llama};
 
 fn sample() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../sample/tiny-story")
+    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-story")
 }
 
 fn model(directory: &Path, held: Held) -> Result<Llama> {

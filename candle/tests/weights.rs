@@ -12,7 +12,8 @@ use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantiz
 const CPU: &Device = &Device::Cpu;
 
 fn sample() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../sample/tiny-llama")
+    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-llama")
 }
 
 /// The sample, quantized into a directory.
