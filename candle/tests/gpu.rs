@@ -1,10 +1,23 @@
-//! Layers on a GPU against the same layers on the CPU. With `MICROSCALE_REQUIRE_GPU=1` a machine without one fails.
+//! Layers and a model on a GPU against the same on the CPU. With `MICROSCALE_REQUIRE_GPU=1` a machine without one fails.
 #![cfg(feature = "cuda")]
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
 use microscale::{Convention, Format, Recipe};
-use microscale_candle::{QExperts, QLinear, QMatrix};
+use microscale_candle::{QExperts, QLinear, QMatrix, Weights};
+use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+
+#[path = "../examples/generate/layers.rs"]
+mod layers;
+#[path = "../examples/generate/llama.rs"]
+#[expect(dead_code, reason = "the example's")]
+mod llama;
+
+use layers::{Held, Stored};
+use llama::{Config, Llama};
 
 /// Dtypes of activations, and half the distance of two numbers next to 1.
 const DTYPES: [(DType, f64); 3] = [
@@ -184,5 +197,51 @@ fn errors_say_where_things_are() -> Result<()> {
     assert!(layer.forward(&x).unwrap_err().to_string().contains("to_device"));
     let doubles = x.to_dtype(DType::F64)?;
     assert!(layer.to_device(&device)?.forward(&doubles).unwrap_err().to_string().contains("f16 or bf16"));
+    Ok(())
+}
+
+fn model(directory: &Path, held: Held, device: &Device) -> Result<Llama> {
+    let config = std::fs::read_to_string(directory.join("config.json"))?;
+    Llama::of(&Stored(Weights::open(directory, DType::F32, device)?, held), &Config::parse(&config)?)
+}
+
+/// Logits after a prompt, and what follows it, each the token with the largest logit.
+fn generate(mut model: Llama) -> Result<(Vec<f32>, Vec<u32>)> {
+    /// The start token, and "It was a truth universally".
+    const PROMPT: &[u32] = &[0, 1020, 305, 259, 1899, 468, 73, 1178, 557];
+    let logits = model.forward(PROMPT, false)?.to_device(&Device::Cpu)?;
+    model.reset();
+    let mut tokens = vec![model.next(PROMPT)?];
+    while tokens.len() < 32 {
+        tokens.push(model.next(&tokens[tokens.len() - 1..])?);
+    }
+    Ok((flat(&logits), tokens))
+}
+
+#[test]
+fn a_model_generates_what_it_does_on_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sample =
+        std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-story");
+    let checkpoint = Checkpoint::open(&sample).unwrap();
+    let directory = tempfile::tempdir()?;
+    let quantized = directory.path().join("quantized");
+    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let plan =
+        Plan::new(&checkpoint, &Selection::default(), recipe, FileConvention::CompressedTensors).unwrap();
+    quantize(&plan, &quantized, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    for (directory, held) in
+        [(&sample, "plain"), (&sample, "nvfp4"), (&sample, "mxfp4"), (&quantized, "stored")]
+    {
+        let [here, there] = [&Device::Cpu, &device]
+            .map(|device| generate(model(directory, held.parse().unwrap(), device).unwrap()).unwrap());
+        let largest = here.0.iter().fold(0f32, |largest, logit| largest.max(logit.abs()));
+        for (i, (expected, found)) in here.0.iter().zip(&there.0).enumerate() {
+            let off = (found - expected).abs();
+            assert!(off < 1e-4 * largest, "{held}, logit {i}: {found}, and not {expected}");
+        }
+        assert_eq!(there.1, here.1, "{held}");
+    }
     Ok(())
 }
