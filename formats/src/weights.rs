@@ -51,7 +51,7 @@
 //!
 //! # Many tokens on CPUs
 //!
-//! With five tokens and more, a row's elements form segments of [`SEGMENT`]. Weights come under their scales first: as 64ths in
+//! With nine tokens and more, or five where there are matrix tiles, a row's elements form segments of [`SEGMENT`]. Weights come under their scales first: as 64ths in
 //! NVFP4 ([`nvfp4_weight`]), over the row's largest scale in MXFP4 ([`mxfp4_weight`]). Either is exact, with six bits. A
 //! [`segment`]'s products are fused to its sum, in order, each sum rounded to f32. The sums of all segments are added in f32, in
 //! order, and come under [`NVFP4_FACTOR`] or the row's largest scale, and then under the global scale, in f64; that is rounded
@@ -64,7 +64,8 @@
 //! subnormal numbers for zeros. γ is the same with them; δ is K · 2^−114 in NVFP4, and K · 2^−123 times the row's largest scale in
 //! MXFP4.
 //!
-//! With more than eight tokens, matrix tiles (AMX with BF16) multiply a segment 32 elements at a time. An activation is a sum of
+//! Matrix tiles (AMX with BF16) multiply a segment 32 elements at a time, of which every fourth comes first, from the first one on, then every fourth from the
+//! second one on, and so on: elements 0, 4, … 28, 1, 5, … 31 have the indices 0 to 31. An activation is a sum of
 //! bf16, f32 of three and f16 of two: each has the upper eight bits of what is left, cut off, so that their magnitudes come to
 //! that of the activation. The parts of 32 elements follow each other, the highest first. The products of one with the weights of an
 //! even index are fused to a sum, in order, from zero, and those of an odd index to another; both are added, and then added to

@@ -1,32 +1,33 @@
-//! Activations of many tokens, in the order in which they are multiplied.
+//! Activations of many tokens, in the order in which they are multiplied: a token a lane.
 
+use microscale_formats::arithmetic::Machine as _;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::SEGMENT;
 use rayon::prelude::*;
 
-use super::vector::Lanes;
-use crate::element::Element;
-use crate::elements::{Elements, by_dtype};
+use super::vector::{LANES, Lanes, Vector};
+use super::widen::Widen;
+use crate::element::{Dtype, Element};
 
 /// Tokens of a tile.
-pub(super) const TOKENS: usize = 8;
+pub(super) const TOKENS: usize = LANES;
 
 /// As many f32 as a vector has lanes, where no vector is in two cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Aligned(pub(super) Lanes<f32>);
 
-/// The activations of a token in a word of 32 bits.
+/// What a word of 32 bits has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// One of them, as an f32.
+    /// An element, as an f32.
     Single,
-    /// Two of them in bf16, the first one below the other.
+    /// Two elements in bf16, that with the even index below the other.
     Pair,
 }
 
 impl Word {
-    /// Activations in a word.
+    /// Elements in a word.
     pub(super) const fn elements(self) -> usize {
         match self {
             Self::Single => 1,
@@ -35,44 +36,79 @@ impl Word {
     }
 }
 
-/// Activations by tile of tokens, word and token. Rows are filled up with zeros to whole chunks, and the last
-/// tile to a power of two of tokens.
+/// How activations are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As f32.
+    Singles,
+    /// As pairs of bf16, which they are.
+    Pairs,
+    /// As pairs of bf16 whose sums they are.
+    Tiles,
+}
+
+impl Form {
+    pub(super) const fn word(self) -> Word {
+        match self {
+            Self::Singles => Word::Single,
+            Self::Pairs | Self::Tiles => Word::Pair,
+        }
+    }
+
+    /// The words that an activation is in: as many bf16 as it has times eight significant bits.
+    const fn parts(self, dtype: Dtype) -> usize {
+        match (self, dtype) {
+            (Self::Tiles, Dtype::F32) => 3,
+            (Self::Tiles, Dtype::F16) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Activations by segment, tile of tokens, chunk, part and word: a line has the word of each of the tile's tokens. Pairs are of
+/// [places](super::tables::place_of_element), single ones of elements. Rows are filled up with zeros to whole chunks, and the last
+/// tile to sixteen tokens.
 pub(super) struct Arranged {
-    word: Word,
+    form: Form,
+    parts: usize,
     cols: usize,
-    tokens: usize,
-    words: Vec<u32>,
+    token_tiles: usize,
+    /// The lines, from the first cache line on.
+    words: Vec<f32>,
+    first: usize,
 }
 
 impl Arranged {
-    pub(super) fn of(word: Word, activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
+    /// Given what puts a segment's activations, from a column on, into lines of zeros.
+    pub(super) fn new(
+        form: Form,
+        dtype: Dtype,
+        cols: usize,
+        tokens: usize,
+        arrange: impl Fn(usize, &mut [Lanes<f32>]) + Sync,
+    ) -> Self {
+        let parts = form.parts(dtype);
         let cols_of_words = cols.next_multiple_of(CHUNK);
-        let whole = tokens / TOKENS * TOKENS;
-        let places = whole + places(tokens - whole);
-        let mut words = vec![0; cols_of_words / word.elements() * places];
-        let tile_words = (cols_of_words / word.elements() * TOKENS).max(1);
-        words.par_chunks_mut(tile_words).enumerate().for_each(|(tile, words)| {
-            let first = tile * TOKENS;
-            let tokens = (tokens - first).min(TOKENS);
-            let activations = activations.part(first * cols, tokens * cols);
-            match (word, activations) {
-                (Word::Pair, Elements::Bf16(activations)) => {
-                    arrange(words, tokens, activations, cols, |pair: &[half::bf16; 2]| {
-                        u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16
-                    });
-                }
-                _ => by_dtype!(Elements, activations => {
-                    arrange(words, tokens, activations, cols, |[x]: &[_; 1]| x.to_f32().to_bits());
-                }),
-            }
+        let token_tiles = tokens.div_ceil(TOKENS);
+        let lines_of_element = |elements: usize| elements / form.word().elements() * parts * token_tiles;
+        // Zeros that come from the system as they are used.
+        let mut words = vec![0f32; lines_of_element(cols_of_words) * LANES + LANES - 1];
+        let first = words.as_ptr().align_offset(size_of::<Aligned>()).min(LANES - 1);
+        let lines = words[first..].as_chunks_mut().0;
+        lines.par_chunks_mut(lines_of_element(SEGMENT).max(1)).enumerate().for_each(|(segment, lines)| {
+            arrange(segment * SEGMENT, lines);
         });
-        Self { word, cols: cols_of_words, tokens, words }
+        Self { form, parts, cols: cols_of_words, token_tiles, words, first }
     }
 
-    /// The contents of a word, by which x86 has instructions of its own.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) const fn word(&self) -> Word {
-        self.word
+    /// How they are multiplied.
+    pub(super) const fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Words of the same elements.
+    pub(super) const fn parts(&self) -> usize {
+        self.parts
     }
 
     /// The elements of each segment of a row.
@@ -81,37 +117,101 @@ impl Arranged {
         (0..cols).step_by(SEGMENT).map(move |first| (cols - first).min(SEGMENT))
     }
 
-    /// A tile's words of a segment and those after it.
-    pub(super) fn part(&self, tile: usize, segment: usize) -> &[u32] {
-        let first = tile * TOKENS;
-        let places = places((self.tokens - first).min(TOKENS));
-        let words = self.cols / self.word.elements();
-        &self.words[first * words..][..words * places][segment * SEGMENT / self.word.elements() * places..]
+    /// A segment's lines of some tiles of tokens, from one on.
+    pub(super) fn part(&self, segment: usize, first_tile: usize, tiles: usize) -> &[Lanes<f32>] {
+        let elements = (self.cols - segment * SEGMENT).min(SEGMENT);
+        let lines = |elements: usize| elements / self.form.word().elements() * self.parts;
+        let before = lines(segment * SEGMENT) * self.token_tiles + lines(elements) * first_tile;
+        &self.words[self.first..].as_chunks().0[before..][..lines(elements) * tiles]
     }
 }
 
-/// The room that some tokens of a tile take.
-const fn places(tokens: usize) -> usize {
-    if tokens == 0 { 0 } else { tokens.next_power_of_two() }
-}
-
-/// Puts each token's words behind each other, `places` apart.
-fn arrange<T: Element, const N: usize>(
-    words: &mut [u32],
-    tokens: usize,
+/// Puts a segment's activations, from a column on, into lines.
+#[inline(always)]
+pub(super) fn arrange<T: Element, W: Widen>(
+    form: Form,
     activations: &[T],
     cols: usize,
-    word: impl Fn(&[T; N]) -> u32,
+    first: usize,
+    lines: &mut [Lanes<f32>],
 ) {
-    let places = places(tokens);
-    for (token, row) in activations.chunks(cols).enumerate() {
-        let places = words.chunks_exact_mut(places).map(|words| &mut words[token]);
-        let (whole, rest) = row.as_chunks::<N>();
-        let mut last = [T::default(); N];
-        last[..rest.len()].copy_from_slice(rest);
-        let rest = if rest.is_empty() { None } else { Some(&last) };
-        for (to, of) in places.zip(whole.iter().chain(rest)) {
-            *to = word(of);
+    let tokens = activations.len() / cols;
+    let lines_of_tile = lines.len() / tokens.div_ceil(TOKENS);
+    let lines_of_chunk = CHUNK / form.word().elements() * form.parts(T::DTYPE);
+    for (tile, lines) in lines.chunks_exact_mut(lines_of_tile).enumerate() {
+        for (chunk, lines) in lines.chunks_exact_mut(lines_of_chunk).enumerate() {
+            let first = first + chunk * CHUNK;
+            // By part, of pairs, or by half of the chunk; and token.
+            let mut words = [[W::Vector::splat(0.0); TOKENS]; 3];
+            for token in 0..TOKENS.min(tokens - tile * TOKENS) {
+                let row = &activations[(tile * TOKENS + token) * cols..][..cols];
+                let values = if let Some(values) = row[first..].first_chunk::<CHUNK>() {
+                    W::widen(values)
+                } else {
+                    let mut filled = [T::default(); CHUNK];
+                    filled[..cols - first].copy_from_slice(&row[first..]);
+                    W::widen(&filled)
+                };
+                let (halves, _) = values.as_chunks::<LANES>();
+                let halves = [W::Vector::load(&halves[0]), W::Vector::load(&halves[1])];
+                match form {
+                    Form::Singles => [words[0][token], words[1][token]] = halves,
+                    Form::Pairs | Form::Tiles => {
+                        let mut halves = halves;
+                        // Twice for the places of elements, and then by pair.
+                        for _ in 0..3 {
+                            halves = W::Vector::deinterleave(halves[0], halves[1]).into();
+                        }
+                        let [mut even, mut odd] = halves;
+                        for words in &mut words[..form.parts(T::DTYPE)] {
+                            words[token] = pairs::<W::Vector>(even, odd);
+                            (even, odd) = (rest::<W::Vector>(even), rest::<W::Vector>(odd));
+                        }
+                    }
+                }
+            }
+            for (lines, words) in lines.as_chunks_mut::<LANES>().0.iter_mut().zip(words) {
+                *lines = stored::<W::Vector>(transposed::<W::Vector>(words));
+            }
         }
     }
 }
+
+/// The upper halves of numbers: bf16, cut off.
+#[inline(always)]
+fn pairs<V: Vector>(even: V::Number, odd: V::Number) -> V::Number {
+    let upper = V::and(V::bits(odd), V::splat_bits(0xFFFF_0000));
+    V::number(V::or(V::shift_right(V::bits(even), 16), upper))
+}
+
+/// What a bf16 leaves of numbers, which is exact: the lower bits. Of infinities NaN, which does no harm.
+#[inline(always)]
+fn rest<V: Vector>(numbers: V::Number) -> V::Number {
+    V::sub(numbers, V::number(V::and(V::bits(numbers), V::splat_bits(0xFFFF_0000))))
+}
+
+/// Columns for rows. Each of four times the lowest bit of a number's column becomes the highest one of its row, and that of its
+/// row the highest one of its column.
+#[inline(always)]
+pub(super) fn transposed<V: Vector>(mut rows: [V::Number; LANES]) -> [V::Number; LANES] {
+    for _ in 0..LANES.ilog2() {
+        let mut next = rows;
+        for i in 0..LANES / 2 {
+            (next[i], next[i + LANES / 2]) = V::deinterleave(rows[2 * i], rows[2 * i + 1]);
+        }
+        rows = next;
+    }
+    rows
+}
+
+#[inline(always)]
+fn stored<V: Vector>(rows: [V::Number; LANES]) -> [Lanes<f32>; LANES] {
+    let mut lines = [[0.0; LANES]; LANES];
+    for i in 0..LANES {
+        lines[i] = V::store(rows[i]);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

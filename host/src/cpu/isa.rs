@@ -7,25 +7,26 @@ use std::sync::{Arc, OnceLock};
 
 use microscale_formats::errors::ErrorSums;
 
-use super::arranged::{Arranged, Word};
+use super::arranged::{self, Arranged, Form};
 use super::decoder::Decoder;
 use super::hessian::{self, Hessians};
-#[cfg(target_arch = "x86_64")]
-use super::panels::Pairs;
-use super::panels::{self, PanelRows, Scratch, Singles, TokenSums};
+use super::panels::{self, Operands, Scratch, TokenSums};
 use super::piece::Output;
 use super::policy::Tally;
 use super::rows::Row;
 use super::rule::{Kind, Rule, Searching};
+#[cfg(target_arch = "x86_64")]
+use super::terms::Pairs;
+use super::terms::{ByVectors, Singles};
 use super::thresholds::Thresholds;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::tiles::Amx;
-use super::tiles::{self, Emulated, Tile, TileOperands, TiledActivations};
+use super::tiles::{ByTiles, Emulated};
 #[cfg(target_arch = "aarch64")]
 use super::vector::Neon;
-use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
+use super::vector::{Lanes, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::weigh_pairs::{self, PreparedPairs};
 use super::widen::ByElement;
@@ -53,7 +54,7 @@ pub enum Isa {
     /// AVX-512 with BF16. Only [`gemm_weights`](crate::gemm_weights()) of bf16 differs from [`Self::Avx512`]'s.
     Avx512Bf16,
     /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them. Only
-    /// [`gemm_weights`](crate::gemm_weights()) of more than eight tokens differs from [`Self::Avx512Bf16`]'s. Where tiles are named and the
+    /// [`gemm_weights`](crate::gemm_weights()) of more than four tokens differs from [`Self::Avx512Bf16`]'s. Where tiles are named and the
     /// machine lacks them, they are emulated, with the same bits.
     AmxBf16,
 }
@@ -146,15 +147,8 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn multiply(
-                format: Format,
-                rows: &PanelRows<'_>,
-                x: &Arranged,
-                first_tile: usize,
-                sums: &mut [TokenSums],
-                scratch: &mut Scratch,
-            ) {
-                panels::multiply::<$vector, Singles>(format, rows, x, first_tile, sums, scratch);
+            pub(super) fn multiply(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+                panels::multiply::<$vector, _>(&ByVectors(Singles), operands, sums, scratch);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -168,23 +162,21 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn arrange_tiles<T: Element>(
+            pub(super) fn arrange<T: Element>(
+                form: Form,
                 activations: &[T],
                 cols: usize,
                 first: usize,
-                tokens: usize,
-                tiles: &mut [Tile],
+                lines: &mut [Lanes<f32>],
             ) {
-                tiles::arrange::<T, $widen>(activations, cols, first, tokens, tiles);
+                arranged::arrange::<T, $widen>(form, activations, cols, first, lines);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn emulate_tiles(
-                operands: &TileOperands<'_>,
-                sums: &mut [TokenSums],
-                scratch: &mut Scratch,
-            ) {
-                tiles::multiply::<$vector, _>(&Emulated::<$vector>::new(), operands, sums, scratch);
+            pub(super) fn emulate_tiles(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+                let tiles = &Emulated::<$vector>::new();
+                let products = ByTiles { tiles, parts: operands.x.parts() };
+                panels::multiply::<$vector, _>(&products, operands, sums, scratch);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -207,22 +199,16 @@ instance!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2
 /// The products that AVX-512 BF16 adds.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_pairs(
-    format: Format,
-    rows: &PanelRows<'_>,
-    x: &Arranged,
-    first_tile: usize,
-    sums: &mut [TokenSums],
-    scratch: &mut Scratch,
-) {
-    panels::multiply::<Avx512, Pairs>(format, rows, x, first_tile, sums, scratch);
+fn multiply_pairs(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+    panels::multiply::<Avx512, _>(&ByVectors(Pairs), operands, sums, scratch);
 }
 
 /// The products that AMX adds, by tiles that are configured.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_tiles(amx: &Amx, operands: &TileOperands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-    tiles::multiply::<Avx512, Amx>(amx, operands, sums, scratch);
+fn multiply_tiles(tiles: &Amx, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+    let products = ByTiles { tiles, parts: operands.x.parts() };
+    panels::multiply::<Avx512, _>(&products, operands, sums, scratch);
 }
 
 /// As [`multiply_pairs`], for a few tokens.
@@ -417,56 +403,47 @@ impl Isa {
     }
 
     /// Returns whether the machine has this instruction set, and AVX-512 BF16 in it.
-    fn has_pairs(self) -> bool {
+    pub(super) fn has_pairs(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::AmxBf16) && self.is_available()
     }
 
-    /// How activations of a dtype are multiplied where there are many tokens, and no tiles.
-    pub(super) fn word_of(self, dtype: Dtype) -> Word {
-        if dtype == Dtype::Bf16 && self.has_pairs() { Word::Pair } else { Word::Single }
+    /// How activations of a dtype are multiplied where there are many tokens.
+    pub(super) fn form_of(self, dtype: Dtype) -> Form {
+        match self {
+            Self::AmxBf16 => Form::Tiles,
+            _ if dtype == Dtype::Bf16 && self.has_pairs() => Form::Pairs,
+            _ => Form::Singles,
+        }
     }
 
-    /// Puts activations into tiles.
-    pub(super) fn tiles(self, activations: Elements<'_>, cols: usize, tokens: usize) -> TiledActivations {
-        TiledActivations::new(activations.dtype(), cols, tokens, |first, tiles| {
+    /// Puts activations in the order in which they are multiplied.
+    pub(super) fn arranged(self, activations: Elements<'_>, cols: usize, tokens: usize) -> Arranged {
+        let (dtype, form) = (activations.dtype(), self.form_of(activations.dtype()));
+        Arranged::new(form, dtype, cols, tokens, |first, lines| {
             by_dtype!(Elements, activations => {
-                by_instance!(self, arrange_tiles(activations, cols, first, tokens, tiles));
+                by_instance!(self, arrange(form, activations, cols, first, lines));
             });
         })
     }
 
-    /// Adds to the sums of some tiles' tokens, by group of rows and token; there is a stretch in the memory for each group.
-    pub(super) fn multiply_tiles(
-        self,
-        operands: &TileOperands<'_>,
-        sums: &mut [TokenSums],
-        scratch: &mut Scratch,
-    ) {
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if self == Self::AmxBf16 && self.is_available() {
-            // SAFETY: tiles were just found to be permitted, and the features that the function enables to be there. There are no
-            // other configured tiles on this thread: they are configured here alone, and the function calls nothing that does.
-            return unsafe { multiply_tiles(&Amx::configure(), operands, sums, scratch) };
+    /// Sets the sums of some tokens, by panel and token. The reference does it otherwise.
+    pub(super) fn multiply(self, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+        match operands.x.form() {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Form::Tiles if Self::AmxBf16.is_available() => {
+                // SAFETY: tiles were just found to be permitted, and the features that the function enables to be there. There are no
+                // other configured tiles on this thread: they are configured here alone, and the function calls nothing that does.
+                unsafe { multiply_tiles(&Amx::configure(), operands, sums, scratch) }
+            }
+            Form::Tiles => by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch)),
+            #[cfg(target_arch = "x86_64")]
+            Form::Pairs if Self::Avx512Bf16.is_available() => {
+                // SAFETY: the features that the function enables were just detected on this CPU.
+                unsafe { multiply_pairs(operands, sums, scratch) }
+            }
+            // Pairs are only chosen where they are there.
+            Form::Pairs | Form::Singles => by_instance!(self, multiply(operands, sums, scratch)),
         }
-        by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch));
-    }
-
-    /// Adds to the sums of some tiles' tokens, by token. The reference does it otherwise.
-    pub(super) fn multiply(
-        self,
-        format: Format,
-        rows: &PanelRows<'_>,
-        x: &Arranged,
-        first_tile: usize,
-        sums: &mut [TokenSums],
-        scratch: &mut Scratch,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        if x.word() == Word::Pair && Self::Avx512Bf16.is_available() {
-            // SAFETY: the features that the function enables were just detected on this CPU.
-            return unsafe { multiply_pairs(format, rows, x, first_tile, sums, scratch) };
-        }
-        by_instance!(self, multiply(format, rows, x, first_tile, sums, scratch));
     }
 
     /// Rounds the products of some tokens and [`panels::ROWS`] rows. Returns false if some are no numbers, and then none counts.

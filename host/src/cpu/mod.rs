@@ -8,13 +8,14 @@
 //! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
 //! importance                                                      what weighs errors, for pieces
 //! isa → reference                                                 the instances; the definition
-//! plain   hessian → search, decode   errors   dot   tiles → panels, weigh_pairs → weigh    a piece, a row, several rows
-//! rule   decoder                                                  a recipe, a tensor: as loops need them
+//! plain   hessian → search, decode   errors   dot   terms, tiles → panels, weigh_pairs → weigh    a piece, a row, several rows
+//! rule   decoder   arranged                                       a recipe, a tensor, activations: as loops need them
 //! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
 //! piece → policy → blocks                                         output, counts, the definition of blocks
 //! thresholds   values                                             codes and values of 16 bits, looked up
 //! products → vector → halfwords → machines                        vectors, a file for each instruction set
-//! pieces   rows   prefetch   stream   arranged                    memory
+//! tables                                                          weights of four bits, looked up
+//! pieces   rows   prefetch   stream                               memory
 //! ```
 //!
 //! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same
@@ -60,6 +61,8 @@ mod search;
 mod search_lanes;
 mod stream;
 mod strided;
+mod tables;
+mod terms;
 mod thresholds;
 mod tiles;
 mod values;

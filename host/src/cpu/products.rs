@@ -11,8 +11,10 @@ mod avx512_bf16;
 mod neon;
 mod portable;
 
+use microscale_formats::dot::CHUNK;
 use microscale_formats::e2m1;
 
+use super::tables::Table;
 use super::vector::{LANES, Lanes, Vector};
 
 /// Bytes of codes whose products are summed at once: of eight chunks, or sixteen groups of 16 elements.
@@ -135,6 +137,10 @@ pub(super) trait Products: Vector {
 
     /// A 128th of each of their weights, the elements in order.
     fn fractions(column: Self::Column) -> [Self::Number; 8];
+
+    /// The entries of a chunk's codes, those of its first half in one table and of the other in another, at the places that
+    /// [`place_of_element`](super::tables::place_of_element) names: a pair of places in each lane.
+    fn looked_up(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Self::Bits;
 }
 
 /// Vectors that multiply pairs of bf16, the one with the lower index in the lower bits.

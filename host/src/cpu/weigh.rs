@@ -113,7 +113,7 @@ const fn order(half: usize, group: usize) -> [u8; LANES] {
 }
 
 /// What the formats do differently.
-pub(super) trait Scales {
+trait Scales {
     /// Scales of a tile.
     const COUNT: usize;
 
@@ -121,7 +121,7 @@ pub(super) trait Scales {
     fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2];
 }
 
-pub(super) struct Nvfp4;
+struct Nvfp4;
 
 impl Scales for Nvfp4 {
     const COUNT: usize = 2 * LANES;
@@ -140,7 +140,7 @@ impl Scales for Nvfp4 {
     }
 }
 
-pub(super) struct Mxfp4;
+struct Mxfp4;
 
 impl Scales for Mxfp4 {
     const COUNT: usize = LANES;

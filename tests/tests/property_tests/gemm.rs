@@ -41,7 +41,7 @@ fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usiz
         }
         for row in 0..weights.rows() {
             let mut bound = Bound::of_segments(weights, row, instructions);
-            if tokens <= 4 || are_far_apart(weights, row) {
+            if tokens <= few(isa) || are_far_apart(weights, row) {
                 let few = Bound::of_definition(weights);
                 bound = bound.or(if T::DTYPE == Dtype::F32 { Bound::of_singles(weights, row) } else { few });
             }
@@ -51,12 +51,17 @@ fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usiz
     }
 }
 
+/// The most tokens that are multiplied as few are.
+fn few(isa: Isa) -> usize {
+    if isa == Isa::AmxBf16 { 4 } else { 8 }
+}
+
 /// What multiplies so many tokens.
 fn instructions(isa: Isa, dtype: Dtype, tokens: usize) -> Instructions {
     match (isa, dtype) {
-        (Isa::AmxBf16, Dtype::F32) if tokens > 8 => Instructions::Tiles { parts: 3 },
-        (Isa::AmxBf16, Dtype::F16) if tokens > 8 => Instructions::Tiles { parts: 2 },
-        (Isa::AmxBf16, Dtype::Bf16) if tokens > 8 => Instructions::Tiles { parts: 1 },
+        (Isa::AmxBf16, Dtype::F32) if tokens > few(isa) => Instructions::Tiles { parts: 3 },
+        (Isa::AmxBf16, Dtype::F16) if tokens > few(isa) => Instructions::Tiles { parts: 2 },
+        (Isa::AmxBf16, Dtype::Bf16) if tokens > few(isa) => Instructions::Tiles { parts: 1 },
         // Without tiles there are none for pairs either.
         (Isa::AmxBf16, Dtype::Bf16) if Isa::available().any(|other| other == isa) => Instructions::Pairs,
         (Isa::Avx512Bf16, Dtype::Bf16) => Instructions::Pairs,
@@ -131,8 +136,7 @@ fn tokens_make_no_difference() {
     x[7 * 600 + 5] = bf16::INFINITY;
     for isa in instruction_sets() {
         let all = bits(&multiplied(isa, &weights, &x, 20));
-        let few = matches!(isa, Isa::Avx512Bf16 | Isa::AmxBf16);
-        for tokens in if few { 9..20 } else { 5..20 } {
+        for tokens in few(isa) + 1..20 {
             assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), all[..tokens * 70], "{isa:?}, {tokens}");
         }
     }
@@ -142,9 +146,9 @@ fn tokens_make_no_difference() {
 fn few_tokens_have_the_bits_of_gemv_weights() {
     let mut random = fastrand::Rng::with_seed(6);
     let weights = tensor(Format::Nvfp4, 35, 600, Scales::Common, 3);
-    let x: Vec<f32> = activations(4 * 600, Activations::Common, &mut random);
+    let x: Vec<f32> = activations(8 * 600, Activations::Common, &mut random);
     for isa in instruction_sets() {
-        for tokens in 1..=4 {
+        for tokens in 1..=few(isa) {
             let mut expected = vec![0.0; tokens * 35];
             gemv_weights_with(isa, &weights, &x, tokens, &mut expected).expect("operands that fit");
             assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), bits(&expected), "{isa:?}, {tokens}");

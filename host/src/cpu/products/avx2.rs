@@ -1,20 +1,21 @@
 //! Products by AVX2 with FMA.
 
 use std::arch::x86_64::{
-    __m256, __m256d, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm_shuffle_epi8, _mm_srli_si128,
-    _mm256_add_epi16, _mm256_add_epi32, _mm256_add_epi64, _mm256_add_pd, _mm256_and_si256,
-    _mm256_broadcastsi128_si256, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_pd,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi32_pd, _mm256_cvtepi32_ps,
-    _mm256_cvtepu8_epi32, _mm256_cvtepu8_epi64, _mm256_cvtps_pd, _mm256_extractf128_ps,
-    _mm256_extracti128_si256, _mm256_fmadd_pd, _mm256_hadd_epi32, _mm256_loadu_pd, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_pd, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
+    __m256, __m256d, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm_setr_epi8, _mm_shuffle_epi8,
+    _mm_srli_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_epi64, _mm256_add_pd, _mm256_and_si256,
+    _mm256_andnot_si256, _mm256_blend_epi32, _mm256_broadcastsi128_si256, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_pd, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cvtepi32_pd, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu8_epi64, _mm256_cvtps_pd,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_pd, _mm256_hadd_epi32, _mm256_loadu_pd,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_pd, _mm256_or_si256,
+    _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
     _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setzero_pd,
-    _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_slli_epi64, _mm256_srli_epi16,
-    _mm256_storeu_pd, _mm256_sub_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpackhi_epi32,
-    _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
+    _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_slli_epi64,
+    _mm256_srli_epi16, _mm256_storeu_pd, _mm256_sub_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16,
+    _mm256_unpackhi_epi32, _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
 };
 
-use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
+use super::{CHUNK, LANES, Products, RAISED, STEP, TILE, Table, Twice, bytes_of_fractions};
 use crate::cpu::machines::{Avx2, halves, parts};
 
 impl Products for Avx2 {
@@ -151,6 +152,39 @@ impl Products for Avx2 {
     fn fractions(column: [__m256i; 2]) -> [[__m256; 2]; 8] {
         let [a, b] = halves!(i => fractions(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [a[i], b[i]])
+    }
+
+    #[inline(always)]
+    fn looked_up(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [__m256i; 2] {
+        // SAFETY: sixteen bytes of codes and the 32 of each table are read, without a demand on alignment; for the rest as above.
+        unsafe {
+            // The lower bytes of the entries, then the upper ones; and each of both tables side by side.
+            let tables = halves!(i => {
+                let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+                let table = _mm256_loadu_si256(tables[i].as_ptr().cast());
+                _mm256_permute4x64_epi64::<0xD8>(_mm256_shuffle_epi8(table, apart))
+            });
+            let lower = _mm256_permute2x128_si256::<0x20>(tables[0], tables[1]);
+            let upper = _mm256_permute2x128_si256::<0x31>(tables[0], tables[1]);
+            let codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.as_ptr().cast()));
+            // Those of a byte's lower codes are at places 0 and 16 from its word's, of the others at 8 and 24.
+            let words = halves!(i => {
+                let codes = if i == 0 { codes } else { _mm256_srli_epi16::<4>(codes) };
+                let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+                let (lower, upper) = (_mm256_shuffle_epi8(lower, codes), _mm256_shuffle_epi8(upper, codes));
+                let low_byte = _mm256_set1_epi16(0xFF);
+                [
+                    _mm256_or_si256(_mm256_and_si256(lower, low_byte), _mm256_slli_epi16::<8>(upper)),
+                    _mm256_or_si256(_mm256_srli_epi16::<8>(lower), _mm256_andnot_si256(low_byte, upper)),
+                ]
+            });
+            // The first half of what the first table has, and the second of the second's.
+            halves!(i => {
+                let (first, second) = (words[0][i], words[1][i]);
+                let (first, second) = (_mm256_permute4x64_epi64::<0xCC>(first), _mm256_permute4x64_epi64::<0xCC>(second));
+                _mm256_blend_epi32::<0xF0>(first, second)
+            })
+        }
     }
 }
 

@@ -2,18 +2,20 @@
 
 use std::arch::x86_64::{
     __m512, __m512d, __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm_shuffle_epi8, _mm256_add_epi32,
-    _mm512_add_epi16, _mm512_add_epi32, _mm512_add_epi64, _mm512_add_pd, _mm512_and_si512,
-    _mm512_broadcast_i32x4, _mm512_castps512_ps256, _mm512_castsi512_pd, _mm512_castsi512_si256,
-    _mm512_cvtepi32_pd, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu8_epi64, _mm512_cvtps_pd,
-    _mm512_extractf32x8_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_pd, _mm512_loadu_pd, _mm512_loadu_ps,
+    _mm256_loadu_si256, _mm512_add_epi16, _mm512_add_epi32, _mm512_add_epi64, _mm512_add_pd,
+    _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castps512_ps256, _mm512_castsi256_si512,
+    _mm512_castsi512_pd, _mm512_castsi512_si256, _mm512_cvtepi32_pd, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu8_epi64, _mm512_cvtps_pd, _mm512_extractf32x8_ps,
+    _mm512_extracti64x4_epi64, _mm512_fmadd_pd, _mm512_inserti64x4, _mm512_loadu_pd, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maddubs_epi16, _mm512_mul_pd, _mm512_permutex2var_epi32,
-    _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi64, _mm512_setr_epi32,
-    _mm512_setzero_pd, _mm512_shuffle_epi8, _mm512_slli_epi64, _mm512_srli_epi16, _mm512_srli_epi32,
-    _mm512_storeu_pd, _mm512_sub_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_permutexvar_epi16, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi64,
+    _mm512_setr_epi32, _mm512_setr_epi64, _mm512_setzero_pd, _mm512_shuffle_epi8, _mm512_slli_epi64,
+    _mm512_srli_epi16, _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_storeu_pd, _mm512_sub_epi32,
+    _mm512_ternarylogic_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
     _mm512_unpacklo_epi64,
 };
 
-use super::{FRACTIONS, LANES, Products, RAISED, STEP, TILE, Twice};
+use super::{CHUNK, FRACTIONS, LANES, Products, RAISED, STEP, TILE, Table, Twice};
 use crate::cpu::machines::{Avx512, halves, parts};
 
 impl Products for Avx512 {
@@ -136,6 +138,25 @@ impl Products for Avx512 {
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<24>(column), table),
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<28>(column), table),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn looked_up(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> __m512i {
+        // SAFETY: the sixteen bytes of the codes and the 32 of each table are read, without a demand on alignment; for the rest as
+        // above. Of an index five bits count; the fifth is the table's.
+        unsafe {
+            let [first, second] = halves!(i => _mm256_loadu_si256(tables[i].as_ptr().cast()));
+            let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
+            let codes = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.as_ptr().cast()));
+            let (four, eight, twelve) = (0x0004_0004_0004_0004, 0x0008_0008_0008_0008, 0x000C_000C_000C_000C);
+            let codes =
+                _mm512_srlv_epi16(codes, _mm512_setr_epi64(0, 0, four, four, eight, eight, twelve, twelve));
+            let second = 0x0010_0010_0010_0010;
+            let of_table = _mm512_setr_epi64(0, second, 0, second, 0, second, 0, second);
+            // a & b | c
+            let index = _mm512_ternarylogic_epi32::<0xEA>(codes, _mm512_set1_epi16(15), of_table);
+            _mm512_permutexvar_epi16(index, table)
         }
     }
 }

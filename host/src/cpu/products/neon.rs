@@ -1,16 +1,17 @@
 //! Products by NEON.
 
 use std::arch::aarch64::{
-    float32x4_t, float64x2_t, int16x8_t, uint32x4_t, vaddq_f64, vaddq_s32, vandq_u8, vandq_u32, vcvt_f64_f32,
-    vcvt_high_f64_f32, vcvtq_f32_s32, vcvtq_f64_s64, vdupq_n_f64, vdupq_n_u8, vdupq_n_u32, vfmaq_f64,
-    vget_high_s8, vget_low_f32, vget_low_s8, vget_low_s16, vget_low_s32, vld1q_f64, vld1q_s8, vld1q_s32,
-    vld1q_u8, vmlal_s8, vmovl_high_s16, vmovl_high_s32, vmovl_s16, vmovl_s32, vmull_s8, vpaddq_s16,
-    vqtbl1q_s8, vqtbl1q_u8, vreinterpretq_f32_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u32,
-    vreinterpretq_u32_s32, vreinterpretq_u32_u8, vreinterpretq_u32_u64, vreinterpretq_u64_u32, vshlq_n_u32,
-    vshrq_n_u8, vst1q_f64, vsubq_s32, vtrn1q_u8, vtrn1q_u32, vtrn1q_u64, vtrn2q_u8, vtrn2q_u32, vtrn2q_u64,
+    float32x4_t, float64x2_t, int16x8_t, uint8x16x2_t, uint32x4_t, vaddq_f64, vaddq_s32, vandq_u8, vandq_u32,
+    vcvt_f64_f32, vcvt_high_f64_f32, vcvtq_f32_s32, vcvtq_f64_s64, vdupq_n_f64, vdupq_n_u8, vdupq_n_u32,
+    vfmaq_f64, vget_high_s8, vget_low_f32, vget_low_s8, vget_low_s16, vget_low_s32, vld1q_f64, vld1q_s8,
+    vld1q_s32, vld1q_u8, vld2q_u8, vmlal_s8, vmovl_high_s16, vmovl_high_s32, vmovl_s16, vmovl_s32, vmull_s8,
+    vorrq_u8, vpaddq_s16, vqtbl1q_s8, vqtbl1q_u8, vqtbl2q_u8, vreinterpretq_f32_u32, vreinterpretq_s32_u32,
+    vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vreinterpretq_u32_u64,
+    vreinterpretq_u64_u32, vshlq_n_u32, vshrq_n_u8, vst1q_f64, vsubq_s32, vtrn1q_u8, vtrn1q_u32, vtrn1q_u64,
+    vtrn2q_u8, vtrn2q_u32, vtrn2q_u64,
 };
 
-use super::{LANES, Products, RAISED, STEP, TILE, Twice, bytes_of_fractions};
+use super::{CHUNK, LANES, Products, RAISED, STEP, TILE, Table, Twice, bytes_of_fractions};
 use crate::cpu::machines::{Neon, parts, quarters};
 
 impl Products for Neon {
@@ -131,6 +132,27 @@ impl Products for Neon {
     fn fractions(column: [uint32x4_t; 4]) -> [[float32x4_t; 4]; 8] {
         let quarters = quarters!(i => fractions(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [quarters[0][i], quarters[1][i], quarters[2][i], quarters[3][i]])
+    }
+
+    #[inline(always)]
+    fn looked_up(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [uint32x4_t; 4] {
+        const OF_TABLE: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16];
+        // SAFETY: sixteen bytes of codes and of the constant, and the 32 of each table, are read; for the rest as above.
+        unsafe {
+            let [first, second] = parts!(0 1; i => vld2q_u8(tables[i].as_ptr().cast()));
+            let (lower, upper) = (uint8x16x2_t(first.0, second.0), uint8x16x2_t(first.1, second.1));
+            let (codes, of_table) = (vld1q_u8(codes.as_ptr()), vld1q_u8(OF_TABLE.as_ptr()));
+            let even = vorrq_u8(vandq_u8(codes, vdupq_n_u8(15)), of_table);
+            let odd = vorrq_u8(vshrq_n_u8::<4>(codes), of_table);
+            let (even_lower, even_upper) = (vqtbl2q_u8(lower, even), vqtbl2q_u8(upper, even));
+            let (odd_lower, odd_upper) = (vqtbl2q_u8(lower, odd), vqtbl2q_u8(upper, odd));
+            [
+                vreinterpretq_u32_u8(vtrn1q_u8(even_lower, even_upper)),
+                vreinterpretq_u32_u8(vtrn1q_u8(odd_lower, odd_upper)),
+                vreinterpretq_u32_u8(vtrn2q_u8(even_lower, even_upper)),
+                vreinterpretq_u32_u8(vtrn2q_u8(odd_lower, odd_upper)),
+            ]
+        }
     }
 }
 

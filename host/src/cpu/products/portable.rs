@@ -1,7 +1,8 @@
 //! Products of arrays, element by element.
 
-use super::{FRACTIONS, LANES, Lanes, Products, RAISED, STEP, TILE, Twice, chunk_of_lane};
+use super::{CHUNK, FRACTIONS, LANES, Lanes, Products, RAISED, STEP, TILE, Table, Twice, chunk_of_lane};
 use crate::cpu::machines::Portable;
+use crate::cpu::tables::place_of_element;
 
 impl Products for Portable {
     type Sums = [f64; 8];
@@ -90,5 +91,20 @@ impl Products for Portable {
             }
         }
         weights
+    }
+
+    #[inline(always)]
+    fn looked_up(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Lanes<u32> {
+        let mut entries = [0; CHUNK];
+        for (i, codes) in codes.iter().enumerate() {
+            let table = tables[i / 8];
+            entries[place_of_element(2 * i)] = table[usize::from(codes & 15)];
+            entries[place_of_element(2 * i + 1)] = table[usize::from(codes >> 4)];
+        }
+        let mut pairs = [0; LANES];
+        for (pair, entries) in pairs.iter_mut().zip(entries.as_chunks::<2>().0) {
+            *pair = u32::from(entries[0]) | u32::from(entries[1]) << 16;
+        }
+        pairs
     }
 }

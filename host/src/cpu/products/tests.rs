@@ -7,6 +7,7 @@ use microscale_formats::{E2m1x2, dot};
 use super::*;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::Isa;
+use crate::cpu::tables::place_of_element;
 use crate::cpu::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::vector::{Avx2, Avx512};
@@ -49,6 +50,15 @@ fn check<V: Products>() {
         let order: [u8; LANES] = std::array::from_fn(|_| if random.bool() { random.u8(..16) } else { 0x80 });
         let picked = order.map(|i| if i < 16 { u32::from(some[usize::from(i)]) } else { 0 });
         assert_eq!(bits::<V>(V::bytes(some, &order)), picked);
+
+        let tables: [[u16; 16]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| random.u16(..)));
+        let of_chunk = codes.first_chunk().unwrap();
+        let mut looked_up = [0; LANES];
+        for i in 0..CHUNK {
+            let (place, code) = (place_of_element(i), codes[i / 2] >> (i % 2 * 4) & 15);
+            looked_up[place / 2] |= u32::from(tables[i / 16][usize::from(code)]) << (place % 2 * 16);
+        }
+        assert_eq!(bits::<V>(V::looked_up(of_chunk, [&tables[0], &tables[1]])), looked_up);
 
         for (i, column) in V::columns(codes).into_iter().enumerate() {
             for (j, found) in V::fractions(column).into_iter().enumerate() {

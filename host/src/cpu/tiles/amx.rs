@@ -5,9 +5,9 @@ use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::{PAIRS, TOKENS, Tile, TileProducts};
-use crate::cpu::arranged::Aligned;
-use crate::cpu::panels::{PANELS, TokenSums};
+use super::{Tile, TileProducts};
+use crate::cpu::panels::{Lines, ROWS};
+use crate::cpu::vector::LANES;
 
 /// A thread's tiles, configured as long as this lives: all of sixteen rows of 64 bytes.
 pub(in crate::cpu) struct Amx {
@@ -40,7 +40,7 @@ impl Amx {
         let mut configuration =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         configuration.row_bytes[..8].fill(size_of::<[u16; 32]>() as u16);
-        configuration.rows[..8].fill(TOKENS as u8);
+        configuration.rows[..8].fill(LANES as u8);
         // SAFETY: the instruction is there, and the system permits it. It reads the 64 bytes of the configuration, which names the
         // eight tiles of palette 1 within the sizes that `is_there` has found. Compiled code uses no tiles but this file's.
         unsafe {
@@ -106,28 +106,27 @@ macro_rules! steps {
             "tilezero tmm1",
             "tilezero tmm2",
             "2:",
-            "tileloadd tmm3, [{weights} + {row}]",
-            "tileloadd tmm4, [{weights} + {row} + 64]",
-            "tileloadd tmm5, [{weights} + {row} + 128]",
+            "tileloadd tmm3, [{weights} + {line}]",
+            "tileloadd tmm4, [{weights} + {line} + 1024]",
+            "tileloadd tmm5, [{weights} + {line} + 2048]",
             $(
                 concat!("tileloadd ", $tile, ", [{x} + {line} + ", $offset, "]"),
-                concat!("tdpbf16ps tmm0, ", $tile, ", tmm3"),
-                concat!("tdpbf16ps tmm1, ", $tile, ", tmm4"),
-                concat!("tdpbf16ps tmm2, ", $tile, ", tmm5"),
+                concat!("tdpbf16ps tmm0, tmm3, ", $tile),
+                concat!("tdpbf16ps tmm1, tmm4, ", $tile),
+                concat!("tdpbf16ps tmm2, tmm5, ", $tile),
             )*
             concat!("add {x}, ", $bytes),
             "add {weights}, 3072",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            "tilestored [{sums} + {row} + 64], tmm1",
-            "tilestored [{sums} + {row} + 128], tmm2",
+            "tilestored [{sums} + {line}], tmm0",
+            "tilestored [{sums} + {line} + 1024], tmm1",
+            "tilestored [{sums} + {line} + 2048], tmm2",
             x = inout(reg) $x => _,
             weights = inout(reg) $weights => _,
             steps = inout(reg) $steps => _,
             sums = in(reg) $sums,
-            row = in(reg) size_of::<TokenSums>(),
-            line = in(reg) size_of::<Tile>() / TOKENS,
+            line = in(reg) size_of::<Tile>() / LANES,
             options(nostack),
         )
     };
@@ -135,20 +134,14 @@ macro_rules! steps {
 
 impl TileProducts for Amx {
     #[inline(always)]
-    fn multiply(
-        &self,
-        x: &[Tile],
-        parts: usize,
-        weights: &[[Aligned; PANELS]],
-        sums: &mut [TokenSums; TOKENS],
-    ) {
-        let steps = weights.len() / PAIRS;
-        assert!(steps > 0 && weights.len() == steps * PAIRS && x.len() == steps * parts);
+    fn multiply(&self, x: &[Tile], parts: usize, weights: &[Lines], sums: &mut Lines) {
+        let steps = weights.len();
+        assert!(steps > 0 && x.len() == steps * parts);
         let (x, weights, sums) = (x.as_ptr(), weights.as_ptr(), sums.as_mut_ptr());
         // SAFETY: `self` says that this thread's tiles are configured, to sixteen rows of 64 bytes. Each of `steps` steps, of which there
-        // is one, reads `parts` tiles of activations, 1 KiB each, and sixteen words of each of 48 rows of weights, 3 KiB: in all as
-        // much as was just asserted to be there. Rows of weights and of sums are 192 bytes apart, and three tiles side by side. In the
-        // end the 3 KiB of the sums are written, which are borrowed mutably. Compiled code uses no tiles but this file's.
+        // is one, reads `parts` tiles of activations, 1 KiB each, and a line of each of 48 rows of weights, three tiles side by side: in
+        // all as much as was just asserted to be there. In the end the 3 KiB of the sums are written, which are borrowed mutably.
+        // Compiled code uses no tiles but this file's.
         unsafe {
             match parts {
                 1 => steps!(x, weights, steps, sums; "1024": "0" "tmm6"),
@@ -161,4 +154,4 @@ impl TileProducts for Amx {
 }
 
 // Numbers that the loop's assembly has written out.
-const _: () = assert!(size_of::<Tile>() == 1024 && size_of::<[TokenSums; PAIRS]>() == 3072 && PANELS == 3);
+const _: () = assert!(size_of::<Tile>() == 1024 && size_of::<Lines>() == 3072 && ROWS == 48);

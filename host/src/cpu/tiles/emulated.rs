@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::{PAIRS, TOKENS, Tile, TileProducts};
+use super::{Tile, TileProducts};
 use crate::cpu::arranged::Aligned;
-use crate::cpu::panels::{PANELS, TokenSums};
-use crate::cpu::vector::Vector;
+use crate::cpu::panels::Lines;
+use crate::cpu::vector::{Lanes, Vector};
 
 /// TDPBF16PS, as Intel's manual and processors have it: the products of a tile's elements with an even index are fused to one sum, in
 /// order, those with an odd index to another, and both sums, together, come to the sum before them. Each step rounds to nearest,
@@ -20,51 +20,37 @@ impl<V> Emulated<V> {
 
 impl<V: Vector> TileProducts for Emulated<V> {
     #[inline(always)]
-    fn multiply(
-        &self,
-        x: &[Tile],
-        parts: usize,
-        weights: &[[Aligned; PANELS]],
-        sums: &mut [TokenSums; TOKENS],
-    ) {
-        let weights = weights.as_chunks::<PAIRS>().0;
-        for (token, sums) in sums.iter_mut().enumerate() {
-            for (panel, of_panel) in sums.iter_mut().enumerate() {
-                let mut sum = V::splat(0.0);
-                for (weights, x) in weights.iter().zip(x.chunks_exact(parts)) {
-                    for x in x {
-                        sum = add_products::<V>(sum, weights, panel, &x[token]);
-                    }
+    fn multiply(&self, x: &[Tile], parts: usize, weights: &[Lines], sums: &mut Lines) {
+        for (row, of_row) in sums.iter_mut().enumerate() {
+            let mut sum = V::splat(0.0);
+            for (weights, x) in weights.iter().zip(x.chunks_exact(parts)) {
+                for x in x {
+                    sum = add_products::<V>(sum, &weights[row].0, x);
                 }
-                *of_panel = Aligned(V::store(sum));
             }
+            *of_row = Aligned(V::store(sum));
         }
     }
 }
 
-/// Adds the products of a token's activations and a panel's weights, a row of weights a lane.
+/// Adds the products of a row's weights and some tokens' activations, a token a lane.
 #[inline(always)]
-fn add_products<V: Vector>(
-    sum: V::Number,
-    weights: &[[Aligned; PANELS]; PAIRS],
-    panel: usize,
-    x: &[u16; 2 * PAIRS],
-) -> V::Number {
+fn add_products<V: Vector>(sum: V::Number, weights: &Lanes<f32>, x: &Tile) -> V::Number {
     let [mut even, mut odd] = [V::splat(0.0); 2];
-    for pair in 0..PAIRS {
-        let weights = V::bits(V::load(&weights[pair][panel].0));
-        let low = flushed::<V>(V::number(V::shift_left(weights, 16)));
-        let high = flushed::<V>(V::number(V::and(weights, V::splat_bits(0xFFFF_0000))));
-        even = flushed::<V>(V::fma(activation::<V>(x[2 * pair]), low, even));
-        odd = flushed::<V>(V::fma(activation::<V>(x[2 * pair + 1]), high, odd));
+    for (weights, x) in weights.iter().zip(x) {
+        let ([low, high], [low_x, high_x]) =
+            (pair::<V>(V::splat_bits(weights.to_bits())), pair::<V>(V::bits(V::load(x))));
+        even = flushed::<V>(V::fma(low_x, low, even));
+        odd = flushed::<V>(V::fma(high_x, high, odd));
     }
     flushed::<V>(V::add(flushed::<V>(V::add(even, odd)), sum))
 }
 
-/// A bf16 in every lane.
+/// Both bf16 of each lane.
 #[inline(always)]
-fn activation<V: Vector>(bits: u16) -> V::Number {
-    flushed::<V>(V::number(V::splat_bits(u32::from(bits) << 16)))
+fn pair<V: Vector>(words: V::Bits) -> [V::Number; 2] {
+    let (low, high) = (V::shift_left(words, 16), V::and(words, V::splat_bits(0xFFFF_0000)));
+    [flushed::<V>(V::number(low)), flushed::<V>(V::number(high))]
 }
 
 /// Zeros, with their signs, for subnormal numbers.

@@ -1,6 +1,4 @@
-//! Tiles of every kind against the definition, and activations against their parts.
-
-use half::{bf16, f16};
+//! Tiles of every kind against the definition.
 
 use super::*;
 #[cfg(target_arch = "x86_64")]
@@ -8,46 +6,51 @@ use crate::cpu::isa::Isa;
 use crate::cpu::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::vector::{Avx2, Avx512};
-use crate::element::Element;
-use crate::elements::Elements;
 
 /// Operands of a segment, with exponents from one on.
 struct Operands {
     x: Vec<Tile>,
     parts: usize,
-    weights: Vec<[Aligned; PANELS]>,
+    weights: Vec<Lines>,
+}
+
+/// The elements of a line with an even index, then the others, without subnormal numbers.
+fn widened(line: &Lanes<f32>, index: usize) -> [f32; 2] {
+    let bits = line[index].to_bits();
+    [bits << 16, bits & 0xFFFF_0000].map(|bits| flushed(f32::from_bits(bits)))
+}
+
+fn flushed(x: f32) -> f32 {
+    if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
 impl Operands {
     fn of(parts: usize, steps: usize, exponents: [u16; 2], random: &mut fastrand::Rng) -> Self {
         let [first, last] = exponents;
-        let mut value = || random.u16(..) & 0x807F | random.u16(first..last) << 7;
-        let mut tile = || std::array::from_fn(|_| std::array::from_fn(|_| value()));
-        let x = std::iter::repeat_with(&mut tile).take(steps * parts).collect();
-        let mut pair = || f32::from_bits(u32::from(value()) | u32::from(value()) << 16);
-        let mut words = || std::array::from_fn(|_| Aligned(std::array::from_fn(|_| pair())));
-        Self { x, parts, weights: std::iter::repeat_with(&mut words).take(steps * PAIRS).collect() }
+        let mut value = || u32::from(random.u16(..) & 0x807F | random.u16(first..last) << 7);
+        let mut line = || std::array::from_fn(|_| f32::from_bits(value() | value() << 16));
+        let x = std::iter::repeat_with(|| std::array::from_fn(|_| line())).take(steps * parts).collect();
+        let weights = std::iter::repeat_with(|| std::array::from_fn(|_| Aligned(line())));
+        Self { x, parts, weights: weights.take(steps).collect() }
     }
 
-    fn multiplied(&self, tiles: &impl TileProducts) -> [TokenSums; TOKENS] {
-        let mut sums = [[Aligned([f32::NAN; LANES]); PANELS]; TOKENS];
+    fn multiplied(&self, tiles: &impl TileProducts) -> Lines {
+        let mut sums = [Aligned([f32::NAN; LANES]); ROWS];
         tiles.multiply(&self.x, self.parts, &self.weights, &mut sums);
         sums
     }
 
     /// The sum of a token and a row of weights, as Intel's manual has it.
-    fn definition(&self, token: usize, panel: usize, lane: usize) -> f32 {
-        let flushed = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
-        let widened = |bits: u32| flushed(f32::from_bits(bits << 16));
+    fn definition(&self, row: usize, token: usize) -> f32 {
         let mut sum = 0.0;
-        for (step, x) in self.x.chunks(self.parts).enumerate() {
+        for (weights, x) in self.weights.iter().zip(self.x.chunks(self.parts)) {
             for x in x {
                 let [mut even, mut odd] = [0.0; 2];
-                for pair in 0..PAIRS {
-                    let weights = self.weights[step * PAIRS + pair][panel].0[lane].to_bits();
-                    let [low, high] = [x[token][2 * pair], x[token][2 * pair + 1]].map(u32::from);
-                    even = flushed(widened(weights & 0xFFFF).mul_add(widened(low), even));
-                    odd = flushed(widened(weights >> 16).mul_add(widened(high), odd));
+                for (pair, x) in x.iter().enumerate() {
+                    let [low, high] = widened(&weights[row].0, pair);
+                    let [low_x, high_x] = widened(x, token);
+                    even = flushed(low.mul_add(low_x, even));
+                    odd = flushed(high.mul_add(high_x, odd));
                 }
                 sum = flushed(flushed(even + odd) + sum);
             }
@@ -64,18 +67,15 @@ fn check(tiles: &impl TileProducts) {
         for (parts, steps) in [(1, 1), (1, 8), (2, 3), (3, 8)] {
             for _ in 0..if cfg!(miri) { 1 } else { 8 } {
                 let operands = Operands::of(parts, steps, exponents, &mut random);
-                let found = operands.multiplied(tiles);
-                for (token, found) in found.iter().enumerate() {
-                    for (panel, found) in found.iter().enumerate() {
-                        for (lane, found) in found.0.iter().enumerate() {
-                            let expected = operands.definition(token, panel, lane);
-                            let same =
-                                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
-                            assert!(
-                                same,
-                                "{found} is not {expected}: {exponents:?}, {parts} parts, {steps} steps"
-                            );
-                        }
+                for (row, found) in operands.multiplied(tiles).iter().enumerate() {
+                    for (token, found) in found.0.iter().enumerate() {
+                        let expected = operands.definition(row, token);
+                        let same =
+                            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                        assert!(
+                            same,
+                            "{found} is not {expected}: {exponents:?}, {parts} parts, {steps} steps"
+                        );
                     }
                 }
             }
@@ -136,7 +136,12 @@ fn amx_tiles() {
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[test]
 fn amx_products() {
+    use half::{bf16, f16};
+    use microscale_formats::Format;
+
+    use crate::cpu::panels::{self, Panel, Scratch};
     use crate::cpu::rows::Row;
+    use crate::elements::Elements;
     if !has_amx() {
         return;
     }
@@ -150,63 +155,23 @@ fn amx_products() {
             let scales: Vec<u8> = std::iter::repeat_with(|| random.u8(90..127)).take(rows * blocks).collect();
             let of_row = bytes.chunks(cols / 2).zip(scales.chunks(blocks));
             let all: Vec<_> = of_row.map(|(codes, scales)| Row { codes, scales }).collect();
-            let groups: Vec<_> = all.chunks(panels::ROWS).map(|rows| PanelRows::of(format, rows)).collect();
+            let panels: Vec<_> = all.chunks(ROWS).map(Panel::of).collect();
             let x: Vec<f32> = std::iter::repeat_with(|| random.f32() - 0.5).take(tokens * cols).collect();
             let half: Vec<_> = x.iter().map(|x| f16::from_f32(*x)).collect();
             let brain: Vec<_> = x.iter().map(|x| bf16::from_f32(*x)).collect();
             for x in [Elements::F32(&x), Elements::F16(&half), Elements::Bf16(&brain)] {
-                let x = Isa::AmxBf16.tiles(x, cols, tokens);
-                let mut sums = vec![[Aligned([0.0; LANES]); PANELS]; groups.len() * tokens];
-                let (mut emulated, mut scratch) = (sums.clone(), Scratch::new(groups.len()));
-                let operands = TileOperands { format, groups: &groups, x: &x, first_tile: 0 };
-                Isa::AmxBf16.multiply_tiles(&operands, &mut sums, &mut scratch);
-                let tiles = Emulated::<Portable>::new();
-                multiply::<Portable, _>(&tiles, &operands, &mut emulated, &mut scratch);
-                let bits = |sums: &[TokenSums]| -> Vec<_> {
-                    sums.as_flattened().iter().map(|sums| sums.0.map(f32::to_bits)).collect()
+                let x = Isa::AmxBf16.arranged(x, cols, tokens);
+                let mut sums = vec![[0.0; ROWS]; panels.len() * tokens];
+                let (mut emulated, mut scratch) = (sums.clone(), Scratch::new());
+                let operands = panels::Operands { format, panels: &panels, x: &x, first_tile: 0 };
+                Isa::AmxBf16.multiply(&operands, &mut sums, &mut scratch);
+                let products = ByTiles { tiles: &Emulated::<Portable>::new(), parts: x.parts() };
+                panels::multiply::<Portable, _>(&products, &operands, &mut emulated, &mut scratch);
+                let bits = |sums: &[panels::TokenSums]| -> Vec<_> {
+                    sums.as_flattened().iter().map(|sum| sum.to_bits()).collect()
                 };
                 assert!(bits(&sums) == bits(&emulated), "{format}, {rows}×{cols}, {tokens}, {}", x.parts());
             }
         }
     }
-}
-
-/// Checks that the parts of each activation come to it, at its place, and that there are zeros elsewhere.
-fn check_parts<T: Element>(wrap: impl Fn(&[T]) -> Elements<'_>, exponents: std::ops::Range<u32>) {
-    let mut random = fastrand::Rng::with_seed(13);
-    for (cols, tokens) in [(1, 9), (33, 16), (256, 17), (300, 40), (800, 3)] {
-        let mut one = || {
-            T::from_f32(f32::from_bits(random.u32(..) & 0x807F_FFFF | random.u32(exponents.clone()) << 23))
-        };
-        let values: Vec<T> = std::iter::repeat_with(&mut one).take(cols * tokens).collect();
-        for isa in Isa::available() {
-            let tiled = isa.tiles(wrap(&values), cols, tokens);
-            let parts = tiled.parts();
-            for (segment, elements) in tiled.segments().enumerate() {
-                for tile in 0..tokens.div_ceil(TOKENS) {
-                    let tiles = tiled.part(tile, segment);
-                    assert_eq!(tiles.len(), elements / CHUNK * parts);
-                    for (i, place) in (0..TOKENS * elements).map(|i| (i / elements, i % elements)).enumerate()
-                    {
-                        let (token, column) = (tile * TOKENS + place.0, segment * 256 + place.1);
-                        let exists = token < tokens && column < cols;
-                        let expected = if exists { values[token * cols + column].to_f32() } else { 0.0 };
-                        let of_chunk = &tiles[place.1 / CHUNK * parts..][..parts];
-                        let of_part =
-                            |tile: &Tile| f32::from_bits(u32::from(tile[place.0][place.1 % CHUNK]) << 16);
-                        let sum: f64 = of_chunk.iter().map(|tile| f64::from(of_part(tile))).sum();
-                        assert_eq!(sum, f64::from(expected), "{isa:?}, {cols}, {tokens}, {i}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn parts_come_to_the_activations() {
-    // f32 from where the lowest bits are normal numbers.
-    check_parts::<f32>(|values| Elements::F32(values), 24..255);
-    check_parts::<f16>(|values| Elements::F16(values), 90..143);
-    check_parts::<bf16>(|values| Elements::Bf16(values), 1..255);
 }
