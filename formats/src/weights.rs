@@ -51,7 +51,9 @@
 //!
 //! # Many tokens on CPUs
 //!
-//! With nine tokens and more, or five where there are matrix tiles, a row's elements form segments of [`SEGMENT`]. Weights come under their scales first: as 64ths in
+//! With five tokens and more where there are matrix tiles, a row's elements form segments of [`SEGMENT`]. So they do elsewhere with
+//! thirteen and more, but not for what is left behind the last multiple of sixteen if that is up to eight tokens, which are
+//! multiplied as few are. Weights come under their scales first: as 64ths in
 //! NVFP4 ([`nvfp4_weight`]), over the row's largest scale in MXFP4 ([`mxfp4_weight`]). Either is exact, with six bits. A
 //! [`segment`]'s products are fused to its sum, in order, each sum rounded to f32. The sums of all segments are added in f32, in
 //! order, and come under [`NVFP4_FACTOR`] or the row's largest scale, and then under the global scale, in f64; that is rounded

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use half::bf16;
 
 use super::arranged::{Arranged, Form, TOKENS};
-use super::gemv_weights::gemv_weights_with;
+use super::gemv_weights;
 #[cfg(target_arch = "x86_64")]
 use super::gemv_weights::multiply_block;
 use super::isa::Isa;
@@ -18,15 +18,18 @@ use super::tiles;
 use super::weigh::{self, Prepared};
 #[cfg(target_arch = "x86_64")]
 use super::weigh_pairs::PreparedPairs;
-use crate::element::{Dtype, Element};
+use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::view::QuantizedView;
 
-/// The most tokens for which what multiplies few tokens is faster.
-const fn few(isa: Isa) -> usize {
-    if matches!(isa, Isa::AmxBf16) { 4 } else { weigh::TOKENS }
+/// The tokens at the end that are multiplied as few are, which is faster. Without matrix tiles these are up to eight behind
+/// whole tiles of sixteen tokens, or up to twelve that are all. A tile that is not full takes as long as a full one.
+const fn few(isa: Isa, tokens: usize) -> usize {
+    let (alone, behind) = if matches!(isa, Isa::AmxBf16) { (4, 0) } else { (12, weigh::TOKENS) };
+    let rest = tokens % TOKENS;
+    if rest <= if tokens < TOKENS { alone } else { behind } { rest } else { 0 }
 }
 
 /// Tokens that share one decoding of the weights, at most: their activations of a segment have room in a
@@ -39,11 +42,12 @@ const TASK_TOKENS: usize = 256;
 /// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps.
 /// Weights are decoded once for up to 256 tokens.
 ///
-/// Up to eight tokens, or four with [`Isa::AmxBf16`], have the bits of [`gemv_weights`](crate::gemv_weights()) if nothing multiplies pairs. The
-/// arithmetic of more is in [`microscale_formats::weights`], which says how far it may be from the exact sum. Every run gives the same
+/// Up to twelve tokens, and up to eight behind a multiple of sixteen, have the bits of [`gemv_weights`](crate::gemv_weights()) if
+/// nothing multiplies pairs; with [`Isa::AmxBf16`], up to four tokens in f16 or f32. The arithmetic of the others is in
+/// [`microscale_formats::weights`], which says how far it may be from the exact sum. Every run gives the same
 /// bits, whatever the number of threads, and so do all instruction sets but two: [`Isa::Avx512Bf16`]
-/// multiplies activations in bf16 by instructions of its own, those of up to eight tokens in another order than
-/// those of more, and [`Isa::AmxBf16`] those of more than four tokens, in any dtype, by matrix tiles of bf16. Activations in f32 are never
+/// multiplies activations in bf16 by instructions of its own, those of few tokens in another order than
+/// the others, and [`Isa::AmxBf16`] those of more than four tokens, in any dtype, by matrix tiles of bf16. Activations in f32 are never
 /// rounded. NaN scales, activations that are not finite and sums that overflow come out as of [`gemv_weights`](crate::gemv_weights()).
 ///
 /// # Errors
@@ -69,23 +73,18 @@ pub fn gemm_weights_with<'a, T: Activation>(
     out: &mut [T],
 ) -> Result<()> {
     let weights = weights.into();
-    let are_few = tokens <= few(isa);
-    let pairs = are_few && T::DTYPE == Dtype::Bf16 && isa.has_pairs();
-    if are_few && !pairs {
-        return gemv_weights_with(isa, weights, activations, tokens, out);
-    }
-    let rows = check_weights(weights.shape(), activations.len(), tokens, out.len())?;
+    let (cols, rows) =
+        (weights.cols(), check_weights(weights.shape(), activations.len(), tokens, out.len())?);
     if rows > 0 && tokens > 0 {
-        let (activations, out) = (Elements::of(activations), ElementsMut::of(&mut out[..tokens * rows]));
-        match (activations, out) {
-            #[cfg(target_arch = "x86_64")]
-            (Elements::Bf16(activations), ElementsMut::Bf16(out)) if pairs => {
-                multiply_few_pairs(isa, weights, activations, out);
-            }
-            (_, out) => {
-                let activations = activations.part(0, tokens * weights.cols());
-                by_dtype!(ElementsMut, out => multiply(isa, weights, activations, out));
-            }
+        let many = tokens - few(isa, tokens);
+        let (x, few_x) = activations[..tokens * cols].split_at(many * cols);
+        let (out, few_out) = out[..tokens * rows].split_at_mut(many * rows);
+        if !out.is_empty() {
+            let (x, out) = (Elements::of(x), ElementsMut::of(out));
+            by_dtype!(ElementsMut, out => multiply(isa, weights, x, out));
+        }
+        if !few_out.is_empty() {
+            multiply_few(isa, weights, Elements::of(few_x), ElementsMut::of(few_out));
         }
     }
     Ok(())
@@ -114,6 +113,24 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
             }
         });
     });
+}
+
+/// Multiplies operands that were found to fit, for few tokens.
+fn multiply_few(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: ElementsMut<'_>) {
+    match (activations, out) {
+        #[cfg(target_arch = "x86_64")]
+        (Elements::Bf16(activations), ElementsMut::Bf16(out)) if isa.has_pairs() => {
+            let cols = weights.cols();
+            for (block, out) in out.chunks_mut(weigh::TOKENS * weights.rows()).enumerate() {
+                let first = block * weigh::TOKENS * cols;
+                let elements = out.len() / weights.rows() * cols;
+                multiply_few_pairs(isa, weights, &activations[first..first + elements], out);
+            }
+        }
+        (activations, out) => {
+            by_dtype!(ElementsMut, out => gemv_weights::multiply(isa, weights, activations, out));
+        }
+    }
 }
 
 /// Multiplies operands that were found to fit, for up to [`weigh::TOKENS`] tokens, by instructions for pairs.

@@ -52,7 +52,12 @@ pub fn gemv_weights_with<'a, T: Activation>(
 }
 
 /// Multiplies operands that were found to fit, for as many tokens as the output has room for.
-fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
+pub(super) fn multiply<T: Element>(
+    isa: Isa,
+    weights: QuantizedView<'_>,
+    activations: Elements<'_>,
+    out: &mut [T],
+) {
     let (rows, cols) = (weights.rows(), weights.cols());
     for (block, out) in out.chunks_mut(TOKENS * rows).enumerate() {
         let tokens = out.len() / rows;

@@ -30,7 +30,7 @@ fn bits<T: Exact>(values: &[T]) -> Vec<u32> {
 /// Checks a product on every instruction set.
 fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) {
     let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());
-    let exact = ExactProducts::of(weights, x, tokens);
+    let (cols, rows) = (weights.cols(), weights.rows());
     let expected = multiplied(Isa::Reference, weights, x, tokens);
     for isa in instruction_sets() {
         let found = multiplied(isa, weights, x, tokens);
@@ -39,29 +39,41 @@ fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usiz
             assert_eq!(bits(&found), bits(&expected), "{isa:?}, {what}");
             continue;
         }
-        for row in 0..weights.rows() {
-            let mut bound = Bound::of_segments(weights, row, instructions);
-            if tokens <= few(isa) || are_far_apart(weights, row) {
-                let few = Bound::of_definition(weights);
-                bound = bound.or(if T::DTYPE == Dtype::F32 { Bound::of_singles(weights, row) } else { few });
+        let many = tokens - few(isa, tokens);
+        for (part, are_few) in [(0..many, false), (many..tokens, true)] {
+            let exact = ExactProducts::of(weights, &x[part.start * cols..part.end * cols], part.len());
+            let found = &found[part.start * rows..part.end * rows];
+            for row in 0..rows {
+                let mut bound = Bound::of_segments(weights, row, instructions);
+                if are_few || are_far_apart(weights, row) {
+                    let few = Bound::of_definition(weights);
+                    bound =
+                        bound.or(if T::DTYPE == Dtype::F32 { Bound::of_singles(weights, row) } else { few });
+                }
+                let near = exact.check_some(found, &bound, |other| other == row);
+                near.unwrap_or_else(|wrong| panic!("{wrong}, {isa:?}, {what}, {part:?}"));
             }
-            let near = exact.check_some(&found, &bound, |other| other == row);
-            near.unwrap_or_else(|wrong| panic!("{wrong}, {isa:?}, {what}"));
         }
     }
 }
 
-/// The most tokens that are multiplied as few are.
-fn few(isa: Isa) -> usize {
-    if isa == Isa::AmxBf16 { 4 } else { 8 }
+/// The tokens at the end that are multiplied as few are.
+fn few(isa: Isa, tokens: usize) -> usize {
+    let most = match (isa, tokens) {
+        (Isa::AmxBf16, 0..16) => 4,
+        (Isa::AmxBf16, _) => 0,
+        (_, 0..16) => 12,
+        _ => 8,
+    };
+    if tokens % 16 <= most { tokens % 16 } else { 0 }
 }
 
 /// What multiplies so many tokens.
 fn instructions(isa: Isa, dtype: Dtype, tokens: usize) -> Instructions {
     match (isa, dtype) {
-        (Isa::AmxBf16, Dtype::F32) if tokens > few(isa) => Instructions::Tiles { parts: 3 },
-        (Isa::AmxBf16, Dtype::F16) if tokens > few(isa) => Instructions::Tiles { parts: 2 },
-        (Isa::AmxBf16, Dtype::Bf16) if tokens > few(isa) => Instructions::Tiles { parts: 1 },
+        (Isa::AmxBf16, Dtype::F32) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 3 },
+        (Isa::AmxBf16, Dtype::F16) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 2 },
+        (Isa::AmxBf16, Dtype::Bf16) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 1 },
         // Without tiles there are none for pairs either.
         (Isa::AmxBf16, Dtype::Bf16) if Isa::available().any(|other| other == isa) => Instructions::Pairs,
         (Isa::Avx512Bf16, Dtype::Bf16) => Instructions::Pairs,
@@ -90,9 +102,19 @@ fn every_instruction_set_is_near_the_exact_sum() {
     let mut seed = 0;
     for format in FORMATS {
         for cols in [1, 16, 32, 48, 100, 256, 272, 500, 1040, 4112, 4400] {
-            for (rows, tokens) in
-                [(5, 1), (3, 2), (1, 5), (3, 8), (17, 9), (49, 7), (100, 21), (50, 130), (2, 270)]
-            {
+            for (rows, tokens) in [
+                (5, 1),
+                (3, 2),
+                (1, 5),
+                (3, 8),
+                (17, 9),
+                (49, 7),
+                (17, 13),
+                (100, 21),
+                (50, 29),
+                (50, 130),
+                (2, 270),
+            ] {
                 for (kind, scales) in [
                     (Activations::Common, Scales::Common),
                     (Activations::Numbers, Scales::Numbers),
@@ -126,18 +148,22 @@ fn threads_make_no_difference() {
     }
 }
 
-/// A token's results do not depend on those beside it.
+/// A token's results do not depend on those beside it, but for whether it is one of few.
 #[test]
 fn tokens_make_no_difference() {
     let mut random = fastrand::Rng::with_seed(5);
     let weights = tensor(Format::Mxfp4, 70, 600, Scales::Common, 3);
-    let mut x: Vec<bf16> = activations(20 * 600, Activations::Common, &mut random);
+    let mut x: Vec<bf16> = activations(48 * 600, Activations::Common, &mut random);
     // One is not finite.
     x[7 * 600 + 5] = bf16::INFINITY;
     for isa in instruction_sets() {
-        let all = bits(&multiplied(isa, &weights, &x, 20));
-        for tokens in few(isa) + 1..20 {
-            assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), all[..tokens * 70], "{isa:?}, {tokens}");
+        let all = bits(&multiplied(isa, &weights, &x, 48));
+        for tokens in 1..48 {
+            let few = few(isa, tokens);
+            let many = tokens - few;
+            let mut expected = all[..many * 70].to_vec();
+            expected.extend(bits(&multiplied(isa, &weights, &x[many * 600..], few)));
+            assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), expected, "{isa:?}, {tokens}");
         }
     }
 }
@@ -146,12 +172,16 @@ fn tokens_make_no_difference() {
 fn few_tokens_have_the_bits_of_gemv_weights() {
     let mut random = fastrand::Rng::with_seed(6);
     let weights = tensor(Format::Nvfp4, 35, 600, Scales::Common, 3);
-    let x: Vec<f32> = activations(8 * 600, Activations::Common, &mut random);
+    let x: Vec<f32> = activations(41 * 600, Activations::Common, &mut random);
     for isa in instruction_sets() {
-        for tokens in 1..=few(isa) {
-            let mut expected = vec![0.0; tokens * 35];
-            gemv_weights_with(isa, &weights, &x, tokens, &mut expected).expect("operands that fit");
-            assert_eq!(bits(&multiplied(isa, &weights, &x, tokens)), bits(&expected), "{isa:?}, {tokens}");
+        for tokens in 1..=41 {
+            let few = few(isa, tokens);
+            let first = tokens - few;
+            let mut expected = vec![0.0; few * 35];
+            gemv_weights_with(isa, &weights, &x[first * 600..], few, &mut expected)
+                .expect("operands that fit");
+            let found = multiplied(isa, &weights, &x, tokens);
+            assert_eq!(bits(&found[first * 35..]), bits(&expected), "{isa:?}, {tokens}");
         }
     }
 }
@@ -167,9 +197,9 @@ fn f32_keeps_its_bits() {
         ones.chunks_mut(16).for_each(|row| row[5] = 2);
         let scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
         let weights = QuantizedTensor::from_parts(shape, ones, vec![scale; scales]).expect("parts that fit");
-        let x: Vec<f32> = (0..9 * 32).map(|i| 1.0 + f32::EPSILON * i as f32).collect();
+        let x: Vec<f32> = (0..25 * 32).map(|i| 1.0 + f32::EPSILON * i as f32).collect();
         for isa in instruction_sets() {
-            for (token, found) in multiplied(isa, &weights, &x, 9).chunks(20).enumerate() {
+            for (token, found) in multiplied(isa, &weights, &x, 25).chunks(20).enumerate() {
                 assert_eq!(found, [x[token * 32 + 10]; 20], "{isa:?}");
             }
         }
@@ -181,18 +211,19 @@ fn f32_keeps_its_bits() {
 fn scales_far_apart_are_exact() {
     let shape = QuantizedShape::new(Format::Mxfp4, 20, 64);
     // Only the block with the lower scale meets activations that are not zeros.
-    let x: Vec<f32> = (0..18 * 64).map(|i| if i % 64 < 32 { 0.0 } else { 1.0 }).collect();
+    let x: Vec<f32> = (0..30 * 64).map(|i| if i % 64 < 32 { 0.0 } else { 1.0 }).collect();
     for (low, codes) in [(0, 0x00), (0, 0x11), (1, 0x80), (104, 0x11)] {
         for high in [120, 126, 160, 229, 254] {
             let all = (0..20 * 32).map(|i| if i / 16 % 2 == 0 { 0x22 } else { codes }).collect();
             let weights = QuantizedTensor::from_parts(shape, all, [high, low].repeat(20));
             let weights = weights.expect("parts that fit");
             check(&weights, &x[..6 * 64], 6);
-            check(&weights, &x, 18);
+            check(&weights, &x[..18 * 64], 18);
+            check(&weights, &x, 30);
             let halves = if codes == 0x11 { 16.0 } else { 0.0 };
             let expected = (halves * 2f64.powi(i32::from(low) - 127)) as f32;
             for isa in instruction_sets() {
-                for tokens in [6, 18] {
+                for tokens in [6, 18, 30] {
                     let found = multiplied(isa, &weights, &x, tokens);
                     assert_eq!(found, vec![expected; 20 * tokens], "{isa:?}, {high}, {codes}");
                 }
@@ -211,11 +242,11 @@ fn a_nan_scale_costs_its_row() {
         let spoilt = QuantizedTensor::from_parts(shape, codes, scales).expect("parts that fit");
         let clean = QuantizedTensor::from_parts(shape, clean.codes().to_vec(), clean.scales().to_vec());
         let clean = clean.expect("parts that fit");
-        let x: Vec<bf16> = (0..9 * 96).map(|i| bf16::from_f32(i as f32 - 90.5)).collect();
+        let x: Vec<bf16> = (0..18 * 96).map(|i| bf16::from_f32(i as f32 - 90.5)).collect();
         for isa in instruction_sets() {
-            let mut expected = bits(&multiplied(isa, &clean, &x, 9));
+            let mut expected = bits(&multiplied(isa, &clean, &x, 18));
             expected.iter_mut().skip(7).step_by(60).for_each(|y| *y = 0x7FC0);
-            assert_eq!(bits(&multiplied(isa, &spoilt, &x, 9)), expected, "{isa:?}, {format}");
+            assert_eq!(bits(&multiplied(isa, &spoilt, &x, 18)), expected, "{isa:?}, {format}");
         }
     }
 }
@@ -242,7 +273,7 @@ fn activations_that_are_not_finite_come_out() {
         // Sixes, and zeros.
         let codes = (0..codes).map(|i| if i < 32 { 0x77 } else { 0 }).collect();
         let weights = QuantizedTensor::from_parts(shape, codes, vec![0x38; scales]).expect("parts that fit");
-        for (isa, tokens) in instruction_sets().flat_map(|isa| [(isa, 6), (isa, 18)]) {
+        for (isa, tokens) in instruction_sets().flat_map(|isa| [(isa, 6), (isa, 15), (isa, 18)]) {
             check_not_finite::<f32>(isa, &weights, tokens);
             check_not_finite::<f16>(isa, &weights, tokens);
             check_not_finite::<bf16>(isa, &weights, tokens);
@@ -258,7 +289,7 @@ fn the_largest_activations_do_not_overflow() {
         let (codes, scales) = shape.bytes().expect("a small tensor");
         let weights = QuantizedTensor::from_parts(shape, vec![0x77; codes], vec![scale; scales]);
         let weights = weights.expect("parts that fit");
-        for tokens in [6, 18] {
+        for tokens in [6, 18, 30] {
             check(&weights, &vec![bf16::MAX; tokens * 96], tokens);
             check(&weights, &vec![f32::MAX; tokens * 96], tokens);
         }
@@ -287,7 +318,7 @@ fn operands_that_do_not_fit_are_refused() {
 #[test]
 fn nothing_comes_of_nothing() {
     for format in FORMATS {
-        for (rows, cols, tokens) in [(0, 64, 9), (3, 0, 9), (0, 0, 9), (3, 64, 0)] {
+        for (rows, cols, tokens) in [(0, 64, 9), (3, 0, 9), (3, 0, 13), (3, 0, 17), (0, 0, 17), (3, 64, 0)] {
             let weights = tensor(format, rows, cols, Scales::Common, 2);
             for isa in instruction_sets() {
                 let found = multiplied(isa, &weights, &vec![1f32; cols * tokens], tokens);
