@@ -11,7 +11,7 @@ use crate::experts::Plan;
 use crate::grid::Divider;
 use crate::launch::{Converts, Dtype, Family, Kernel, KernelId, Launch, WARP, kernel, resident};
 use crate::schedule::Schedule;
-use crate::weights::{QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
+use crate::weights::{PIPELINED_COLUMN_LIMIT, QUAD, TILE_ROWS, TOKEN_LIMIT, WeightsFormat, WeightsShape};
 
 /// Columns of an image of activations: a chunk for each lane of four. A k-iteration is an image or two.
 pub const COLUMNS: u32 = QUAD * CHUNK as u32;
@@ -316,7 +316,7 @@ const fn launch(edition: Edition, tile: TokenTile) -> Launch {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ArrangeGrid {
-    /// Columns.
+    /// Columns: fewer than [`PIPELINED_COLUMN_LIMIT`].
     pub cols: u64,
     /// Images of a token tile, which divide the number of one among those of all.
     pub images: Divider,
@@ -343,7 +343,7 @@ impl ArrangeGrid {
         aligned: bool,
         multiprocessors: u32,
     ) -> Option<Self> {
-        if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT {
+        if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT || cols >= PIPELINED_COLUMN_LIMIT {
             return None;
         }
         let of_k_iteration = u64::from(edition.images(tile));
@@ -465,7 +465,8 @@ mod tests {
         assert!(grid(1 << 30, 1 << 20, 1 << 20, 4).is_none());
         let arranged = |cols, tokens| ArrangeGrid::new((Edition::Mma, TokenTile::N16), cols, tokens, true, 4);
         assert!(arranged(128, TOKEN_LIMIT).is_none());
-        assert!(arranged(1 << 40, 1 << 20).is_none());
+        assert!(arranged(PIPELINED_COLUMN_LIMIT, 1).is_none());
+        assert!(arranged(1 << 23, 1 << 20).is_none());
         assert_eq!(arranged(130, 17).unwrap().bytes(), 2 * 32 * 256);
     }
 
