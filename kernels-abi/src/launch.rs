@@ -95,7 +95,7 @@ pub(crate) const fn kernel(
     Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, resident: 0 }
 }
 
-/// The same row for a kernel with registers for so many thread blocks on a multiprocessor.
+/// A row for a kernel that has registers for so many thread blocks on a multiprocessor.
 pub(crate) const fn resident(kernel: Kernel, resident: u32) -> Kernel {
     Kernel { resident, ..kernel }
 }

@@ -167,7 +167,7 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     for (name, form) in [("ONE", Form::OneByOne), ("T", Form::Transposed)] {
         checkpoint(&scratch, name, form, &config());
     }
-    // Something must be quantized, so that it can be dequantized and the experts copied.
+    // One tensor is quantized, so that it can be dequantized and the experts copied.
     quantize(&scratch, "T", "Q", &["--format", "mxfp4", "--include", "*.gate.weight"]).ok();
     let mut checkpoint = Checkpoint::open(&scratch.path("Q")).unwrap();
     assert_eq!(checkpoint.split_experts().unwrap(), 4);

@@ -17,7 +17,7 @@ pub(super) const TOKENS: usize = LANES;
 #[repr(align(64))]
 pub(super) struct Aligned(pub(super) Lanes<f32>);
 
-/// What a word of 32 bits has.
+/// The elements in a word of 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// An element, as an f32.
@@ -184,7 +184,7 @@ fn pairs<V: Vector>(even: V::Number, odd: V::Number) -> V::Number {
     V::number(V::or(V::shift_right(V::bits(even), 16), upper))
 }
 
-/// What a bf16 leaves of numbers, which is exact: the lower bits. Of infinities NaN, which does no harm.
+/// The lower bits of numbers, which bf16 cuts off, exactly. Infinities leave NaN, which does no harm.
 #[inline(always)]
 fn rest<V: Vector>(numbers: V::Number) -> V::Number {
     V::sub(numbers, V::number(V::and(V::bits(numbers), V::splat_bits(0xFFFF_0000))))

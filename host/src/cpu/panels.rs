@@ -54,7 +54,7 @@ impl<'a> Panel<'a> {
         })
     }
 
-    /// Whether weights of each row under their scales are no numbers, or below those of f32.
+    /// Returns for each row whether weights under their scales are no numbers, or below those of f32.
     pub(super) fn are_unusual(&self, format: Format) -> [bool; ROWS] {
         std::array::from_fn(|i| is_unusual(format, self.rows[i], self.largest[i]))
     }
@@ -116,7 +116,7 @@ pub(super) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 {
 
 /// Multiplies a segment's decoded weights: what instruction sets do each in their way.
 pub(super) trait SegmentProducts<V: Products> {
-    /// What weights are decoded to.
+    /// The words that weights are decoded to.
     const WORD: Word;
 
     /// Adds the products with some tiles of tokens to their sums, by tile and row. A chunk of weights has a line of pairs of
@@ -232,7 +232,7 @@ fn decode<V: Products, const NVFP4: bool>(
     }
 }
 
-/// What a row has of its last segment, and zeros.
+/// Fills the codes and scales of a row's last segment up with zeros.
 #[cold]
 fn filled_up(codes: &[u8], scales: &[u8]) -> ([u8; CODES], [u8; 2 * CHUNKS]) {
     let mut filled = ([0; CODES], [0; 2 * CHUNKS]);

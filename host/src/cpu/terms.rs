@@ -8,7 +8,7 @@ use super::products::Products;
 use super::tables::place_of_element;
 use super::vector::{LANES, Lanes};
 
-/// What is multiplied and added in a lane: an element, or a pair of elements.
+/// The terms that a lane multiplies and adds: elements, or pairs of elements.
 pub(super) trait Terms<V: Products> {
     const WORD: Word;
 

@@ -84,6 +84,7 @@ unsafe fn arrange_eight<D: Activations>(
         // SAFETY: the activations exist, as eights are whole where tokens start on 16 bytes.
         D::pairs(unsafe { ptx::load_16_here(at(of_word(0).1).wrapping_add(chunk * CHUNK * 2)) })
     };
+    // Loads written out for either order: together with it, both would keep more in registers than there are.
     if whole && grid.core_matrices != 0 {
         let words = [0, 1, 2, 3].map(load);
         for i in 0..4 {

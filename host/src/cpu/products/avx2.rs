@@ -167,7 +167,7 @@ impl Products for Avx2 {
             let lower = _mm256_permute2x128_si256::<0x20>(tables[0], tables[1]);
             let upper = _mm256_permute2x128_si256::<0x31>(tables[0], tables[1]);
             let codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.as_ptr().cast()));
-            // Those of a byte's lower codes are at places 0 and 16 from its word's, of the others at 8 and 24.
+            // Weights of a byte's lower codes are at places 0 and 16 from its word's, those of the others at 8 and 24.
             let words = halves!(i => {
                 let codes = if i == 0 { codes } else { _mm256_srli_epi16::<4>(codes) };
                 let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
