@@ -1,53 +1,33 @@
 //! The example's model, on the samples.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Result, Tensor};
-use microscale::{Convention, Format, Recipe};
-use microscale_candle::Weights;
-use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+use candle_core::{Device, Result, Tensor};
+use microscale::{Convention, Format};
+use microscale_checkpoint::FileConvention;
 
-#[path = "../examples/generate/layers.rs"]
-mod layers;
-#[path = "../examples/generate/llama.rs"]
-#[expect(dead_code, reason = "the example's")]
-mod llama;
+mod samples;
+mod story;
 
-use layers::{Held, Stored};
-use llama::{Config, Llama};
+use story::{Held, Llama, PROMPT, greedy};
 
 fn sample() -> PathBuf {
-    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-story")
+    samples::sample("tiny-story")
 }
 
 fn model(directory: &Path, held: Held) -> Result<Llama> {
-    let config = std::fs::read_to_string(directory.join("config.json"))?;
-    Llama::of(&Stored(Weights::open(directory, DType::F32, &Device::Cpu)?, held), &Config::parse(&config)?)
+    story::model(directory, held, &Device::Cpu)
 }
 
 fn largest(x: &Tensor) -> f32 {
     x.abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
-/// The start token, and "It was a truth universally".
-const PROMPT: &[u32] = &[0, 1020, 305, 259, 1899, 468, 73, 1178, 557];
-
 /// The tokens that transformers 5.23.0 with torch 2.15.0 generates from there, by f32 arithmetic with the weights as they are stored.
 const EXPECTED: &[u32] = &[
     1379, 430, 267, 670, 12, 283, 267, 1220, 649, 643, 267, 1220, 649, 12, 531, 267, 694, 692, 1479, 418,
     1142, 12, 267, 1220, 649, 602, 267, 649, 12, 267, 1220, 649,
 ];
-
-/// Tokens after the prompt, each the one with the largest logit.
-fn greedy(mut model: Llama, count: usize) -> Result<Vec<u32>> {
-    let mut tokens = vec![model.next(PROMPT)?];
-    while tokens.len() < count {
-        tokens.push(model.next(&tokens[tokens.len() - 1..])?);
-    }
-    Ok(tokens)
-}
 
 #[test]
 fn the_model_is_that_of_transformers() -> Result<()> {
@@ -60,7 +40,6 @@ fn the_model_is_that_of_transformers() -> Result<()> {
 
 #[test]
 fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<()> {
-    let checkpoint = Checkpoint::open(&sample()).unwrap();
     let cases = [
         (Format::Mxfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
         (Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
@@ -70,9 +49,7 @@ fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<
     for (format, convention, files) in cases {
         let directory = tempfile::tempdir()?;
         let out = directory.path().join("out");
-        let recipe = Recipe::of(format, convention).unwrap();
-        let plan = Plan::new(&checkpoint, &Selection::default(), recipe, files).unwrap();
-        quantize(&plan, &out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+        samples::quantized("tiny-story", &out, format, convention, files);
         let (mut stored, mut plain) = (model(&out, Held::Stored)?, model(&out, Held::Plain)?);
         // Many tokens at once, and then one by one.
         let (found, expected) = (stored.forward(PROMPT, false)?, plain.forward(PROMPT, false)?);
@@ -92,13 +69,10 @@ fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<
 
 #[test]
 fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
-    let checkpoint = Checkpoint::open(&sample()).unwrap();
     let directory = tempfile::tempdir()?;
     let out = directory.path().join("out");
-    let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
-    let plan =
-        Plan::new(&checkpoint, &Selection::default(), recipe, FileConvention::CompressedTensors).unwrap();
-    quantize(&plan, &out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    let files = FileConvention::CompressedTensors;
+    samples::quantized("tiny-story", &out, Format::Mxfp4, Convention::Ocp, files);
     let from_file = model(&out, Held::Stored)?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     let in_memory = model(&sample(), "mxfp4".parse().unwrap())?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     assert_eq!(from_file, in_memory);

@@ -1,23 +1,18 @@
 //! Layers and a model on a GPU against the same on the CPU. With `MICROSCALE_REQUIRE_GPU=1` a machine without one fails.
 #![cfg(feature = "cuda")]
 
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
 use microscale::{Convention, Format, Recipe};
-use microscale_candle::{QExperts, QLinear, QMatrix, Weights};
-use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+use microscale_candle::{QExperts, QLinear, QMatrix};
+use microscale_checkpoint::FileConvention;
 
-#[path = "../examples/generate/layers.rs"]
-mod layers;
-#[path = "../examples/generate/llama.rs"]
-#[expect(dead_code, reason = "the example's")]
-mod llama;
+mod samples;
+mod story;
 
-use layers::{Held, Stored};
-use llama::{Config, Llama};
+use story::{Held, PROMPT, greedy, model};
 
 /// Dtypes of activations, and half the distance of two numbers next to 1.
 const DTYPES: [(DType, f64); 3] = [
@@ -200,42 +195,27 @@ fn errors_say_where_things_are() -> Result<()> {
     Ok(())
 }
 
-fn model(directory: &Path, held: Held, device: &Device) -> Result<Llama> {
-    let config = std::fs::read_to_string(directory.join("config.json"))?;
-    Llama::of(&Stored(Weights::open(directory, DType::F32, device)?, held), &Config::parse(&config)?)
-}
-
-/// Logits after a prompt, and what follows it, each the token with the largest logit.
-fn generate(mut model: Llama) -> Result<(Vec<f32>, Vec<u32>)> {
-    /// The start token, and "It was a truth universally".
-    const PROMPT: &[u32] = &[0, 1020, 305, 259, 1899, 468, 73, 1178, 557];
+/// Logits after the prompt, and what follows it.
+fn generated(directory: &Path, held: Held, device: &Device) -> Result<(Vec<f32>, Vec<u32>)> {
+    let mut model = model(directory, held, device)?;
     let logits = model.forward(PROMPT, false)?.to_device(&Device::Cpu)?;
     model.reset();
-    let mut tokens = vec![model.next(PROMPT)?];
-    while tokens.len() < 32 {
-        tokens.push(model.next(&tokens[tokens.len() - 1..])?);
-    }
-    Ok((flat(&logits), tokens))
+    Ok((flat(&logits), greedy(model, 32)?))
 }
 
 #[test]
 fn a_model_generates_what_it_does_on_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let sample =
-        std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-story");
-    let checkpoint = Checkpoint::open(&sample).unwrap();
+    let sample = samples::sample("tiny-story");
     let directory = tempfile::tempdir()?;
     let quantized = directory.path().join("quantized");
-    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
-    let plan =
-        Plan::new(&checkpoint, &Selection::default(), recipe, FileConvention::CompressedTensors).unwrap();
-    quantize(&plan, &quantized, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    let files = FileConvention::CompressedTensors;
+    samples::quantized("tiny-story", &quantized, Format::Nvfp4, Convention::CompressedTensors, files);
     for (directory, held) in
         [(&sample, "plain"), (&sample, "nvfp4"), (&sample, "mxfp4"), (&quantized, "stored")]
     {
         let [here, there] = [&Device::Cpu, &device]
-            .map(|device| generate(model(directory, held.parse().unwrap(), device).unwrap()).unwrap());
+            .map(|device| generated(directory, held.parse().unwrap(), device).unwrap());
         let largest = here.0.iter().fold(0f32, |largest, logit| largest.max(logit.abs()));
         for (i, (expected, found)) in here.0.iter().zip(&there.0).enumerate() {
             let off = (found - expected).abs();

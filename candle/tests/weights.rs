@@ -1,27 +1,22 @@
 //! Layers from checkpoints, by name.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
-use microscale::{Convention, Format, Recipe};
+use microscale::{Convention, Format};
 use microscale_candle::{Linear, QLinear, Weights};
-use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+use microscale_checkpoint::FileConvention;
+
+mod samples;
 
 const CPU: &Device = &Device::Cpu;
 
-fn sample() -> PathBuf {
-    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample/tiny-llama")
-}
+const SAMPLE: &str = "tiny-llama";
 
 /// The sample, quantized into a directory.
 fn quantized(out: &Path, format: Format, convention: Convention, files: FileConvention) {
-    let checkpoint = Checkpoint::open(&sample()).unwrap();
-    let recipe = Recipe::of(format, convention).unwrap();
-    let plan = Plan::new(&checkpoint, &Selection::default(), recipe, files).unwrap();
-    quantize(&plan, out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    samples::quantized(SAMPLE, out, format, convention, files);
 }
 
 fn largest(x: &Tensor) -> f32 {
@@ -50,7 +45,7 @@ fn layers_of_every_convention_are_found_by_the_models_names() -> Result<()> {
         (Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
         (Format::Nvfp4, Convention::Modelopt, FileConvention::Modelopt),
     ];
-    let original = Weights::open(&sample(), DType::F32, CPU)?;
+    let original = Weights::open(&samples::sample(SAMPLE), DType::F32, CPU)?;
     for (format, convention, files) in cases {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
@@ -177,7 +172,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
 
 #[test]
 fn errors_name_the_tensor() -> Result<()> {
-    let weights = Weights::open(&sample(), DType::F32, CPU)?.pp("model.layers.0.mlp");
+    let weights = Weights::open(&samples::sample(SAMPLE), DType::F32, CPU)?.pp("model.layers.0.mlp");
     assert!(weights.contains_tensor("up_proj.weight") && !weights.contains_tensor("weight"));
     let assert_error = |error: candle_core::Error, parts: &[&str]| {
         let error = error.to_string();

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Module, Result, Tensor, bail};
 use microscale::{Convention, Format, Recipe, Search};
 use microscale_candle::{QLinear, Weights};
 
-use crate::llama::Source;
+use super::llama::Source;
 
 /// How linear layers are held. Heads and embeddings are held as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
