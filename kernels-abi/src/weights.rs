@@ -41,6 +41,10 @@ pub enum Weights {
     M8Tiles1,
     /// A token tile of up to eight tokens, pipelined, two tiles a warp.
     M8Tiles2,
+    /// A token tile of up to 16 tokens, pipelined, a tile a warp.
+    M16Tiles1,
+    /// A token tile of up to 32 tokens, pipelined, two tiles a warp.
+    M32Tiles2,
     /// A token tile of up to eight tokens by plain loads to registers, a tile a warp.
     UnpipelinedTiles1,
     /// A token tile of up to eight tokens by plain loads to registers, two tiles a warp.
@@ -74,11 +78,13 @@ macro_rules! table {
 }
 
 pub(crate) const KERNELS: &[Kernel] = table! {
-    "m1_tiles1" pipelined(true, 1), E2m1;
-    "m1_tiles2" pipelined(true, 2), E2m1;
-    "m1_tiles4" pipelined(true, 4), E2m1;
-    "m8_tiles1" pipelined(false, 1), E2m1;
-    "m8_tiles2" pipelined(false, 2), E2m1;
+    "m1_tiles1" pipelined(1, 1), E2m1;
+    "m1_tiles2" pipelined(1, 2), E2m1;
+    "m1_tiles4" pipelined(1, 4), E2m1;
+    "m8_tiles1" pipelined(8, 1), E2m1;
+    "m8_tiles2" pipelined(8, 2), E2m1;
+    "m16_tiles1" pipelined(16, 1), E2m1;
+    "m32_tiles2" pipelined(32, 2), E2m1;
     "unpipelined_tiles1" unpipelined(1), E2m1;
     "unpipelined_tiles2" unpipelined(2), E2m1;
     "ragged" (WEIGHTS_THREADS, WEIGHTS_THREADS / WARP, 0), Nothing;
@@ -91,8 +97,9 @@ const fn unpipelined(tiles: u32) -> Launch {
 }
 
 /// The launch of a pipelined kernel, with as many warps as a thread block may have.
-const fn pipelined(m1: bool, tiles: u32) -> Launch {
-    (PIPELINED_WARPS * WARP, 0, PIPELINED_WARPS * Pipelined { m1, tiles }.warp_bytes())
+const fn pipelined(tokens: u32, tiles: u32) -> Launch {
+    let kernel = Pipelined { tokens, tiles };
+    (kernel.warps() * WARP, 0, kernel.warps() * kernel.warp_bytes())
 }
 
 /// Bytes of shared memory that a thread block of a kernel that is not pipelined needs, if a warp has so many
@@ -111,29 +118,41 @@ pub const PIPELINED_WARPS: u32 = 16;
 /// work tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipelined {
-    /// Set for one token; otherwise the kernel is for a token tile of up to eight.
-    pub m1: bool,
+    /// Tokens of a token tile, at most: one, or as many as some tiles have columns.
+    pub tokens: u32,
     /// Tiles of a warp.
     pub tiles: u32,
 }
 
 impl Pipelined {
-    /// The exponent of the segments of rows and tokens, given that of the tokens of a token tile.
+    /// The exponent of the segments of rows and tokens, given that of the tokens of a token tile: 0 in kernels for more tokens than a tile
+    /// has columns.
     #[inline(always)]
     pub const fn segment_bits(self, token_tile_bits: u32) -> u32 {
-        if self.m1 { 1 } else { TILE_COLUMNS.ilog2() - token_tile_bits }
+        match self.tokens {
+            1 => 1,
+            2..=TILE_COLUMNS => TILE_COLUMNS.ilog2() - token_tile_bits,
+            _ => 0,
+        }
     }
 
     /// Stages of a warp's ring: k-iterations that are in shared memory at once, or on their way to it. There
     /// are three, or two large ones, so that shared memory has room for all warps.
     pub const fn stages(self) -> u32 {
-        if self.tiles > if self.m1 { 2 } else { 1 } { 2 } else { 3 }
+        match (self.tokens, self.tiles) {
+            (1, ..=2) | (8, 1) => 3,
+            _ => 2,
+        }
     }
 
-    /// Bytes of the activations of a stage: for one token eight chunks of 64 and zeros, for several a chunk
-    /// for each lane.
+    /// Warps of a thread block, at most.
+    pub const fn warps(self) -> u32 {
+        if self.tokens > 16 { PIPELINED_WARPS / 2 } else { PIPELINED_WARPS }
+    }
+
+    /// Bytes of the activations of a stage: for one token eight chunks of 64 and zeros, for several four chunks of each.
     pub const fn activation_bytes(self) -> u32 {
-        64 * if self.m1 { 9 } else { WARP }
+        64 * if self.tokens == 1 { 9 } else { self.tokens * QUAD }
     }
 
     /// Bytes of a stage: codes of two rows a lane and tile, a word of scales, and activations.
@@ -148,24 +167,36 @@ impl Pipelined {
 
     /// Work tiles of a warp, at most.
     pub const fn work_tiles(self) -> u32 {
-        if self.m1 { 8 } else { 4 }
+        match self.tokens {
+            1 => 8,
+            2..=8 => 4,
+            _ => 1,
+        }
     }
 
     /// Bytes of the sums that a warp keeps of a work tile: for one token one of each row, for several all
     /// that the tensor cores leave in the lanes.
     pub const fn sums_bytes(self) -> u32 {
-        let sums = if self.m1 { TILE_ROWS >> self.segment_bits(0) } else { TILE_ROWS * TILE_COLUMNS };
+        let sums = if self.tokens == 1 { TILE_ROWS >> self.segment_bits(0) } else { TILE_ROWS * self.tokens };
         self.tiles * sums * 4
     }
 
     /// Bytes that a warp keeps of a work tile: sums, and for several tokens a flag behind them, on 16 bytes.
     pub const fn work_tile_bytes(self) -> u32 {
-        self.sums_bytes() + if self.m1 { 0 } else { 16 }
+        self.sums_bytes() + if self.tokens == 1 { 0 } else { 16 }
+    }
+
+    /// The offset in a warp's shared memory of what it keeps of its work tiles: behind the ring, or in its place where there is but one
+    /// work tile, for what shared memory does not take is left to the L1 cache.
+    pub const fn results_offset(self) -> u32 {
+        if self.work_tiles() == 1 { 0 } else { self.ring_bytes() }
     }
 
     /// Bytes of a warp's shared memory.
     pub const fn warp_bytes(self) -> u32 {
-        self.ring_bytes() + self.work_tiles() * self.work_tile_bytes()
+        let ring = self.ring_bytes();
+        let end = self.results_offset() + self.work_tiles() * self.work_tile_bytes();
+        if ring > end { ring } else { end }
     }
 }
 
@@ -329,11 +360,11 @@ impl PipelinedGrid {
         slices_and_warps: [u32; 2],
         at_once: u32,
     ) -> Option<Self> {
-        let token_tiles = TokenTiles::of(tokens, if kernel.m1 { 1 } else { TILE_COLUMNS });
+        let token_tiles = TokenTiles::of(tokens, kernel.tokens);
         Self::with(kernel, shape, tokens, token_tiles, slices_and_warps, at_once)
     }
 
-    /// [`Self::new`] with given token tiles, of eight tokens at most, or of one if the kernel is for one.
+    /// [`Self::new`] with given token tiles, of as many tokens as the kernel takes, at most.
     pub fn with(
         kernel: Pipelined,
         shape: WeightsShape,
@@ -343,12 +374,11 @@ impl PipelinedGrid {
         at_once: u32,
     ) -> Option<Self> {
         let groups = slices.is_power_of_two() && warps.is_power_of_two() && slices <= warps;
-        let most = if kernel.m1 { 1 } else { TILE_COLUMNS };
         if !groups
             || at_once == 0
             || !shape.counts(tokens)
             || shape.cols >= PIPELINED_COLUMN_LIMIT
-            || 1 << token_tiles.bits > most
+            || 1 << token_tiles.bits > kernel.tokens
         {
             return None;
         }
@@ -396,7 +426,7 @@ mod tests {
     fn what_kernels_cannot_count_is_refused() {
         let pipelined = |cols: u64, tokens| {
             let shape = WeightsShape { rows: 100, cols, blocks: cols / 32 };
-            PipelinedGrid::new(Pipelined { m1: true, tiles: 1 }, shape, tokens, [2, 16], 132).is_some()
+            PipelinedGrid::new(Pipelined { tokens: 1, tiles: 1 }, shape, tokens, [2, 16], 132).is_some()
         };
         assert_eq!([1, 0].map(|tokens| pipelined(4096, tokens)), [true, false]);
         let [columns, tokens] = [PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT];
@@ -412,26 +442,24 @@ mod tests {
 
     #[test]
     fn launches_fit_into_any_gpu() {
-        let pipelined = |m1: bool, tiles| (if m1 { "m1" } else { "m8" }, Pipelined { m1, tiles });
-        let pipelined = [
-            pipelined(true, 1),
-            pipelined(true, 2),
-            pipelined(true, 4),
-            pipelined(false, 1),
-            pipelined(false, 2),
-        ];
+        let pipelined = [(1, 1), (1, 2), (1, 4), (8, 1), (8, 2), (16, 1), (32, 2)]
+            .map(|(tokens, tiles)| Pipelined { tokens, tiles });
         // KiB of shared memory that a thread block may have: before one asks, on compute capability 8.6, 8.0
         // and 9.0.
-        let warps = [(48, [8, 4, 4, 4, 2]), (99, [16, 8, 8, 8, 4]), (163, [16, 16, 8, 8, 8]), (227, [16; 5])];
+        let warps = [
+            (48, [8, 4, 4, 4, 2, 4, 2]),
+            (99, [16, 8, 8, 8, 4, 8, 4]),
+            (163, [16, 16, 8, 8, 8, 8, 4]),
+            (227, [16, 16, 16, 16, 16, 16, 8]),
+        ];
         for (kib, warps) in warps {
             for kernel in KERNELS {
                 let within = kernel.within(kib << 10);
                 assert!(within.shared <= kib << 10, "{} with {kib} KiB", kernel.name);
                 assert!(within == *kernel || kernel.elements == 0 && within.threads >= WARP);
-                for ((kind, pipelined), warps) in pipelined.into_iter().zip(warps) {
-                    let [kind, tiles] =
-                        [kind, ["tiles1", "tiles2", "tiles4"][pipelined.tiles.ilog2() as usize]];
-                    if kernel.name.contains(kind) && kernel.name.ends_with(tiles) {
+                for (pipelined, warps) in pipelined.into_iter().zip(warps) {
+                    let Pipelined { tokens, tiles } = pipelined;
+                    if kernel.name.ends_with(&std::format!("_m{tokens}_tiles{tiles}")) {
                         assert_eq!(
                             (within.threads, within.shared),
                             (warps * WARP, warps * pipelined.warp_bytes())

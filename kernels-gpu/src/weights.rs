@@ -14,7 +14,7 @@
 
 mod defined;
 mod m1;
-mod m8;
+mod several;
 mod unpipelined;
 
 use microscale_kernels_abi::experts::Plan;
@@ -23,7 +23,7 @@ use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
 use self::defined::ragged;
 use self::m1::m1;
-use self::m8::m8;
+use self::several::several;
 use self::unpipelined::unpipelined;
 use crate::product::format::{Mxfp4, Nvfp4};
 use crate::product::operand::{Operand, Problem, Routed};
@@ -39,7 +39,7 @@ macro_rules! entries {
         /// `codes` and `scales` hold the rows of `grid`'s matrix, linear, on multiples of 8 bytes and of 1;
         /// `activations` holds its tokens, without gaps, aligned to their dtype. But for the kernels that end
         /// in `ragged`, rows are whole chunks and start on 16 bytes, their scales on one of their number in a
-        /// chunk, and activations on 16 bytes; with `m1` or `m8` in their names, rows' scales are a multiple
+        /// chunk, and activations on 16 bytes; with `m1`, `m8`, `m16` or `m32` in their names, rows' scales are a multiple
         /// of 4 bytes and start on one, or, with `m1` and of MXFP4, all rows' together. `out` has room for the results of each token that
         /// `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says.
         /// `global` is a slot. With a `plan`, which has the grid's token tiles, weights and slots are those of
@@ -76,23 +76,31 @@ entries! {
     nvfp4_gemv_weights_f16_m1_tiles1(PipelinedGrid) = m1::<Nvfp4, WithF16, 1>,
     nvfp4_gemv_weights_f16_m1_tiles2(PipelinedGrid) = m1::<Nvfp4, WithF16, 2>,
     nvfp4_gemv_weights_f16_m1_tiles4(PipelinedGrid) = m1::<Nvfp4, WithF16, 4>,
-    nvfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = m8::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = m8::<Nvfp4, WithF16, 2>,
+    nvfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = several::<Nvfp4, WithF16, 1, 1>,
+    nvfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = several::<Nvfp4, WithF16, 1, 2>,
+    nvfp4_gemv_weights_f16_m16_tiles1(PipelinedGrid) = several::<Nvfp4, WithF16, 2, 1>,
+    nvfp4_gemv_weights_f16_m32_tiles2(PipelinedGrid) = several::<Nvfp4, WithF16, 4, 2>,
     nvfp4_gemv_weights_bf16_m1_tiles1(PipelinedGrid) = m1::<Nvfp4, WithBf16, 1>,
     nvfp4_gemv_weights_bf16_m1_tiles2(PipelinedGrid) = m1::<Nvfp4, WithBf16, 2>,
     nvfp4_gemv_weights_bf16_m1_tiles4(PipelinedGrid) = m1::<Nvfp4, WithBf16, 4>,
-    nvfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = m8::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = m8::<Nvfp4, WithBf16, 2>,
+    nvfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = several::<Nvfp4, WithBf16, 1, 1>,
+    nvfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = several::<Nvfp4, WithBf16, 1, 2>,
+    nvfp4_gemv_weights_bf16_m16_tiles1(PipelinedGrid) = several::<Nvfp4, WithBf16, 2, 1>,
+    nvfp4_gemv_weights_bf16_m32_tiles2(PipelinedGrid) = several::<Nvfp4, WithBf16, 4, 2>,
     mxfp4_gemv_weights_f16_m1_tiles1(PipelinedGrid) = m1::<Mxfp4, WithF16, 1>,
     mxfp4_gemv_weights_f16_m1_tiles2(PipelinedGrid) = m1::<Mxfp4, WithF16, 2>,
     mxfp4_gemv_weights_f16_m1_tiles4(PipelinedGrid) = m1::<Mxfp4, WithF16, 4>,
-    mxfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = m8::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = m8::<Mxfp4, WithF16, 2>,
+    mxfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = several::<Mxfp4, WithF16, 1, 1>,
+    mxfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = several::<Mxfp4, WithF16, 1, 2>,
+    mxfp4_gemv_weights_f16_m16_tiles1(PipelinedGrid) = several::<Mxfp4, WithF16, 2, 1>,
+    mxfp4_gemv_weights_f16_m32_tiles2(PipelinedGrid) = several::<Mxfp4, WithF16, 4, 2>,
     mxfp4_gemv_weights_bf16_m1_tiles1(PipelinedGrid) = m1::<Mxfp4, WithBf16, 1>,
     mxfp4_gemv_weights_bf16_m1_tiles2(PipelinedGrid) = m1::<Mxfp4, WithBf16, 2>,
     mxfp4_gemv_weights_bf16_m1_tiles4(PipelinedGrid) = m1::<Mxfp4, WithBf16, 4>,
-    mxfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = m8::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = m8::<Mxfp4, WithBf16, 2>,
+    mxfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = several::<Mxfp4, WithBf16, 1, 1>,
+    mxfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = several::<Mxfp4, WithBf16, 1, 2>,
+    mxfp4_gemv_weights_bf16_m16_tiles1(PipelinedGrid) = several::<Mxfp4, WithBf16, 2, 1>,
+    mxfp4_gemv_weights_bf16_m32_tiles2(PipelinedGrid) = several::<Mxfp4, WithBf16, 4, 2>,
     nvfp4_gemv_weights_f16_unpipelined_tiles1(WeightsGrid) = unpipelined::<Nvfp4, WithF16, 1>,
     nvfp4_gemv_weights_f16_unpipelined_tiles2(WeightsGrid) = unpipelined::<Nvfp4, WithF16, 2>,
     nvfp4_gemv_weights_f16_ragged(WeightsGrid) = ragged::<Nvfp4, WithF16>,

@@ -265,7 +265,7 @@ pub(crate) fn gpu_workspace_bytes(
     let weights = operand(weights, stream)?;
     let weights = &weights.get().0;
     let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    if !wide && !fused && work.gpu.gemm_kernel(weights.shape, tokens).is_none() {
+    if !wide && !fused && !work.gpu.gemm_may_need_workspace(weights.shape, tokens) {
         return Ok(0);
     }
     work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
@@ -312,7 +312,7 @@ pub(crate) fn gpu_linear(
     let plain = activations.kind() != Kind::F32 && bias.is_none();
     // Few tokens need no workspace.
     let space = match &mut workspace {
-        None if !plain || work.gpu.gemm_kernel(weights.shape, tokens).is_some() => {
+        None if !plain || work.gpu.gemm_may_need_workspace(weights.shape, tokens) => {
             return Err(error(
                 py,
                 format!(

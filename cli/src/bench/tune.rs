@@ -51,8 +51,10 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     let gpus = gpus(device)?;
     let all = GemvWeightsChoices::TOKENS;
     let products = all.iter().flat_map(|&tokens| {
-        let kernels =
-            GemvWeightsKernel::all().filter(move |kernel| kernel.is_for_one_token() == (tokens == 1));
+        // Those for more tokens than are measured are chosen by the times of other products.
+        let most = all[all.len() - 1];
+        let kernels = GemvWeightsKernel::all()
+            .filter(move |kernel| kernel.tokens() <= most && (kernel.tokens() == 1) == (tokens == 1));
         kernels.map(move |kernel| (tokens, kernel))
     });
     let products: Vec<_> = products.collect();
@@ -82,7 +84,7 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     Ok(choices.text(&format!("{device}, bf16")))
 }
 
-/// Measures how long each kernel for many tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and activations in bf16:
+/// Measures how long each kernel for more than eight tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and activations in bf16:
 /// the times as a file.
 ///
 /// # Errors
@@ -95,19 +97,20 @@ pub(crate) fn gemm_weights(device: &Device, mut measured: impl FnMut(Measurement
         let size = |tokens| Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(tokens), top_k: 0 };
         for tokens in GemmTimes::TOKENS {
             let product = WeightsProduct::<half::bf16>::new(&recipe, size(tokens))?;
-            let kernels: Vec<_> =
-                gpus.first().gemm_kernels().filter(|kernel| GemmTimes::takes(*kernel, tokens)).collect();
-            let by: Vec<_> =
-                kernels.iter().map(|kernel| (tokens, WeightsKernel::Gemm(Some(*kernel)))).collect();
-            for (kernel, seconds) in
+            let few = GemmTimes::few(tokens).map(|kernel| (kernel.word(), WeightsKernel::Gemv(kernel)));
+            let many = gpus.first().gemm_kernels().filter(|kernel| GemmTimes::takes(*kernel, tokens));
+            let many = many.map(|kernel| (kernel.word(), WeightsKernel::Gemm(Some(kernel))));
+            let kernels: Vec<_> = few.chain(many).collect();
+            let by: Vec<_> = kernels.iter().map(|(_, kernel)| (tokens, *kernel)).collect();
+            for ((word, _), seconds) in
                 kernels.iter().zip(by_kernels(&product, gpus.first(), &by, Effort::LESS)?)
             {
-                times.add([rows, cols, tokens], *kernel, seconds * 1e6);
+                times.add([rows, cols, tokens], word, seconds * 1e6);
                 measured(measurement(
                     (Op::GemmWeights, recipe, size(tokens)),
                     device,
                     &product.weights,
-                    (kernel.word(), seconds),
+                    (word, seconds),
                 ));
             }
         }

@@ -166,10 +166,16 @@ impl Gpu {
         )
     }
 
-    /// The kernel that [`Self::gemm_weights_on`] chooses; none if it leaves the product to [`Self::gemv_weights_on`].
+    /// The kernel that [`Self::gemm_weights_on`] chooses for activations that start on 16 bytes; none if it leaves the product to [`Self::gemv_weights_on`].
     #[doc(hidden)]
     pub fn gemm_kernel(&self, weights: QuantizedShape, tokens: usize) -> Option<GemmWeightsKernel> {
-        launch::gemm_kernel(&self.kernels, weights, tokens)
+        launch::gemm_kernel(&self.kernels, weights, tokens, true)
+    }
+
+    /// Returns whether [`Self::gemm_weights_on`] may work in a workspace for so many tokens' activations in 16 bits.
+    #[doc(hidden)]
+    pub fn gemm_may_need_workspace(&self, weights: QuantizedShape, tokens: usize) -> bool {
+        launch::may_need_workspace(weights, tokens)
     }
 
     /// The kernels for products of many tokens that this GPU's target has.

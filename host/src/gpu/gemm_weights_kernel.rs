@@ -48,16 +48,17 @@ impl GemmWeightsKernel {
         all.filter(|kernel| kernel.edition == Edition::Mma || target.wgmma)
     }
 
-    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel; none if no kernel has one.
-    pub(super) fn choose(target: &Target, grid: impl Fn(Self) -> Option<GemmGrid>) -> Option<Self> {
+    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel, and about how many microseconds
+    /// that is; none if no kernel has a grid.
+    pub(super) fn choose(target: &Target, grid: impl Fn(Self) -> Option<GemmGrid>) -> Option<(Self, f64)> {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
         let kernels = Self::of(target).filter(|kernel| kernel.edition == edition);
         let with_times = kernels.filter_map(|kernel| Some((kernel, kernel.microseconds(&grid(kernel)?))));
-        with_times.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(kernel, _)| kernel)
+        with_times.min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// About how long an H200 takes, but for what all kernels take. Other GPUs take longer, for each part about as much. All figures are
-    /// fitted to the times of [`GemmTimes`](super::GemmTimes).
+    /// About how long an H200 takes. Other GPUs take longer, for each part about as much. All figures are fitted to the times of
+    /// [`GemmTimes`](super::GemmTimes).
     fn microseconds(self, grid: &GemmGrid) -> f64 {
         let of_tile = self.tile.tokens();
         let [whole, rest] = [grid.tokens / of_tile, grid.tokens % of_tile].map(f64::from);
@@ -69,7 +70,13 @@ impl GemmWeightsKernel {
         let sharers = grid.most_sharers();
         let (results, sharer) = self.epilogue_microseconds();
         let shared = if sharers > 1 { sharers as f64 * sharer } else { 0.0 };
-        grid.most_k_iterations() as f64 * images * image + grid.most_work_tiles() as f64 * results + shared
+        // The smallest product takes as long.
+        let launches = match self.edition {
+            Edition::Mma => 7.0,
+            Edition::Wgmma => 9.5,
+        };
+        let k_iterations = grid.most_k_iterations() as f64 * images * image;
+        launches + k_iterations + grid.most_work_tiles() as f64 * results + shared
     }
 
     /// About how many microseconds an H200 takes for an image of so many tokens' activations.
@@ -138,7 +145,7 @@ mod tests {
             let GemmWeightsKernel { edition, tile } = kernel;
             GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10))
         };
-        GemmWeightsKernel::choose(target, grid).map(|kernel| kernel.word())
+        GemmWeightsKernel::choose(target, grid).map(|(kernel, _)| kernel.word())
     }
 
     #[test]

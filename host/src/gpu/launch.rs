@@ -19,7 +19,7 @@ pub(super) use amax::{amax, plan};
 pub(super) use dequantize::{dequantize, dequantizer};
 pub(super) use errors::{error_parts, errors};
 pub(super) use experts::{choose_experts, experts_workspace, gemm_experts, route};
-pub(super) use gemm::{gemm_kernel, gemm_weights, gemm_workspace};
+pub(super) use gemm::{gemm_kernel, gemm_weights, gemm_workspace, may_need_workspace};
 pub(super) use gemv::gemv;
 pub(super) use ladder::{empty, quantize_baseline};
 pub(super) use layout::convert_scales;

@@ -36,6 +36,8 @@ pub(crate) unsafe fn opaque_constant(number: u32, scratch: *mut u8) -> u32 {
         warp::sync();
         ptx::load_shared_u16(ptx::shared_address(of_lane))
     };
+    // Now all lanes have loaded theirs, and the memory is free for others' copies.
+    warp::sync();
     number + zero
 }
 

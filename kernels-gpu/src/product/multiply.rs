@@ -44,34 +44,37 @@ pub(crate) fn is_usual<F: Weights, D: Activations>(Chunk { codes: [a, b, c, d], 
     zeros || F::distance::<D>(*scales) <= F::farthest::<D>()
 }
 
-/// Adds the products of the words `I` of two chunks, under their scales, to sums.
+/// Adds the products of the words `I` of two chunks, under their scales, with some eights of tokens to their sums.
 #[inline(always)]
-fn multiply<D: Activations, const I: usize>(
-    sums: [f32; SUMS],
+fn multiply<D: Activations, const I: usize, const EIGHTS: usize>(
+    mut sums: [[f32; SUMS]; EIGHTS],
     rows: &[Chunk; 2],
     factors: [u32; 2],
-    activations: [u32; 4],
+    activations: &[[[u32; 4]; 4]; EIGHTS],
     table: u32,
-) -> [f32; SUMS] {
+) -> [[f32; SUMS]; EIGHTS] {
     let weights = |i: usize| D::weights(rows[i].codes[I], table).map(|pair| D::scaled(pair, factors[i]));
     let ([a, b, c, d], [e, f, g, h]) = (weights(0), weights(1));
-    let sums = D::multiply([a, e, b, f], [activations[0], activations[1]], sums);
-    D::multiply([c, g, d, h], [activations[2], activations[3]], sums)
+    for (sums, x) in sums.iter_mut().zip(activations) {
+        *sums = D::multiply([a, e, b, f], [x[I][0], x[I][1]], *sums);
+        *sums = D::multiply([c, g, d, h], [x[I][2], x[I][3]], *sums);
+    }
+    sums
 }
 
-/// The products of two chunks under their scales, given [`Activations::TABLE`].
+/// The products of two chunks under their scales with some eights of tokens, given [`Activations::TABLE`].
 #[inline(always)]
-pub(crate) fn scaled_products<F: Weights, D: Activations>(
+pub(crate) fn scaled_products<F: Weights, D: Activations, const EIGHTS: usize>(
     rows: &[Chunk; 2],
-    x: &[[u32; 4]; 4],
+    x: &[[[u32; 4]; 4]; EIGHTS],
     table: u32,
-) -> [f32; SUMS] {
+) -> [[f32; SUMS]; EIGHTS] {
     let [low, high] = [F::factors::<D>(rows[0].scales), F::factors::<D>(rows[1].scales)];
     // Written out: the compiler keeps a loop's indices in memory.
-    let sums = multiply::<D, 0>([0.0; SUMS], rows, [low[0], high[0]], x[0], table);
-    let sums = multiply::<D, 1>(sums, rows, [low[0], high[0]], x[1], table);
-    let sums = multiply::<D, 2>(sums, rows, [low[1], high[1]], x[2], table);
-    multiply::<D, 3>(sums, rows, [low[1], high[1]], x[3], table)
+    let sums = multiply::<D, 0, EIGHTS>([[0.0; SUMS]; EIGHTS], rows, [low[0], high[0]], x, table);
+    let sums = multiply::<D, 1, EIGHTS>(sums, rows, [low[0], high[0]], x, table);
+    let sums = multiply::<D, 2, EIGHTS>(sums, rows, [low[1], high[1]], x, table);
+    multiply::<D, 3, EIGHTS>(sums, rows, [low[1], high[1]], x, table)
 }
 
 /// The products of the group whose codes begin at word `I`, of two rows, without their scales, given

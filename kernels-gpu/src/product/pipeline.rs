@@ -59,7 +59,7 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         let segment_bits = P::KERNEL.segment_bits(grid.token_tile_bits);
         let rows = work_tiles.rows.min(u64::from(work_tiles.each)) as u32;
         // Kernels for one token take others, too.
-        let whole_words = !P::KERNEL.m1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
+        let whole_words = P::KERNEL.tokens > 1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
         // Slices take turns at the row's k-iterations. Each warp has one at least, even if there is nothing
         // in it.
         let each = ((grid.k_iterations + (1 << grid.slice_bits) - 1 - slice) >> grid.slice_bits).max(1);

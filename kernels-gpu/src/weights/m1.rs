@@ -24,7 +24,7 @@ use crate::product::tensor_cores::{Activations, SUMS, Weights};
 use crate::{ptx, warp};
 
 /// Segments of a row.
-const SEGMENTS: u32 = 1 << Pipelined { m1: true, tiles: 1 }.segment_bits(0);
+const SEGMENTS: u32 = 1 << Pipelined { tokens: 1, tiles: 1 }.segment_bits(0);
 /// Chunks of a row in a k-iteration.
 const CHUNKS: u32 = QUAD * SEGMENTS;
 /// Rows that half a tile stands for.
@@ -55,7 +55,7 @@ struct M1<D, const TILES: usize> {
 }
 
 impl<D: Activations, const TILES: usize> M1<D, TILES> {
-    const KERNEL: Pipelined = Pipelined { m1: true, tiles: TILES as u32 };
+    const KERNEL: Pipelined = Pipelined { tokens: 1, tiles: TILES as u32 };
     /// Rows of a work tile.
     const ROWS: u32 = TILES as u32 * TILE_ROWS / SEGMENTS;
 

@@ -103,7 +103,7 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
         for chunk in rows {
             *far = F::distance::<D>(chunk.scales).max(*far);
         }
-        let products = scaled_products::<F, D>(rows, x, D::TABLE);
+        let [products] = scaled_products::<F, D, 1>(rows, &[*x], D::TABLE);
         for i in 0..SUMS {
             sums[i] += products[i];
         }

@@ -142,7 +142,7 @@ pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: P
 /// A kernel, with the exponent of its token tiles.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    Pipelined { m1: bool, tiles: u32, bits: u32 },
+    Pipelined { kernel: Pipelined, bits: u32 },
     Unpipelined { tiles: u32, bits: u32 },
     Ragged,
     Gemm { edition: Edition, tile: TokenTile },
@@ -159,8 +159,8 @@ impl By {
 
     fn kernel<T: Activation>(self, format: Format) -> String {
         match self {
-            Self::Pipelined { m1, tiles, .. } => {
-                weights_kernel::<T>(format, &format!("{}_tiles{tiles}", if m1 { "m1" } else { "m8" }))
+            Self::Pipelined { kernel: Pipelined { tokens, tiles }, .. } => {
+                weights_kernel::<T>(format, &format!("m{tokens}_tiles{tiles}"))
             }
             Self::Unpipelined { tiles, .. } => {
                 weights_kernel::<T>(format, &format!("unpipelined_tiles{tiles}"))
@@ -261,8 +261,7 @@ fn multiplying<T: Exact + Activation>(
             WeightsGrid::with(shape, rows, tiles, tiles_of_warp, slices).expect("a small launch")
         };
         let (grid, blocks, launch) = match by {
-            By::Pipelined { m1, tiles: of_warp, .. } => {
-                let kernel = Pipelined { m1, tiles: of_warp };
+            By::Pipelined { kernel, .. } => {
                 let grid = PipelinedGrid::with(kernel, shape, rows, tiles, [SLICES, 4], at_once);
                 let grid = grid.expect("a small launch");
                 (argument(&grid), grid.thread_blocks(), Some(grid.threads_and_shared(kernel)))
@@ -316,7 +315,7 @@ fn check<T: Exact + Activation>(
         let Product { weights, results, exact, .. } = expert;
         let parts = [segments(1 << by.bits()), SLICES as usize];
         let right = match by {
-            By::Pipelined { m1: true, .. } => {
+            By::Pipelined { kernel: Pipelined { tokens: 1, .. }, .. } => {
                 exact.check(&found, &Bound::of_one_token::<T>(weights, SLICES as usize, LEAST)).map(|_| ())
             }
             By::Pipelined { .. } | By::Unpipelined { .. } => {
@@ -352,13 +351,15 @@ const CASES: [(usize, usize, Counts, u32, Weights); 4] = [
 fn kernels() -> Vec<By> {
     let mut all = vec![By::Ragged];
     for tiles in [1, 2, 4] {
-        all.push(By::Pipelined { m1: true, tiles, bits: 0 });
+        all.push(By::Pipelined { kernel: Pipelined { tokens: 1, tiles }, bits: 0 });
     }
     for (tiles, bits) in [(1, 1), (2, 3), (1, 2)] {
-        all.push(By::Pipelined { m1: false, tiles, bits });
+        all.push(By::Pipelined { kernel: Pipelined { tokens: 8, tiles }, bits });
         all.push(By::Unpipelined { tiles, bits });
     }
     all.push(By::Unpipelined { tiles: 2, bits: 0 });
+    all.push(By::Pipelined { kernel: Pipelined { tokens: 16, tiles: 1 }, bits: 4 });
+    all.push(By::Pipelined { kernel: Pipelined { tokens: 32, tiles: 2 }, bits: 5 });
     for edition in [Edition::Mma, Edition::Wgmma] {
         let tiles = TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile));
         all.extend(tiles.map(|tile| By::Gemm { edition, tile }));

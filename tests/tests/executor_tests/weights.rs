@@ -107,6 +107,19 @@ const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (5, 4224, 8, 16, Ordered, X::Common),
 ];
 
+/// Cases for token tiles of 16 and of 32, pipelined. Columns are as for one token.
+const M16_AND_M32: [(usize, usize, usize, u32, Weights, X); 9] = [
+    (35, 256, 9, 2, Of(Scales::Common), X::Numbers),
+    (70, 1152, 16, 4, Edges, X::Common),
+    (5, 2176, 33, 8, Of(Scales::Common), X::Common),
+    (131, 384, 12, 1, Beyond, X::Tiny),
+    (9, 640, 50, 2, Zeros, X::Numbers),
+    (20, 1024, 3, 2, Of(Scales::Any), X::Any),
+    (6, 1024, 17, 2, Cancelling, X::Common),
+    (18, 4096, 16, 2, Ordered, X::Common),
+    (37, 2176, 31, 4, Ordered, X::Common),
+];
+
 /// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and
 /// chunks in part, streams with nothing, one chunk and several.
 const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
@@ -242,7 +255,7 @@ impl<T: Exact + Activation> Product<T> {
         let mut case = Prepared::new();
         let [codes, scales] = match variant {
             "ragged" => [8, 1],
-            _ if variant.starts_with("m1") || variant.starts_with("m8") => [16, 4],
+            _ if variant.starts_with('m') => [16, 4],
             _ => [16, 32 / weights.format().block() as u64],
         };
         let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
@@ -305,22 +318,49 @@ pub(crate) enum Kind {
     M1,
     /// Pipelined, up to eight tokens at a time.
     M8,
+    /// Pipelined, up to 16 tokens at a time.
+    M16,
+    /// Pipelined, up to 32 tokens at a time.
+    M32,
 }
 
 impl Kind {
     /// Numbers of tiles.
     fn tiles(self) -> &'static [u32] {
-        if self == Self::M1 { &[1, 2, 4] } else { &[1, 2] }
+        match self {
+            Self::M1 => &[1, 2, 4],
+            Self::Unpipelined | Self::M8 => &[1, 2],
+            Self::M16 => &[1],
+            Self::M32 => &[2],
+        }
+    }
+
+    /// The pipelined kernel; none if it is not pipelined.
+    fn pipelined(self, tiles: u32) -> Option<Pipelined> {
+        let tokens = match self {
+            Self::Unpipelined => return None,
+            Self::M1 => 1,
+            Self::M8 => 8,
+            Self::M16 => 16,
+            Self::M32 => 32,
+        };
+        Some(Pipelined { tokens, tiles })
+    }
+
+    /// Parts of a row that a warp has side by side.
+    fn segments(self, tokens: usize) -> usize {
+        match self {
+            Self::M16 | Self::M32 => 1,
+            _ => segments(tokens),
+        }
     }
 
     /// The end of a kernel's name.
     fn variant(self, tiles: u32) -> String {
-        let word = match self {
-            Self::Unpipelined => "unpipelined_",
-            Self::M1 => "m1_",
-            Self::M8 => "m8_",
-        };
-        format!("{word}tiles{tiles}")
+        match self.pipelined(tiles) {
+            Some(Pipelined { tokens, .. }) => format!("m{tokens}_tiles{tiles}"),
+            None => format!("unpipelined_tiles{tiles}"),
+        }
     }
 
     /// Launches a kernel. Thread blocks of the pipelined ones have the more warp groups the more tiles a warp
@@ -342,7 +382,7 @@ impl Kind {
         warps: [u32; 2],
         at_once: u32,
     ) -> Launched {
-        let kernel = Pipelined { m1: self == Self::M1, tiles };
+        let kernel = self.pipelined(tiles).expect("a pipelined kernel");
         let (shape, tokens) = (shape(&product.weights), product.tokens as u64);
         let grid = PipelinedGrid::new(kernel, shape, tokens, warps, at_once).expect("a small launch");
         let mut launched = product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
@@ -356,7 +396,7 @@ impl Kind {
         let Launched { mut case, out } = self.launch(product, tiles, slices);
         let slices = slices as usize;
         if product.ordered {
-            let segments = segments(product.tokens);
+            let segments = self.segments(product.tokens);
             let order = if self == Self::M1 { Order::M1 { slices } } else { Order::M8 { segments, slices } };
             let results = order.results(&product.weights, &product.x, product.tokens);
             case.expect("results", out, bytemuck::cast_slice(&results).to_vec());
@@ -365,7 +405,7 @@ impl Kind {
         case.checks.push(Box::new(move |memory| {
             let Product { weights, tokens, exact, .. } = &*product;
             let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
-            let parts = [segments(*tokens), slices];
+            let parts = [self.segments(*tokens), slices];
             let bound = match self {
                 Self::M1 => Bound::of_one_token::<T>(weights, slices, LEAST),
                 _ => Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST),
@@ -405,7 +445,9 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         let of = |by: Kind| move |case| (by, case);
         let all = (0..).zip(UNPIPELINED).map(of(Kind::Unpipelined)).chain((0..).zip(M1).map(of(Kind::M1)));
-        for (by, (i, (rows, cols, tokens, slices, kind, x))) in all.chain((0..).zip(M8).map(of(Kind::M8))) {
+        let all = all.chain((0..).zip(M8).map(of(Kind::M8)));
+        let more = [Kind::M16, Kind::M32].into_iter().flat_map(|by| (0..).zip(M16_AND_M32).map(of(by)));
+        for (by, (i, (rows, cols, tokens, slices, kind, x))) in all.chain(more) {
             // Whole words of scales.
             let half = by != Kind::Unpipelined && format == Format::Nvfp4 && cols % 256 != 0;
             let shape = (rows, if half { (cols / 64 + 1) * 64 } else { cols }, tokens);
@@ -446,7 +488,7 @@ fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
                     Arc::new(product.with_steps(number))
                 }));
                 let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
-                for by in [Kind::Unpipelined, Kind::M1, Kind::M8] {
+                for by in [Kind::Unpipelined, Kind::M1, Kind::M8, Kind::M16, Kind::M32] {
                     for &tiles in by.tiles() {
                         let made = Arc::clone(&made);
                         let kernel = weights_kernel::<T>(format, &by.variant(tiles));

@@ -45,7 +45,8 @@ impl<T: Exact + TensorCoreActivation> Product<T> {
         if kernel.takes_one_token(self.weights.shape()) {
             Bound::of_one_token::<T>(&self.weights, 1, least)
         } else {
-            Bound::of_tensor_cores::<T>(self.weights.cols(), [segments(self.tokens), 1], least)
+            let segments = if kernel.tokens() > 8 { 1 } else { segments(self.tokens) };
+            Bound::of_tensor_cores::<T>(self.weights.cols(), [segments, 1], least)
         }
     }
 

@@ -5,10 +5,11 @@ use super::files::Ptx;
 use super::finding::Finding;
 use super::main_path::{MainPath, main_path};
 use super::requirements::requirements;
-use super::resources::{self, Resources};
+use super::resources::{self, REGISTERS, Resources, registers_of_a_warp};
 use super::sass::{self, Code};
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
+use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{Kernel, Target, kernels};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -109,7 +110,7 @@ fn serialised(said: &str) -> Option<&str> {
     said.lines().find(|line| line.contains("wgmma") && line.contains("serialized")).map(str::trim)
 }
 
-/// Checks that everything assembles, uses no local memory, and keeps the conversion instructions it was
+/// Checks that everything assembles, uses no local memory and no more registers than there are, and keeps the conversion instructions it was
 /// written with. A defect on several GPUs is reported once.
 pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
     let mut gpus: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
@@ -132,10 +133,22 @@ fn wrong(assembly: &Assembly) -> Vec<String> {
     };
     let of_kernel = |kernel: &Assembled| {
         let spills = local_memory(kernel.resources).filter(|_| !spills_outside_of_products(kernel));
-        let messages = [spills, lost_conversion(kernel, assembly.target)];
+        let messages = [spills, too_many_registers(kernel), lost_conversion(kernel, assembly.target)];
         messages.map(|message| message.map(|message| format!("{}: {message}", kernel.name)))
     };
     kernels.iter().flat_map(of_kernel).flatten().collect()
+}
+
+/// Says that a kernel's largest thread block takes more registers than a multiprocessor has, so that no GPU launches it.
+fn too_many_registers(assembled: &Assembled) -> Option<String> {
+    let (kernel, registers) = (assembled.kernel?, assembled.resources.registers);
+    let all = registers_of_a_warp(registers) * kernel.threads.div_ceil(WARP);
+    (all > REGISTERS).then(|| {
+        format!(
+            "{} threads of {registers} registers: a multiprocessor has {REGISTERS} in all",
+            kernel.threads
+        )
+    })
 }
 
 fn local_memory(used: Resources) -> Option<String> {
@@ -196,6 +209,15 @@ mod tests {
 
     fn messages(assembly: Assembly) -> Vec<String> {
         check(&[assembly]).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn thread_blocks_that_no_multiprocessor_has_registers_for_are_found() {
+        let kernel = kernels().find(|kernel| kernel.threads == 512 && kernel.resident == 0).unwrap().name;
+        let found =
+            |registers| messages(assembled(kernel, Resources { registers, ..Default::default() }, "EXIT"));
+        assert_eq!(found(128).iter().filter(|message| message.contains("registers")).count(), 0);
+        assert_eq!(found(129).iter().filter(|message| message.contains("registers")).count(), 1);
     }
 
     #[test]

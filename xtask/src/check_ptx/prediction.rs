@@ -7,8 +7,10 @@
 
 use super::assembly::Assembled;
 use super::main_path::PathShape;
+use super::resources::{REGISTERS, registers_of_a_warp};
 use super::sass::Instruction;
 use microscale_kernels_abi::Kernel;
+use microscale_kernels_abi::launch::WARP;
 
 /// A GPU as its data sheet and the CUDA programming guide have it.
 pub(super) struct Gpu {
@@ -146,12 +148,10 @@ pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     })
 }
 
-/// The share of a multiprocessor's warps that its 65,536 registers allow; they are given out to warps in
-/// units of 256.
+/// The share of a multiprocessor's warps that its registers allow.
 fn occupancy(kernel: &Kernel, registers: u32, most_warps: u32) -> f64 {
-    let warps_a_block = kernel.threads / 32;
-    let of_a_warp = (registers * 32).next_multiple_of(256);
-    let blocks = 65_536 / of_a_warp.max(1) / warps_a_block;
+    let warps_a_block = kernel.threads / WARP;
+    let blocks = REGISTERS / registers_of_a_warp(registers).max(1) / warps_a_block;
     f64::from((blocks * warps_a_block).min(most_warps)) / f64::from(most_warps)
 }
 

@@ -1,6 +1,15 @@
 //! The resources of each kernel, read from the output of `ptxas -v`.
 
+use microscale_kernels_abi::launch::WARP;
 use std::collections::BTreeMap;
+
+/// Registers of a multiprocessor.
+pub(super) const REGISTERS: u32 = 65_536;
+
+/// Registers that a warp takes, whose lanes have so many: they are given out in units of 256.
+pub(super) fn registers_of_a_warp(of_lane: u32) -> u32 {
+    (of_lane * WARP).next_multiple_of(256)
+}
 
 /// The resources of a kernel.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

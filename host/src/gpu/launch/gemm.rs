@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
-use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT, WeightsShape};
+use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT};
 use microscale_kernels_abi::{Kernel, KernelId};
 
 use super::{parts, weights};
@@ -26,7 +26,7 @@ use crate::gpu::driver::doing;
 use crate::gpu::epilogue::DeviceEpilogue;
 use crate::gpu::gemm_weights_kernel::GemmWeightsKernel;
 use crate::gpu::gemm_workspace::GemmWorkspaceMut;
-use crate::gpu::gemv_weights_kernel::GemvWeightsKernel;
+use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, weights_shape};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::memory::{DeviceView, DeviceViewMut};
 use crate::gpu::tensor_view::DeviceTensorView;
@@ -43,10 +43,9 @@ pub(in crate::gpu) fn takes(shape: QuantizedShape) -> bool {
     words && shape.cols > 0 && (shape.cols as u64) < PIPELINED_COLUMN_LIMIT
 }
 
-/// The kernel for a product; none if there is nothing to multiply, or if no kernel takes it.
-fn choose_gemm(kernels: &Kernels, weights: QuantizedShape, tokens: usize) -> Option<GemmWeightsKernel> {
-    let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
-    takes(weights).then(|| GemmWeightsKernel::choose(kernels.target(), grid))?
+/// Returns whether a product may work in a workspace: all but those of few tokens, if a kernel takes the weights.
+pub(in crate::gpu) fn may_need_workspace(weights: QuantizedShape, tokens: usize) -> bool {
+    tokens > FEW && takes(weights)
 }
 
 /// The grid of a kernel that multiplies; none if there is nothing to multiply, or more than a launch can count, or if the GPU has too
@@ -57,11 +56,9 @@ fn gemm_grid(
     weights: QuantizedShape,
     tokens: usize,
 ) -> Option<GemmGrid> {
-    let [rows, cols, blocks] =
-        [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
     // Thread blocks take all of a multiprocessor's shared memory.
     let at_once = kernels.multiprocessors();
-    let shape = WeightsShape { rows, cols, blocks };
+    let shape = weights_shape(weights);
     let shared = kernel.edition.shared_bytes(kernel.tile, kernels.most_shared());
     GemmGrid::new((kernel.edition, kernel.tile), shape, tokens as u64, at_once, shared)
 }
@@ -152,7 +149,7 @@ pub(in crate::gpu) fn gemm_workspace(
     Ok(most as usize)
 }
 
-/// The most tokens for which kernels of fewer are faster.
+/// The most tokens for which no kernel for many is faster.
 const FEW: usize = 8;
 
 /// Enqueues a product, by a given kernel or by the one that should take the shortest, which may be one for few tokens. The caller has
@@ -220,10 +217,10 @@ impl Way {
         (dtype, tokens): (Dtype, usize),
         activations: u64,
     ) -> Result<Self> {
-        let Some(kernel) = given.or_else(|| gemm_kernel(kernels, weights, tokens)) else {
+        let aligned = activations.is_multiple_of(16) && weights.cols.is_multiple_of(8);
+        let Some(kernel) = given.or_else(|| gemm_kernel(kernels, weights, tokens, aligned)) else {
             return Ok(Self::Few(GemvWeightsKernel::choose(weights, tokens)));
         };
-        let aligned = activations.is_multiple_of(16) && weights.cols.is_multiple_of(8);
         let ids = ids(kernel, weights, dtype)?;
         let grids = Box::new(Grids::new(kernels, kernel, weights, tokens, aligned)?);
         Ok(Self::Many { kernel, ids, grids })
@@ -265,13 +262,21 @@ impl Way {
     }
 }
 
-/// The kernel for many tokens that [`gemm_weights`] chooses; none if one for few tokens is faster, or no other takes the weights.
+/// The kernel for many tokens that [`gemm_weights`] chooses; none if one for few tokens is faster, or no other takes the weights. Those for
+/// few are fast for tokens whose activations start on 16 bytes only.
 pub(in crate::gpu) fn gemm_kernel(
     kernels: &Kernels,
     weights: QuantizedShape,
     tokens: usize,
+    aligned: bool,
 ) -> Option<GemmWeightsKernel> {
-    if tokens <= FEW { None } else { choose_gemm(kernels, weights, tokens) }
+    if !may_need_workspace(weights, tokens) {
+        return None;
+    }
+    let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
+    let (kernel, microseconds) = GemmWeightsKernel::choose(kernels.target(), grid)?;
+    let few = GemvWeightsKernel::for_more_than_eight(weights, tokens).filter(|_| aligned);
+    few.is_none_or(|(_, of_few)| microseconds <= of_few).then_some(kernel)
 }
 
 /// The kernels that arrange and multiply.

@@ -6,9 +6,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_formats::Format;
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{
-    Pipelined, PipelinedGrid, TOKEN_LIMIT, TokenTiles, WeightsGrid, WeightsShape,
-};
+use microscale_kernels_abi::weights::{PipelinedGrid, TOKEN_LIMIT, TokenTiles, WeightsGrid};
 use microscale_kernels_abi::{Kernel, KernelId, Weights};
 
 use crate::element::Dtype;
@@ -19,7 +17,7 @@ use crate::gpu::arguments::{
     not_one_launch, weights_format,
 };
 use crate::gpu::driver::doing;
-use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind};
+use crate::gpu::gemv_weights_kernel::{GemvWeightsKernel, Kind, weights_shape};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::memory::{DeviceView, DeviceViewMut};
 use crate::gpu::tensor_view::DeviceTensorView;
@@ -34,6 +32,8 @@ fn id(format: Format, dtype: Dtype, kernel: GemvWeightsKernel, ragged: bool) -> 
         (Kind::M1, _) => Weights::M1Tiles4,
         (Kind::M8, 1) => Weights::M8Tiles1,
         (Kind::M8, _) => Weights::M8Tiles2,
+        (Kind::M16, _) => Weights::M16Tiles1,
+        (Kind::M32, _) => Weights::M32Tiles2,
         (Kind::Unpipelined, 1) => Weights::UnpipelinedTiles1,
         (Kind::Unpipelined, _) => Weights::UnpipelinedTiles2,
     };
@@ -103,20 +103,10 @@ pub(super) unsafe fn enqueue(
     limited("rows of activations", tokens, TOKEN_LIMIT)?;
     limited_columns(weights)?;
     let too_many = || not_one_launch(format_args!("{rows} rows times {tokens} of activations"));
-    let [rows, cols, blocks] = [rows, cols, weights.blocks_per_row()].map(|count| count as u64);
-    let (shape, tokens) = (WeightsShape { rows, cols, blocks }, tokens as u64);
-    let (grid, config) = if ragged || kernel.kind == Kind::Unpipelined {
-        let (tiles, slices) = if ragged { (1, 1) } else { (kernel.tiles, kernel.slices) };
-        let grid = match token_tiles {
-            Some(token_tiles) => WeightsGrid::with(shape, tokens, token_tiles, tiles, slices),
-            None => WeightsGrid::new(shape, tokens, tiles, slices),
-        };
-        let grid = grid.ok_or_else(too_many)?;
-        let thread_blocks = if ragged { rows } else { grid.thread_blocks() };
-        (Grid::Unpipelined(Argument(grid)), config(launched, thread_blocks)?)
-    } else {
+    let (shape, tokens) = (weights_shape(weights), tokens as u64);
+    let pipelined = kernel.pipelined().filter(|_| !ragged);
+    let (grid, config) = if let Some(pipelined) = pipelined {
         let warps = launched.threads / WARP;
-        let pipelined = Pipelined { m1: kernel.kind == Kind::M1, tiles: kernel.tiles };
         let warps = [kernel.slices.min(warps), warps];
         let grid = match token_tiles {
             Some(token_tiles) => {
@@ -130,6 +120,15 @@ pub(super) unsafe fn enqueue(
         let (threads, shared) = grid.threads_and_shared(pipelined);
         let config = config(&Kernel { threads, shared, ..*launched }, grid.thread_blocks())?;
         (Grid::Pipelined(Argument(grid)), config)
+    } else {
+        let (tiles, slices) = if ragged { (1, 1) } else { (kernel.tiles, kernel.slices) };
+        let grid = match token_tiles {
+            Some(token_tiles) => WeightsGrid::with(shape, tokens, token_tiles, tiles, slices),
+            None => WeightsGrid::new(shape, tokens, tiles, slices),
+        };
+        let grid = grid.ok_or_else(too_many)?;
+        let thread_blocks = if ragged { shape.rows } else { grid.thread_blocks() };
+        (Grid::Unpipelined(Argument(grid)), config(launched, thread_blocks)?)
     };
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(codes).arg(scales).arg(slot).arg(activations).arg(out);

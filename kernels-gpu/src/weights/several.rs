@@ -1,12 +1,12 @@
-//! Up to eight tokens at once, pipelined: weights are scaled before they are multiplied, as in
-//! [`super::unpipelined`].
+//! Up to 8, 16 or 32 tokens at once, pipelined: weights are scaled before they are multiplied, as in
+//! [`super::unpipelined`], with eight tokens after the other.
 
 use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, QUAD, TILE_ROWS};
+use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, QUAD, TILE_COLUMNS, TILE_ROWS};
 
 use crate::product::copies::{ACTIVATION_BYTES, LaneCopies, opaque_constant, pin_in_register};
 use crate::product::multiply::{Product, is_usual, scaled_products};
@@ -18,8 +18,10 @@ use crate::{ptx, warp};
 
 /// Pieces of 16 bytes in a tile column's activations of a k-iteration, four for each of four chunks.
 const PIECES: u32 = QUAD * ACTIVATION_BYTES / 16;
-/// Pieces that a lane copies in a k-iteration, and pieces of a lane's chunk.
+/// Pieces of eight tile columns that a lane copies in a k-iteration, and pieces of a lane's chunk.
 const COPIES: usize = 4;
+/// Bytes of the activations of eight tile columns in a stage.
+const EIGHT_BYTES: u32 = COPIES as u32 * WARP * 16;
 
 /// The position of a tile column's piece among all pieces. Pieces are permuted (swizzled) so that eight lanes
 /// that read at once find theirs in different banks.
@@ -29,17 +31,17 @@ fn piece(column: u32, piece: u32) -> u32 {
 }
 
 /// The multiplication with a token tile, and a warp's sums.
-struct M8<D, const TILES: usize> {
-    sums: [[f32; SUMS]; TILES],
+struct Several<D, const EIGHTS: usize, const TILES: usize> {
+    sums: [[[f32; SUMS]; EIGHTS]; TILES],
     /// The largest distance of a work tile's scales so far.
     far: u32,
     /// Bytes from the token tile's first activation, or, where experts' rows are listed, from all rows' first one,
-    /// to the pieces that the lane copies in the warp's first k-iteration, and how many chunks there are from theirs on; and the address that the first is copied to
-    /// in the first stage. Each other piece goes 32 pieces behind the one before.
-    activations: [u32; COPIES],
+    /// to the pieces that the lane copies in the warp's first k-iteration, and how many chunks there are from theirs on, of several eights the same of all; and the
+    /// address that the first is copied to in the first stage. Each other piece goes 32 pieces behind the one before.
+    activations: [[u32; COPIES]; EIGHTS],
     copied_chunks: [u32; COPIES],
     to: u32,
-    /// The addresses of the pieces of the lane's chunk in the first stage, and how many chunks there are from
+    /// The addresses of the pieces of the lane's chunk for the first eight tokens in the first stage, and how many chunks there are from
     /// its own on.
     found: [u32; COPIES],
     chunks: u32,
@@ -52,8 +54,8 @@ struct M8<D, const TILES: usize> {
     dtype: PhantomData<D>,
 }
 
-impl<D: Activations, const TILES: usize> M8<D, TILES> {
-    const KERNEL: Pipelined = Pipelined { m1: false, tiles: TILES as u32 };
+impl<D: Activations, const EIGHTS: usize, const TILES: usize> Several<D, EIGHTS, TILES> {
+    const KERNEL: Pipelined = Pipelined { tokens: EIGHTS as u32 * TILE_COLUMNS, tiles: TILES as u32 };
     /// Bytes that a warp keeps of a work tile: sums, and behind them a flag, at this offset.
     const WORK_TILE_BYTES: u32 = Self::KERNEL.work_tile_bytes();
     const FLAG: u32 = Self::KERNEL.sums_bytes();
@@ -76,20 +78,23 @@ impl<D: Activations, const TILES: usize> M8<D, TILES> {
         let own = chunk(warp::lane() / QUAD) + warp::lane() % QUAD;
         // All lanes together copy the pieces of two tile columns at once.
         let (column, number) = (warp::lane() / PIECES, warp::lane() % PIECES);
-        let (mut activations, mut copied_chunks) = ([0; COPIES], [0; COPIES]);
-        for ((activations, chunks_left), i) in activations.iter_mut().zip(&mut copied_chunks).zip(0..) {
+        let (mut activations, mut copied_chunks) = ([[0; COPIES]; EIGHTS], [0; COPIES]);
+        for (activations, i) in activations.as_flattened_mut().iter_mut().zip(0..) {
             let column = column + i * (WARP / PIECES);
             let token = end.min(first + parts(column, segment_bits).0 + 1) - 1;
             // SAFETY: the token exists.
             let of_token = unsafe { problem.rows_behind(first, token) } * (problem.shape.cols * 2) as u32;
             *activations = pin_in_register(of_token + chunk(column) * ACTIVATION_BYTES + number * 16);
+        }
+        for (chunks_left, i) in copied_chunks.iter_mut().zip(0..) {
+            let column = column + i * (WARP / PIECES);
             *chunks_left = pin_in_register(chunks.saturating_sub(chunk(column) + number / 4));
         }
         let activations_offset = const { <Self as Product<F, TILES>>::ACTIVATIONS };
         let address = ptx::shared_address(warp_memory) + activations_offset;
-        let results = warp_memory.wrapping_add(const { Self::KERNEL.ring_bytes() } as usize);
+        let results = warp_memory.wrapping_add(const { Self::KERNEL.results_offset() } as usize);
         Self {
-            sums: [[0.0; SUMS]; TILES],
+            sums: [[[0.0; SUMS]; EIGHTS]; TILES],
             far: 0,
             activations,
             copied_chunks,
@@ -171,13 +176,17 @@ impl<D: Activations, const TILES: usize> M8<D, TILES> {
     }
 }
 
-impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M8<D, TILES> {
+impl<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize> Product<F, TILES>
+    for Several<D, EIGHTS, TILES>
+{
     const KERNEL: Pipelined = Self::KERNEL;
 
     #[inline(always)]
     unsafe fn copy(&self, activations: *const u8, chunk: u32, stage: u32) {
-        for ((offset, chunks), i) in self.activations.iter().zip(&self.copied_chunks).zip(0..) {
-            let there = if chunk < *chunks { 16 } else { 0 };
+        for (offset, i) in self.activations.as_flattened().iter().zip(0..) {
+            // Only up to eight tokens have segments.
+            let left = self.copied_chunks[if EIGHTS == 1 { i as usize } else { 0 }];
+            let there = if chunk < left { 16 } else { 0 };
             let from = activations.wrapping_add(*offset as usize);
             // SAFETY: the chunk is in the token; its chunks lie on multiples of 16 bytes.
             unsafe { ptx::copy_16(self.to + stage + i * (WARP * 16), from, there) };
@@ -187,7 +196,11 @@ impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M8<D,
     #[inline(always)]
     unsafe fn add(&mut self, lane: &LaneCopies<TILES>, stage: u32, chunk: u32) {
         // SAFETY: the caller's promise.
-        let x = self.found.map(|from| D::pairs(unsafe { ptx::load_shared_16(from + stage) }));
+        let load = |from| D::pairs(unsafe { ptx::load_shared_16(from) });
+        let mut x = [[[0; 4]; 4]; EIGHTS];
+        for (x, eight) in x.iter_mut().zip(0..) {
+            *x = self.found.map(|from| load(from + stage + eight * EIGHT_BYTES));
+        }
         for (sums, tile) in self.sums.iter_mut().zip(0..) {
             // SAFETY: the caller's promise.
             let (codes, scales) = unsafe { (lane.codes(stage, tile), lane.scales::<F>(stage, tile)) };
@@ -196,18 +209,23 @@ impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M8<D,
             if chunk < self.chunks {
                 self.far = self.far.max(distance);
             }
-            let products = scaled_products::<F, D>(&rows, &x, self.table);
-            for i in 0..SUMS {
-                sums[i] += products[i];
+            let products = scaled_products::<F, D, EIGHTS>(&rows, &x, self.table);
+            for (sum, product) in sums.as_flattened_mut().iter_mut().zip(products.as_flattened()) {
+                *sum += product;
             }
         }
     }
 
     #[inline(always)]
     unsafe fn end(&mut self, work_tile: u32) {
+        if Self::KERNEL.results_offset() == 0 {
+            // Results take the place of the ring, where zeros are still copied to behind the last k-iteration.
+            ptx::wait_for_copies::<0>();
+            warp::sync();
+        }
         let result = self.results.wrapping_add((work_tile * Self::WORK_TILE_BYTES) as usize);
         let mut to = result.wrapping_add((warp::lane() * 4) as usize).cast::<f32>();
-        for sum in self.sums.as_flattened() {
+        for sum in self.sums.as_flattened().as_flattened() {
             // SAFETY: the memory is the warp's, with room for the results of its work tiles.
             unsafe { *to = *sum };
             to = to.wrapping_add(WARP as usize);
@@ -219,17 +237,17 @@ impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M8<D,
                 unsafe { *self.flag(work_tile) = u32::from(all_usual) };
             }
         }
-        self.sums = [[0.0; SUMS]; TILES];
+        self.sums = [[[0.0; SUMS]; EIGHTS]; TILES];
         self.far = 0;
     }
 }
 
-/// Multiplies weights with up to eight tokens at a time.
+/// Multiplies weights with up to so many eights of tokens at a time.
 ///
 /// # Safety
-/// The contract of the kernels whose names have `m8`.
+/// The contract of the kernels whose names have `m8`, `m16` or `m32`.
 #[inline(always)]
-pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
+pub(super) unsafe fn several<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize>(
     problem: Problem,
     grid: PipelinedGrid,
 ) {
@@ -240,13 +258,13 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
         return;
     }
     let (problem, tokens) = (problem.of_expert::<F>(tile.expert), [tile.first, tile.end]);
-    let segment_bits = M8::<D, TILES>::KERNEL.segment_bits(grid.token_tile_bits);
+    let segment_bits = Several::<D, EIGHTS, TILES>::KERNEL.segment_bits(grid.token_tile_bits);
     let half_row_bits = const { (TILE_ROWS / 2).ilog2() } - segment_bits;
     let row_bits = half_row_bits + const { 2 * TILES as u32 }.ilog2();
     let number = warp_number();
     let (group, slice) = parts(number, grid.slice_bits);
     let work_tiles_of = |group: u32| WorkTiles::new(&grid, 1 << row_bits, block, group);
-    let warp_bytes = const { M8::<D, TILES>::KERNEL.warp_bytes() };
+    let warp_bytes = const { Several::<D, EIGHTS, TILES>::KERNEL.warp_bytes() };
     let shared = warp::shared::<u128>().cast::<u8>();
     let warp_memory = shared.wrapping_add((number * warp_bytes) as usize);
     let work_tiles = work_tiles_of(group);
@@ -255,7 +273,8 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
         let at = [slice, ptx::shared_address(warp_memory)];
         // SAFETY: the caller's contract; the memory is this warp's.
         unsafe {
-            let product = M8::<D, TILES>::new::<F>(&problem, tokens, segment_bits, slice, warp_memory);
+            let product =
+                Several::<D, EIGHTS, TILES>::new::<F>(&problem, tokens, segment_bits, slice, warp_memory);
             let activations = problem.activations_of_tile(tokens[0]);
             let product =
                 Mainloop::<F, _, TILES>::new(&problem, &grid, work_tiles, at, activations, product).run();
@@ -275,8 +294,8 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
     // The address of some bytes of a warp's results of a work tile.
     let result = |work_tile: u32, group: u32, slice: u32, bytes: u32| {
         let number = (group << grid.slice_bits) + slice;
-        let in_warp = const { M8::<D, TILES>::KERNEL.ring_bytes() }
-            + work_tile * M8::<D, TILES>::WORK_TILE_BYTES
+        let in_warp = const { Several::<D, EIGHTS, TILES>::KERNEL.results_offset() }
+            + work_tile * Several::<D, EIGHTS, TILES>::WORK_TILE_BYTES
             + bytes;
         shared.wrapping_add((number * warp_bytes + in_warp) as usize)
     };
@@ -285,7 +304,7 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
         let mut slice = 0;
         while F::farthest::<D>() > 0 && slice < slices {
             // SAFETY: written by a warp of this block before the barrier.
-            usual &= unsafe { *result(work_tile, group, slice, M8::<D, TILES>::FLAG).cast::<u32>() };
+            usual &= unsafe { *result(work_tile, group, slice, Several::<D, EIGHTS, TILES>::FLAG).cast::<u32>() };
             slice += 1;
         }
         usual != 0
@@ -311,8 +330,9 @@ pub(super) unsafe fn m8<F: Weights, D: Activations, const TILES: usize>(
                 let (half, row_in_half) = parts(row_in_tile, half_row_bits);
                 let [quad, tile_column] =
                     [row_in_half, token_in_tile].map(|number| (number << segment_bits) + segment);
-                let i = half * 2 + tile_column % 2;
-                let from = (i * WARP + quad * QUAD + tile_column / 2) * 4;
+                let (tile, of_tile, eight) = (half / 2, half % 2, tile_column / TILE_COLUMNS);
+                let i = (tile * EIGHTS as u32 + eight) * SUMS as u32 + of_tile * 2 + tile_column % 2;
+                let from = (i * WARP + quad * QUAD + tile_column % TILE_COLUMNS / 2) * 4;
                 // SAFETY: as above.
                 sum += f64::from(unsafe { *result(work_tile, group, slice, from).cast::<f32>() });
                 part += 1;
