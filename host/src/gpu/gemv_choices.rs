@@ -125,7 +125,7 @@ pub struct GemvWeightsChoices {
 impl GemvWeightsChoices {
     /// The formats that are measured for new tables.
     pub const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
-    /// The tokens: more are multiplied by eights, others by the next of these.
+    /// The tokens. Others have the kernel for the next of these, and more that of the last, if no kernel for more takes the weights.
     pub const TOKENS: [usize; 4] = [1, 2, 4, 8];
 
     /// Tables over [`Self::FORMATS`] and [`Self::TOKENS`].

@@ -110,13 +110,14 @@ impl GemvWeightsKernel {
         self.pipelined().map_or(TILE_COLUMNS, |pipelined| pipelined.tokens) as usize
     }
 
-    /// Returns whether it may be the fastest for so many tokens, more than eight: it takes more than eight at a time, and at most three of its token
-    /// tiles have them.
+    /// Returns whether it may be the fastest for so many tokens, more than eight: it takes more than eight at a time, and at most
+    /// three of its token tiles have them.
     pub(super) fn is_for_more_than_eight(self, tokens: usize) -> bool {
         tokens > 8 && self.tokens() > 8 && tokens <= 3 * self.tokens()
     }
 
-    /// About how long an H200 takes for more than eight tokens and weights of a shape; none if it is for others. All figures are fitted to the times of [`GemmTimes`](super::GemmTimes).
+    /// About how long an H200 takes for more than eight tokens and weights of a shape; none if it is for others. All figures are
+    /// fitted to the times of [`GemmTimes`](super::GemmTimes).
     pub(super) fn microseconds(self, weights: QuantizedShape, tokens: usize) -> Option<f64> {
         const MULTIPROCESSORS: u32 = 132;
         let is_for = self.is_for_more_than_eight(tokens) && self.on(weights) == self;

@@ -366,12 +366,12 @@ impl Kind {
     /// Launches a kernel. Thread blocks of the pipelined ones have the more warp groups the more tiles a warp
     /// has, and the GPU has room for few, so that each group has several work tiles.
     fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, slices: u32) -> Launched {
-        if self == Self::Unpipelined {
+        let Some(kernel) = self.pipelined(tiles) else {
             let grid = grid(&product.weights, product.tokens, tiles, slices);
             return product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
-        }
+        };
         let (warps, at_once) = [(slices, 3), (2 * slices, 2), (4 * slices, 1)][tiles.ilog2() as usize];
-        self.launch_pipelined(product, tiles, [slices, warps.min(16)], at_once)
+        self.launch_pipelined(product, tiles, [slices, warps.min(kernel.warps())], at_once)
     }
 
     /// Launches a pipelined kernel, on a GPU that has room for so many thread blocks at once.
