@@ -1,5 +1,7 @@
 //! Weights times activations: inputs, and bounds of the distance of results from the exact sums.
 
+use std::thread::{available_parallelism, scope};
+
 use microscale::{Format, QuantizedShape, QuantizedTensor};
 
 use crate::oracle::{self, Exact, dot};
@@ -225,7 +227,10 @@ pub struct ExactProducts {
     scale: f64,
 }
 
-#[derive(Debug)]
+/// Multiplications that are worth threads.
+const LARGE: usize = 1 << 21;
+
+#[derive(Clone, Copy, Debug)]
 enum Product {
     /// A sum and that of its terms' magnitudes, under the global scale.
     Number { exact: f64, magnitudes: f64 },
@@ -236,23 +241,47 @@ enum Product {
 }
 
 impl ExactProducts {
-    /// Computes the products of weights and each token's activations.
+    /// Computes the products of weights and each token's activations, of large ones by several threads. They are threads of its own: rayon's,
+    /// while they wait, would take up another test that waits for this one.
     pub fn of<T: Exact>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> Self {
         let (rows, cols) = (weights.rows(), weights.cols());
         let under = |sum| dot::under(sum, weights.global_scale());
-        let mut products = Vec::with_capacity(rows * tokens);
-        for token in 0..tokens {
-            let x: Vec<f64> = x[token * cols..][..cols].iter().map(|x| x.to_f64()).collect();
-            for row in 0..rows {
-                let dot::Weighted { sum, magnitudes, not_finite } = dot::weighted(weights, row, &x);
-                products.push(match not_finite {
-                    // Half of where the definition's streams overflow.
-                    _ if magnitudes >= 2f64.powi(133) && !not_finite.is_nan() => Product::Large,
-                    0.0 => Product::Number { exact: under(sum.to_f64()), magnitudes: under(magnitudes) },
-                    _ => Product::NotFinite(not_finite),
-                });
+        let x: Vec<f64> = x[..tokens * cols].iter().map(|x| x.to_f64()).collect();
+        let product = |elements: &[(f64, f64)], token: usize| {
+            let x = &x[token * cols..][..cols];
+            let dot::Weighted { sum, magnitudes, not_finite } =
+                dot::weighted_elements(elements.iter().copied(), x);
+            match not_finite {
+                // Half of where the definition's streams overflow.
+                _ if magnitudes >= 2f64.powi(133) && !not_finite.is_nan() => Product::Large,
+                0.0 => Product::Number { exact: under(sum.to_f64()), magnitudes: under(magnitudes) },
+                _ => Product::NotFinite(not_finite),
             }
-        }
+        };
+        let of_row = |row: usize| {
+            let elements: Vec<_> = dot::elements(weights, row).collect();
+            (0..tokens).map(|token| product(&elements, token)).collect::<Vec<_>>()
+        };
+        let threads =
+            if rows * cols * tokens < LARGE { 1 } else { available_parallelism().map_or(1, usize::from) };
+        let mut by_row = vec![Vec::new(); rows];
+        let rows_a_thread = rows.div_ceil(threads).max(1);
+        scope(|scope| {
+            for (i, by_row) in by_row.chunks_mut(rows_a_thread).enumerate() {
+                let of_row = &of_row;
+                let mut compute = move || {
+                    for (products, row) in by_row.iter_mut().zip(i * rows_a_thread..) {
+                        *products = of_row(row);
+                    }
+                };
+                if threads == 1 {
+                    compute();
+                } else {
+                    scope.spawn(compute);
+                }
+            }
+        });
+        let products = (0..tokens).flat_map(|token| by_row.iter().map(move |of_row| of_row[token])).collect();
         Self { rows, products, scale: under(1.0) }
     }
 

@@ -108,11 +108,10 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
 
 pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
     let weights = tensor(Format::Mxfp4, 300, 2048, Scales::Common, 2);
-    let product = Product::<f16>::new(weights, 9000, Activations::Common);
     let stream = gpu.stream();
-    let there = DeviceTensor::from_host(stream, &product.weights).unwrap();
-    let x = stream.clone_htod(&product.x).unwrap();
-    let mut out = stream.alloc_zeros::<f16>(product.results.len()).unwrap();
+    let there = DeviceTensor::from_host(stream, &weights).unwrap();
+    let x = stream.alloc_zeros::<f16>(9000 * weights.cols()).unwrap();
+    let mut out = stream.alloc_zeros::<f16>(9000 * weights.rows()).unwrap();
     let other = tensor(Format::Mxfp4, 300, 64, Scales::Common, 2);
     let mut workspace = gpu.gemm_workspace(stream, other.shape(), 1, Dtype::F16).unwrap();
     let refused = gpu.gemm_weights_on(stream, &there, &x, 9000, &mut workspace, &mut out).unwrap_err();

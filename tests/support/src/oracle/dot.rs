@@ -123,8 +123,13 @@ pub struct Weighted {
 
 /// The sum of a row's products with some numbers.
 pub fn weighted(weights: &QuantizedTensor, row: usize, x: &[f64]) -> Weighted {
+    weighted_elements(elements(weights, row), x)
+}
+
+/// [`weighted`] of a row's [`elements`].
+pub fn weighted_elements(elements: impl Iterator<Item = (f64, f64)>, x: &[f64]) -> Weighted {
     let mut all = Weighted { sum: Sum::ZERO, magnitudes: 0.0, not_finite: 0.0 };
-    for (k, (weight, scale)) in elements(weights, row).enumerate() {
+    for (k, (weight, scale)) in elements.enumerate() {
         let term = weight * scale * x.get(k).copied().unwrap_or(0.0);
         if term.is_finite() {
             all.sum.add(term);
