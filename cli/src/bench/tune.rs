@@ -84,8 +84,8 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     Ok(choices.text(&format!("{device}, bf16")))
 }
 
-/// Measures how long each kernel for more than eight tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and activations in bf16:
-/// the times as a file.
+/// Measures how long each kernel for more than eight tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and
+/// activations in bf16: the times as a file.
 ///
 /// # Errors
 /// The errors of [`super::measure`], at the first measurement that fails.

@@ -113,7 +113,8 @@ impl GemvWeightsKernel {
     /// Returns whether it may be the fastest for so many tokens, more than eight: it takes more than eight at a time, and at most
     /// three of its token tiles have them.
     pub(super) fn is_for_more_than_eight(self, tokens: usize) -> bool {
-        tokens > 8 && self.tokens() > 8 && tokens <= 3 * self.tokens()
+        let eight = TILE_COLUMNS as usize;
+        tokens > eight && self.tokens() > eight && tokens <= 3 * self.tokens()
     }
 
     /// About how long an H200 takes for more than eight tokens and weights of a shape; none if it is for others. All figures are

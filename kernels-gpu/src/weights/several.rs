@@ -1,5 +1,5 @@
 //! Up to 8, 16 or 32 tokens at once, pipelined: weights are scaled before they are multiplied, as in
-//! [`super::unpipelined`], with eight tokens after the other.
+//! [`super::unpipelined`], once for all eights of tokens.
 
 use core::marker::PhantomData;
 
@@ -36,8 +36,9 @@ struct Several<D, const EIGHTS: usize, const TILES: usize> {
     /// The largest distance of a work tile's scales so far.
     far: u32,
     /// Bytes from the token tile's first activation, or, where experts' rows are listed, from all rows' first one,
-    /// to the pieces that the lane copies in the warp's first k-iteration, and how many chunks there are from theirs on, of several eights the same of all; and the
-    /// address that the first is copied to in the first stage. Each other piece goes 32 pieces behind the one before.
+    /// to the pieces that the lane copies in the warp's first k-iteration, and how many chunks there are from theirs on, the same
+    /// of several eights; and the address that the first is copied to in the first stage. Each other piece goes 32 pieces behind the
+    /// one before.
     activations: [[u32; COPIES]; EIGHTS],
     copied_chunks: [u32; COPIES],
     to: u32,
@@ -304,7 +305,8 @@ pub(super) unsafe fn several<F: Weights, D: Activations, const EIGHTS: usize, co
         let mut slice = 0;
         while F::farthest::<D>() > 0 && slice < slices {
             // SAFETY: written by a warp of this block before the barrier.
-            usual &= unsafe { *result(work_tile, group, slice, Several::<D, EIGHTS, TILES>::FLAG).cast::<u32>() };
+            usual &=
+                unsafe { *result(work_tile, group, slice, Several::<D, EIGHTS, TILES>::FLAG).cast::<u32>() };
             slice += 1;
         }
         usual != 0

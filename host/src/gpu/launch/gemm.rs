@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
-use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TOKEN_LIMIT};
+use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TILE_COLUMNS, TOKEN_LIMIT};
 use microscale_kernels_abi::{Kernel, KernelId};
 
 use super::{parts, weights};
@@ -150,7 +150,7 @@ pub(in crate::gpu) fn gemm_workspace(
 }
 
 /// The most tokens for which no kernel for many is faster.
-const FEW: usize = 8;
+const FEW: usize = TILE_COLUMNS as usize;
 
 /// Enqueues a product, by a given kernel or by the one that should take the shortest, which may be one for few tokens. The caller has
 /// checked that there are so many tokens' activations, the operands of the epilogue, and that `out` has room.
