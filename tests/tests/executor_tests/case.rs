@@ -21,6 +21,9 @@ pub(crate) fn kernel(name: &str) -> &'static Kernel {
     kernels().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
 }
 
+/// Bytes of shared memory that a thread block has, at most.
+pub(super) const MOST_SHARED: u32 = 227 << 10;
+
 /// A kernel with its arguments, and the elements that the launch covers; thread blocks, if the kernel has no number of
 /// elements for each.
 pub(crate) struct Step {
@@ -62,9 +65,13 @@ impl Prepared {
         self.steps.push(Step { kernel: kernel.into(), elements, shape: None, arguments });
     }
 
-    /// Says how the last launch differs from what the kernel says of itself.
+    /// Says how the last launch differs from what the kernel says of itself: a launch that a GPU could do.
     pub(crate) fn shaped(&mut self, threads_and_shared: (u32, u32)) {
-        self.steps.last_mut().expect("a launch").shape = Some(threads_and_shared);
+        let (threads, shared) = threads_and_shared;
+        let step = self.steps.last_mut().expect("a launch");
+        let could = threads <= kernel(&step.kernel).threads && shared <= MOST_SHARED;
+        assert!(could, "{}: {threads} threads, {shared} bytes of shared memory", step.kernel);
+        step.shape = Some(threads_and_shared);
     }
 
     /// The values of a matrix, with nothing before or behind them; or with the first one right behind a

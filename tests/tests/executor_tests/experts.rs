@@ -16,9 +16,9 @@ use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound, segments};
 
-use super::case::{Prepared, argument};
+use super::case::{MOST_SHARED, Prepared, argument};
 use super::cases::Case;
-use super::gemm::{MOST_SHARED, gemm_kernel};
+use super::gemm::gemm_kernel;
 use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, shape, weights_kernel};

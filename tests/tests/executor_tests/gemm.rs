@@ -13,7 +13,7 @@ use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound, ExactProducts};
 
-use super::case::{Prepared, argument, no_experts};
+use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
 use super::steps::{Fused, STEPS};
@@ -42,9 +42,6 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 18] = [
     (130, 384, 160, 3, 4, Of(Scales::Common), X::Numbers),
     (10, 700, 180, 1, 3, Zeros, X::Common),
 ];
-
-/// Bytes of shared memory that a thread block has, at most.
-pub(super) const MOST_SHARED: u32 = 227 << 10;
 
 /// The word for an edition in kernels' names.
 fn edition_word(edition: Edition) -> &'static str {
