@@ -51,7 +51,7 @@ pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement
     let gpus = gpus(device)?;
     let all = GemvWeightsChoices::TOKENS;
     let products = all.iter().flat_map(|&tokens| {
-        // Those for more tokens than are measured are chosen by the times of other products.
+        // Kernels for more tokens at a time than are measured here are chosen by the times of `gemm_weights`.
         let most = all[all.len() - 1];
         let kernels = GemvWeightsKernel::all()
             .filter(move |kernel| kernel.tokens() <= most && (kernel.tokens() == 1) == (tokens == 1));

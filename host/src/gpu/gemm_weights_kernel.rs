@@ -8,6 +8,7 @@ use microscale_kernels_abi::Target;
 use microscale_kernels_abi::gemm::{COUNTERS, Edition, GemmGrid, TokenTile};
 
 use super::driver::doing;
+use super::gemv_weights_kernel::GemvWeightsKernel;
 use crate::error::Result;
 
 /// A kernel for weights times activations of many tokens. They differ in the order of sums.
@@ -48,13 +49,18 @@ impl GemmWeightsKernel {
         all.filter(|kernel| kernel.edition == Edition::Mma || target.wgmma)
     }
 
-    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel, and about how many microseconds
-    /// that is; none if no kernel has a grid.
-    pub(super) fn choose(target: &Target, grid: impl Fn(Self) -> Option<GemmGrid>) -> Option<(Self, f64)> {
+    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel; none if no kernel has one, or
+    /// if a kernel for few tokens at a time should take fewer microseconds, where one is given with them.
+    pub(super) fn choose(
+        target: &Target,
+        grid: impl Fn(Self) -> Option<GemmGrid>,
+        few: Option<(GemvWeightsKernel, f64)>,
+    ) -> Option<Self> {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
         let kernels = Self::of(target).filter(|kernel| kernel.edition == edition);
         let with_times = kernels.filter_map(|kernel| Some((kernel, kernel.microseconds(&grid(kernel)?))));
-        with_times.min_by(|(_, a), (_, b)| a.total_cmp(b))
+        let (kernel, microseconds) = with_times.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        few.is_none_or(|(_, of_few)| microseconds <= of_few).then_some(kernel)
     }
 
     /// About how long an H200 takes. Other GPUs take longer, for each part about as much. All figures are fitted to the times of
@@ -145,7 +151,7 @@ mod tests {
             let GemmWeightsKernel { edition, tile } = kernel;
             GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10))
         };
-        GemmWeightsKernel::choose(target, grid).map(|(kernel, _)| kernel.word())
+        GemmWeightsKernel::choose(target, grid, None).map(|kernel| kernel.word())
     }
 
     #[test]

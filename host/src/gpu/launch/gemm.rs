@@ -274,9 +274,8 @@ pub(in crate::gpu) fn gemm_kernel(
         return None;
     }
     let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
-    let (kernel, microseconds) = GemmWeightsKernel::choose(kernels.target(), grid)?;
     let few = GemvWeightsKernel::for_more_than_eight(weights, tokens).filter(|_| aligned);
-    few.is_none_or(|(_, of_few)| microseconds <= of_few).then_some(kernel)
+    GemmWeightsKernel::choose(kernels.target(), grid, few)
 }
 
 /// The kernels that arrange and multiply.
