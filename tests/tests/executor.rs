@@ -17,4 +17,5 @@ mod executor_tests {
     pub(crate) mod quantizing;
     pub(crate) mod steps;
     pub(crate) mod weights;
+    mod weights_sizes;
 }

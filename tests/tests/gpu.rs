@@ -13,6 +13,7 @@ mod executor_tests {
     pub(crate) mod quantizing;
     pub(crate) mod steps;
     pub(crate) mod weights;
+    mod weights_sizes;
 }
 mod gpu_tests {
     pub(crate) mod amax;
