@@ -394,16 +394,16 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         let weights = tensor(format, 600, 2048, Scales::Common, 0);
         let vectors = RawOperand::of(stream, &tensor(format, 1, 2048, Scales::Common, 1));
-        let (raw, x) = (RawOperand::of(stream, &weights), Raw::zeros(stream, 70 * 2048 * 2));
-        let mut out = Raw::used(stream, 70 * 600 * 2);
-        let bytes = gpu.gemm_workspace_bytes(weights.shape(), 70, Dtype::Bf16).unwrap();
+        let (raw, x) = (RawOperand::of(stream, &weights), Raw::zeros(stream, 200 * 2048 * 2));
+        let mut out = Raw::used(stream, 200 * 600 * 2);
+        let bytes = gpu.gemm_workspace_bytes(weights.shape(), 200, Dtype::Bf16).unwrap();
         let workspace = Raw::zeros(stream, bytes);
         let product = captured(stream, || {
             let (matrix, vectors) = (raw.view(), vectors.view());
             gpu.gemv_on(stream, matrix, vectors, Batch::default(), out.view_mut::<bf16>()).unwrap();
         });
         assert_eq!(product, [1, 0, 0], "gemv, {format}");
-        for (tokens, kernels) in [(1, 1), (8, 1), (70, 2)] {
+        for (tokens, kernels) in [(1, 1), (8, 1), (16, 1), (200, 2)] {
             let product = captured(stream, || {
                 // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
                 let workspace =

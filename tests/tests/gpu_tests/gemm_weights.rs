@@ -125,7 +125,7 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
     // SAFETY: everything below is on one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
-    for tokens in [1, 8, 9, 70] {
+    for tokens in [1, 8, 9, 70, 120] {
         let weights = tensor(Format::Nvfp4, 600, 2048, Scales::Common, tokens as u64);
         let product = Product::<bf16>::new(weights, tokens, Activations::Common);
         let mut expected = vec![bf16::ZERO; product.results.len()];
@@ -133,7 +133,7 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
         let there = DeviceTensor::from_host(stream, &product.weights).unwrap();
         let x = stream.clone_htod(&product.x).unwrap();
         let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
-        let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 100, Dtype::Bf16).unwrap();
+        let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 120, Dtype::Bf16).unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
