@@ -87,6 +87,11 @@ pub enum FaultKind {
     ProductNeverAwaited,
     /// A register was read before it was written.
     UnwrittenRegister(String),
+    /// The cluster has no such block, or it has ended, and its shared memory with it.
+    NoSuchBlock {
+        /// Its number in the cluster.
+        rank: u32,
+    },
     /// No thread of the block can go on.
     Deadlock(String),
     /// A shuffle's source lane takes no part in it.
@@ -193,6 +198,9 @@ impl fmt::Display for FaultKind {
             Self::NotUniform(what) => write!(f, "threads that must agree do not: {what}"),
             Self::ProductNeverAwaited => f.write_str("a product that its threads never waited for"),
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
+            Self::NoSuchBlock { rank } => {
+                write!(f, "the cluster has no block {rank} at work, whose shared memory it could be")
+            }
             Self::Deadlock(message) => write!(f, "deadlock: {message}"),
             Self::InactiveSource { lane } => write!(f, "the source, lane {lane}, takes no part"),
             Self::IncompleteWarp { missing } => {

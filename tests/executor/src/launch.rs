@@ -10,6 +10,8 @@ pub struct Launch {
     pub blocks: u32,
     /// Threads in a block, 1 to 1024.
     pub threads: u32,
+    /// Thread blocks of a cluster, which divide the number of all.
+    pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
     /// The order in which concurrent lanes and warps run.
@@ -27,6 +29,7 @@ impl Default for Launch {
         Self {
             blocks: 1,
             threads: 32,
+            cluster: 1,
             shared: 0,
             schedule: Schedule::LowestFirst,
             approximation: Approximation::Nearest,
@@ -40,6 +43,11 @@ impl Launch {
     /// So many blocks of so many threads, the rest by default.
     pub fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, ..Self::default() }
+    }
+
+    /// Sets the thread blocks of a cluster.
+    pub fn cluster(self, cluster: u32) -> Self {
+        Self { cluster, ..self }
     }
 
     /// Sets the bytes of dynamic shared memory.

@@ -16,6 +16,11 @@ const FIRST_REGION: u64 = 1 << 40;
 const GAP: u64 = 1 << 24;
 /// The start of the first region of a module's variable, far from the addresses that a GPU gives.
 const FIRST_VARIABLE: u64 = 1 << 60;
+/// Every block of a cluster has so many addresses of shared memory: all that a register has.
+const SHARED_BITS: u32 = 32;
+/// The bits of an address that say where it is in a block's shared memory; those above have the block's number in its cluster. NVIDIA's
+/// assembler has such addresses, too.
+pub(crate) const OFFSET_BITS: u32 = 24;
 /// The alignment of `cudaMalloc`.
 const ALIGNMENT: u64 = 256;
 
@@ -226,7 +231,12 @@ pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
     can.then(|| FIRST_VARIABLE + ((index as u64) << REGION_BITS) + GAP + align)
 }
 
-/// A block's shared memory: variables at addresses of their own.
+/// The address in shared memory of a block with this number in its cluster, given that in the first one's.
+pub(crate) fn shared_of(rank: u32, address: u32) -> u32 {
+    rank << OFFSET_BITS | address
+}
+
+/// The shared memory of a cluster's blocks: variables at addresses of their own, those of the first block as it has them.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// The variables in the order of addresses.
@@ -234,14 +244,25 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Makes shared memory as at the start of a block: nobody wrote anything. So many bytes are dynamic.
-    pub(crate) fn new(variables: &[SharedPlace], dynamic: u32) -> Self {
-        let store = |variable: &SharedPlace| Store {
+    /// Makes shared memory as at the start of so many blocks: nobody wrote anything. So many bytes of each are dynamic.
+    pub(crate) fn new(variables: &[SharedPlace], dynamic: u32, blocks: u32) -> Self {
+        let store = |rank: u32, variable: &SharedPlace| Store {
             name: variable.name.clone(),
-            address: variable.address.into(),
+            address: Self::address(rank.into(), variable.address.into()),
             bytes: Bytes { shared: true, ..Bytes::new(variable.size.unwrap_or(dynamic) as usize) },
         };
-        Self { variables: variables.iter().map(store).collect() }
+        let of_block = |rank: u32| variables.iter().map(move |variable| store(rank, variable));
+        Self { variables: (0..blocks).flat_map(of_block).collect() }
+    }
+
+    /// The address here of an address in a block's own memory, given its number in the cluster.
+    pub(crate) fn address(rank: u64, of_block: u64) -> u64 {
+        of_block.wrapping_add(rank << SHARED_BITS)
+    }
+
+    /// The number in its cluster of the block in whose memory an address is.
+    pub(crate) fn rank(address: u64) -> u64 {
+        address >> SHARED_BITS
     }
 
     /// The number of the variable that an address is in, or behind.

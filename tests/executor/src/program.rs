@@ -19,6 +19,8 @@ pub(crate) struct Program {
     pub(crate) predicates: File<bool>,
     /// Words that depend on the launch.
     pub(crate) specials: Vec<(Slot, Special)>,
+    /// The same of longs.
+    pub(crate) long_specials: Vec<(Slot, Special)>,
     /// Bytes of the parameter space.
     pub(crate) parameters: usize,
     /// The variables in shared memory.
@@ -101,6 +103,10 @@ pub(crate) enum Special {
     Block,
     Blocks,
     Lane,
+    /// The block's number in its cluster.
+    Rank,
+    /// The address of what has this address in the shared memory of the first block of a cluster.
+    Shared(u32),
 }
 
 /// An instruction with its guard.
@@ -145,6 +151,8 @@ pub(crate) struct Address {
     /// A register, or none: then `offset` is the address.
     pub(crate) base: Option<Register>,
     pub(crate) offset: i64,
+    /// It may be in the shared memory of any thread block of the cluster.
+    pub(crate) of_cluster: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,6 +322,18 @@ pub(crate) enum Op {
     },
     WarpBarrier {
         members: Slot,
+    },
+    /// Arrives at the barrier of the cluster, or waits there.
+    ClusterBarrier {
+        waits: bool,
+        /// All lanes.
+        members: Slot,
+    },
+    /// The address that an address of shared memory has in that of a block of the cluster.
+    MapAddress {
+        to: Slot,
+        from: Slot,
+        rank: Slot,
     },
     Barrier {
         number: Slot,

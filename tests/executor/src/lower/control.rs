@@ -57,6 +57,16 @@ impl<'a> Lowering<'a> {
                 self.barrier(operands, true)?
             }
             ["barrier", "sync"] | ["barrier", "cta", "sync"] => self.barrier(operands, false)?,
+            ["barrier", "cluster", "arrive", "release", "aligned"] => {
+                self.cluster_barrier(operands, false)?
+            }
+            ["barrier", "cluster", "wait", "acquire", "aligned"] => self.cluster_barrier(operands, true)?,
+            ["mapa", "shared::cluster", "u32"] => {
+                let [to, from, rank] = self.exactly(operands)?;
+                let from = self.read(from, Type::B32, false)?;
+                let rank = self.read(rank, Type::B32, false)?;
+                Op::MapAddress { to: self.write(to, Type::B32)?, from, rank }
+            }
             _ => return Ok(None),
         }))
     }
@@ -65,6 +75,13 @@ impl<'a> Lowering<'a> {
         let Operand::Name(name) = operand else { return Err(self.invalid("expected a label")) };
         let label = self.labels.get(name).copied();
         label.ok_or_else(|| self.invalid(format!("there is no label {name}")))
+    }
+
+    /// `barrier.cluster.arrive` or `.wait`, for all lanes of the warp at once.
+    fn cluster_barrier(&mut self, operands: &'a [Operand<'a>], waits: bool) -> Result<Op> {
+        let [] = self.exactly(operands)?;
+        self.program.partial = true;
+        Ok(Op::ClusterBarrier { waits, members: self.all_lanes()? })
     }
 
     /// `bar.sync a{, b}`: barrier a of all the block's threads, or of b of them.

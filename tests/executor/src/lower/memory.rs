@@ -86,6 +86,7 @@ impl<'a> Lowering<'a> {
         for &word in words {
             match word {
                 "global" | "shared" | "param" if found.space.is_none() => found.space = Some(word),
+                "shared::cluster" if found.space.is_none() && loads => found.space = Some(word),
                 "nc" if found.space == Some("global") => found.manner = Manner::Constant,
                 // 9.7.9: as `.relaxed.sys`, and not merged with others, which nothing is here.
                 "volatile" if found.manner == Manner::Weak => {
@@ -206,28 +207,29 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    pub(super) fn address(&mut self, space: Option<&str>, operand: &Operand<'a>) -> Result<Address> {
-        let space = match space {
+    pub(super) fn address(&mut self, word: Option<&str>, operand: &Operand<'a>) -> Result<Address> {
+        let space = match word {
             Some("global") => Space::Global,
-            Some("shared") => Space::Shared,
+            Some("shared" | "shared::cluster") => Space::Shared,
             Some("param") => return Err(self.unsupported("kernels must not call functions")),
             _ => return Err(self.unsupported("an access without a state space")),
         };
+        let of_cluster = word == Some("shared::cluster");
         let Operand::Address(base, offset) = operand else {
             return Err(self.invalid("expected an address"));
         };
         if let (Space::Shared, Some(&variable)) = (space, self.shared.get(base)) {
-            return Ok(Address { space, base: None, offset: i64::from(variable) + offset });
+            return Ok(Address { space, base: None, offset: i64::from(variable) + offset, of_cluster });
         }
         if let (Space::Global, Some(&variable)) = (space, self.global.get(base)) {
-            return Ok(Address { space, base: None, offset: variable as i64 + offset });
+            return Ok(Address { space, base: None, offset: variable as i64 + offset, of_cluster });
         }
         let name = Operand::Name(base);
         let base = match (self.width(&name, false)?, space) {
             (64, _) | (32, Space::Shared) => self.any(&name, 32, false)?,
             (bits, _) => return Err(self.invalid(format!("an address of {bits} bits"))),
         };
-        Ok(Address { space, base: Some(base), offset: *offset })
+        Ok(Address { space, base: Some(base), offset: *offset, of_cluster })
     }
 
     /// `red{.relaxed}{.scope}.space.op.type [a], b` and `atom… d, [a], b{, c}`. All are done one after the

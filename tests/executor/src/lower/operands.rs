@@ -77,8 +77,8 @@ impl<'a> Lowering<'a> {
     fn named(&mut self, name: &str, bits: u32) -> Result<Slot> {
         if let Some(&address) = self.shared.get(name) {
             return self.constant(|registers| match bits {
-                64 => registers.long(address.into()),
-                _ => registers.word(address),
+                64 => registers.long_special(Special::Shared(address)),
+                _ => registers.special(Special::Shared(address)),
             });
         }
         if let (Some(&address), 64) = (self.global.get(name), bits) {
@@ -93,6 +93,7 @@ impl<'a> Lowering<'a> {
             "%ctaid.x" => Special::Block,
             "%nctaid.x" => Special::Blocks,
             "%laneid" => Special::Lane,
+            "%cluster_ctarank" => Special::Rank,
             // The grid is one-dimensional.
             "%tid.y" | "%tid.z" | "%ctaid.y" | "%ctaid.z" => {
                 return self.constant(|registers| registers.word(0));

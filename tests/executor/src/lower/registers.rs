@@ -30,6 +30,7 @@ pub(super) struct Registers<'a> {
     longs: Slots<u64>,
     predicates: Slots<bool>,
     specials: HashMap<Special, Slot>,
+    long_specials: HashMap<Special, Slot>,
 }
 
 #[derive(Default)]
@@ -219,11 +220,23 @@ impl<'a> Registers<'a> {
         Ok(slot)
     }
 
+    /// A long that holds one.
+    pub(super) fn long_special(&mut self, special: Special) -> Result<Slot, Message> {
+        if let Some(&slot) = self.long_specials.get(&special) {
+            return Ok(slot);
+        }
+        let slot = self.longs.next("")?;
+        self.long_specials.insert(special, slot);
+        Ok(slot)
+    }
+
     /// Puts the files into the program.
     pub(super) fn finish(self: &mut Registers<'a>, program: &mut Program) {
         program.words = std::mem::take(&mut self.words.file);
         program.longs = std::mem::take(&mut self.longs.file);
         program.predicates = std::mem::take(&mut self.predicates.file);
-        program.specials = self.specials.iter().map(|(&special, &slot)| (slot, special)).collect();
+        let held =
+            |specials: &HashMap<Special, Slot>| specials.iter().map(|(&of, &slot)| (slot, of)).collect();
+        (program.specials, program.long_specials) = (held(&self.specials), held(&self.long_specials));
     }
 }

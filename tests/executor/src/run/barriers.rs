@@ -34,11 +34,21 @@ impl Grid<'_> {
         Err(self.fault(warp.index, Trap { lane, kind: kind.into() }))
     }
 
-    /// Threads pass the barriers at which all of them are; one for the block is for all threads of it that have
-    /// not exited (9.7.12, `exit`: threads that exit and hold up a barrier release it). Returns whether any
-    /// pass.
+    /// Threads of any block pass their barriers. Returns whether any pass.
     fn release(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let mut any = false;
+        for of_block in warps.chunks_mut(self.launch.threads.div_ceil(WARP) as usize) {
+            any |= self.release_block(of_block)?;
+        }
+        Ok(any)
+    }
+
+    /// Threads of a block pass the barriers at which all of them are; one for the block is for all threads of it that have
+    /// not exited (9.7.12, `exit`: threads that exit and hold up a barrier release it). Returns whether any
+    /// pass.
+    fn release_block(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
+        let mut any = false;
+        let first_warp = warps.first().map_or(0, |warp| warp.index);
         for number in 0..16 {
             let mut members: Vec<(u32, u32)> = Vec::new();
             let mut counts: Vec<u32> = Vec::new();
@@ -66,7 +76,7 @@ impl Grid<'_> {
                 let trap = refused(format!("barrier {number} is for different numbers of threads"));
                 return Err(self.fault(first, trap));
             }
-            let whole = |&&(index, lanes): &&(u32, u32)| warps[index as usize].alive == lanes;
+            let whole = |&&(index, lanes): &&(u32, u32)| warps[(index - first_warp) as usize].alive == lanes;
             let came = members.iter().filter(whole).count() as u32;
             let expected = match count {
                 0 => warps.iter().filter(|warp| !warp.done()).count() as u32,

@@ -85,7 +85,7 @@ impl Warp {
                 races.clocks.release(self.index, 1 << lane, &mut known);
             }
             let record = Record {
-                block: grid.block,
+                block: grid.number,
                 warp: self.index,
                 time: phase,
                 pc: grid.pc,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::under_way::{Bulk, Mbarrier, Products};
+use super::under_way::{Bulk, Cluster, Mbarrier, Products};
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
 use crate::launch::{EXECUTED, Launch, SKIPPED, Schedule};
 use crate::memory::{Memory, Shared, Wrong};
@@ -24,10 +24,11 @@ pub(super) struct Grid<'a> {
     pub(super) seen: Vec<u8>,
     pub(super) lane_instructions: u64,
     pub(super) warp_instructions: u64,
-    /// The block at hand.
-    pub(super) block: u32,
+    /// The cluster at hand, of one block if there are none, its number, and the shared memory of its blocks.
+    pub(super) cluster: Cluster,
+    pub(super) number: u32,
     pub(super) shared: Shared,
-    /// The mbarriers of the block, by their addresses.
+    /// The mbarriers of its blocks, by their addresses.
     pub(super) mbarriers: BTreeMap<u64, Mbarrier>,
     /// Bulk copies under way.
     pub(super) bulk: Vec<Bulk>,
@@ -60,12 +61,13 @@ impl Grid<'_> {
     /// The fault of a lane, with its place.
     pub(super) fn fault(&self, warp: u32, trap: Trap) -> Fault {
         let (line, instruction) = self.kernel.instruction(self.pc as usize);
+        let (block, thread) = self.block_and_thread(self.number, warp, trap.lane);
         Fault {
             kernel: self.kernel.name.clone(),
             line,
             instruction: instruction.into(),
-            block: self.block,
-            thread: warp * WARP + trap.lane,
+            block,
+            thread,
             kind: trap.kind,
         }
     }
@@ -108,20 +110,16 @@ pub(super) fn wrongly<T>(
             let races = grid.races.as_ref().expect("a write was noted");
             let (record, lane) = races.record(write);
             let (line, instruction) = grid.kernel.instruction(record.pc as usize);
-            let (thread, instruction) = (record.warp * WARP + lane, instruction.into());
+            let (_, thread) = grid.block_and_thread(record.block, record.warp, lane);
+            let instruction = instruction.into();
             FaultKind::Unfenced { access: access(at), thread, line, instruction }
         }
         Wrong::Race(at, earlier) => {
             let races = grid.races.as_ref().expect("a race was found");
             let (record, lane) = races.record(earlier);
             let (line, instruction) = grid.kernel.instruction(record.pc as usize);
-            FaultKind::Race {
-                access: access(at),
-                block: record.block,
-                thread: record.warp * WARP + lane,
-                line,
-                instruction: instruction.into(),
-            }
+            let (block, thread) = grid.block_and_thread(record.block, record.warp, lane);
+            FaultKind::Race { access: access(at), block, thread, line, instruction: instruction.into() }
         }
     };
     trap(lane, kind)

@@ -55,7 +55,7 @@ impl Warp {
     pub(super) fn begin_access(&self, grid: &mut Grid, active: u32, manner: Manner) -> Step<Option<Id>> {
         let Some(races) = &mut grid.races else { return Ok(None) };
         let record = Record {
-            block: grid.block,
+            block: grid.number,
             warp: self.index,
             time: races.clocks.time(self.index),
             pc: grid.pc,
@@ -72,7 +72,7 @@ impl Warp {
     #[inline(always)]
     pub(super) fn address(&self, address: Address, lane: u32) -> u64 {
         let base = address.base.map_or(0, |base| self.registers.lane(base, lane));
-        base.wrapping_add(address.offset as u64)
+        self.in_cluster(address, base.wrapping_add(address.offset as u64))
     }
 
     #[inline(always)]
@@ -92,6 +92,7 @@ impl Warp {
         (bytes, signed, manner): (usize, bool, Manner),
     ) -> Step {
         self.check_address(grid, active, from)?;
+        self.check_cluster(grid, active, from)?;
         let access = self.begin_access(grid, active, manner)?;
         let all = bytes * to.len();
         let turn = self.turn(grid);

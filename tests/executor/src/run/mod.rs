@@ -1,7 +1,8 @@
-//! Running a grid: blocks one after the other, the warps of a block in turns.
+//! Running a grid: clusters of blocks one after the other, or blocks if there are none, and the warps of a cluster in turns.
 
 mod barriers;
 mod bulk;
+mod clusters;
 mod compute;
 mod copies;
 mod flights;
@@ -21,13 +22,16 @@ mod tests;
 use std::collections::BTreeMap;
 
 use self::grid::{Grid, Random, WARP};
-use self::under_way::Products;
+use self::under_way::{Cluster, Products};
 use self::warp::Warp;
 use crate::fault::{Fault, FaultKind};
 use crate::launch::{Argument, Coverage, Launch, Schedule, Statistics};
 use crate::memory::{Memory, Shared};
 use crate::module::Kernel;
 use crate::race::Races;
+
+/// The threads of a warp group, of which blocks of clusters have whole ones.
+const GROUP: u32 = 4 * WARP;
 
 impl Kernel {
     /// Runs the kernel on a grid. Buffers may be read by the host afterwards, also after a fault.
@@ -52,6 +56,14 @@ impl Kernel {
         if launch.threads == 0 || launch.threads > 1024 || launch.blocks == 0 {
             return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
         }
+        let clustered = launch.cluster > 1;
+        if !(1..=clusters::MOST).contains(&launch.cluster)
+            || !launch.blocks.is_multiple_of(launch.cluster)
+            || clustered && !launch.threads.is_multiple_of(GROUP)
+        {
+            let Launch { blocks, threads, cluster, .. } = launch;
+            return Err(outside(format!("{blocks} blocks of {threads} threads in clusters of {cluster}")));
+        }
         let parameters = self.parameter_space(arguments).map_err(outside)?;
         memory.begin_launch(&self.program.global);
         let seed = match launch.schedule {
@@ -68,7 +80,8 @@ impl Kernel {
             seen: vec![0; self.program.code.len()],
             lane_instructions: 0,
             warp_instructions: 0,
-            block: 0,
+            cluster: Cluster::default(),
+            number: 0,
             shared: Shared::default(),
             mbarriers: BTreeMap::new(),
             bulk: Vec::new(),
@@ -109,11 +122,12 @@ impl Kernel {
 
 impl Grid<'_> {
     fn run(&mut self) -> Result<(), Fault> {
-        let blocks = self.launch.blocks;
-        let mut warps: Vec<Warp> = (0..self.launch.threads.div_ceil(WARP))
+        let Launch { blocks, threads, cluster, .. } = *self.launch;
+        let warps_of_block = threads.div_ceil(WARP);
+        let mut warps: Vec<Warp> = (0..cluster * warps_of_block)
             .map(|index| Warp::new(&self.kernel.program, index, self.launch))
             .collect();
-        let mut order: Vec<u32> = (0..blocks).collect();
+        let mut order: Vec<u32> = (0..blocks / cluster).collect();
         match self.launch.schedule {
             Schedule::LowestFirst => {}
             Schedule::HighestFirst => order.reverse(),
@@ -123,24 +137,25 @@ impl Grid<'_> {
                 }
             }
         }
-        for block in order {
-            self.block = block;
-            self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared);
+        for number in order {
+            self.number = number;
+            self.cluster = Cluster::new(cluster, warps_of_block);
+            self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared, cluster);
             self.mbarriers.clear();
             self.products = warps.chunks(4).map(|_| Products::default()).collect();
             if let Some(races) = &mut self.races {
-                races.clocks.start_block(block, self.launch.threads);
+                races.clocks.start_block(number, cluster * warps_of_block * WARP);
             }
             for warp in &mut warps {
-                warp.reset(&self.kernel.program, block);
+                warp.reset(&self.kernel.program, number);
             }
-            self.run_block(&mut warps)?;
+            self.run_cluster(&mut warps)?;
         }
         Ok(())
     }
 
     /// All warps in turns, until all are done.
-    fn run_block(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
+    fn run_cluster(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let mut ready: Vec<usize> = Vec::new();
         loop {
             ready.clear();

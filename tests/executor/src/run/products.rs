@@ -10,6 +10,7 @@ use super::under_way::Product;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
+use crate::memory::Shared;
 use crate::program::{GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupAction};
 use crate::race::{Id, Record};
 use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
@@ -43,7 +44,7 @@ impl Warp {
         if active != u32::MAX {
             return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
         }
-        if (self.index / WARPS + 1) * WARPS * LANES as u32 > grid.launch.threads {
+        if (self.in_block / WARPS + 1) * WARPS * LANES as u32 > grid.launch.threads {
             return trap(0, FaultKind::NotUniform("a warp group has four warps"));
         }
         match action {
@@ -86,7 +87,7 @@ impl Warp {
         }
         self.products.came += 1;
         let access = self.begin_reading(grid, number)?;
-        let columns = read(grid, descriptor, of, access)?;
+        let columns = read(grid, (descriptor, self.rank), of, access)?;
         let early = grid.early();
         let pc = grid.pc;
         let products = &mut grid.products[(self.index / WARPS) as usize];
@@ -137,7 +138,7 @@ impl Warp {
         let known = races.clocks.common(self.index, u32::MAX);
         races.clocks.instruct(member, known);
         let record = Record {
-            block: grid.block,
+            block: grid.number,
             warp: self.index,
             time: number as u32,
             pc: grid.pc,
@@ -187,7 +188,7 @@ impl Warp {
         let program = &*kernel.program;
         let Some(of) = multiplies(program, pc) else { unreachable!("products begin at wgmma.mma_async") };
         if grid.products[group].all[at].columns.is_none() {
-            let columns = read(grid, descriptor, of, None)?;
+            let columns = read(grid, (descriptor, self.rank), of, None)?;
             grid.products[group].all[at].columns = Some(columns);
         }
         let product = &mut grid.products[group].all[at];
@@ -237,15 +238,20 @@ fn multiplies(program: &Program, pc: u32) -> Option<&GroupMatrices> {
     }
 }
 
-/// The columns of B.
-fn read(grid: &mut Grid, bits: u64, of: &GroupMatrices, access: Option<Id>) -> Step<Vec<[f64; DEPTH]>> {
+/// The columns of B, in shared memory of the block with this number in its cluster.
+fn read(
+    grid: &mut Grid,
+    (bits, rank): (u64, u32),
+    of: &GroupMatrices,
+    access: Option<Id>,
+) -> Step<Vec<[f64; DEPTH]>> {
     let columns = of.d.len() * 2;
     let wrong = |problem| FaultKind::Descriptor(bits, problem);
     let descriptor = Descriptor::new(bits, columns).or_else(|problem| trap(0, wrong(problem)))?;
     let mut found = vec![[0.0; DEPTH]; columns];
     for (column, found) in found.iter_mut().enumerate() {
         for (second, found) in found.chunks_exact_mut(DEPTH / 2).enumerate() {
-            let address = descriptor.piece(column, second == 1);
+            let address = Shared::address(rank.into(), descriptor.piece(column, second == 1));
             let races = grid.races.as_ref().zip(access);
             let (memory, at) = grid.shared.locate(address, PIECE).or_else(|kind| trap(0, kind))?;
             match memory.load(at..at + PIECE, Manner::Weak, races) {

@@ -3,6 +3,7 @@
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::{LANES, Longs, Words};
 use crate::launch::Launch;
+use crate::memory::shared_of;
 use crate::program::{Guard, NONE, Program, Register, Slot, Special};
 
 /// The three files. Constants and special registers are registers that nobody writes.
@@ -45,7 +46,7 @@ impl Registers {
     }
 
     /// Forgets all but constants, and sets the special registers.
-    pub(super) fn reset(&mut self, program: &Program, launch: &Launch, block: u32, warp: u32) {
+    pub(super) fn reset(&mut self, program: &Program, launch: &Launch, [cluster, rank, warp]: [u32; 3]) {
         self.words_set.fill(0);
         self.longs_set.fill(0);
         self.predicates_set.fill(0);
@@ -54,16 +55,22 @@ impl Registers {
         program.longs.constants.iter().for_each(|&(slot, _)| self.longs_set[slot as usize] = u32::MAX);
         let predicates = &program.predicates.constants;
         predicates.iter().for_each(|&(slot, _)| self.predicates_set[slot as usize] = u32::MAX);
+        let value = |special: Special, lane: u32| match special {
+            Special::Thread => warp * LANES as u32 + lane,
+            Special::Threads => launch.threads,
+            Special::Block => cluster * launch.cluster + rank,
+            Special::Blocks => launch.blocks,
+            Special::Lane => lane,
+            Special::Rank => rank,
+            Special::Shared(address) => shared_of(rank, address),
+        };
         for &(slot, special) in &program.specials {
-            let value = |lane: u32| match special {
-                Special::Thread => warp * LANES as u32 + lane,
-                Special::Threads => launch.threads,
-                Special::Block => block,
-                Special::Blocks => launch.blocks,
-                Special::Lane => lane,
-            };
-            self.words[slot as usize] = std::array::from_fn(|lane| value(lane as u32));
+            self.words[slot as usize] = std::array::from_fn(|lane| value(special, lane as u32));
             self.words_set[slot as usize] = u32::MAX;
+        }
+        for &(slot, special) in &program.long_specials {
+            self.longs[slot as usize] = std::array::from_fn(|lane| value(special, lane as u32).into());
+            self.longs_set[slot as usize] = u32::MAX;
         }
     }
 

@@ -29,6 +29,7 @@ impl Warp {
         | Op::Multiply { members, .. }
         | Op::LoadMatrices { members, .. }
         | Op::WarpGroup { members, .. }
+        | Op::ClusterBarrier { members, .. }
         | Op::WarpBarrier { members } = *op
         {
             return self.synchronize(grid, group, active, members);
@@ -76,6 +77,9 @@ impl Warp {
                 }
             }
             Op::Fence(fence) => self.fence(grid, active, fence),
+            Op::MapAddress { to, from, rank } => {
+                self.map_address(program, active, grid.launch.cluster, [to, from, rank])?;
+            }
             Op::Approximate { flush, to, from } => {
                 self.approximate(program, active, &grid.launch.approximation, flush, [to, from])?;
             }
@@ -84,7 +88,9 @@ impl Warp {
             Op::Exit => {
                 self.leave_copies(grid, active)?;
                 self.leave_products(grid, active)?;
-                return Ok(self.exit(group, active));
+                let next = self.exit(group, active);
+                self.leave_cluster(grid);
+                return Ok(next);
             }
             Op::Trap => return trap(active.trailing_zeros(), FaultKind::Trap),
             Op::Nothing => {}
@@ -95,6 +101,7 @@ impl Warp {
             | Op::LoadMatrices { .. }
             | Op::WarpGroup { .. }
             | Op::WarpBarrier { .. }
+            | Op::ClusterBarrier { .. }
             | Op::Barrier { .. } => {
                 unreachable!("handled above")
             }
@@ -207,6 +214,8 @@ impl Warp {
             Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
             Op::LoadMatrices { to, from, .. } => self.load_matrices(grid, active, to, from),
             Op::WarpGroup { ref action, .. } => return self.warp_group(grid, active, action),
+            Op::ClusterBarrier { waits: true, .. } => return self.wait_in_cluster(grid, active),
+            Op::ClusterBarrier { waits: false, .. } => self.arrive_in_cluster(grid, active),
             _ => {
                 // `bar.warp.sync`: the race detector knows only barriers of all lanes.
                 if let (Some(races), true) = (&mut grid.races, active == self.launched) {

@@ -1,4 +1,4 @@
-//! What goes on while a block's threads do: bulk copies, mbarriers, and products of warp groups. What happens to them is
+//! What goes on while a block's threads do: bulk copies, mbarriers, products of warp groups, and the cluster's barrier. What happens to them is
 //! in the modules of these names.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -75,4 +75,29 @@ pub(super) struct Share {
     /// The registers that were accessed since its last fence.
     pub(super) accessed: HashSet<Slot>,
     pub(super) fenced: bool,
+}
+
+/// The cluster at hand.
+#[derive(Default)]
+pub(super) struct Cluster {
+    /// Warps of each block that have not ended.
+    pub(super) alive: Vec<u32>,
+    /// Warps that have arrived at the barrier in this phase, and what they told.
+    pub(super) arrived: u32,
+    pub(super) told: Known,
+    /// The number of the phase, and what was told in the one before.
+    pub(super) phase: u64,
+    pub(super) complete: Known,
+}
+
+impl Cluster {
+    /// A cluster of so many blocks begins, with so many warps each.
+    pub(super) fn new(blocks: u32, warps: u32) -> Self {
+        Self { alive: vec![warps; blocks as usize], ..Self::default() }
+    }
+
+    /// Returns whether all warps of a block have ended.
+    pub(super) fn ended(&self, rank: u32) -> bool {
+        self.alive[rank as usize] == 0
+    }
 }

@@ -15,8 +15,12 @@ use crate::program::Program;
 
 /// A warp of a block.
 pub(super) struct Warp {
-    /// The number of the warp in its block.
+    /// The number of the warp among those of the cluster's blocks, and in its block, whose number in the cluster it is.
     pub(super) index: u32,
+    pub(super) in_block: u32,
+    pub(super) rank: u32,
+    /// The phase of the cluster's barrier at which it has arrived, and has not waited.
+    pub(super) arrival: Option<u64>,
     pub(super) registers: Registers,
     pub(super) copies: Copies,
     pub(super) groups: Vec<Group>,
@@ -62,9 +66,14 @@ pub(super) enum Next {
 
 impl Warp {
     pub(super) fn new(program: &Program, index: u32, launch: &Launch) -> Self {
-        let lanes = (launch.threads - index * 32).min(32);
+        let warps = launch.threads.div_ceil(32);
+        let (rank, in_block) = (index / warps, index % warps);
+        let lanes = (launch.threads - in_block * 32).min(32);
         Self {
             index,
+            in_block,
+            rank,
+            arrival: None,
             registers: Registers::new(program),
             copies: Copies::default(),
             groups: Vec::new(),
@@ -76,9 +85,10 @@ impl Warp {
         }
     }
 
-    /// Resets the warp to the start of a block.
-    pub(super) fn reset(&mut self, program: &Program, block: u32) {
-        self.registers.reset(program, &self.launch, block, self.index);
+    /// Resets the warp to the start of a block of a cluster.
+    pub(super) fn reset(&mut self, program: &Program, cluster: u32) {
+        self.registers.reset(program, &self.launch, [cluster, self.rank, self.in_block]);
+        self.arrival = None;
         self.alive = self.launched;
         self.copies = Copies::default();
         self.products = Share::default();

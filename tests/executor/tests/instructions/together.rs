@@ -208,6 +208,12 @@ fn exchanges() {
 
 /// Instructions that are tested above, or used by every test here.
 const ELSEWHERE: &[&str] = &[
+    // In the crate's `run::tests::clusters`; loads of four words in the library's cases.
+    "barrier.cluster.arrive.release.aligned",
+    "barrier.cluster.wait.acquire.aligned",
+    "ld.shared::cluster.b32",
+    "ld.shared::cluster.v4.b32",
+    "mapa.shared::cluster.u32",
     // In `hints_change_nothing` and `exchanges`.
     "st.global.v4.b32",
     "shfl.sync.bfly.b32",

@@ -111,7 +111,7 @@ fn what_is_not_known_is_unsupported() {
         "cvt.rn.e2m1x2.f32 %h1, %r1, %r2;",
         "cvt.rna.tf32.f32 %r1, %r2;",
         "ld.volatile.global.b32 %r1, [%in];",
-        "ld.shared::cluster.b32 %r1, [%r2];",
+        "st.shared::cluster.b32 [%r2], %r1;",
         "barrier.cta.sync.aligned.all 0;",
         "barrier.cta.red.popc.aligned.u32 %r1, 0, %p1;",
         "ld.acquire.cta.global.b32 %r1, [%in];",

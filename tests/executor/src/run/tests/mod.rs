@@ -1,5 +1,6 @@
 //! Small kernels, for what only shows when they run.
 
+mod clusters;
 mod faults;
 mod flow;
 mod instructions;

@@ -1,0 +1,121 @@
+//! Clusters of thread blocks: their barrier (ISA 9.7.13, `barrier.cluster`), and shared memory of others.
+//!
+//! The blocks of a cluster run together, as one block of all their warps would. Each has addresses of its own in shared memory.
+
+use super::grid::{Grid, WARP};
+use super::under_way::Cluster;
+use super::warp::Warp;
+use crate::fault::{FaultKind, Step, trap};
+use crate::memory::{OFFSET_BITS, Shared, shared_of};
+use crate::program::{Address, Program, Slot, Space};
+
+/// The blocks of a cluster, at most.
+pub(super) const MOST: u32 = 16;
+
+impl Grid<'_> {
+    /// The number of a block, and of a thread in it, given a cluster and the number of a warp among all of its blocks.
+    pub(super) fn block_and_thread(&self, cluster: u32, warp: u32, lane: u32) -> (u32, u32) {
+        let warps = self.launch.threads.div_ceil(WARP);
+        (cluster * self.launch.cluster + warp / warps, warp % warps * WARP + lane)
+    }
+
+    /// The phase is over if all warps that have not ended have arrived.
+    fn end_phase(&mut self) {
+        let Cluster { alive, arrived, told, phase, complete } = &mut self.cluster;
+        if *arrived > 0 && *arrived == alive.iter().sum() {
+            (*complete, *arrived) = (std::mem::take(told), 0);
+            *phase += 1;
+            self.note_event();
+        }
+    }
+}
+
+impl Warp {
+    /// An address, in shared memory where it is among that of all blocks. Instructions that are not for the cluster reach the block's own.
+    #[inline(always)]
+    pub(super) fn in_cluster(&self, address: Address, at: u64) -> u64 {
+        match (address.space, address.base) {
+            (Space::Global, _) => at,
+            (Space::Shared, None) => Shared::address(self.rank.into(), at),
+            (Space::Shared, Some(_)) => {
+                let (rank, offset) = (at >> OFFSET_BITS, at & ((1 << OFFSET_BITS) - 1));
+                let own = address.of_cluster || rank == u64::from(self.rank);
+                Shared::address(rank, if own { offset } else { at })
+            }
+        }
+    }
+
+    /// A cluster's access to shared memory: not of a block that has ended.
+    pub(super) fn check_cluster(&self, grid: &Grid, active: u32, address: Address) -> Step {
+        if !address.of_cluster {
+            return Ok(());
+        }
+        for lane in (0..WARP).filter(|lane| active >> lane & 1 == 1) {
+            let at = self.address(address, lane);
+            let rank = Shared::rank(at) as u32;
+            if rank >= grid.launch.cluster || grid.cluster.ended(rank) {
+                return trap(lane, FaultKind::NoSuchBlock { rank });
+            }
+        }
+        Ok(())
+    }
+
+    /// `mapa.shared::cluster`
+    pub(super) fn map_address(
+        &mut self,
+        program: &Program,
+        active: u32,
+        blocks: u32,
+        [to, from, rank]: [Slot; 3],
+    ) -> Step {
+        let from = *self.registers.word(program, from, active)?;
+        let ranks = *self.registers.word(program, rank, active)?;
+        let missing = |lane: &u32| active >> lane & 1 == 1 && ranks[*lane as usize] >= blocks;
+        if let Some(lane) = (0..WARP).find(missing) {
+            return trap(lane, FaultKind::NoSuchBlock { rank: ranks[lane as usize] });
+        }
+        let mapped = |lane: usize| shared_of(ranks[lane], from[lane] & ((1 << OFFSET_BITS) - 1));
+        self.registers.set_word(to, active, &std::array::from_fn(mapped));
+        Ok(())
+    }
+
+    /// `barrier.cluster.arrive` of all lanes that have not exited.
+    pub(super) fn arrive_in_cluster(&mut self, grid: &mut Grid, active: u32) -> Step {
+        if active != self.alive || self.arrival.is_some() {
+            return trap(active.trailing_zeros(), FaultKind::NotUniform("arriving at the cluster's barrier"));
+        }
+        self.arrival = Some(grid.cluster.phase);
+        if let Some(races) = &mut grid.races {
+            races.clocks.release(self.index, active, &mut grid.cluster.told);
+        }
+        grid.cluster.arrived += 1;
+        grid.end_phase();
+        Ok(())
+    }
+
+    /// `barrier.cluster.wait`. Returns false if the lanes have to wait.
+    pub(super) fn wait_in_cluster(&mut self, grid: &mut Grid, active: u32) -> Step<bool> {
+        let Some(phase) = self.arrival.filter(|_| active == self.alive) else {
+            return trap(active.trailing_zeros(), FaultKind::NotUniform("waiting at the cluster's barrier"));
+        };
+        if grid.cluster.phase == phase {
+            return Ok(false);
+        }
+        self.arrival = None;
+        if let Some(races) = &mut grid.races {
+            races.clocks.acquire(self.index, active, &grid.cluster.complete);
+        }
+        Ok(true)
+    }
+
+    /// A warp of which all lanes have exited is not waited for.
+    pub(super) fn leave_cluster(&mut self, grid: &mut Grid) {
+        if self.done() {
+            if self.arrival.take() == Some(grid.cluster.phase) {
+                grid.cluster.arrived -= 1;
+            }
+            grid.cluster.alive[self.rank as usize] -= 1;
+            grid.end_phase();
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Clusters of blocks.
+
+use super::{Run, SCHEDULES, module};
+use crate::{Fault, FaultKind, Launch, Schedule};
+
+/// Every thread stores a number, and the first block's load those of the second one's.
+const TAKE: &str =
+    "mov.u64 %d1, buffer; mul.wide.u32 %d2, %lane, 4; add.s64 %d1, %d1, %d2; cvt.u32.u64 %r1, %d1;
+    mov.u32 %r2, %cluster_ctarank; mul.lo.s32 %r3, %r2, 1000; add.s32 %r3, %r3, %lane; st.shared.b32 [%r1], %r3;
+    barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+    setp.ne.u32 %p1, %r2, 0; @%p1 bra $end;
+    mapa.shared::cluster.u32 %r4, %r1, 1; ld.shared::cluster.b32 %r5, [%r4]; st.global.b32 [%out], %r5;
+    $end: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
+
+fn take(body: &str, schedule: Schedule) -> Run {
+    let launch = Launch::new(2, 128).cluster(2).shared(512).schedule(schedule);
+    Run::of(&module(".extern .shared .align 16 .b8 buffer[];", body), &launch, &[])
+}
+
+/// The fault of a body with this in place of that.
+fn fault(that: &str, this: &str, schedule: Schedule) -> Fault {
+    assert!(TAKE.contains(that));
+    take(&TAKE.replace(that, this), schedule).fault()
+}
+
+#[test]
+fn blocks_of_a_cluster_read_each_others_shared_memory() {
+    for schedule in SCHEDULES {
+        assert_eq!(take(TAKE, schedule).words(), (1000..1128).collect::<Vec<u32>>(), "{schedule:?}");
+    }
+}
+
+#[test]
+fn barriers_of_a_cluster_are_missed() {
+    let first = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;\n    setp";
+    for schedule in SCHEDULES {
+        let found = fault(first, "setp", schedule);
+        let early = matches!(*found.kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_))
+            || matches!(*found.kind, FaultKind::NoSuchBlock { rank: 1 });
+        assert!(early, "{found}");
+        let wait = "barrier.cluster.wait.acquire.aligned;\n    setp";
+        let found = fault(wait, "setp", schedule);
+        assert!(matches!(*found.kind, FaultKind::NotUniform(_) | FaultKind::Race { .. }) || early, "{found}");
+    }
+    // The second block ends while the first one reads.
+    let last = "$end: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
+    let found = fault(last, "$end:", Schedule::HighestFirst);
+    assert!(matches!(*found.kind, FaultKind::NoSuchBlock { rank: 1 }), "{found}");
+}
+
+#[test]
+fn only_accesses_of_the_cluster_reach_others() {
+    for schedule in SCHEDULES {
+        let found = fault("ld.shared::cluster.b32", "ld.shared.b32", schedule);
+        assert!(matches!(*found.kind, FaultKind::OutOfBounds(_)), "{found}");
+        let found = fault("%r4, %r1, 1", "%r4, %r1, 2", schedule);
+        assert!(matches!(*found.kind, FaultKind::NoSuchBlock { rank: 2 }), "{found}");
+        // Without a block's number it is the own memory.
+        let own = take(&TAKE.replace("%r4, %r1, 1", "%r4, %r1, 0"), schedule).words();
+        assert_eq!(own, (0..128).collect::<Vec<u32>>());
+    }
+}
+
+#[test]
+fn clusters_are_whole() {
+    for launch in
+        [Launch::new(3, 128).cluster(2), Launch::new(2, 64).cluster(2), Launch::new(2, 128).cluster(0)]
+    {
+        let found = Run::of(&module("", ""), &launch, &[]).fault();
+        assert!(matches!(*found.kind, FaultKind::Launch(_)), "{found}");
+    }
+}
