@@ -66,6 +66,12 @@ impl Edition {
         matches!(self, Self::Wgmma) && tile.tokens() <= 64
     }
 
+    /// Returns whether thread blocks may be in pairs, which give each other sums of half of the tokens. Those of the smallest token tile have few,
+    /// and the largest one's are whole.
+    pub const fn has_pairs(self, tile: TokenTile) -> bool {
+        matches!((self, tile), (Self::Wgmma, TokenTile::N32 | TokenTile::N64 | TokenTile::N128))
+    }
+
     /// Images of a k-iteration. Where there is room for several stages of two, copies have whole lines of cache.
     pub const fn images(self, tile: TokenTile) -> u32 {
         if matches!(self, Self::Wgmma) && tile.tokens() <= 64 { 2 } else { 1 }
@@ -143,16 +149,24 @@ impl TokenTile {
         self.rows() as u64 * self.tokens() as u64 * 4
     }
 
-    /// The kernel that multiplies weights of a format with activations in f16 or bf16; none for f32, and
-    /// none that the edition [does not have](Edition::has).
-    pub const fn kernel(self, edition: Edition, format: WeightsFormat, dtype: Dtype) -> Option<KernelId> {
+    /// The kernel that multiplies weights of a format with activations in f16 or bf16, its thread blocks in pairs or not; none for f32, and
+    /// none that the edition does not have ([`Edition::has`], [`Edition::has_pairs`]).
+    pub const fn kernel(
+        self,
+        edition: Edition,
+        paired: bool,
+        format: WeightsFormat,
+        dtype: Dtype,
+    ) -> Option<KernelId> {
         let dtype = match dtype {
-            _ if !edition.has(self) => return None,
+            _ if !edition.has(self) || paired && !edition.has_pairs(self) => return None,
             Dtype::F32 => return None,
             Dtype::F16 => 0,
             Dtype::Bf16 => 1,
         };
-        let number = self as usize * 4 + format as usize * 2 + dtype;
+        // Those in pairs come behind all others, without the smallest and the largest.
+        let tile = self as usize + if paired { Self::ALL.len() - Self::N32 as usize } else { 0 };
+        let number = tile * 4 + format as usize * 2 + dtype;
         Some(match edition {
             Edition::Mma => KernelId::new(Family::Gemm, FRONT + number),
             Edition::Wgmma => KernelId::new(Family::Wgmma, number),
@@ -291,6 +305,7 @@ pub(crate) const KERNELS: &[Kernel] = table! {
 pub(crate) const WGMMA_KERNELS: &[Kernel] = table! {
     Wgmma Nothing, [];
     N16 "wgmma_n16", N32 "wgmma_n32", N64 "wgmma_n64", N128 "wgmma_n128", N256 "wgmma_n256",
+    N32 "wgmma_n32_paired", N64 "wgmma_n64_paired", N128 "wgmma_n128_paired",
 };
 
 /// Threads of a thread block of the kernels that arrange.
@@ -416,6 +431,15 @@ impl GemmGrid {
             shared,
         })
         .filter(|_| stage.count(shared) >= 2)
+    }
+
+    /// The grid with work tiles for pairs of thread blocks, of which there is room for so many at once; none if that does not do.
+    pub fn in_pairs(self, (edition, tile): (Edition, TokenTile), pairs: u32) -> Option<Self> {
+        let k_iterations = self.k_iterations.divisor as u32;
+        let row_tiles = self.shape.rows.div_ceil(u64::from(tile.rows())) as u32;
+        let token_tiles = self.tokens.div_ceil(tile.tokens());
+        let schedule = Schedule::in_pairs(row_tiles, token_tiles, k_iterations, pairs)?;
+        edition.has_pairs(tile).then_some(Self { schedule, ..self })
     }
 
     /// Tokens of the largest token tile.

@@ -37,7 +37,8 @@ pub struct Schedule {
     pub waves: u32,
     /// The number of the first shared work tile.
     pub first_shared: u32,
-    _padding: u32,
+    /// 1 if thread blocks are in pairs, the two of a cluster: each has half of the tokens of both's sums.
+    pub paired: u32,
 }
 
 impl Schedule {
@@ -70,8 +71,21 @@ impl Schedule {
             thread_blocks,
             waves,
             first_shared,
-            _padding: 0,
+            paired: 0,
         }
+    }
+
+    /// Schedules work tiles of so many k-iterations, fewer than 2³¹ in all, each for as many pairs of thread blocks as there is room for at once.
+    /// `None` if there is not one for each, or a thread block would have nothing to do.
+    pub fn in_pairs(row_tiles: u32, token_tiles: u32, k_iterations: u32, pairs: u32) -> Option<Self> {
+        let tiles = row_tiles.checked_mul(token_tiles).filter(|tiles| (1..=pairs).contains(tiles))?;
+        // As few as have as much to do at most.
+        let share = k_iterations.div_ceil(2 * (pairs / tiles));
+        let sharers = k_iterations.div_ceil(share).next_multiple_of(2);
+        let schedule = Self::new(row_tiles, token_tiles, k_iterations, tiles * sharers);
+        let all_work = share * (sharers - 1) < k_iterations;
+        let split = schedule.waves == 0 && schedule.sharers.divisor == u64::from(sharers);
+        (all_work && split).then_some(Self { paired: 1, ..schedule })
     }
 
     /// The row tile and the token tile of a work tile.
@@ -143,6 +157,34 @@ mod tests {
                 // There is a way back, so that each has its own.
                 let (group, in_group) = (row >> schedule.row_bits, row % (1 << schedule.row_bits));
                 assert_eq!(tile, ((group * token_tiles + token) << schedule.row_bits) + in_group);
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_share_every_work_tile_evenly() {
+        for (row_tiles, token_tiles, k_iterations, sharers) in [
+            (16, 1, 16, 8),
+            (56, 1, 16, 2),
+            (32, 1, 112, 4),
+            (64, 1, 32, 2),
+            (2, 1, 1, 0),
+            (16, 5, 16, 0),
+            (20, 1, 20, 0),
+        ] {
+            let schedule = Schedule::in_pairs(row_tiles, token_tiles, k_iterations, 66);
+            assert_eq!(schedule.map_or(0, |schedule| schedule.sharers.divisor), sharers);
+            let Some(schedule) = schedule else { continue };
+            assert_eq!([schedule.paired, schedule.waves, schedule.first_shared], [1, 0, 0]);
+            assert_eq!(u64::from(schedule.thread_blocks), u64::from(row_tiles * token_tiles) * sharers);
+            for block in 0..schedule.thread_blocks {
+                let [start, end] = [block, block + 1].map(|block| schedule.first_shared_k_iteration(block));
+                assert!(
+                    start < end,
+                    "each has something to do, or the other of the pair would wait for ever"
+                );
+                assert_eq!(start / k_iterations, (end - 1) / k_iterations, "of one work tile");
+                assert_eq!(u64::from(start / k_iterations), u64::from(block) / sharers);
             }
         }
     }

@@ -7,6 +7,7 @@
 //! | [`copies`] | copying codes and scales to a stage, and a lane's part of them |
 //! | [`mma`] | the mainloop for every GPU: warps copy ahead, decode and multiply |
 //! | `wgmma` | the mainloop for compute capability 9.0: some warps copy, warp groups decode and multiply |
+//! | `pairs` | sums that two thread blocks give each other, for compute capability 9.0 |
 //! | [`epilogue`] | sums of several thread blocks, the global scale, bias, gate, residual, rounding, storing |
 //! | [`parts`] | activations in f32: their parts in bf16, and the sums of these |
 //!
@@ -18,6 +19,8 @@ mod arrange;
 mod copies;
 mod epilogue;
 mod mma;
+#[cfg(microscale_wgmma)]
+mod pairs;
 mod parts;
 mod scheduler;
 #[cfg(microscale_wgmma)]
@@ -172,24 +175,36 @@ entries! {
 
 #[cfg(microscale_wgmma)]
 entries! {
-    nvfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithF16, 16, 8, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithF16, 32, 16, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithF16, 64, 32, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithF16, 128, 64, 1>,
-    nvfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithF16, 256, 128, 1>,
-    nvfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithBf16, 16, 8, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithBf16, 32, 16, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithBf16, 64, 32, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithBf16, 128, 64, 1>,
-    nvfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithBf16, 256, 128, 1>,
-    mxfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithF16, 16, 8, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithF16, 32, 16, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithF16, 64, 32, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithF16, 128, 64, 1>,
-    mxfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithF16, 256, 128, 1>,
-    mxfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithBf16, 16, 8, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithBf16, 32, 16, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithBf16, 64, 32, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithBf16, 128, 64, 1>,
-    mxfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithBf16, 256, 128, 1>,
+    nvfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithF16, 16, 8, 8, 2>,
+    nvfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithF16, 32, 16, 16, 2>,
+    nvfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithF16, 64, 32, 32, 2>,
+    nvfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithF16, 128, 64, 64, 1>,
+    nvfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithF16, 256, 128, 128, 1>,
+    nvfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithBf16, 16, 8, 8, 2>,
+    nvfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithBf16, 32, 16, 16, 2>,
+    nvfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithBf16, 64, 32, 32, 2>,
+    nvfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithBf16, 128, 64, 64, 1>,
+    nvfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithBf16, 256, 128, 128, 1>,
+    mxfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithF16, 16, 8, 8, 2>,
+    mxfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithF16, 32, 16, 16, 2>,
+    mxfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithF16, 64, 32, 32, 2>,
+    mxfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithF16, 128, 64, 64, 1>,
+    mxfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithF16, 256, 128, 128, 1>,
+    mxfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithBf16, 16, 8, 8, 2>,
+    mxfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithBf16, 32, 16, 16, 2>,
+    mxfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithBf16, 64, 32, 32, 2>,
+    mxfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithBf16, 128, 64, 64, 1>,
+    mxfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithBf16, 256, 128, 128, 1>,
+    nvfp4_gemm_weights_f16_wgmma_n32_paired = wgmma::gemm::<Nvfp4, WithF16, 32, 16, 8, 2>,
+    nvfp4_gemm_weights_f16_wgmma_n64_paired = wgmma::gemm::<Nvfp4, WithF16, 64, 32, 16, 2>,
+    nvfp4_gemm_weights_f16_wgmma_n128_paired = wgmma::gemm::<Nvfp4, WithF16, 128, 64, 32, 1>,
+    nvfp4_gemm_weights_bf16_wgmma_n32_paired = wgmma::gemm::<Nvfp4, WithBf16, 32, 16, 8, 2>,
+    nvfp4_gemm_weights_bf16_wgmma_n64_paired = wgmma::gemm::<Nvfp4, WithBf16, 64, 32, 16, 2>,
+    nvfp4_gemm_weights_bf16_wgmma_n128_paired = wgmma::gemm::<Nvfp4, WithBf16, 128, 64, 32, 1>,
+    mxfp4_gemm_weights_f16_wgmma_n32_paired = wgmma::gemm::<Mxfp4, WithF16, 32, 16, 8, 2>,
+    mxfp4_gemm_weights_f16_wgmma_n64_paired = wgmma::gemm::<Mxfp4, WithF16, 64, 32, 16, 2>,
+    mxfp4_gemm_weights_f16_wgmma_n128_paired = wgmma::gemm::<Mxfp4, WithF16, 128, 64, 32, 1>,
+    mxfp4_gemm_weights_bf16_wgmma_n32_paired = wgmma::gemm::<Mxfp4, WithBf16, 32, 16, 8, 2>,
+    mxfp4_gemm_weights_bf16_wgmma_n64_paired = wgmma::gemm::<Mxfp4, WithBf16, 64, 32, 16, 2>,
+    mxfp4_gemm_weights_bf16_wgmma_n128_paired = wgmma::gemm::<Mxfp4, WithBf16, 128, 64, 32, 1>,
 }

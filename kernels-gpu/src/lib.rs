@@ -47,6 +47,8 @@ mod access;
 mod amax;
 mod arithmetic;
 mod by_block;
+#[cfg(microscale_wgmma)]
+mod cluster;
 mod dequantize;
 mod dtype;
 mod errors;

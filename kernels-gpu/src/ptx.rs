@@ -293,6 +293,49 @@ pub(crate) unsafe fn load_shared_16(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Writes 16 bytes of shared memory.
+///
+/// # Safety
+/// They are the lane's, and `address` is a multiple of 16.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn store_shared_16(address: u32, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("st.shared.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};", address = in(reg32) address, a = in(reg32) a,
+            b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, options(nostack, preserves_flags));
+    }
+}
+
+/// Writes a word of shared memory.
+///
+/// # Safety
+/// It is the lane's, and `address` is a multiple of 4.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn store_shared(address: u32, value: u32) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!("st.shared.b32 [{address}], {value};", address = in(reg32) address, value = in(reg32) value,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Waits for so many threads of the block, whole warps, at its barrier of this number, and makes what they wrote visible to each other.
+/// [`warp::barrier`](crate::warp::barrier) has number 0.
+///
+/// # Safety
+/// All lanes of the warp take part, and as many threads as wait call it.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
+    // SAFETY: convergent; the caller's promise.
+    unsafe {
+        asm!("barrier.sync.aligned {number}, {threads};", number = const NUMBER, threads = in(reg32) threads,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Makes a group of the copies that this lane started since the last one.
 #[inline(always)]
 pub(crate) fn commit_copies() {

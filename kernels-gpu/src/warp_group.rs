@@ -41,7 +41,8 @@ const NEXT_EIGHT: u32 = COLUMNS;
 /// behind.
 #[inline(always)]
 pub(crate) fn core_matrices(address: u32) -> u32 {
-    address >> 4 | 8 << 16
+    // The bits above say which thread block of a cluster it is.
+    (address & 0x3_FFFF) >> 4 | 8 << 16
 }
 
 /// Products of 64 rows of weights in registers with tokens' activations in shared memory, in a dtype. A thread has `SUMS` of

@@ -119,7 +119,9 @@ mod tests {
                 let grid = |kernel: GemmWeightsKernel| {
                     let GemmWeightsKernel { edition, tile } = kernel;
                     let shared = edition.shared_bytes(tile, 227 << 10);
-                    GemmGrid::new((edition, tile), weights_shape(weights), tokens as u64, 132, shared)
+                    let shape = weights_shape(weights);
+                    GemmGrid::new((edition, tile), shape, tokens as u64, 132, shared)
+                        .map(|grid| kernel.in_pairs_if_faster(grid, 132))
                 };
                 let few = GemvWeightsKernel::for_more_than_eight(weights, tokens);
                 let many = GemmWeightsKernel::choose(target, grid, few).map(Words::word);

@@ -63,6 +63,28 @@ impl GemmWeightsKernel {
         few.is_none_or(|(_, of_few)| microseconds <= of_few).then_some(kernel)
     }
 
+    /// The grid, or the one in pairs where that should take less, on a GPU with so many multiprocessors.
+    pub(super) fn in_pairs_if_faster(self, grid: GemmGrid, multiprocessors: u32) -> GemmGrid {
+        let Some(paired) = grid.in_pairs((self.edition, self.tile), multiprocessors / 2) else { return grid };
+        let more = paired.most_k_iterations() as f64 - grid.most_k_iterations() as f64;
+        let images = f64::from(self.edition.images(self.tile));
+        let more = more * images * self.image_microseconds(grid.tokens.min(self.tile.tokens()));
+        if more < self.pairs_save(paired.most_sharers()) { paired } else { grid }
+    }
+
+    /// About how many microseconds an H200 takes less for the sums if thread blocks are in pairs, so many for each work tile.
+    fn pairs_save(self, sharers: u64) -> f64 {
+        match (self.tile, sharers) {
+            (TokenTile::N32, 2) => 4.0,
+            (TokenTile::N32, 5..) => 0.7,
+            (TokenTile::N64, 2) => 6.4,
+            (TokenTile::N64, 5..) => 2.0,
+            (TokenTile::N128, 2) => 2.7,
+            (TokenTile::N128, _) => 1.1,
+            _ => 0.0,
+        }
+    }
+
     /// About how long an H200 takes. Other GPUs take longer, for each part about as much. All figures are fitted to the times of
     /// [`GemmTimes`](super::GemmTimes).
     fn microseconds(self, grid: &GemmGrid) -> f64 {
@@ -82,7 +104,8 @@ impl GemmWeightsKernel {
             Edition::Wgmma => 9.5,
         };
         let k_iterations = grid.most_k_iterations() as f64 * images * image;
-        launches + k_iterations + grid.most_work_tiles() as f64 * results + shared
+        let saved = if grid.schedule.paired == 0 { 0.0 } else { self.pairs_save(sharers) };
+        launches + k_iterations + grid.most_work_tiles() as f64 * results + shared - saved
     }
 
     /// About how many microseconds an H200 takes for an image of so many tokens' activations.
@@ -149,7 +172,9 @@ mod tests {
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(16) };
         let grid = |kernel: GemmWeightsKernel| {
             let GemmWeightsKernel { edition, tile } = kernel;
-            GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10))
+            let grid =
+                GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10));
+            grid.map(|grid| kernel.in_pairs_if_faster(grid, 132))
         };
         GemmWeightsKernel::choose(target, grid, None).map(|kernel| kernel.word())
     }

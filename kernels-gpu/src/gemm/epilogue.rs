@@ -32,12 +32,56 @@ const fn fours<const SUMS: usize>(tile: usize, four: usize) -> usize {
 }
 
 /// The token tile of which a lane has so many sums of a tile of 16 rows.
-const fn of_sums<const SUMS: usize>() -> TokenTile {
+pub(super) const fn of_sums<const SUMS: usize>() -> TokenTile {
     let mut i = 0;
     while TokenTile::ALL[i].tokens() != SUMS as u32 * WARP / TILE_ROWS {
         i += 1;
     }
     TokenTile::ALL[i]
+}
+
+/// The tokens of a work tile of which a thread block has sums: all, or as one of a pair half of them.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// The number of the part, and how many there are.
+    rank: u32,
+    of: u32,
+}
+
+impl Part {
+    /// All tokens.
+    pub(super) const ALL: Self = Self { rank: 0, of: 1 };
+
+    /// Half of them.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) fn half(rank: u32) -> Self {
+        Self { rank, of: 2 }
+    }
+
+    /// Returns whether no other thread blocks have sums of the part: if all that share a tile are those of a pair.
+    #[inline(always)]
+    fn is_all(self, work: &Work<'_>) -> bool {
+        self.of > 1 && work.schedule.sharers.divisor as u32 == self.of
+    }
+
+    /// The first and the last thread block that have sums of the part of a shared work tile. From one to the next there are as many as parts.
+    #[inline(always)]
+    fn sharers(self, work: &Work<'_>, work_tile: u32) -> [u32; 2] {
+        let [first, last] = sharers(work, work_tile);
+        [first + self.rank, last + 1 - self.of + self.rank]
+    }
+
+    /// The tokens of the part, of which a lane has so many sums.
+    #[inline(always)]
+    fn tokens<const SUMS: usize>(self, all: ExpertTile) -> ExpertTile {
+        if self.of == 1 {
+            return all;
+        }
+        let tokens = const { of_sums::<SUMS>().tokens() };
+        let first = all.first + self.rank * tokens;
+        ExpertTile { first, end: all.end.min(first + tokens), ..all }
+    }
 }
 
 impl Output<'_> {
@@ -49,20 +93,27 @@ impl Output<'_> {
         unsafe { self.problem.routed.tile(number, tile.tokens().trailing_zeros(), self.work.grid.tokens) }
     }
 
-    /// Finishes a warp's part of a share, given the sums of some tiles of 16 rows, of which the first is `tile`. `usual` says
-    /// whether tensor cores could compute it.
+    /// Finishes a warp's part of a share, given the sums of some tiles of 16 rows, of which the first is `tile`, and of all tokens or a part. A
+    /// lane has `OF_TILE` sums of all. `usual` says whether tensor cores could compute it.
     ///
     /// # Safety
     /// The contract of the kernels; all lanes take part, and no other warp of the thread block has these tiles.
     #[inline(always)]
-    pub(super) unsafe fn finish<F: Weights, D: Activations, const SUMS: usize, const OF_WARP: usize>(
+    pub(super) unsafe fn finish<
+        F: Weights,
+        D: Activations,
+        const OF_TILE: usize,
+        const SUMS: usize,
+        const OF_WARP: usize,
+    >(
         &self,
         share: &Share,
         tile: u32,
+        part: Part,
         mut sums: [[f32; SUMS]; OF_WARP],
         mut usual: bool,
     ) {
-        if !share.is_whole(&self.work) {
+        if !share.is_whole(&self.work) && !part.is_all(&self.work) {
             let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
@@ -72,20 +123,20 @@ impl Output<'_> {
                 }
             }
             // SAFETY: the caller's promise.
-            let Some(all_usual) = (unsafe { self.count(share.tile, tile, usual) }) else { return };
+            let Some(all_usual) = (unsafe { self.count(share.tile, tile, part, usual) }) else { return };
             usual = all_usual;
             // SAFETY: all have left their sums.
             sums = unsafe {
                 match SUMS {
-                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile),
-                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile),
+                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile, part),
+                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile, part),
                 }
             };
         }
-        let tokens = self.tokens(share, const { of_sums::<SUMS>() });
+        let tokens = part.tokens::<SUMS>(self.tokens(share, const { of_sums::<OF_TILE>() }));
         let problem = self.problem.of_expert::<F>(tokens.expert);
         let [row_tile, _] = self.work.schedule.row_and_token_tile(share.tile);
-        let row = row_tile * const { of_sums::<SUMS>().rows() } + tile * TILE_ROWS;
+        let row = row_tile * const { of_sums::<OF_TILE>().rows() } + tile * TILE_ROWS;
         // SAFETY: the caller's promise; no other warp has these rows and tokens.
         unsafe {
             if usual {
@@ -118,13 +169,14 @@ impl Output<'_> {
         &self,
         work_tile: u32,
         tile: u32,
+        part: Part,
     ) -> [[f32; SUMS]; OF_WARP] {
         let mut sums = [[0.0; SUMS]; OF_WARP];
-        let [mut block, last] = sharers(&self.work, work_tile);
+        let [mut block, last] = part.sharers(&self.work, work_tile);
         while block <= last {
             let mut from = [self.left; AT_ONCE];
             for b in 0..AT_ONCE {
-                from[b] = self.sums::<SUMS>(work_tile, (block + b as u32).min(last), tile);
+                from[b] = self.sums::<SUMS>(work_tile, (block + b as u32 * part.of).min(last), tile);
             }
             for i in 0..OF_WARP {
                 for j in 0..SUMS / 4 {
@@ -136,13 +188,13 @@ impl Output<'_> {
                     for b in 0..AT_ONCE {
                         for k in 0..4 {
                             // Nothing changes by −0.
-                            let there = block + b as u32 <= last;
+                            let there = block + b as u32 * part.of <= last;
                             sums[i][4 * j + k] += if there { f32::from_bits(more[b][k]) } else { -0.0 };
                         }
                     }
                 }
             }
-            block += AT_ONCE as u32;
+            block += AT_ONCE as u32 * part.of;
         }
         sums
     }
@@ -153,9 +205,10 @@ impl Output<'_> {
     /// # Safety
     /// The contract of the kernels; all lanes take part, and have left their sums.
     #[inline(always)]
-    unsafe fn count(&self, work_tile: u32, tile: u32, usual: bool) -> Option<bool> {
-        let [first, last] = sharers(&self.work, work_tile);
-        let number = (work_tile - self.work.schedule.first_shared) * MOST_TILES + tile;
+    unsafe fn count(&self, work_tile: u32, tile: u32, part: Part, usual: bool) -> Option<bool> {
+        let [first, last] = part.sharers(&self.work, work_tile);
+        let of_tiles = (work_tile - self.work.schedule.first_shared) * part.of + part.rank;
+        let number = of_tiles * MOST_TILES + tile;
         let counter = self.counters.wrapping_add(number as usize);
         let mut told = 0;
         // All lanes' stores come before the first one's counting.
@@ -165,7 +218,7 @@ impl Output<'_> {
             // SAFETY: there is a counter for each tile of a shared work tile. Nobody counts any more once all have.
             unsafe {
                 let counted = ptx::count(counter, amount) + amount;
-                let all = counted % UNUSUAL == last - first + 1;
+                let all = counted % UNUSUAL == (last - first) / part.of + 1;
                 if all {
                     *counter = 0;
                     told = 1 + u32::from(counted < UNUSUAL);
@@ -176,6 +229,43 @@ impl Output<'_> {
         // The others' stores are visible to the first lane, which has counted, and now to all.
         warp::sync();
         (told != 0).then_some(told == 2)
+    }
+}
+
+/// The factor of sums: what it is, and as two numbers in f32.
+#[derive(Clone, Copy)]
+struct Factor {
+    exact: f64,
+    high: f32,
+    low: f32,
+    /// The two are the factor but for 2^-48 of it.
+    fits: bool,
+}
+
+impl Factor {
+    /// The powers of two between which factors are that fit.
+    const FITTING: [f64; 2] = [power_of_two(-96) as f64, power_of_two(96) as f64];
+
+    #[inline(always)]
+    fn new(exact: f64) -> Self {
+        let high = exact as f32;
+        let low = (exact - f64::from(high)) as f32;
+        Self { exact, high, low, fits: (Self::FITTING[0]..Self::FITTING[1]).contains(&exact) }
+    }
+
+    /// The product of a sum and the factor, rounded once.
+    #[inline(always)]
+    fn scaled(self, sum: f32) -> f32 {
+        (f64::from(sum) * self.exact) as f32
+    }
+
+    /// [`Self::scaled`] without f64, if the factor fits: the nearest number, and what it and the low part of the factor leave. A product may become
+    /// the other neighbour where it is within 2^-22 units of the middle of two, or below 2^-100.
+    #[inline(always)]
+    fn fast(self, sum: f32) -> f32 {
+        let product = sum * self.high;
+        let rest = ptx::fma_f32(sum, self.low, ptx::fma_f32(sum, self.high, -product));
+        if product.is_finite() { product + rest } else { product }
     }
 }
 
@@ -202,7 +292,7 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
     let row = first_row + quarter / 2 * 4 + if upper { TILE_ROWS / 2 } else { 0 };
     let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
     // SAFETY: the slot is readable.
-    let factor = unsafe { problem.weights.scaled(lowered) };
+    let factor = Factor::new(unsafe { problem.weights.scaled(lowered) });
     if problem.results.epilogue.steps != 0 {
         // SAFETY: the caller's promise.
         return unsafe { store_with_steps::<D, SUMS>(problem, first_row, tokens, *sums, factor) };
@@ -214,11 +304,14 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
         // SAFETY: the token exists.
         places[i] = unsafe { problem.place(token) };
     }
+    // One branch for all: conversions to f64 and back take most of the time of all the rest.
+    let scaled =
+        if factor.fits { sums.map(|sum| factor.fast(sum)) } else { sums.map(|sum| factor.scaled(sum)) };
     let whole = (out as usize | problem.shape.rows as usize * 2) % 8 == 0;
     for four in 0..SUMS / 4 {
         // A word has a row's results with two tokens.
         let words = [0, 1].map(|half| {
-            let [first, second] = [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32);
+            let [first, second] = [0, 1].map(|i| scaled[4 * four + 2 * half + i]);
             D::rounded(second, first)
         });
         // Now two rows' with one token.
@@ -261,7 +354,7 @@ unsafe fn store_with_steps<D: Activations, const SUMS: usize>(
     first_row: u32,
     tokens: &ExpertTile,
     mut sums: [f32; SUMS],
-    factor: f64,
+    factor: Factor,
 ) {
     let results = &problem.results;
     let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
@@ -282,8 +375,7 @@ unsafe fn store_with_steps<D: Activations, const SUMS: usize>(
             let in_tile = four as u32 * 8 + quarter * 2;
             let places = [0, 1].map(|i| warp::shuffle(place, (in_tile + i) % WARP));
             for half in 0..2 {
-                let values =
-                    [0, 1].map(|i| (f64::from(sums[4 * four + 2 * half + i]) * factor) as f32 + bias[half]);
+                let values = [0, 1].map(|i| factor.scaled(sums[4 * four + 2 * half + i]) + bias[half]);
                 let there = [0, 1].map(|i| own[half] < rows && first + in_tile + i < tokens.end);
                 // SAFETY: the results exist where they are there, and are this lane's.
                 unsafe { store_pair::<D>(problem, own[half], values, places, there) };

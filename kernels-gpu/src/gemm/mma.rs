@@ -4,7 +4,7 @@ use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, TokenTile};
 use microscale_kernels_abi::weights::QUAD;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
-use super::epilogue::Output;
+use super::epilogue::{Output, Part};
 use super::scheduler::{Shares, Work};
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
@@ -172,7 +172,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
-            epilogue.finish::<F, D, SUMS, TILES>(&share, first_tile, sums, usual);
+            epilogue.finish::<F, D, SUMS, SUMS, TILES>(&share, first_tile, Part::ALL, sums, usual);
         }
         shares.take(&share);
     }

@@ -5,12 +5,13 @@ use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, MOST_STAGES, S
 use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
-use super::epilogue::Output;
+use super::epilogue::{Output, Part};
+use super::pairs;
 use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
-use crate::{mbarrier, ptx, warp};
+use crate::{cluster, mbarrier, ptx, warp};
 
 /// Warps that multiply.
 const fn multipliers<const N: u32>() -> u32 {
@@ -99,12 +100,19 @@ impl Place {
     }
 }
 
-/// Multiplies weights with activations.
+/// Multiplies weights with activations. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
 ///
 /// # Safety
 /// The contract of the kernels whose names have `wgmma`.
 #[inline(always)]
-pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
+pub(super) unsafe fn gemm<
+    F: Weights,
+    D,
+    const N: u32,
+    const SUMS: usize,
+    const HALF: usize,
+    const IMAGES: u32,
+>(
     epilogue: &Output<'_>,
     arranged: *const u8,
 ) where
@@ -140,7 +148,7 @@ pub(super) unsafe fn gemm<F: Weights, D, const N: u32, const SUMS: usize, const 
             warp_group::set_registers(Registers::Many);
         }
         // SAFETY: the caller's contract; whole warp groups are here.
-        unsafe { multiply::<F, D, N, SUMS, IMAGES>(epilogue, base, number, *table) };
+        unsafe { multiply::<F, D, N, SUMS, HALF, IMAGES>(epilogue, base, number, *table) };
     } else {
         if SUMS > 64 {
             warp_group::set_registers(Registers::Few);
@@ -220,7 +228,7 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
 /// # Safety
 /// The contract of the kernels; whole warp groups call it.
 #[inline(always)]
-unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES: u32>(
+unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: usize, const IMAGES: u32>(
     epilogue: &Output<'_>,
     base: u32,
     tile: u32,
@@ -273,7 +281,14 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const IMAGES:
                 usual_but_zeros::<F, D, N, IMAGES>(&problem, row_tile, tile, &share)
             };
             let usual = warp::ballot(usual) == u32::MAX;
-            epilogue.finish::<F, D, SUMS, 1>(&share, tile, [sums], usual);
+            if HALF < SUMS {
+                let (half, usual) = pairs::add_up::<SUMS, HALF>(base, tile, &sums, usual);
+                let part = Part::half(cluster::rank());
+                epilogue.finish::<F, D, SUMS, HALF, 1>(&share, tile, part, [half], usual);
+                cluster::wait();
+            } else {
+                epilogue.finish::<F, D, SUMS, SUMS, 1>(&share, tile, Part::ALL, [sums], usual);
+            }
         }
         shares.take(&share);
     }

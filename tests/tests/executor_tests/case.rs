@@ -31,6 +31,8 @@ pub(crate) struct Step {
     pub(crate) elements: u64,
     /// Threads in a thread block, and bytes of shared memory, where they are not the kernel's own.
     pub(crate) shape: Option<(u32, u32)>,
+    /// Thread blocks of a cluster; 1 if there are none.
+    pub(crate) cluster: u32,
     pub(crate) arguments: Vec<Argument>,
 }
 
@@ -62,7 +64,7 @@ impl Prepared {
 
     /// Adds a launch.
     pub(crate) fn step(&mut self, kernel: impl Into<String>, elements: u64, arguments: Vec<Argument>) {
-        self.steps.push(Step { kernel: kernel.into(), elements, shape: None, arguments });
+        self.steps.push(Step { kernel: kernel.into(), elements, shape: None, cluster: 1, arguments });
     }
 
     /// Says how the last launch differs from what the kernel says of itself: a launch that a GPU could do.
@@ -72,6 +74,11 @@ impl Prepared {
         let could = threads <= kernel(&step.kernel).threads && shared <= MOST_SHARED;
         assert!(could, "{}: {threads} threads, {shared} bytes of shared memory", step.kernel);
         step.shape = Some(threads_and_shared);
+    }
+
+    /// Launches the last step in clusters of so many thread blocks.
+    pub(crate) fn in_clusters(&mut self, cluster: u32) {
+        self.steps.last_mut().expect("a launch").cluster = cluster;
     }
 
     /// The values of a matrix, with nothing before or behind them; or with the first one right behind a
@@ -141,7 +148,7 @@ impl Prepared {
         let mut all = Vec::new();
         for step in steps {
             let (blocks, threads, shared) = step.launch();
-            let launch = Launch { blocks, threads, shared, ..launch.clone() };
+            let launch = Launch { blocks, threads, shared, cluster: step.cluster, ..launch.clone() };
             let Step { kernel: name, arguments, .. } = step;
             let module = modules.iter().find(|module| module.kernels().any(|kernel| kernel == name));
             let compiled =

@@ -56,7 +56,7 @@ fn edition_word(edition: Edition) -> &'static str {
 fn multiplying<T: Exact + Activation>(
     product: &Arc<Product<T>>,
     (edition, tile): (Edition, TokenTile),
-    [at_once, stages]: [u32; 2],
+    [at_once, stages, pairs]: [u32; 3],
 ) -> Prepared {
     let Product { weights, x, tokens, .. } = &**product;
     let mut case = Prepared::new();
@@ -80,6 +80,10 @@ fn multiplying<T: Exact + Activation>(
     let stage = edition.stage(tile, *tokens as u32, ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
     let grid = GemmGrid::new((edition, tile), shape(weights), *tokens as u64, at_once, shared);
+    let grid = match pairs {
+        0 => grid,
+        _ => grid.and_then(|grid| grid.in_pairs((edition, tile), pairs)),
+    };
     let grid = grid.expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
@@ -91,7 +95,7 @@ fn multiplying<T: Exact + Activation>(
     let left =
         case.memory.allocate_aligned("left", left_bytes(grid.schedule.thread_blocks, tile) as usize, 16);
     case.step(
-        gemm_kernel::<T>(weights.format(), edition, tile),
+        gemm_kernel::<T>(weights.format(), edition, tile) + if pairs == 0 { "" } else { "_paired" },
         u64::from(grid.schedule.thread_blocks),
         vec![
             codes.into(),
@@ -113,6 +117,7 @@ fn multiplying<T: Exact + Activation>(
         ],
     );
     case.shaped((edition.threads(tile), shared));
+    case.in_clusters(1 + grid.schedule.paired);
     case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
@@ -143,7 +148,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 let what =
                     format!("{shape:?} with tokens, {at_once} at once, {stages} stages, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
-                let make = move || multiplying(&made, (edition, tile), [at_once, stages]);
+                let make = move || multiplying(&made, (edition, tile), [at_once, stages, 0]);
                 Case { by_tensor_cores: true, ..Case::new(what, kernel, make) }
             };
             for edition in [Edition::Mma, Edition::Wgmma] {
@@ -151,6 +156,43 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 cases.extend(tiles.map(|tile| case(gemm_kernel::<T>(format, edition, tile), edition, tile)));
             }
             cases.push(case(format!("arrange_{}", T::DTYPE.word()), Edition::Mma, TokenTile::N16));
+        }
+    }
+}
+
+/// Rows, columns, tokens, pairs of thread blocks at once and stages: a pair for each work tile and several; work tiles in a row and
+/// side by side; tokens of both halves of a token tile, of one of them, and of two token tiles.
+const IN_PAIRS: [(usize, usize, usize, u32, u32, Weights, X); 6] = [
+    (20, 512, 16, 1, 2, Of(Scales::Common), X::Common),
+    (300, 1024, 33, 6, 3, Beyond, X::Numbers),
+    (70, 2048, 64, 4, 2, Edges, X::Common),
+    (36, 2048, 70, 6, 4, Zeros, X::Common),
+    (6, 1024, 128, 4, 3, Cancelling, X::Common),
+    (140, 960, 30, 5, 4, Of(Scales::Any), X::Any),
+];
+
+fn cases_in_pairs<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in [Format::Nvfp4, Format::Mxfp4] {
+        for (i, (rows, cols, tokens, pairs, stages, kind, x)) in (0..).zip(IN_PAIRS) {
+            for number in [None, Some(i as usize % STEPS.len())] {
+                let made = Arc::new(LazyLock::new(move || {
+                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
+                    Arc::new(match number {
+                        None => product,
+                        Some(number) => product.with_steps(number),
+                    })
+                }));
+                let steps = number.map(|number| STEPS[number]);
+                for tile in TokenTile::ALL.into_iter().filter(|tile| Edition::Wgmma.has_pairs(*tile)) {
+                    let what =
+                        format!("{rows}x{cols}, {tokens} tokens, {pairs} pairs, {kind:?}, {x:?}, {steps:?}");
+                    let made = Arc::clone(&made);
+                    let make = move || multiplying(&made, (Edition::Wgmma, tile), [2 * pairs, stages, pairs]);
+                    let kernel = gemm_kernel::<T>(format, Edition::Wgmma, tile) + "_paired";
+                    let case = Case::new(what, kernel, make);
+                    cases.push(Case { by_tensor_cores: true, ..case });
+                }
+            }
         }
     }
 }
@@ -174,7 +216,7 @@ fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
                     for tile in TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile)) {
                         let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
                         let made = Arc::clone(&made);
-                        let make = move || multiplying(&made, (edition, tile), [at_once, stages]);
+                        let make = move || multiplying(&made, (edition, tile), [at_once, stages, 0]);
                         let case = Case::new(what, gemm_kernel::<T>(format, edition, tile), make);
                         cases.push(Case { by_tensor_cores: true, ..case });
                     }
@@ -261,6 +303,8 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
 pub(crate) fn gemm_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);
+    cases_in_pairs::<f16>(cases);
+    cases_in_pairs::<bf16>(cases);
     cases_with_steps::<f16>(cases);
     cases_with_steps::<bf16>(cases);
     for (rows, cols, odd) in [(1, 4, false), (3, 260, false), (5, 63, false), (2, 512, true), (40, 100, true)]

@@ -29,7 +29,7 @@ impl Loaded {
         module.map(Self).map_err(|error| format!("the driver refuses it: {error:?}"))
     }
 
-    /// Launches and waits.
+    /// Launches, with so many thread blocks in a cluster, and waits.
     ///
     /// # Safety
     /// The parameters are the kernel's, and it stays in the memory that they point to.
@@ -37,7 +37,7 @@ impl Loaded {
         &self,
         stream: &Arc<CudaStream>,
         name: &str,
-        (blocks, threads, shared): (u32, u32, u32),
+        ((blocks, threads, shared), cluster): ((u32, u32, u32), u32),
         parameters: &mut [Vec<u8>],
     ) -> Result<(), String> {
         let name = CString::new(name).expect("no zero byte");
@@ -51,15 +51,29 @@ impl Loaded {
             let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             result::function::set_function_attribute(function, limit, shared as i32)
                 .map_err(|error| format!("{error:?}"))?;
-            result::launch_kernel(
-                function,
-                (blocks, 1, 1),
-                (threads, 1, 1),
-                shared,
-                stream.cu_stream(),
-                &mut pointers,
-            )
-            .map_err(|error| format!("{error:?}"))?;
+            let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+            let mut attribute = sys::CUlaunchAttribute_st {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+            };
+            let config = sys::CUlaunchConfig_st {
+                gridDimX: blocks,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared,
+                hStream: stream.cu_stream(),
+                attrs: &raw mut attribute,
+                // Older GPUs have no clusters.
+                numAttrs: u32::from(cluster > 1),
+            };
+            let (config, arguments) = (&raw const config, pointers.as_mut_ptr());
+            sys::cuLaunchKernelEx(config, function, arguments, std::ptr::null_mut())
+                .result()
+                .map_err(|error| format!("{error:?}"))?;
         }
         stream.synchronize().map_err(|error| format!("{error:?}"))
     }
@@ -100,7 +114,7 @@ fn approximated(gpu: &Gpu, operands: &[u32]) -> Vec<u32> {
     parameters.push(count.to_le_bytes().to_vec());
     let loaded = Loaded::new(gpu, PROBE).expect("the probe");
     // SAFETY: both buffers have `count` numbers.
-    unsafe { loaded.launch(stream, "probe", (count.div_ceil(256), 256, 0), &mut parameters) }
+    unsafe { loaded.launch(stream, "probe", ((count.div_ceil(256), 256, 0), 1), &mut parameters) }
         .expect("the probe runs");
     stream.clone_dtoh(&to).expect("memory")
 }
@@ -246,7 +260,7 @@ fn launch(gpu: &Gpu, module: &Loaded, step: &Step, what: &str) {
     let mut parameters: Vec<_> = step.arguments.iter().map(|Argument::Bytes(bytes)| bytes.clone()).collect();
     // SAFETY: the parameters are those that the executor takes, whose buffers are equal; so does the
     // library's own launch.
-    unsafe { module.launch(gpu.stream(), &step.kernel, step.launch(), &mut parameters) }
+    unsafe { module.launch(gpu.stream(), &step.kernel, (step.launch(), step.cluster), &mut parameters) }
         .unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 

@@ -167,7 +167,7 @@ pub(in crate::gpu) fn gemm_experts<T: Activation, O: ProductOf<T>>(
             return Err(Error::NoKernel { format: shape.format });
         }
         ExpertsKernel::Many(kernel) => {
-            let ids = gemm::ids(kernel, shape, dtype)?;
+            let ids = gemm::ids((kernel, false), shape, dtype)?;
             Some((
                 (kernel, ids),
                 gemm::Grids::of_experts(kernels, kernel, shape, token_tiles.count, aligned)?,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::result::launch_kernel;
 use cudarc::driver::sys::{
-    CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig_st, cuLaunchKernelEx,
+    CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDimension, CUlaunchConfig_st, cuLaunchKernelEx,
 };
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 use microscale_formats::Format;
@@ -95,6 +96,19 @@ impl Grids {
         }
     }
 
+    /// The grids of a product, in pairs of thread blocks where that should take less.
+    fn of_product(
+        kernels: &Kernels,
+        kernel: GemmWeightsKernel,
+        weights: QuantizedShape,
+        tokens: usize,
+        aligned: bool,
+    ) -> Result<Self> {
+        let grids = Self::new(kernels, kernel, weights, tokens, aligned)?;
+        let gemm = kernel.in_pairs_if_faster(grids.gemm, kernels.multiprocessors());
+        Ok(Self { gemm, thread_blocks: gemm.schedule.thread_blocks, ..grids })
+    }
+
     /// The grids of experts' rows, so many whole token tiles at most. Their schedule is made on the device.
     pub(super) fn of_experts(
         kernels: &Kernels,
@@ -106,6 +120,11 @@ impl Grids {
         let tokens = token_tiles * u64::from(kernel.tile.tokens());
         let grids = Self::new(kernels, kernel, weights, tokens as usize, aligned)?;
         Ok(Self { thread_blocks: kernels.multiprocessors(), ..grids })
+    }
+
+    /// Returns whether thread blocks are in pairs.
+    fn paired(&self) -> bool {
+        self.gemm.schedule.paired != 0
     }
 
     /// Work tiles of a token tile, and k-iterations of each, for a schedule.
@@ -221,8 +240,8 @@ impl Way {
         let Some(kernel) = given.or_else(|| gemm_kernel(kernels, weights, tokens, aligned)) else {
             return Ok(Self::Few(GemvWeightsKernel::choose(weights, tokens)));
         };
-        let ids = ids(kernel, weights, dtype)?;
-        let grids = Box::new(Grids::new(kernels, kernel, weights, tokens, aligned)?);
+        let grids = Box::new(Grids::of_product(kernels, kernel, weights, tokens, aligned)?);
+        let ids = ids((kernel, grids.paired()), weights, dtype)?;
         Ok(Self::Many { kernel, ids, grids })
     }
 
@@ -273,19 +292,26 @@ pub(in crate::gpu) fn gemm_kernel(
     if !may_need_workspace(weights, tokens) {
         return None;
     }
-    let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
+    let grid = |kernel: GemmWeightsKernel| {
+        gemm_grid(kernels, kernel, weights, tokens)
+            .map(|grid| kernel.in_pairs_if_faster(grid, kernels.multiprocessors()))
+    };
     let few = GemvWeightsKernel::for_more_than_eight(weights, tokens).filter(|_| aligned);
     GemmWeightsKernel::choose(kernels.target(), grid, few)
 }
 
 /// The kernels that arrange and multiply.
-pub(super) fn ids(kernel: GemmWeightsKernel, weights: QuantizedShape, dtype: Dtype) -> Result<[KernelId; 2]> {
+pub(super) fn ids(
+    (kernel, paired): (GemmWeightsKernel, bool),
+    weights: QuantizedShape,
+    dtype: Dtype,
+) -> Result<[KernelId; 2]> {
     let no_kernel = Error::NoKernel { format: weights.format };
     let Some(format) = weights_format(weights.format).filter(|_| takes(weights)) else {
         return Err(no_kernel);
     };
     let dtype = kernel_dtype(dtype);
-    let ids = arrange(dtype).zip(kernel.tile.kernel(kernel.edition, format, dtype));
+    let ids = arrange(dtype).zip(kernel.tile.kernel(kernel.edition, paired, format, dtype));
     ids.map(|(arrange, gemm)| [arrange, gemm]).ok_or(no_kernel)
 }
 
@@ -330,11 +356,13 @@ pub(super) unsafe fn enqueue(
     ]);
     // SAFETY: as above. The kernel before has arranged the activations for this one, and kernels of warp groups wait for it. The driver
     // copies the arguments.
-    unsafe { launch_behind(stream, &ready.function, config, kernel.edition, &mut arguments) }
+    unsafe {
+        launch_behind(stream, &ready.function, config, (kernel.edition, grids.paired()), &mut arguments)
+    }
 }
 
-/// Launches a kernel behind another one. Those of warp groups may start before that one is at its end; drivers for other GPUs may be too
-/// old to know how.
+/// Launches a kernel behind another one, its thread blocks in pairs or each by itself. Those of warp groups may start before that one
+/// is at its end; drivers for other GPUs may be too old to know how.
 ///
 /// # Safety
 /// As for [`cudarc::driver::LaunchArgs::launch`], with pointers to the arguments.
@@ -342,7 +370,7 @@ unsafe fn launch_behind(
     stream: &CudaStream,
     function: &CudaFunction,
     config: LaunchConfig,
-    edition: Edition,
+    (edition, paired): (Edition, bool),
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
     let launching = doing("launching a product");
@@ -354,11 +382,17 @@ unsafe fn launch_behind(
         return unsafe { launch_kernel(function, grid_dim, block_dim, shared_mem_bytes, on, arguments) }
             .map_err(launching);
     }
-    let mut attribute = CUlaunchAttribute_st {
+    let behind = CUlaunchAttribute_st {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
     };
+    let pair = CUlaunchAttribute_st {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { clusterDim: ClusterDimension { x: 2, y: 1, z: 1 } },
+    };
+    let mut attributes = [behind, pair];
     let config = CUlaunchConfig_st {
         gridDimX: grid_dim.0,
         gridDimY: grid_dim.1,
@@ -368,10 +402,10 @@ unsafe fn launch_behind(
         blockDimZ: block_dim.2,
         sharedMemBytes: shared_mem_bytes,
         hStream: on,
-        attrs: &raw mut attribute,
-        numAttrs: 1,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: if paired { 2 } else { 1 },
     };
-    // SAFETY: the configuration and the attribute live until the call returns; the rest is the caller's promise.
+    // SAFETY: the configuration and the attributes live until the call returns; the rest is the caller's promise.
     let launched =
         unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
     launched.result().map_err(launching)
