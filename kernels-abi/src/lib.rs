@@ -16,6 +16,7 @@ pub mod errors;
 pub mod experts;
 mod families;
 pub mod gemm;
+pub mod gemm_grids;
 pub mod gemv;
 pub mod grid;
 pub mod ladder;

@@ -1,4 +1,4 @@
-//! What the thread blocks of a cluster do together, on targets of compute capability 9.0: they read each other's shared memory.
+//! Operations of the thread blocks of a cluster, on targets of compute capability 9.0, which read each other's shared memory.
 //!
 //! Its barriers are convergent, and LLVM does not know it. Kernels use them in control flow that is the same for all lanes of a warp.
 

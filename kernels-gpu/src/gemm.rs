@@ -30,7 +30,7 @@ use core::ptr::null;
 
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
-use microscale_kernels_abi::gemm::{ArrangeGrid, GemmGrid};
+use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
 use self::epilogue::Output;
@@ -75,11 +75,11 @@ macro_rules! entries {
         /// do on 4. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
         /// the kernel in front has made of them for this token tile and edition. `out` has room for the results of each token
         /// that `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
-        /// [`left_bytes`](microscale_kernels_abi::gemm::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
+        /// [`left_bytes`](microscale_kernels_abi::gemm_grids::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
         /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
         /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
         /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as much
-        /// shared memory as the grid says.
+        /// shared memory as the grid says. Kernels whose names end in `paired` have a schedule in pairs, and clusters of two thread blocks.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,

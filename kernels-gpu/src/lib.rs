@@ -64,6 +64,7 @@ mod product;
 mod ptx;
 mod quantize;
 mod search;
+mod shared;
 mod warp;
 #[cfg(microscale_wgmma)]
 mod warp_group;

@@ -49,7 +49,7 @@ pub(crate) unsafe fn arrive_expecting(barrier: u32, bytes: u32) {
     }
 }
 
-/// Has the lane's copies so far ([`crate::ptx::copy_16`]) arrive on a barrier together, when the last of them has.
+/// Has the lane's copies so far ([`crate::shared::copy_16`]) arrive on a barrier together, when the last of them has.
 ///
 /// # Safety
 /// As for [`arrive`].

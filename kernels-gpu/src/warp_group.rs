@@ -31,6 +31,20 @@ pub(crate) fn set_registers(registers: Registers) {
     }
 }
 
+/// Waits for so many threads of the block, whole warps, at its barrier of this number, and makes what they wrote visible to each other.
+/// [`warp::barrier`](crate::warp::barrier) has number 0.
+///
+/// # Safety
+/// All lanes of the warp take part, and as many threads as wait call it.
+#[inline(always)]
+pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
+    // SAFETY: convergent; the caller's promise.
+    unsafe {
+        asm!("barrier.sync.aligned {number}, {threads};", number = const NUMBER, threads = in(reg32) threads,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// The offset of eight tokens' activations behind those of the eight before, in descriptors' units of 16 bytes: an image's.
 const NEXT_EIGHT: u32 = COLUMNS;
 

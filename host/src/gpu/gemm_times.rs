@@ -64,7 +64,8 @@ impl GemmTimes {
 mod tests {
     use super::*;
     use microscale_formats::{Format, ScaleLayout, Words};
-    use microscale_kernels_abi::gemm::{Edition, GemmGrid};
+    use microscale_kernels_abi::gemm::Edition;
+    use microscale_kernels_abi::gemm_grids::GemmGrid;
     use microscale_kernels_abi::target_for;
 
     use super::super::gemv_weights_kernel::weights_shape;
@@ -119,12 +120,10 @@ mod tests {
                 let grid = |kernel: GemmWeightsKernel| {
                     let GemmWeightsKernel { edition, tile } = kernel;
                     let shared = edition.shared_bytes(tile, 227 << 10);
-                    let shape = weights_shape(weights);
-                    GemmGrid::new((edition, tile), shape, tokens as u64, 132, shared)
-                        .map(|grid| kernel.in_pairs_if_faster(grid, 132))
+                    GemmGrid::new((edition, tile), weights_shape(weights), tokens as u64, 132, shared)
                 };
                 let few = GemvWeightsKernel::for_more_than_eight(weights, tokens);
-                let many = GemmWeightsKernel::choose(target, grid, few).map(Words::word);
+                let many = GemmWeightsKernel::choose((target, 132), grid, few).map(Words::word);
                 let chosen = many.or(few.map(|(few, _)| few.word())).expect("a kernel");
                 let there = times.iter().filter(|time| !other.contains(&time.kernel));
                 let by_time = |a: &&Time, b: &&Time| a.microseconds.total_cmp(&b.microseconds);

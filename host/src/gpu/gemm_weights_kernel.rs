@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use microscale_formats::{Words, words};
 use microscale_kernels_abi::Target;
-use microscale_kernels_abi::gemm::{COUNTERS, Edition, GemmGrid, TokenTile};
+use microscale_kernels_abi::gemm::{COUNTERS, Edition, TokenTile};
+use microscale_kernels_abi::gemm_grids::GemmGrid;
 
 use super::driver::doing;
 use super::gemv_weights_kernel::GemvWeightsKernel;
@@ -49,16 +50,21 @@ impl GemmWeightsKernel {
         all.filter(|kernel| kernel.edition == Edition::Mma || target.wgmma)
     }
 
-    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel; none if no kernel has one, or
-    /// if a kernel for few tokens at a time should take fewer microseconds, where one is given with them.
+    /// The kernel of a target that should take the shortest for a product, given its grid with each kernel before thread blocks are
+    /// [in pairs](Self::in_pairs_if_faster); none if no kernel has one, or if a kernel for few tokens at a time should take fewer microseconds,
+    /// where one is given with them.
     pub(super) fn choose(
-        target: &Target,
+        (target, multiprocessors): (&Target, u32),
         grid: impl Fn(Self) -> Option<GemmGrid>,
         few: Option<(GemvWeightsKernel, f64)>,
     ) -> Option<Self> {
         let edition = if target.wgmma { Edition::Wgmma } else { Edition::Mma };
         let kernels = Self::of(target).filter(|kernel| kernel.edition == edition);
-        let with_times = kernels.filter_map(|kernel| Some((kernel, kernel.microseconds(&grid(kernel)?))));
+        let microseconds = |kernel: Self| {
+            let grid = kernel.in_pairs_if_faster(grid(kernel)?, multiprocessors);
+            Some((kernel, kernel.microseconds(&grid)))
+        };
+        let with_times = kernels.filter_map(microseconds);
         let (kernel, microseconds) = with_times.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         few.is_none_or(|(_, of_few)| microseconds <= of_few).then_some(kernel)
     }
@@ -172,11 +178,9 @@ mod tests {
         let shape = WeightsShape { rows, cols, blocks: cols.div_ceil(16) };
         let grid = |kernel: GemmWeightsKernel| {
             let GemmWeightsKernel { edition, tile } = kernel;
-            let grid =
-                GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10));
-            grid.map(|grid| kernel.in_pairs_if_faster(grid, 132))
+            GemmGrid::new((edition, tile), shape, tokens, 132, edition.shared_bytes(tile, 227 << 10))
         };
-        GemmWeightsKernel::choose(target, grid, None).map(|kernel| kernel.word())
+        GemmWeightsKernel::choose((target, 132), grid, None).map(|kernel| kernel.word())
     }
 
     #[test]

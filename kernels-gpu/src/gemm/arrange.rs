@@ -1,7 +1,8 @@
 //! The kernel in front of the GEMM: activations as tensor cores read them.
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::{ARRANGE_THREADS, ArrangeGrid, COLUMNS, multiplied};
+use microscale_kernels_abi::gemm::{ARRANGE_THREADS, COLUMNS, multiplied};
+use microscale_kernels_abi::gemm_grids::ArrangeGrid;
 use microscale_kernels_abi::launch::WARP;
 
 use crate::product::operand::Routed;

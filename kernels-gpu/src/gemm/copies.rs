@@ -11,7 +11,7 @@ use crate::product::format::Format;
 use crate::product::multiply::is_usual;
 use crate::product::operand::{CHUNK_BYTES, Codes, Problem};
 use crate::product::tensor_cores::{Activations, Weights};
-use crate::{ptx, warp};
+use crate::{ptx, shared, warp};
 
 /// The token tile of `N` tokens.
 const fn tile_of<const N: u32>() -> TokenTile {
@@ -123,7 +123,7 @@ impl<F: Format, const N: u32, const IMAGES: u32, const THREADS: u32> Source<F, N
         for i in 0..const { Self::ROWS / Self::ROWS_AT_ONCE } {
             let from = ptx::behind(self.codes, (i * Self::ROWS_AT_ONCE).min(self.behind), row_bytes);
             // SAFETY: the chunk is in a row that exists; rows and chunks lie on multiples of 16 bytes.
-            unsafe { ptx::copy_16_once(stage + i * THREADS * CHUNK_BYTES + self.place, from, there) };
+            unsafe { shared::copy_16_once(stage + i * THREADS * CHUNK_BYTES + self.place, from, there) };
         }
         let ScalePieces { bytes, count } = self.pieces;
         for i in 0..const { Self::ROWS / THREADS } {
@@ -136,13 +136,13 @@ impl<F: Format, const N: u32, const IMAGES: u32, const THREADS: u32> Source<F, N
             // their first scale, those of the row before, or of the expert before: the first one's scales begin with a piece.
             unsafe {
                 if bytes == 16 {
-                    ptx::copy_16_once(to, from, left.min(16));
+                    shared::copy_16_once(to, from, left.min(16));
                     if Self::SCALES == 16 && count == 2 {
-                        ptx::copy_16_once(to + 16, from.wrapping_add(16), left.saturating_sub(16).min(16));
+                        shared::copy_16_once(to + 16, from.wrapping_add(16), left.saturating_sub(16).min(16));
                     }
                 } else {
-                    ptx::copy_8(to, from, left.min(8));
-                    ptx::copy_8(to + 8, from.wrapping_add(8), left.saturating_sub(8).min(8));
+                    shared::copy_8(to, from, left.min(8));
+                    shared::copy_8(to + 8, from.wrapping_add(8), left.saturating_sub(8).min(8));
                 }
             }
         }
@@ -255,11 +255,11 @@ impl<F: Weights, const N: u32, const IMAGES: u32> LaneRows<F, N, IMAGES> {
                 let half_tile = (2 * i + half) as u32;
                 // SAFETY: the caller's promise.
                 let scales = unsafe {
-                    loaded[i].rows[half] = ptx::load_shared_16(codes + half_tile * Self::HALF_TILE);
+                    loaded[i].rows[half] = shared::load_16(codes + half_tile * Self::HALF_TILE);
                     let scales = scales + half_tile * self.half_tile + leads[half];
                     match F::BLOCKS {
-                        1 => ptx::load_shared_u8(scales),
-                        _ => ptx::load_shared_u16(scales),
+                        1 => shared::load_u8(scales),
+                        _ => shared::load_u16(scales),
                     }
                 };
                 // Bytes behind a row's last scale are others'. Over zeros, the first usual scale is as good as any.

@@ -9,7 +9,7 @@ use super::scheduler::{Shares, Work};
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
-use crate::{ptx, warp};
+use crate::{shared, warp};
 
 /// Threads of a thread block.
 const THREADS: u32 = Edition::Mma.threads(TokenTile::N64);
@@ -48,14 +48,14 @@ impl<F: Weights, const N: u32> Copies<F, N> {
                     let to = stage
                         + const { stage_of::<N, 1>().codes_bytes() }
                         + (i * THREADS + warp::thread()) * 16;
-                    ptx::copy_16_once(to, self.activations.wrapping_add((i * THREADS * 16) as usize), 16);
+                    shared::copy_16_once(to, self.activations.wrapping_add((i * THREADS * 16) as usize), 16);
                 }
             }
             self.activations = self.activations.wrapping_add(activation_bytes as usize);
             self.left -= 1;
             self.stage = following(self.stage, self.stages);
         }
-        ptx::commit_copies();
+        shared::commit_copies();
     }
 }
 
@@ -69,13 +69,13 @@ fn following(stage: u32, stages: u32) -> u32 {
 #[inline(always)]
 fn wait_for_oldest(stages: u32) {
     match stages {
-        2 => ptx::wait_for_copies::<0>(),
-        3 => ptx::wait_for_copies::<1>(),
-        4 => ptx::wait_for_copies::<2>(),
-        5 => ptx::wait_for_copies::<3>(),
-        6 => ptx::wait_for_copies::<4>(),
-        7 => ptx::wait_for_copies::<5>(),
-        _ => ptx::wait_for_copies::<6>(),
+        2 => shared::wait_for_copies::<0>(),
+        3 => shared::wait_for_copies::<1>(),
+        4 => shared::wait_for_copies::<2>(),
+        5 => shared::wait_for_copies::<3>(),
+        6 => shared::wait_for_copies::<4>(),
+        7 => shared::wait_for_copies::<5>(),
+        _ => shared::wait_for_copies::<6>(),
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
         unsafe { epilogue.work.write_plan(&problem.routed, of_stage.tile) };
     }
     warp::barrier();
-    let ring = ptx::shared_address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
+    let ring = shared::address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
     let first_tile = warp_number() * TILES as u32;
     let stages = of_stage.count(grid.shared);
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
@@ -165,7 +165,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             stage = following(stage, stages);
             left -= 1;
         }
-        ptx::wait_for_copies::<0>();
+        shared::wait_for_copies::<0>();
         let share = shares.again();
         // SAFETY: the caller's contract; all warps are here.
         unsafe {
@@ -190,7 +190,7 @@ unsafe fn multiply<D: Activations, const SUMS: usize>(
 ) {
     for eight in 0..SUMS / 4 {
         // SAFETY: the caller's promise.
-        let x = unsafe { ptx::load_shared_16(activations + eight as u32 * (8 * QUAD * 16)) };
+        let x = unsafe { shared::load_16(activations + eight as u32 * (8 * QUAD * 16)) };
         for tile in 0..TILES {
             let of_tile = &mut sums[tile];
             let mut four = [0, 1, 2, 3].map(|i| of_tile[4 * eight + i]);

@@ -5,7 +5,7 @@ use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES};
 use microscale_kernels_abi::launch::WARP;
 
 use super::epilogue::of_sums;
-use crate::{cluster, ptx, warp};
+use crate::{cluster, shared, warp, warp_group};
 
 /// Adds to a warp's sums of a tile of 16 rows those of the other thread block: of the first half of the tokens in the first thread block of
 /// the pair, of the others in the second. `base` is the address of shared memory, and `usual` says whether tensor cores could compute the sums;
@@ -28,7 +28,7 @@ pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
     let given = base + FRONT_BYTES + tile * of_warp + warp::lane() * 16;
     let word = base + FRONT_BYTES + tiles * of_warp + tile * 4;
     // SAFETY: the caller's promise. Other warps' products have read what lies here.
-    unsafe { ptx::barrier_of::<1>(tiles * WARP) };
+    unsafe { warp_group::barrier_of::<1>(tiles * WARP) };
     let first = rank == 0;
     let at = |four: usize, k: usize| [sums[4 * four + k], sums[HALF + 4 * four + k]];
     for four in 0..HALF / 4 {
@@ -37,11 +37,11 @@ pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
             if first { high.to_bits() } else { low.to_bits() }
         });
         // SAFETY: the place is this lane's.
-        unsafe { ptx::store_shared_16(given + four as u32 * WARP * 16, others) };
+        unsafe { shared::store_16(given + four as u32 * WARP * 16, others) };
     }
     if warp::lane() == 0 {
         // SAFETY: the word is this warp's.
-        unsafe { ptx::store_shared(word, u32::from(usual)) };
+        unsafe { shared::store(word, u32::from(usual)) };
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -65,8 +65,8 @@ pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
             for i in 0..taken {
                 for k in 0..4 {
                     let [low, high] = at(four + i, k);
-                    // The same order in both.
-                    all[4 * (four + i) + k] = if first { low } else { high } + f32::from_bits(parts[i][k]);
+                    let own = if first { low } else { high };
+                    all[4 * (four + i) + k] = own + f32::from_bits(parts[i][k]);
                 }
             }
             four += taken;

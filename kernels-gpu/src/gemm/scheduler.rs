@@ -1,7 +1,8 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
 use microscale_kernels_abi::experts::Plan;
-use microscale_kernels_abi::gemm::{GemmGrid, PLAN_OFFSET, TokenTile};
+use microscale_kernels_abi::gemm::{PLAN_OFFSET, TokenTile};
+use microscale_kernels_abi::gemm_grids::GemmGrid;
 use microscale_kernels_abi::schedule::Schedule;
 
 use crate::product::operand::Routed;

@@ -11,7 +11,7 @@ use super::scheduler::{Shares, Work};
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
-use crate::{cluster, mbarrier, ptx, warp};
+use crate::{cluster, mbarrier, ptx, shared, warp};
 
 /// Warps that multiply.
 const fn multipliers<const N: u32>() -> u32 {
@@ -121,7 +121,7 @@ pub(super) unsafe fn gemm<
     if !epilogue.problem.routed.plan.is_null() {
         ptx::wait_for_kernel_in_front();
     }
-    let base = ptx::shared_address(warp::shared::<u128>().cast::<u8>());
+    let base = shared::address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
     let table = warp::shared::<u32>().wrapping_add(TABLE_BYTES as usize / 4);
     // Two warps at once.

@@ -6,7 +6,7 @@ use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
 use super::format::Format;
 use super::operand::{CHUNK_BYTES, Codes, Problem};
-use crate::{ptx, warp};
+use crate::{shared, warp};
 
 /// Bytes of a chunk of activations.
 pub(crate) const ACTIVATION_BYTES: u32 = CHUNK as u32 * 2;
@@ -34,7 +34,7 @@ pub(crate) unsafe fn opaque_constant(number: u32, scratch: *mut u8) -> u32 {
     let zero = unsafe {
         *of_lane.cast::<u32>() = 0;
         warp::sync();
-        ptx::load_shared_u16(ptx::shared_address(of_lane))
+        shared::load_u16(shared::address(of_lane))
     };
     // Now all lanes have loaded theirs, and the memory is free for others' copies.
     warp::sync();
@@ -130,7 +130,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
             // SAFETY: the chunk is in the row; chunks lie on multiples of 16 bytes.
             unsafe {
                 let from = from.codes.wrapping_add(*offset as usize);
-                ptx::copy_16_once(codes + i * CODES_BYTES, from, there);
+                shared::copy_16_once(codes + i * CODES_BYTES, from, there);
             }
         }
         for i in 0..TILES {
@@ -141,7 +141,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
                 // lies on a multiple of 4, as the work tile's first row does.
                 unsafe {
                     let from = from.scales.wrapping_add(self.scales[i] as usize);
-                    ptx::copy_4(scales + rows * (Self::ROW_WORDS * 4), from, there);
+                    shared::copy_4(scales + rows * (Self::ROW_WORDS * 4), from, there);
                 }
             }
         }
@@ -155,7 +155,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
     pub(crate) unsafe fn codes(&self, stage: u32, tile: u32) -> [Codes; 2] {
         let from = self.to[0] + stage;
         // SAFETY: the caller's promise.
-        [2 * tile, 2 * tile + 1].map(|row| unsafe { ptx::load_shared_16(from + row * CODES_BYTES) })
+        [2 * tile, 2 * tile + 1].map(|row| unsafe { shared::load_16(from + row * CODES_BYTES) })
     }
 
     /// Loads the bytes of the scales of the lane's two rows of a tile from a stage.
@@ -167,7 +167,7 @@ impl<const TILES: usize> LaneCopies<TILES> {
         [2 * tile, 2 * tile + 1].map(|row| {
             let from = self.found + stage + row * (HALF_TILE_ROWS * Self::ROW_WORDS * 4);
             // SAFETY: the caller's promise.
-            unsafe { if F::BLOCKS == 1 { ptx::load_shared_u8(from) } else { ptx::load_shared_u16(from) } }
+            unsafe { if F::BLOCKS == 1 { shared::load_u8(from) } else { shared::load_u16(from) } }
         })
     }
 }

@@ -13,7 +13,7 @@ use super::format::Format;
 use super::multiply::Product;
 use super::operand::{CHUNK_BYTES, Problem};
 use super::scheduler::WorkTiles;
-use crate::{ptx, warp};
+use crate::{shared, warp};
 
 /// The number of a chunk behind every row's last. Copies from there fill a stage with zeros.
 const NO_CHUNK: u32 = 1 << 30;
@@ -103,7 +103,7 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
             self.lane.copy::<F>(*from, stage);
             self.product.copy(from.activations, from.chunk, stage);
         }
-        ptx::commit_copies();
+        shared::commit_copies();
         from.codes = from.codes.wrapping_add((self.chunk_stride * CHUNK_BYTES) as usize);
         from.scales = from.scales.wrapping_add((self.chunk_stride * F::BLOCKS) as usize);
         from.activations = from.activations.wrapping_add((self.chunk_stride * ACTIVATION_BYTES) as usize);
@@ -124,9 +124,9 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
     unsafe fn k_iteration(&mut self, stage: u32) -> bool {
         const { assert!(Self::STAGES == 2 || Self::STAGES == 3) };
         if Self::STAGES == 2 {
-            ptx::wait_for_copies::<0>()
+            shared::wait_for_copies::<0>()
         } else {
-            ptx::wait_for_copies::<1>()
+            shared::wait_for_copies::<1>()
         }
         // Now the other lanes' copies have arrived too, and nobody reads the stage any more that is filled
         // next.
@@ -166,7 +166,7 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
             self.k_iteration(0) && self.k_iteration(1) && (Self::STAGES == 2 || self.k_iteration(2))
         } {}
         // Drain the copies of k-iterations behind the last work tile, which nobody reads.
-        ptx::wait_for_copies::<0>();
+        shared::wait_for_copies::<0>();
         self.product
     }
 }

@@ -21,7 +21,7 @@ use crate::product::operand::Problem;
 use crate::product::pipeline::Mainloop;
 use crate::product::scheduler::{WorkTiles, parts, warp_number};
 use crate::product::tensor_cores::{Activations, SUMS, Weights};
-use crate::{ptx, warp};
+use crate::{ptx, shared, warp};
 
 /// Segments of a row.
 const SEGMENTS: u32 = 1 << Pipelined { tokens: 1, tiles: 1 }.segment_bits(0);
@@ -75,7 +75,7 @@ impl<D: Activations, const TILES: usize> M1<D, TILES> {
             // SAFETY: the caller's promise.
             unsafe { *warp_memory.wrapping_add(zeros as usize).cast::<u128>() = 0 };
         }
-        let address = ptx::shared_address(warp_memory) + activations_offset;
+        let address = shared::address(warp_memory) + activations_offset;
         let results = warp_memory.wrapping_add(const { Self::KERNEL.ring_bytes() } as usize);
         let (quad, quarter) = (lane / QUAD, lane % QUAD);
         let (row_in_half, segment) = (quad / SEGMENTS, quad % SEGMENTS);
@@ -120,14 +120,14 @@ impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M1<D,
         let there = if chunk < self.chunks { 16 } else { 0 };
         let from = activations.wrapping_add(self.activations as usize);
         // SAFETY: the chunk is in the token; its chunks lie on multiples of 16 bytes.
-        unsafe { ptx::copy_16(self.to + stage, from, there) };
+        unsafe { shared::copy_16(self.to + stage, from, there) };
     }
 
     #[inline(always)]
     unsafe fn add(&mut self, lane: &LaneCopies<TILES>, stage: u32, _: u32) {
         let load = |i: u32| {
             // SAFETY: the caller's promise.
-            D::pairs(unsafe { ptx::load_shared_16(self.found + stage + 16 * i) }).map(D::raised)
+            D::pairs(unsafe { shared::load_16(self.found + stage + 16 * i) }).map(D::raised)
         };
         let x = [load(0), load(1), load(2), load(3)];
         for tile in 0..TILES {
@@ -189,7 +189,7 @@ pub(super) unsafe fn m1<F: Weights, D: Activations, const TILES: usize>(
     let work_tiles = work_tiles_of(group);
     // A warp group may have no work tile, if there are few rows.
     if work_tiles.count > 0 {
-        let at = [slice, ptx::shared_address(warp_memory)];
+        let at = [slice, shared::address(warp_memory)];
         // SAFETY: the caller's contract; the memory is this warp's.
         unsafe {
             let product = M1::<D, TILES>::new::<F>(&problem, slice, warp_memory);

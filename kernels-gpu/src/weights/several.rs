@@ -14,7 +14,7 @@ use crate::product::operand::{Chunk, Problem};
 use crate::product::pipeline::Mainloop;
 use crate::product::scheduler::{WorkTiles, parts, warp_number};
 use crate::product::tensor_cores::{Activations, SUMS, Weights};
-use crate::{ptx, warp};
+use crate::{shared, warp};
 
 /// Pieces of 16 bytes in a tile column's activations of a k-iteration, four for each of four chunks.
 const PIECES: u32 = QUAD * ACTIVATION_BYTES / 16;
@@ -92,7 +92,7 @@ impl<D: Activations, const EIGHTS: usize, const TILES: usize> Several<D, EIGHTS,
             *chunks_left = pin_in_register(chunks.saturating_sub(chunk(column) + number / 4));
         }
         let activations_offset = const { <Self as Product<F, TILES>>::ACTIVATIONS };
-        let address = ptx::shared_address(warp_memory) + activations_offset;
+        let address = shared::address(warp_memory) + activations_offset;
         let results = warp_memory.wrapping_add(const { Self::KERNEL.results_offset() } as usize);
         Self {
             sums: [[[0.0; SUMS]; EIGHTS]; TILES],
@@ -190,14 +190,14 @@ impl<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize> Produc
             let there = if chunk < left { 16 } else { 0 };
             let from = activations.wrapping_add(*offset as usize);
             // SAFETY: the chunk is in the token; its chunks lie on multiples of 16 bytes.
-            unsafe { ptx::copy_16(self.to + stage + i * (WARP * 16), from, there) };
+            unsafe { shared::copy_16(self.to + stage + i * (WARP * 16), from, there) };
         }
     }
 
     #[inline(always)]
     unsafe fn add(&mut self, lane: &LaneCopies<TILES>, stage: u32, chunk: u32) {
         // SAFETY: the caller's promise.
-        let load = |from| D::pairs(unsafe { ptx::load_shared_16(from) });
+        let load = |from| D::pairs(unsafe { shared::load_16(from) });
         let mut x = [[[0; 4]; 4]; EIGHTS];
         for (x, eight) in x.iter_mut().zip(0..) {
             *x = self.found.map(|from| load(from + stage + eight * EIGHT_BYTES));
@@ -221,7 +221,7 @@ impl<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize> Produc
     unsafe fn end(&mut self, work_tile: u32) {
         if Self::KERNEL.results_offset() == 0 {
             // Results take the place of the ring, where zeros are still copied to behind the last k-iteration.
-            ptx::wait_for_copies::<0>();
+            shared::wait_for_copies::<0>();
             warp::sync();
         }
         let result = self.results.wrapping_add((work_tile * Self::WORK_TILE_BYTES) as usize);
@@ -271,7 +271,7 @@ pub(super) unsafe fn several<F: Weights, D: Activations, const EIGHTS: usize, co
     let work_tiles = work_tiles_of(group);
     // A warp group may have no work tile, if there are few rows.
     if work_tiles.count > 0 {
-        let at = [slice, ptx::shared_address(warp_memory)];
+        let at = [slice, shared::address(warp_memory)];
         // SAFETY: the caller's contract; the memory is this warp's.
         unsafe {
             let product =

@@ -215,9 +215,9 @@ unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::gemm::ArrangeGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm_grids::ArrangeGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::gemm::GemmGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm_grids::GemmGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::RouteGrid {}
 // SAFETY: as above.

@@ -8,9 +8,8 @@ use microscale::{Activation, Format, Words};
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
-use microscale_kernels_abi::gemm::{
-    ArrangeGrid, COLUMNS, COUNTERS, Edition, GemmGrid, ScalePieces, TokenTile, left_bytes,
-};
+use microscale_kernels_abi::gemm::{COLUMNS, COUNTERS, Edition, ScalePieces, TokenTile};
+use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
 use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, TokenTiles, WeightsGrid};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;

@@ -6,9 +6,8 @@ use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
 use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
-use microscale_kernels_abi::gemm::{
-    ArrangeGrid, COUNTERS, Edition, GemmGrid, ScalePieces, TokenTile, left_bytes,
-};
+use microscale_kernels_abi::gemm::{COUNTERS, Edition, ScalePieces, TokenTile};
+use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations as X, Bound, ExactProducts};

@@ -11,7 +11,8 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
 use microscale_formats::Format;
-use microscale_kernels_abi::gemm::{ArrangeGrid, Edition, GemmGrid, arrange, left_bytes};
+use microscale_kernels_abi::gemm::{Edition, arrange};
+use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
 use microscale_kernels_abi::weights::{PIPELINED_COLUMN_LIMIT, TILE_COLUMNS, TOKEN_LIMIT};
 use microscale_kernels_abi::{Kernel, KernelId};
 
@@ -96,17 +97,10 @@ impl Grids {
         }
     }
 
-    /// The grids of a product, in pairs of thread blocks where that should take less.
-    fn of_product(
-        kernels: &Kernels,
-        kernel: GemmWeightsKernel,
-        weights: QuantizedShape,
-        tokens: usize,
-        aligned: bool,
-    ) -> Result<Self> {
-        let grids = Self::new(kernels, kernel, weights, tokens, aligned)?;
-        let gemm = kernel.in_pairs_if_faster(grids.gemm, kernels.multiprocessors());
-        Ok(Self { gemm, thread_blocks: gemm.schedule.thread_blocks, ..grids })
+    /// The grids with thread blocks in pairs, where that should take less.
+    fn in_pairs_if_faster(self, kernels: &Kernels, kernel: GemmWeightsKernel) -> Self {
+        let gemm = kernel.in_pairs_if_faster(self.gemm, kernels.multiprocessors());
+        Self { gemm, thread_blocks: gemm.schedule.thread_blocks, ..self }
     }
 
     /// The grids of experts' rows, so many whole token tiles at most. Their schedule is made on the device.
@@ -240,7 +234,8 @@ impl Way {
         let Some(kernel) = given.or_else(|| gemm_kernel(kernels, weights, tokens, aligned)) else {
             return Ok(Self::Few(GemvWeightsKernel::choose(weights, tokens)));
         };
-        let grids = Box::new(Grids::of_product(kernels, kernel, weights, tokens, aligned)?);
+        let grids = Grids::new(kernels, kernel, weights, tokens, aligned)?;
+        let grids = Box::new(grids.in_pairs_if_faster(kernels, kernel));
         let ids = ids((kernel, grids.paired()), weights, dtype)?;
         Ok(Self::Many { kernel, ids, grids })
     }
@@ -292,12 +287,9 @@ pub(in crate::gpu) fn gemm_kernel(
     if !may_need_workspace(weights, tokens) {
         return None;
     }
-    let grid = |kernel: GemmWeightsKernel| {
-        gemm_grid(kernels, kernel, weights, tokens)
-            .map(|grid| kernel.in_pairs_if_faster(grid, kernels.multiprocessors()))
-    };
+    let grid = |kernel| gemm_grid(kernels, kernel, weights, tokens);
     let few = GemvWeightsKernel::for_more_than_eight(weights, tokens).filter(|_| aligned);
-    GemmWeightsKernel::choose(kernels.target(), grid, few)
+    GemmWeightsKernel::choose((kernels.target(), kernels.multiprocessors()), grid, few)
 }
 
 /// The kernels that arrange and multiply.
