@@ -19,7 +19,7 @@ pub(crate) struct Program {
     pub(crate) predicates: File<bool>,
     /// Words that depend on the launch.
     pub(crate) specials: Vec<(Slot, Special)>,
-    /// The same of longs.
+    /// Longs that do.
     pub(crate) long_specials: Vec<(Slot, Special)>,
     /// Bytes of the parameter space.
     pub(crate) parameters: usize,

@@ -212,22 +212,12 @@ impl<'a> Registers<'a> {
 
     /// A word that holds a special register.
     pub(super) fn special(&mut self, special: Special) -> Result<Slot, Message> {
-        if let Some(&slot) = self.specials.get(&special) {
-            return Ok(slot);
-        }
-        let slot = self.words.next("")?;
-        self.specials.insert(special, slot);
-        Ok(slot)
+        held(&mut self.specials, &mut self.words, special)
     }
 
     /// A long that holds one.
     pub(super) fn long_special(&mut self, special: Special) -> Result<Slot, Message> {
-        if let Some(&slot) = self.long_specials.get(&special) {
-            return Ok(slot);
-        }
-        let slot = self.longs.next("")?;
-        self.long_specials.insert(special, slot);
-        Ok(slot)
+        held(&mut self.long_specials, &mut self.longs, special)
     }
 
     /// Puts the files into the program.
@@ -235,8 +225,22 @@ impl<'a> Registers<'a> {
         program.words = std::mem::take(&mut self.words.file);
         program.longs = std::mem::take(&mut self.longs.file);
         program.predicates = std::mem::take(&mut self.predicates.file);
-        let held =
+        let all =
             |specials: &HashMap<Special, Slot>| specials.iter().map(|(&of, &slot)| (slot, of)).collect();
-        (program.specials, program.long_specials) = (held(&self.specials), held(&self.long_specials));
+        (program.specials, program.long_specials) = (all(&self.specials), all(&self.long_specials));
     }
+}
+
+/// The register of a file that holds a special one, which it gets if it has none.
+fn held<T: Copy + Eq + std::hash::Hash>(
+    specials: &mut HashMap<Special, Slot>,
+    slots: &mut Slots<T>,
+    special: Special,
+) -> Result<Slot, Message> {
+    if let Some(&slot) = specials.get(&special) {
+        return Ok(slot);
+    }
+    let slot = slots.next("")?;
+    specials.insert(special, slot);
+    Ok(slot)
 }

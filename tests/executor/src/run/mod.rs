@@ -30,9 +30,6 @@ use crate::memory::{Memory, Shared};
 use crate::module::Kernel;
 use crate::race::Races;
 
-/// The threads of a warp group, of which blocks of clusters have whole ones.
-const GROUP: u32 = 4 * WARP;
-
 impl Kernel {
     /// Runs the kernel on a grid. Buffers may be read by the host afterwards, also after a fault.
     ///
@@ -56,10 +53,11 @@ impl Kernel {
         if launch.threads == 0 || launch.threads > 1024 || launch.blocks == 0 {
             return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
         }
+        // Warp groups are within a block.
         let clustered = launch.cluster > 1;
         if !(1..=clusters::MOST).contains(&launch.cluster)
             || !launch.blocks.is_multiple_of(launch.cluster)
-            || clustered && !launch.threads.is_multiple_of(GROUP)
+            || clustered && !launch.threads.is_multiple_of(products::WARPS * WARP)
         {
             let Launch { blocks, threads, cluster, .. } = launch;
             return Err(outside(format!("{blocks} blocks of {threads} threads in clusters of {cluster}")));
@@ -142,7 +140,7 @@ impl Grid<'_> {
             self.cluster = Cluster::new(cluster, warps_of_block);
             self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared, cluster);
             self.mbarriers.clear();
-            self.products = warps.chunks(4).map(|_| Products::default()).collect();
+            self.products = warps.chunks(products::WARPS as usize).map(|_| Products::default()).collect();
             if let Some(races) = &mut self.races {
                 races.clocks.start_block(number, cluster * warps_of_block * WARP);
             }

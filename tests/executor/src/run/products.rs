@@ -16,7 +16,7 @@ use crate::race::{Id, Record};
 use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
 
 /// The warps of a warp group.
-const WARPS: u32 = 4;
+pub(super) const WARPS: u32 = 4;
 /// All of them, as a mask.
 const ALL: u8 = (1 << WARPS) - 1;
 

@@ -1,5 +1,5 @@
-//! What goes on while a block's threads do: bulk copies, mbarriers, products of warp groups, and the cluster's barrier. What happens to them is
-//! in the modules of these names.
+//! The state of what goes on beside a block's threads: bulk copies, mbarriers, products of warp groups, and the cluster's barrier. The modules of
+//! these names have what happens to it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

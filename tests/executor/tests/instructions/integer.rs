@@ -105,6 +105,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("or.b32", "or.b32 %d, %a, %b;", |[a, b, _]| Some((a | b) & W)),
         ("or.b64", "or.b64 %ld, %la, %lb;", |[a, b, _]| Some(a | b)),
         ("or.pred", "or.pred %pd, %pa, %pb;", |[a, b, _]| Some((a | b) & 1)),
+        ("xor.b16", "xor.b16 %hd, %ha, %hb;", |[a, b, _]| Some((a ^ b) & H)),
         ("xor.b32", "xor.b32 %d, %a, %b;", |[a, b, _]| Some((a ^ b) & W)),
         ("xor.pred", "xor.pred %pd, %pa, %pb;", |[a, b, _]| Some((a ^ b) & 1)),
         ("not.b32", "not.b32 %d, %a;", |[a, _, _]| Some(!a & W)),
@@ -139,6 +140,12 @@ pub(super) fn checks() -> Vec<Check> {
         ("mul.wide.u32", "mul.wide.u32 %ld, %a, %b;", |[a, b, _]| Some((a & W) * (b & W))),
         ("mad.lo.s32", "mad.lo.s32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
         ("mad.lo.u32", "mad.lo.u32 %d, %a, %b, %c;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c) & W)),
+        ("mad.wide.u32", "mad.wide.u32 %ld, %a, %b, %lc;", |[a, b, c]| {
+            Some(((a & W) * (b & W)).wrapping_add(c))
+        }),
+        // What division by zero gives is not documented.
+        ("div.u32", "div.u32 %d, %a, %b;", |[a, b, _]| (a & W).checked_div(b & W)),
+        ("div.u64", "div.u64 %ld, %la, %lb;", |[a, b, _]| a.checked_div(b)),
         ("mad.lo.s64", "mad.lo.s64 %ld, %la, %lb, %lc;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c))),
         ("dp4a.s32.s32", "dp4a.s32.s32 %d, %a, %b, %c;", |operands| dot(operands, [true, true])),
         ("dp4a.s32.u32", "dp4a.s32.u32 %d, %a, %b, %c;", |operands| dot(operands, [true, false])),
@@ -201,6 +208,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("setp.le.u64", "setp.le.u64 %pd, %la, %lb;", |[a, b, _]| flag(a <= b)),
         ("setp.gt.u64", "setp.gt.u64 %pd, %la, %lb;", |[a, b, _]| flag(a > b)),
         ("setp.ge.u64", "setp.ge.u64 %pd, %la, %lb;", |[a, b, _]| flag(a >= b)),
+        ("cvt.u64.u16", "cvt.u64.u16 %ld, %ha;", |[a, _, _]| Some(a & H)),
         ("cvt.u64.u32", "cvt.u64.u32 %ld, %a;", |[a, _, _]| Some(a & W)),
         ("cvt.u32.u64", "cvt.u32.u64 %d, %la;", |[a, _, _]| Some(a & W)),
         ("cvt.u32.u16", "cvt.u32.u16 %d, %ha;", |[a, _, _]| Some(a & H)),

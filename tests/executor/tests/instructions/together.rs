@@ -35,6 +35,15 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 }
 
 #[test]
+fn two_longs_are_stored_at_once() {
+    let text = ".reg .b64 %lb; mul.wide.u32 %la, %number, 16; add.s64 %place, %out, %la; not.b64 %lb, %la;
+        st.global.v2.b64 [%place], {%la, %lb};";
+    let longs = |lane: u64| [16 * lane, !(16 * lane)];
+    let expected: Vec<u8> = (0..32).flat_map(longs).flat_map(u64::to_le_bytes).collect();
+    assert_eq!(run(text, &[0; 512], 1), expected);
+}
+
+#[test]
 fn shuffles() {
     for distance in [1, 2, 4, 8, 16, 31] {
         let text = format!(
@@ -208,6 +217,8 @@ fn exchanges() {
 
 /// Instructions that are tested above, or used by every test here.
 const ELSEWHERE: &[&str] = &[
+    // In `two_longs_are_stored_at_once`.
+    "st.global.v2.b64",
     // In the crate's `run::tests::clusters`; loads of four words in the library's cases.
     "barrier.cluster.arrive.release.aligned",
     "barrier.cluster.wait.acquire.aligned",
