@@ -81,7 +81,7 @@ pub struct GemmGrid {
     pub schedule: Schedule,
     /// Tokens.
     pub tokens: u32,
-    /// Bytes of shared memory, in which are as many [`Stage`]s as there is room for.
+    /// Bytes of shared memory, in which are as many [`Stage`](crate::gemm::Stage)s as there is room for.
     pub shared: u32,
 }
 
