@@ -14,11 +14,18 @@ use crate::weights::{QUAD, TILE_ROWS, WeightsFormat};
 pub const COLUMNS: u32 = QUAD * CHUNK as u32;
 /// Tiles of 16 rows in a work tile, at most.
 pub const MOST_TILES: u32 = 16;
-/// Bytes of shared memory in front of the stages: barriers, the [`Plan`], and a word for all threads, eight bytes before the end.
-pub const FRONT_BYTES: u32 = 256;
-/// The offset of the [`Plan`], behind two barriers for each stage.
+/// The offset of the [`Plan`] in shared memory, behind two barriers for each stage.
 pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
-const _: () = assert!(PLAN_OFFSET as usize + size_of::<Plan>() <= FRONT_BYTES as usize - 8);
+/// The offset of a word for all threads.
+pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
+/// The offset of the ring of tasks that those who copy give those who multiply.
+pub const TASKS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(TASK_BYTES);
+/// Bytes of a task.
+pub const TASK_BYTES: u32 = 32;
+/// Tasks in their ring. Those who copy are as many stages ahead at most, of a task each, and a power of two has a mask.
+pub const TASKS: u32 = 2 * MOST_STAGES;
+/// Bytes of shared memory in front of the stages, which is all of that.
+pub const FRONT_BYTES: u32 = TASKS_OFFSET + TASKS * TASK_BYTES;
 /// Counters for the tiles of 16 rows of shared work tiles, zeros before a launch and after it. There are fewer shared work tiles
 /// than thread blocks.
 pub const COUNTERS: u32 = 1 << 14;

@@ -5,8 +5,8 @@ use crate::grid::Divider;
 /// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
 /// cost what reading the same at different times does.
 const NEARLY: [u32; 2] = [7, 8];
-/// The exponent of the row tiles of a group, at most: with 32 of 128 rows, about four of 256 tokens are worked on at once.
-const MOST_ROW_BITS: u32 = 5;
+/// Row tiles of a group, at most, where token tiles share weights: with 32 of 128 rows, about four of 256 tokens are worked on at once.
+const MOST_ROW_TILES: u32 = 32;
 
 /// How work tiles fall to thread blocks, which are persistent.
 ///
@@ -21,6 +21,8 @@ pub struct Schedule {
     /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
     /// several token tiles, so that less is read from memory.
     pub row_group: Divider,
+    /// Row tiles of a group: the quotient of a work tile in its group is the token tile's number.
+    pub row_tiles: Divider,
     /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
     pub group: Divider,
     /// Thread blocks of a group.
@@ -29,8 +31,6 @@ pub struct Schedule {
     pub share: Divider,
     /// All shared k-iterations.
     pub shared: u32,
-    /// The exponent of the row tiles of a group.
-    pub row_bits: u32,
     /// Thread blocks that have work.
     pub thread_blocks: u32,
     /// Work tiles that each thread block has whole.
@@ -43,9 +43,22 @@ pub struct Schedule {
 
 impl Schedule {
     /// Schedules work tiles of so many k-iterations, fewer than 2³¹ in all, for a GPU that has room for so many thread blocks at once.
-    /// Hosts do so, and of experts' rows a kernel.
-    #[inline(always)]
     pub fn new(row_tiles: u32, token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
+        // The largest power of two in the row tiles.
+        let of_group = MOST_ROW_TILES.min(1 << row_tiles.trailing_zeros().min(u32::BITS - 1));
+        Self::in_groups([row_tiles, of_group], token_tiles, k_iterations, at_once)
+    }
+
+    /// [`Self::new`] of experts' rows, of which a token tile has its expert's weights for itself: thread blocks that work at once
+    /// have as many of a token tile's row tiles as there are. A kernel does so.
+    #[inline(always)]
+    pub fn of_experts(row_tiles: u32, token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
+        Self::in_groups([row_tiles, row_tiles], token_tiles, k_iterations, at_once)
+    }
+
+    /// The schedule of row tiles in groups of so many, which divide them.
+    #[inline(always)]
+    fn in_groups([row_tiles, of_group]: [u32; 2], token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
         let tiles = row_tiles * token_tiles;
         let waves = tiles / at_once.max(1);
         let left = tiles - waves * at_once;
@@ -55,19 +68,18 @@ impl Schedule {
         let split = left * parts * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
         let (group, sharers) = if split { (k_iterations, parts) } else { (shared, at_once.min(shared)) };
         let [group, sharers] = [group, sharers].map(|count| count.max(1));
-        let row_bits = row_tiles.trailing_zeros().min(MOST_ROW_BITS);
         let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
-        let [row_group, share] = [token_tiles << row_bits, group.div_ceil(sharers)];
-        let [row_group, group, sharers, share] =
-            [row_group, group, sharers, share].map(|divisor| Divider::new(u64::from(divisor)));
+        let [row_group, share] = [token_tiles * of_group, group.div_ceil(sharers)];
+        let [row_group, row_tiles, group, sharers, share] =
+            [row_group, of_group, group, sharers, share].map(|divisor| Divider::new(u64::from(divisor)));
         let first_shared = waves * thread_blocks;
         Self {
             row_group,
+            row_tiles,
             group,
             sharers,
             share,
             shared,
-            row_bits,
             thread_blocks,
             waves,
             first_shared,
@@ -92,7 +104,8 @@ impl Schedule {
     #[inline(always)]
     pub fn row_and_token_tile(&self, work_tile: u32) -> [u32; 2] {
         let (group, rest) = self.row_group.divide_32(work_tile);
-        [(group << self.row_bits) + (rest & ((1 << self.row_bits) - 1)), rest >> self.row_bits]
+        let (token_tile, row_tile) = self.row_tiles.divide_32(rest);
+        [group * self.row_tiles.divisor as u32 + row_tile, token_tile]
     }
 
     /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
@@ -132,31 +145,36 @@ mod tests {
             (0, 3, 5, 4),
             (3, 0, 5, 4),
         ] {
-            let schedule = Schedule::new(row_tiles, token_tiles, k_iterations, at_once);
-            let tiles = row_tiles * token_tiles;
-            assert_eq!(schedule.waves * schedule.thread_blocks, schedule.first_shared);
-            assert!(tiles - schedule.first_shared < at_once, "there are counters for all");
-            let mut next = 0;
-            // A launch may have more thread blocks than have work.
-            for block in 0..at_once.max(schedule.thread_blocks) {
-                assert_eq!(
-                    schedule.first_shared_k_iteration(block),
-                    next,
-                    "{row_tiles} {token_tiles} {k_iterations}"
-                );
-                let end = schedule.first_shared_k_iteration(block + 1);
-                assert!(end - next <= k_iterations, "parts of no more than two tiles");
-                assert!((next..end).all(|k_iteration| schedule.sharer(k_iteration) == block));
-                assert!(u64::from(end - next) <= schedule.share.divisor);
-                next = end;
-            }
-            assert_eq!(next, (tiles - schedule.first_shared) * k_iterations);
-            for tile in 0..tiles {
-                let [row, token] = schedule.row_and_token_tile(tile);
-                assert!(row < row_tiles && token < token_tiles);
-                // There is a way back, so that each has its own.
-                let (group, in_group) = (row >> schedule.row_bits, row % (1 << schedule.row_bits));
-                assert_eq!(tile, ((group * token_tiles + token) << schedule.row_bits) + in_group);
+            let args = (row_tiles, token_tiles, k_iterations, at_once);
+            for schedule in
+                [Schedule::new, Schedule::of_experts].map(|new| new(args.0, args.1, args.2, args.3))
+            {
+                let tiles = row_tiles * token_tiles;
+                assert_eq!(schedule.waves * schedule.thread_blocks, schedule.first_shared);
+                assert!(tiles - schedule.first_shared < at_once, "there are counters for all");
+                let mut next = 0;
+                // A launch may have more thread blocks than have work.
+                for block in 0..at_once.max(schedule.thread_blocks) {
+                    assert_eq!(
+                        schedule.first_shared_k_iteration(block),
+                        next,
+                        "{row_tiles} {token_tiles} {k_iterations}"
+                    );
+                    let end = schedule.first_shared_k_iteration(block + 1);
+                    assert!(end - next <= k_iterations, "parts of no more than two tiles");
+                    assert!((next..end).all(|k_iteration| schedule.sharer(k_iteration) == block));
+                    assert!(u64::from(end - next) <= schedule.share.divisor);
+                    next = end;
+                }
+                assert_eq!(next, (tiles - schedule.first_shared) * k_iterations);
+                for tile in 0..tiles {
+                    let [row, token] = schedule.row_and_token_tile(tile);
+                    assert!(row < row_tiles && token < token_tiles);
+                    // There is a way back, so that each has its own.
+                    let of_group = schedule.row_tiles.divisor as u32;
+                    let (group, in_group) = (row / of_group, row % of_group);
+                    assert_eq!(tile, (group * token_tiles + token) * of_group + in_group);
+                }
             }
         }
     }

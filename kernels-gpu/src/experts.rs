@@ -130,7 +130,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
         empty += WARP;
     }
     if lane == 0 {
-        let schedule = Schedule::new(grid.row_tiles, all, grid.k_iterations, grid.at_once);
+        let schedule = Schedule::of_experts(grid.row_tiles, all, grid.k_iterations, grid.at_once);
         // SAFETY: the plan's head, which is this lane's.
         unsafe { *plan = Plan { schedule, most_tokens, tiles: all } };
     }

@@ -7,8 +7,9 @@ use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::{Dtype as OutputDtype, Epilogue};
 
-use super::scheduler::{Share, Work, place, sharers};
+use super::scheduler::{Share, Task, Work, place, sharers};
 use crate::arithmetic::Ptx;
+use crate::product::copies::pin_in_register;
 use crate::product::operand::Problem;
 use crate::product::results::{Results, load};
 use crate::product::tensor_cores::{Activations, Weights};
@@ -72,20 +73,20 @@ impl Part {
         [first + self.rank, last + 1 - self.of + self.rank]
     }
 
-    /// The tokens of the part, of which a lane has so many sums.
+    /// A task with the tokens of the part, of which a lane has so many sums.
     #[inline(always)]
-    fn tokens<const SUMS: usize>(self, all: ExpertTile) -> ExpertTile {
+    fn of<const SUMS: usize>(self, all: &Task) -> Task {
         if self.of == 1 {
-            return all;
+            return *all;
         }
         let tokens = const { of_sums::<SUMS>().tokens() };
         let first = all.first + self.rank * tokens;
-        ExpertTile { first, end: all.end.min(first + tokens), ..all }
+        Task { first, end: all.end.min(first + tokens), ..*all }
     }
 }
 
 impl Output<'_> {
-    /// The tokens of a share's work tile.
+    /// The tokens of a share's work tile, of so many at most.
     #[inline(always)]
     pub(super) fn tokens(&self, share: &Share, tile: TokenTile) -> ExpertTile {
         let [_, number] = self.work.schedule.row_and_token_tile(share.tile);
@@ -93,7 +94,7 @@ impl Output<'_> {
         unsafe { self.problem.routed.tile(number, tile.tokens().trailing_zeros(), self.work.grid.tokens) }
     }
 
-    /// Finishes a warp's part of a share, given the sums of some tiles of 16 rows, of which the first is `tile`, and of all tokens or a part. A
+    /// Finishes a warp's part of a task, given the sums of some tiles of 16 rows, of which the first is `tile`, and of all tokens or a part. A
     /// lane has `OF_TILE` sums of all. `usual` says whether tensor cores could compute it.
     ///
     /// # Safety
@@ -107,12 +108,13 @@ impl Output<'_> {
         const OF_WARP: usize,
     >(
         &self,
-        share: &Share,
+        task: &Task,
         tile: u32,
         part: Part,
         mut sums: [[f32; SUMS]; OF_WARP],
         mut usual: bool,
     ) {
+        let share = &task.share;
         if !share.is_whole(&self.work) && !part.is_all(&self.work) {
             let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
             for i in 0..OF_WARP {
@@ -133,18 +135,18 @@ impl Output<'_> {
                 }
             };
         }
-        let tokens = part.tokens::<SUMS>(self.tokens(share, const { of_sums::<OF_TILE>() }));
-        let problem = self.problem.of_expert::<F>(tokens.expert);
+        let problem = self.problem.of_expert::<F>(task.expert);
         let [row_tile, _] = self.work.schedule.row_and_token_tile(share.tile);
         let row = row_tile * const { of_sums::<OF_TILE>().rows() } + tile * TILE_ROWS;
+        let task = part.of::<SUMS>(task);
         // SAFETY: the caller's promise; no other warp has these rows and tokens.
         unsafe {
             if usual {
                 for i in 0..OF_WARP {
-                    store::<F, D, SUMS>(&problem, row + i as u32 * TILE_ROWS, &tokens, &sums[i]);
+                    store::<F, D, SUMS>(&problem, row + i as u32 * TILE_ROWS, &task, &sums[i]);
                 }
             } else {
-                define::<F, D>(&problem, row, OF_WARP as u32 * TILE_ROWS, &tokens);
+                define::<F, D>(&problem, row, OF_WARP as u32 * TILE_ROWS, [task.first, task.end]);
             }
         }
     }
@@ -236,36 +238,89 @@ impl Output<'_> {
 #[derive(Clone, Copy)]
 struct Factor {
     exact: f64,
+    /// The factor towards zero, so that what is left is not negative.
     high: f32,
     low: f32,
-    /// The two are the factor but for 2^-48 of it.
+    /// The two are the factor but for 2^-47 of it.
     fits: bool,
 }
 
 impl Factor {
     /// The powers of two between which factors are that fit.
     const FITTING: [f64; 2] = [power_of_two(-96) as f64, power_of_two(96) as f64];
+    /// The factor of sums that were scaled before.
+    const ONE: Self = Self { exact: 1.0, high: 1.0, low: 0.0, fits: true };
 
     #[inline(always)]
     fn new(exact: f64) -> Self {
-        let high = exact as f32;
+        let nearest = exact as f32;
+        let above = f64::from(nearest) > exact;
+        let high = if above { f32::from_bits(nearest.to_bits().wrapping_sub(1)) } else { nearest };
         let low = (exact - f64::from(high)) as f32;
         Self { exact, high, low, fits: (Self::FITTING[0]..Self::FITTING[1]).contains(&exact) }
     }
 
-    /// The product of a sum and the factor, rounded once.
+    /// The factor and sums, brought under it in f64 where it does not fit. A product with a factor that fits is [`Self::scaled`].
     #[inline(always)]
-    fn scaled(self, sum: f32) -> f32 {
-        (f64::from(sum) * self.exact) as f32
+    fn fitted<const SUMS: usize>(self, sums: &[f32; SUMS]) -> (Self, [f32; SUMS]) {
+        if self.fits {
+            return (self, *sums);
+        }
+        (Self::ONE, sums.map(|sum| (f64::from(sum) * self.exact) as f32))
     }
 
-    /// [`Self::scaled`] without f64, if the factor fits: the nearest number, and what it and the low part of the factor leave. A product may become
-    /// the other neighbour where it is within 2^-22 units of the middle of two, or below 2^-100.
+    /// The product of a sum and a factor that fits, rounded once. It may become the other neighbour where it is within 2^-22 units of the
+    /// middle of two, or below 2^-100.
     #[inline(always)]
-    fn fast(self, sum: f32) -> f32 {
-        let product = sum * self.high;
-        let rest = ptx::fma_f32(sum, self.low, ptx::fma_f32(sum, self.high, -product));
-        if product.is_finite() { product + rest } else { product }
+    fn scaled(self, sum: f32) -> f32 {
+        // A minimum with NaN is the other number: the rest of an infinite sum has its sign or is finite, so that the sum stays what it is.
+        let rest = (sum * self.low).min(f32::MAX);
+        ptx::fma_f32(sum, self.high, rest)
+    }
+}
+
+/// How lanes exchange sums of eight tokens until each has four rows of one, so that they store whole sectors. Before it, a lane has of
+/// two rows, eight apart, results with two tokens.
+struct Exchange {
+    /// The token that the lane has afterwards, and the first row.
+    token: u32,
+    row: u32,
+    /// Whether the lane gives the first token's results and keeps the second's, and whether it keeps the upper rows.
+    second: bool,
+    upper: bool,
+    /// The halves of a kept and a gotten word to keep, and to give.
+    keep: u32,
+    give: u32,
+}
+
+impl Exchange {
+    #[inline(always)]
+    fn new() -> Self {
+        // Computed here, for a shuffle is not moved: before the mainloop, the compiler's choice, it would take registers of it.
+        let lane = pin_in_register(warp::lane());
+        let (of_eight, quarter) = (lane / QUAD, lane % QUAD);
+        let [second, upper] = [of_eight % 2 == 1, of_eight / 2 % 2 == 1];
+        // The halves by their bytes: the even row's first. A lane that keeps the second token's has the odd row.
+        let [lower_halves, upper_halves] = if second { [0x1054, 0x3276] } else { [0x5410, 0x7632] };
+        let [keep, give] = if upper { [upper_halves, lower_halves] } else { [lower_halves, upper_halves] };
+        Self {
+            token: quarter * 2 + of_eight % 2,
+            row: of_eight / 4 * 4 + if upper { TILE_ROWS / 2 } else { 0 },
+            second,
+            upper,
+            keep,
+            give,
+        }
+    }
+
+    /// The lane's four rows, given for each token a word of its results of both rows.
+    #[inline(always)]
+    fn of(&self, [first, second]: [u32; 2]) -> [u32; 2] {
+        let [kept, given] = if self.second { [second, first] } else { [first, second] };
+        let got = warp::shuffle_xor(given, QUAD);
+        let [kept, given] = [self.keep, self.give].map(|halves| ptx::permute(kept, got, halves));
+        let got = warp::shuffle_xor(given, 2 * QUAD);
+        if self.upper { [got, kept] } else { [kept, got] }
     }
 }
 
@@ -274,59 +329,48 @@ const PLACES: usize = TokenTile::N256.tokens() as usize / WARP as usize;
 
 /// Stores the results of a tile of 16 rows and a token tile.
 ///
-/// A lane has sums of two rows and two tokens of each eight. Shuffles bring it four rows of one token, so that lanes store whole sectors.
-///
 /// # Safety
 /// The contract of the kernels; all lanes take part, and no other warp has these rows and tokens.
 #[inline(always)]
 unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
     problem: &Problem,
     first_row: u32,
-    tokens: &ExpertTile,
+    &Task { first, end, scale, .. }: &Task,
     sums: &[f32; SUMS],
 ) {
-    let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
-    let rows = problem.shape.rows as u32;
-    let out = problem.results.out;
-    let upper = quarter % 2 == 1;
-    let row = first_row + quarter / 2 * 4 + if upper { TILE_ROWS / 2 } else { 0 };
     let lowered = f64::from(power_of_two(const { D::LOWERED[F::INDEX] }));
-    // SAFETY: the slot is readable.
-    let factor = Factor::new(unsafe { problem.weights.scaled(lowered) });
+    let (factor, sums) = Factor::new(problem.weights.scaled_by(lowered, scale)).fitted(sums);
     if problem.results.epilogue.steps != 0 {
         // SAFETY: the caller's promise.
-        return unsafe { store_with_steps::<D, SUMS>(problem, first_row, tokens, *sums, factor) };
+        return unsafe { store_with_steps::<D, SUMS>(problem, first_row, [first, end], sums, factor) };
     }
+    let exchange = Exchange::new();
+    let (rows, row) = (problem.shape.rows as u32, first_row + exchange.row);
+    let count = end.saturating_sub(first);
+    let of_lane = if row < rows { count } else { 0 };
+    let out = problem.results.out.wrapping_add(row as usize * 2);
+    let whole = (problem.results.out as usize | rows as usize * 2).is_multiple_of(8);
     // Each lane finds the places of some tokens, and the others ask it.
     let mut places = [0; PLACES];
     for i in 0..(SUMS * 2).div_ceil(WARP as usize) {
-        let token = (tokens.first + i as u32 * WARP + warp::lane()).min(tokens.end - 1);
+        let token = (first + i as u32 * WARP + warp::lane()).min(end - 1);
         // SAFETY: the token exists.
         places[i] = unsafe { problem.place(token) };
     }
-    // One branch for all: conversions to f64 and back take most of the time of all the rest.
-    let scaled =
-        if factor.fits { sums.map(|sum| factor.fast(sum)) } else { sums.map(|sum| factor.scaled(sum)) };
-    let whole = (out as usize | problem.shape.rows as usize * 2) % 8 == 0;
     for four in 0..SUMS / 4 {
-        // A word has a row's results with two tokens.
-        let words = [0, 1].map(|half| {
-            let [first, second] = [0, 1].map(|i| scaled[4 * four + 2 * half + i]);
-            D::rounded(second, first)
+        if four as u32 * 8 >= count {
+            break;
+        }
+        // A word has both rows' results with one token.
+        let words = [0, 1].map(|token| {
+            let [low, high] = [0, 2].map(|row| factor.scaled(sums[4 * four + row + token]));
+            D::rounded(high, low)
         });
-        // Now two rows' with one token.
-        let [low, high] = words.map(|word| {
-            let from = quarter * 8 + of_eight / 2;
-            let (a, b) = (warp::shuffle(word, from), warp::shuffle(word, from + QUAD));
-            if of_eight % 2 == 0 { (a & 0xFFFF) | b << 16 } else { a >> 16 | (b & 0xFFFF_0000) }
-        });
-        let other = warp::shuffle_xor(if upper { low } else { high }, 1);
-        let four_rows = if upper { [other, high] } else { [low, other] };
-        let in_tile = four as u32 * 8 + of_eight;
+        let four_rows = exchange.of(words);
+        let in_tile = four as u32 * 8 + exchange.token;
         let place = warp::shuffle(places[four / 4], in_tile % WARP);
-        if tokens.first + in_tile < tokens.end && row < rows {
-            let result = (u64::from(place) * u64::from(rows) + u64::from(row)) as usize;
-            let to = out.cast::<u16>().wrapping_add(result);
+        if in_tile < of_lane {
+            let to = out.cast::<u16>().wrapping_add((u64::from(place) * u64::from(rows)) as usize);
             // SAFETY: the results exist, and are this lane's; they are whole words where rows are.
             unsafe {
                 if whole {
@@ -347,12 +391,12 @@ unsafe fn store<F: Weights, D: Activations, const SUMS: usize>(
 /// with one token.
 ///
 /// # Safety
-/// As for [`store`], with the factor of the sums.
+/// As for [`store`], with the factor of the sums, which fits.
 #[inline(always)]
 unsafe fn store_with_steps<D: Activations, const SUMS: usize>(
     problem: &Problem,
     first_row: u32,
-    tokens: &ExpertTile,
+    [mut first, end]: [u32; 2],
     mut sums: [f32; SUMS],
     factor: Factor,
 ) {
@@ -367,16 +411,15 @@ unsafe fn store_with_steps<D: Activations, const SUMS: usize>(
     });
     // As many tokens as lanes at a time, written out once, for the text would be very long otherwise.
     let fours = const { if SUMS > 16 { 4 } else { SUMS / 4 } };
-    let mut first = tokens.first;
-    while first < tokens.end {
+    while first < end {
         // SAFETY: the token exists.
-        let place = unsafe { problem.place((first + warp::lane()).min(tokens.end - 1)) };
+        let place = unsafe { problem.place((first + warp::lane()).min(end - 1)) };
         for four in 0..fours {
             let in_tile = four as u32 * 8 + quarter * 2;
             let places = [0, 1].map(|i| warp::shuffle(place, (in_tile + i) % WARP));
             for half in 0..2 {
                 let values = [0, 1].map(|i| factor.scaled(sums[4 * four + 2 * half + i]) + bias[half]);
-                let there = [0, 1].map(|i| own[half] < rows && first + in_tile + i < tokens.end);
+                let there = [0, 1].map(|i| own[half] < rows && first + in_tile + i < end);
                 // SAFETY: the results exist where they are there, and are this lane's.
                 unsafe { store_pair::<D>(problem, own[half], values, places, there) };
             }
@@ -444,13 +487,13 @@ unsafe fn define<F: Weights, D: Activations>(
     problem: &Problem,
     first_row: u32,
     count: u32,
-    tokens: &ExpertTile,
+    tokens: [u32; 2],
 ) {
     let end = (problem.shape.rows as u32).min(first_row + count);
     let mut row = first_row;
     while row < end {
         // SAFETY: the caller's promise.
-        unsafe { problem.define::<F, D>(u64::from(row), [tokens.first, tokens.end]) };
+        unsafe { problem.define::<F, D>(u64::from(row), tokens) };
         row += 1;
     }
 }

@@ -5,7 +5,7 @@ use microscale_kernels_abi::weights::QUAD;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
-use super::scheduler::{Shares, Work};
+use super::scheduler::{Shares, Task, Work};
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -91,7 +91,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     let (problem, Work { grid, schedule, .. }) = (epilogue.problem, epilogue.work);
     let of_stage = stage_for::<F, N, 1>(problem, N);
     let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
-    if warp::thread() == 0 {
+    if warp_number() == 0 {
         // SAFETY: the caller's contract.
         unsafe { epilogue.work.write_plan(&problem.routed, of_stage.tile) };
     }
@@ -172,7 +172,9 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
-            epilogue.finish::<F, D, SUMS, SUMS, TILES>(&share, first_tile, Part::ALL, sums, usual);
+            let task = Task::new(share, epilogue.tokens(&share, of_stage.tile));
+            let task = Task { scale: problem.weights.global_scale(), ..task };
+            epilogue.finish::<F, D, SUMS, SUMS, TILES>(&task, first_tile, Part::ALL, sums, usual);
         }
         shares.take(&share);
     }

@@ -1,11 +1,15 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
-use microscale_kernels_abi::experts::Plan;
+use microscale_kernels_abi::experts::{ExpertTile, Plan};
 use microscale_kernels_abi::gemm::{PLAN_OFFSET, TokenTile};
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::gemm::{TASK_BYTES, TASKS, TASKS_OFFSET};
 use microscale_kernels_abi::gemm_grids::GemmGrid;
 use microscale_kernels_abi::schedule::Schedule;
 
 use crate::product::operand::Routed;
+#[cfg(microscale_wgmma)]
+use crate::shared;
 use crate::warp;
 
 /// All the work of a launch: the product, and its plan in shared memory.
@@ -41,16 +45,21 @@ impl<'a> Work<'a> {
     /// Brings the plan to shared memory: that of experts' rows, or the grid's for a token tile. A barrier must follow.
     ///
     /// # Safety
-    /// The contract of the kernels; one thread of the block does so.
+    /// The contract of the kernels; one warp of the block does so, with all lanes.
     #[inline(always)]
     pub(super) unsafe fn write_plan(&self, routed: &Routed, tile: TokenTile) {
-        // SAFETY: the place is in shared memory, and nobody reads it yet.
+        let lane = warp::lane() as usize;
+        // SAFETY: the place is in shared memory, and nobody reads it yet. Plans are whole pieces of 16 bytes on multiples of 16.
         unsafe {
-            if routed.plan.is_null() {
+            if !routed.plan.is_null() {
+                // A piece a lane: copied by one lane, it would be copied byte by byte.
+                if lane < size_of::<Plan>() / 16 {
+                    let piece = *routed.plan.cast::<u128>().wrapping_add(lane);
+                    *Self::place().cast::<u128>().wrapping_add(lane) = piece;
+                }
+            } else if lane == 0 {
                 let most_tokens = self.grid.most_tokens(tile);
                 *Self::place() = Plan { schedule: self.grid.schedule, most_tokens, tiles: 0 };
-            } else {
-                *Self::place() = *routed.plan;
             }
         }
     }
@@ -64,12 +73,15 @@ impl<'a> Work<'a> {
 
 /// A thread block's part of a work tile.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(super) struct Share {
     /// The work tile's number.
     pub(super) tile: u32,
     /// Its first k-iteration, and the one behind its last.
     pub(super) start: u32,
     pub(super) end: u32,
+    /// 1 if the thread block has no other behind it.
+    pub(super) last: u32,
 }
 
 impl Share {
@@ -77,6 +89,86 @@ impl Share {
     #[inline(always)]
     pub(super) fn is_whole(&self, work: &Work<'_>) -> bool {
         self.start == 0 && self.end == work.k_iterations()
+    }
+}
+
+/// What a thread block does next: a share, its tokens, and the global scale of their expert's weights.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub(super) struct Task {
+    pub(super) share: Share,
+    pub(super) expert: u32,
+    /// The first token, and the one behind the last.
+    pub(super) first: u32,
+    pub(super) end: u32,
+    pub(super) scale: f32,
+}
+
+impl Task {
+    /// A share, and the token tile of its work tile, still without the scale.
+    #[inline(always)]
+    pub(super) fn new(share: Share, tokens: ExpertTile) -> Self {
+        let ExpertTile { expert, first, end, .. } = tokens;
+        Self { share, expert, first, end, scale: 0.0 }
+    }
+}
+
+/// The ring in shared memory of the tasks that those who copy give those who multiply, each with its first stage: finding one takes
+/// long.
+#[cfg(microscale_wgmma)]
+pub(super) struct Tasks {
+    /// The address of the first.
+    ring: u32,
+    number: u32,
+}
+
+#[cfg(microscale_wgmma)]
+impl Tasks {
+    /// The ring at an address of shared memory, whose first task is the next one.
+    #[inline(always)]
+    pub(super) fn new(base: u32) -> Self {
+        const { assert!(size_of::<Task>() == TASK_BYTES as usize) };
+        Self { ring: base + TASKS_OFFSET, number: 0 }
+    }
+
+    /// The address of the next task.
+    #[inline(always)]
+    fn address(&self) -> u32 {
+        self.ring + (self.number & (TASKS - 1)) * TASK_BYTES
+    }
+
+    /// Goes on to the task behind it.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        self.number += 1;
+    }
+
+    /// Gives a task.
+    ///
+    /// # Safety
+    /// One thread does so, and arrives afterwards on the barrier of the first stage of the task, which it has waited for: all have done with
+    /// the task that was here.
+    #[inline(always)]
+    pub(super) unsafe fn give(&self, task: &Task) {
+        // SAFETY: both have as many bytes.
+        let [share, tokens] = unsafe { core::mem::transmute::<Task, [[u32; 4]; 2]>(*task) };
+        // SAFETY: the caller's promise.
+        unsafe {
+            shared::store_16(self.address(), share);
+            shared::store_16(self.address() + 16, tokens);
+        }
+    }
+
+    /// The next task. It is read again each time, so that it takes no registers in between.
+    ///
+    /// # Safety
+    /// It was given: its first stage is full.
+    #[inline(always)]
+    pub(super) unsafe fn next(&self) -> Task {
+        // SAFETY: the caller's promise.
+        let words = unsafe { [shared::load_16(self.address()), shared::load_16(self.address() + 16)] };
+        // SAFETY: both have as many bytes, and any bits are numbers.
+        unsafe { core::mem::transmute::<[[u32; 4]; 2], Task>(words) }
     }
 }
 
@@ -126,9 +218,10 @@ impl<'a> Shares<'a> {
         let (tile, start) = grid.k_iterations.divide_32(next);
         let end = k_iterations.min(start + left);
         if taken < schedule.waves {
-            Share { tile: taken * schedule.thread_blocks + block, start: 0, end: k_iterations }
+            let last = u32::from(taken + 1 == schedule.waves && left == 0);
+            Share { tile: taken * schedule.thread_blocks + block, start: 0, end: k_iterations, last }
         } else {
-            Share { tile: schedule.first_shared + tile, start, end }
+            Share { tile: schedule.first_shared + tile, start, end, last: u32::from(start + left == end) }
         }
     }
 }

@@ -1,13 +1,16 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{COLUMNS, Edition, FRONT_BYTES, MOST_STAGES, ScalePieces, Stage};
+use microscale_kernels_abi::gemm::{
+    COLUMNS, Edition, FRONT_BYTES, MOST_STAGES, ScalePieces, Stage, WORD_OFFSET,
+};
 use microscale_kernels_abi::launch::WARP;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
 use super::pairs;
-use super::scheduler::{Shares, Work};
+use super::scheduler::{Share, Shares, Task, Tasks, Work};
+use crate::product::operand::Problem;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
@@ -20,9 +23,6 @@ const fn multipliers<const N: u32>() -> u32 {
 
 /// Threads that copy.
 const COPYING: u32 = Edition::Wgmma.copiers() * WARP;
-/// The offset in shared memory of the table for [`Activations::weights`], of which the assembler, so, knows nothing: it would copy a
-/// known one to a register wherever it is used.
-const TABLE_BYTES: u32 = FRONT_BYTES - 8;
 /// Bytes of a stage's two barriers: one says that the stage is full, the other that it is empty.
 const BARRIERS_BYTES: u32 = 16;
 
@@ -123,7 +123,8 @@ pub(super) unsafe fn gemm<
     }
     let base = shared::address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
-    let table = warp::shared::<u32>().wrapping_add(TABLE_BYTES as usize / 4);
+    // In shared memory, so that the assembler knows nothing of it: it would copy a known one to a register wherever it is used.
+    let table = warp::shared::<u32>().wrapping_add(WORD_OFFSET as usize / 4);
     // Two warps at once.
     if warp::thread() < MOST_STAGES {
         let full = base + warp::thread() * BARRIERS_BYTES;
@@ -134,10 +135,12 @@ pub(super) unsafe fn gemm<
             mbarrier::init(full + BARRIERS_BYTES / 2, const { multipliers::<N>() });
         }
         mbarrier::fence_init();
-    } else if warp::thread() == WARP {
+    } else if number == 1 {
         // SAFETY: nobody uses the word yet.
         unsafe {
-            *table = D::TABLE;
+            if warp::lane() == 0 {
+                *table = D::TABLE;
+            }
             epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
         }
     }
@@ -173,21 +176,25 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
     let of_stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
     let mut place = Place::new(&of_stage, grid.shared, base);
+    let mut tasks = Tasks::new(base);
     let mut arranged_all = false;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
         let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
-        let tokens = epilogue.tokens(&share, tile);
-        let problem = epilogue.problem.of_expert::<F>(tokens.expert);
+        let mut task = Task::new(share, epilogue.tokens(&share, tile));
+        let problem = epilogue.problem.of_expert::<F>(task.expert);
+        if thread == 0 {
+            // SAFETY: the caller's contract.
+            task.scale = unsafe { problem.weights.global_scale() };
+        }
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let all_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
         let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
         // The first tokens are in front.
-        let bytes = all_bytes / N * tile.multiplied(tokens.end - tokens.first);
+        let bytes = all_bytes / N * tile.multiplied(task.end - task.first);
         let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, &of_stage, row_tile, &share, thread);
-        let mut left = share.end - share.start;
-        // The next stage without activations.
-        let mut without = place;
+        let k_iterations = share.end - share.start;
+        let mut left = k_iterations;
         while left > 0 {
             // In the first round nobody has to have done with the stage: the phase before the first counts as over.
             mbarrier::wait(place.empty(), place.parity ^ 1);
@@ -196,29 +203,26 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
                 weights.copy(place.address());
                 mbarrier::arrive_with_copies(place.full());
             }
-            place.advance();
-            left -= 1;
-            // Weights of all stages are under way before activations, which the kernel in front may still be at work on.
-            if thread == 0 && (arranged_all || place.stage == 0 || left == 0) {
+            if thread == 0 {
                 if !arranged_all {
                     ptx::wait_for_kernel_in_front();
                     arranged_all = true;
                 }
-                loop {
-                    let to = without.address() + const { stage_of::<N, IMAGES>().codes_bytes() };
-                    // SAFETY: as above; the image exists, and its bytes are a multiple of 16.
-                    unsafe {
-                        mbarrier::arrive_expecting(without.full(), bytes);
-                        mbarrier::copy(to, image, bytes, without.full());
+                // SAFETY: as above; the image exists, and its bytes are a multiple of 16.
+                unsafe {
+                    if left == k_iterations {
+                        tasks.give(&task);
                     }
-                    image = image.wrapping_add(all_bytes as usize);
-                    without.advance();
-                    if without.stage == place.stage {
-                        break;
-                    }
+                    mbarrier::arrive_expecting(place.full(), bytes);
+                    let to = place.address() + const { stage_of::<N, IMAGES>().codes_bytes() };
+                    mbarrier::copy(to, image, bytes, place.full());
                 }
+                image = image.wrapping_add(all_bytes as usize);
             }
+            place.advance();
+            left -= 1;
         }
+        tasks.advance();
         shares.take(&share);
     }
 }
@@ -241,57 +245,70 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
     let mut place = Place::new(&of_stage, epilogue.work.grid.shared, base);
     let alike =
         (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
-    let mut shares = Shares::new(epilogue.work);
-    while let Some(share) = shares.next() {
-        let tokens = || epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
-        // Only if they begin elsewhere in their pieces than the first one's do the expert's own scales matter, for which memory is read.
-        let expert = if alike { 0 } else { tokens().expert };
-        let mut rows =
-            LaneRows::<F, N, IMAGES>::new(&problem.of_expert::<F>(expert), &of_stage, tile, share.start);
+    if Shares::new(epilogue.work).next().is_none() {
+        return;
+    }
+    let mut tasks = Tasks::new(base);
+    loop {
+        place.wait();
+        // SAFETY: its first stage is full.
+        let Task { share, expert, first, end, .. } = unsafe { tasks.next() };
+        // Only if they begin elsewhere in their pieces than the first one's do the expert's own scales matter.
+        let of_expert = problem.of_expert::<F>(if alike { 0 } else { expert });
+        let mut rows = LaneRows::<F, N, IMAGES>::new(&of_expert, &of_stage, tile, share.start);
         let mut sums = [0.0; SUMS];
-        let k_iterations = share.end - share.start;
+        let images = images_of::<IMAGES>(problem, &share);
         // SAFETY: the whole warp group is here, and in each case all of it: they have the same tokens.
         let (sums_of, rows, place) = (&mut sums, &mut rows, &mut place);
         let far = unsafe {
-            let tokens = tokens();
-            let multiplied = const { stage_of::<N, IMAGES>().tile }.multiplied(tokens.end - tokens.first);
+            let multiplied = const { stage_of::<N, IMAGES>().tile }.multiplied(end - first);
             match warp::shuffle(multiplied, 0) {
                 96 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 48, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                    mainloop::<F, D, N, 48, SUMS, IMAGES>(sums_of, rows, place, images, table)
                 }
                 128 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 64, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                    mainloop::<F, D, N, 64, SUMS, IMAGES>(sums_of, rows, place, images, table)
                 }
                 160 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 80, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                    mainloop::<F, D, N, 80, SUMS, IMAGES>(sums_of, rows, place, images, table)
                 }
                 192 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 96, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table)
+                    mainloop::<F, D, N, 96, SUMS, IMAGES>(sums_of, rows, place, images, table)
                 }
-                _ => mainloop::<F, D, N, SUMS, SUMS, IMAGES>(sums_of, rows, place, k_iterations, table),
+                _ => mainloop::<F, D, N, SUMS, SUMS, IMAGES>(sums_of, rows, place, images, table),
             }
         };
-        let share = shares.again();
-        let [row_tile, _] = schedule.row_and_token_tile(share.tile);
-        // SAFETY: the whole warp group is here.
+        // SAFETY: the whole warp group is here. Nobody gives another task in this one's place before it has finished.
         unsafe {
+            let task = tasks.next();
             let usual = far <= F::farthest::<D>() || {
-                let tokens = epilogue.tokens(&share, const { stage_of::<N, IMAGES>().tile });
-                let problem = problem.of_expert::<F>(tokens.expert);
-                usual_but_zeros::<F, D, N, IMAGES>(&problem, row_tile, tile, &share)
+                let [row_tile, _] = schedule.row_and_token_tile(task.share.tile);
+                let problem = problem.of_expert::<F>(task.expert);
+                usual_but_zeros::<F, D, N, IMAGES>(&problem, row_tile, tile, &task.share)
             };
             let usual = warp::ballot(usual) == u32::MAX;
             if HALF < SUMS {
                 let (half, usual) = pairs::add_up::<SUMS, HALF>(base, tile, &sums, usual);
                 let part = Part::half(cluster::rank());
-                epilogue.finish::<F, D, SUMS, HALF, 1>(&share, tile, part, [half], usual);
+                epilogue.finish::<F, D, SUMS, HALF, 1>(&task, tile, part, [half], usual);
                 cluster::wait();
             } else {
-                epilogue.finish::<F, D, SUMS, SUMS, 1>(&share, tile, Part::ALL, [sums], usual);
+                epilogue.finish::<F, D, SUMS, SUMS, 1>(&task, tile, Part::ALL, [sums], usual);
+            }
+            // Those in pairs have one each.
+            if HALF < SUMS || task.share.last != 0 {
+                return;
             }
         }
-        shares.take(&share);
+        tasks.advance();
     }
+}
+
+/// Images of a share that have columns: the last k-iteration may have one less.
+#[inline(always)]
+fn images_of<const IMAGES: u32>(problem: &Problem, share: &Share) -> u32 {
+    let of_row = (problem.shape.cols as u32).div_ceil(COLUMNS);
+    of_row.min(share.end * IMAGES) - share.start * IMAGES
 }
 
 /// Returns whether fewer tokens than a token tile has can be multiplied of it.
@@ -310,7 +327,7 @@ unsafe fn mainloop<F: Weights, D, const N: u32, const FIRST: usize, const SUMS: 
     sums: &mut [f32; SUMS],
     rows: &mut LaneRows<F, N, IMAGES>,
     place: &mut Place,
-    k_iterations: u32,
+    images: u32,
     table: u32,
 ) -> u32
 where
@@ -318,7 +335,7 @@ where
 {
     let Some(sums) = sums.first_chunk_mut::<FIRST>() else { return 0 };
     let mut far = 0;
-    let mut left = k_iterations;
+    let mut left = images;
     let mut first = true;
     let mut stage = place.wait();
     // SAFETY: the k-iteration is in the stage.
@@ -350,10 +367,13 @@ where
                 D::multiply_tokens(sums, decode::<D, 3>(&now, &factors, table), tokens + 96);
             }
             tokens += const { N * COLUMNS * 2 / 16 };
+            left -= 1;
+            if left == 0 {
+                break;
+            }
         }
         place.advance();
         first = false;
-        left -= 1;
     }
     // SAFETY: the whole warp group is here.
     unsafe {

@@ -50,8 +50,24 @@ impl Operand {
     /// The contract of the kernels.
     #[inline(always)]
     pub(crate) unsafe fn scaled(&self, sum: f64) -> f64 {
-        // SAFETY: the caller's promise; an operand without a global scale has a stage too.
-        let global = f64::from(unsafe { (*self.global).scale });
+        // SAFETY: the caller's promise.
+        self.scaled_by(sum, unsafe { self.global_scale() })
+    }
+
+    /// The operand's global scale, or some number if it has none.
+    ///
+    /// # Safety
+    /// The contract of the kernels.
+    #[inline(always)]
+    pub(crate) unsafe fn global_scale(&self) -> f32 {
+        // SAFETY: the caller's promise; an operand without a global scale has a slot too.
+        unsafe { (*self.global).scale }
+    }
+
+    /// Applies the operand's global scale, which is given, to a sum, if it has one.
+    #[inline(always)]
+    pub(crate) fn scaled_by(&self, sum: f64, global: f32) -> f64 {
+        let global = f64::from(global);
         match self.apply {
             ApplyGlobal::Absent => sum,
             ApplyGlobal::Divisor => sum / global,

@@ -65,11 +65,11 @@ fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
 }
 
-/// A rounded pair of values with the canonical NaN, two of which are in `nan`, where a value is NaN.
+/// A rounded pair of values with the canonical NaN, two of which are in `nan`: conversions give the largest positive bits for NaN,
+/// and those of all numbers are below the canonical one's.
 #[inline(always)]
-fn canonical_nan(pair: u32, [high, low]: [f32; 2], nan: u32) -> u32 {
-    let mask = if high.is_nan() { 0xFFFF_0000 } else { 0 } | if low.is_nan() { 0xFFFF } else { 0 };
-    pair & !mask | nan & mask
+fn canonical_nan(pair: u32, nan: u32) -> u32 {
+    ptx::min_signed_16x2(pair, nan)
 }
 
 /// Activations in f16. A weight's bits, moved to where f16 has an exponent's last two bits and a
@@ -136,7 +136,7 @@ impl Activations for WithF16 {
 
     #[inline(always)]
     fn rounded(high: f32, low: f32) -> u32 {
-        canonical_nan(ptx::f16x2(high, low), [high, low], F16::NAN_WORD)
+        canonical_nan(ptx::f16x2(high, low), F16::NAN_WORD)
     }
 
     #[inline(always)]
@@ -199,7 +199,7 @@ impl Activations for WithBf16 {
 
     #[inline(always)]
     fn rounded(high: f32, low: f32) -> u32 {
-        canonical_nan(ptx::bf16x2(high, low), [high, low], Bf16::NAN_WORD)
+        canonical_nan(ptx::bf16x2(high, low), Bf16::NAN_WORD)
     }
 
     #[inline(always)]
