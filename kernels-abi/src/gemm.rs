@@ -19,13 +19,14 @@ pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
 /// The offset of a word for all threads.
 pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
 /// The offset of the ring of tasks that those who copy give those who multiply.
-pub const TASKS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(TASK_BYTES);
+pub const TASKS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(16);
 /// Bytes of a task.
-pub const TASK_BYTES: u32 = 32;
+pub const TASK_BYTES: u32 = 48;
 /// Tasks in their ring. Those who copy are as many stages ahead at most, of a task each, and a power of two has a mask.
 pub const TASKS: u32 = 2 * MOST_STAGES;
-/// Bytes of shared memory in front of the stages, which is all of that.
-pub const FRONT_BYTES: u32 = TASKS_OFFSET + TASKS * TASK_BYTES;
+/// Bytes of shared memory in front of the stages, which is all of that: on a multiple of what all banks have, or copies of lines would take
+/// twice as many cycles, and products up to a fifth longer.
+pub const FRONT_BYTES: u32 = (TASKS_OFFSET + TASKS * TASK_BYTES).next_multiple_of(128);
 /// Counters for the tiles of 16 rows of shared work tiles, zeros before a launch and after it. There are fewer shared work tiles
 /// than thread blocks.
 pub const COUNTERS: u32 = 1 << 14;

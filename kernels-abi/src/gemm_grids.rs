@@ -140,14 +140,14 @@ impl GemmGrid {
     /// K-iterations that a thread block has, at most.
     pub fn most_k_iterations(&self) -> u64 {
         let Schedule { waves, shared, share, .. } = self.schedule;
-        let shared = if shared == 0 { 0 } else { share.divisor };
+        let shared = if shared == 0 { 0 } else { u64::from(share.divisor) };
         u64::from(waves) * self.k_iterations.divisor + shared
     }
 
     /// Thread blocks that share a work tile, at most; 1 if none is shared.
     pub fn most_sharers(&self) -> u64 {
         let Schedule { shared, share, .. } = self.schedule;
-        if shared == 0 { 1 } else { self.k_iterations.divisor.div_ceil(share.divisor) }
+        if shared == 0 { 1 } else { self.k_iterations.divisor.div_ceil(u64::from(share.divisor)) }
     }
 }
 

@@ -33,14 +33,37 @@ impl Divider {
     }
 
     /// [`Self::divide`] of 32 bits by a divisor of 32.
-    ///
-    /// The upper half of the reciprocal is ⌊2³² / d⌋, or one less for powers of two, so the same holds of the estimate.
     #[inline(always)]
     pub fn divide_32(&self, i: u32) -> (u32, u32) {
-        let (divisor, reciprocal) = (self.divisor as u32, self.reciprocal >> 32);
-        let estimate = ((u64::from(i) * reciprocal) >> 32) as u32;
-        let rest = i.wrapping_sub(estimate.wrapping_mul(divisor));
-        if rest >= divisor { (estimate + 1, rest - divisor) } else { (estimate, rest) }
+        let (divisor, reciprocal) = (self.divisor as u32, (self.reciprocal >> 32) as u32);
+        Divider32 { divisor, reciprocal }.divide(i)
+    }
+}
+
+/// A [`Divider`] of 32 bits by 32, which kernels make too.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Divider32 {
+    /// What is divided by; at least 1.
+    pub divisor: u32,
+    /// ⌊(2³² − 1) / `divisor`⌋, the upper half of what it is of a [`Divider`].
+    reciprocal: u32,
+}
+
+impl Divider32 {
+    /// For a divisor; 0 counts as 1.
+    #[inline(always)]
+    pub const fn new(divisor: u32) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        Self { divisor, reciprocal: u32::MAX / divisor }
+    }
+
+    /// Quotient and rest. The estimate is at most one too low, as in [`Divider::divide`].
+    #[inline(always)]
+    pub fn divide(self, i: u32) -> (u32, u32) {
+        let estimate = ((u64::from(i) * u64::from(self.reciprocal)) >> 32) as u32;
+        let rest = i.wrapping_sub(estimate.wrapping_mul(self.divisor));
+        if rest >= self.divisor { (estimate + 1, rest - self.divisor) } else { (estimate, rest) }
     }
 }
 
@@ -148,11 +171,9 @@ mod tests {
             }
             let Ok(d) = u32::try_from(d) else { continue };
             for block in [0, 1, d - 1, d, d + 1, 2 * d - 1, 2 * d, 1 << 31, u32::MAX - 1, u32::MAX] {
-                assert_eq!(
-                    grid.row_blocks.divide_32(block),
-                    (block / d, block % d),
-                    "block {block} of rows of {d}"
-                );
+                let quotient = (block / d, block % d);
+                assert_eq!(grid.row_blocks.divide_32(block), quotient, "block {block} of rows of {d}");
+                assert_eq!(Divider32::new(d).divide(block), quotient, "block {block} of rows of {d}");
             }
         }
     }

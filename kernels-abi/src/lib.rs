@@ -38,7 +38,7 @@ pub use errors::Errors;
 pub use experts::Experts;
 pub use families::{kernels, kernels_for};
 pub use gemv::Gemv;
-pub use grid::{BlockGrid, Divider, ScaleGrid};
+pub use grid::{BlockGrid, Divider, Divider32, ScaleGrid};
 pub use ladder::Ladder;
 pub use launch::{Converts, Dtype, Family, Kernel, KernelId};
 pub use layout::Layout;

@@ -15,6 +15,18 @@ pub enum ApplyGlobal {
     Absent = 2,
 }
 
+impl ApplyGlobal {
+    /// Applies a global scale to a value, if there is one.
+    #[inline(always)]
+    pub fn scaled(self, value: f64, global: f32) -> f64 {
+        match self {
+            Self::Absent => value,
+            Self::Divisor => value / f64::from(global),
+            Self::Multiplier => value * f64::from(global),
+        }
+    }
+}
+
 /// A tensor's global scale and amax in device memory. Zeroed memory is the amax of nothing.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! The schedule of the GEMM: which thread block has which work tiles, whole or in part.
 
-use crate::grid::Divider;
+use crate::grid::Divider32;
 
 /// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
 /// cost what reading the same at different times does.
@@ -20,15 +20,15 @@ const MOST_ROW_TILES: u32 = 32;
 pub struct Schedule {
     /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
     /// several token tiles, so that less is read from memory.
-    pub row_group: Divider,
+    pub row_group: Divider32,
     /// Row tiles of a group: the quotient of a work tile in its group is the token tile's number.
-    pub row_tiles: Divider,
+    pub row_tiles: Divider32,
     /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
-    pub group: Divider,
+    pub group: Divider32,
     /// Thread blocks of a group.
-    pub sharers: Divider,
+    pub sharers: Divider32,
     /// Shared k-iterations that a thread block has, if its group has so many left.
-    pub share: Divider,
+    pub share: Divider32,
     /// All shared k-iterations.
     pub shared: u32,
     /// Thread blocks that have work.
@@ -71,7 +71,7 @@ impl Schedule {
         let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
         let [row_group, share] = [token_tiles * of_group, group.div_ceil(sharers)];
         let [row_group, row_tiles, group, sharers, share] =
-            [row_group, of_group, group, sharers, share].map(|divisor| Divider::new(u64::from(divisor)));
+            [row_group, of_group, group, sharers, share].map(Divider32::new);
         let first_shared = waves * thread_blocks;
         Self {
             row_group,
@@ -96,23 +96,23 @@ impl Schedule {
         let sharers = k_iterations.div_ceil(share).next_multiple_of(2);
         let schedule = Self::new(row_tiles, token_tiles, k_iterations, tiles * sharers);
         let all_work = share * (sharers - 1) < k_iterations;
-        let split = schedule.waves == 0 && schedule.sharers.divisor == u64::from(sharers);
+        let split = schedule.waves == 0 && schedule.sharers.divisor == sharers;
         (all_work && split).then_some(Self { paired: 1, ..schedule })
     }
 
     /// The row tile and the token tile of a work tile.
     #[inline(always)]
     pub fn row_and_token_tile(&self, work_tile: u32) -> [u32; 2] {
-        let (group, rest) = self.row_group.divide_32(work_tile);
-        let (token_tile, row_tile) = self.row_tiles.divide_32(rest);
-        [group * self.row_tiles.divisor as u32 + row_tile, token_tile]
+        let (group, rest) = self.row_group.divide(work_tile);
+        let (token_tile, row_tile) = self.row_tiles.divide(rest);
+        [group * self.row_tiles.divisor + row_tile, token_tile]
     }
 
     /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
     #[inline(always)]
     pub fn first_shared_k_iteration(&self, thread_block: u32) -> u32 {
-        let (group, part) = self.sharers.divide_32(thread_block);
-        let [of_group, share] = [self.group, self.share].map(|divider| divider.divisor as u32);
+        let (group, part) = self.sharers.divide(thread_block);
+        let [of_group, share] = [self.group, self.share].map(|divider| divider.divisor);
         // Neither overflows: there are no more thread blocks than shared k-iterations, or counters.
         (group * of_group).saturating_add((part * share).min(of_group)).min(self.shared)
     }
@@ -120,8 +120,8 @@ impl Schedule {
     /// The number of the thread block that has a shared k-iteration.
     #[inline(always)]
     pub fn sharer(&self, k_iteration: u32) -> u32 {
-        let (group, rest) = self.group.divide_32(k_iteration);
-        group * self.sharers.divisor as u32 + self.share.divide_32(rest).0
+        let (group, rest) = self.group.divide(k_iteration);
+        group * self.sharers.divisor + self.share.divide(rest).0
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
                     let end = schedule.first_shared_k_iteration(block + 1);
                     assert!(end - next <= k_iterations, "parts of no more than two tiles");
                     assert!((next..end).all(|k_iteration| schedule.sharer(k_iteration) == block));
-                    assert!(u64::from(end - next) <= schedule.share.divisor);
+                    assert!(end - next <= schedule.share.divisor);
                     next = end;
                 }
                 assert_eq!(next, (tiles - schedule.first_shared) * k_iterations);
@@ -171,7 +171,7 @@ mod tests {
                     let [row, token] = schedule.row_and_token_tile(tile);
                     assert!(row < row_tiles && token < token_tiles);
                     // There is a way back, so that each has its own.
-                    let of_group = schedule.row_tiles.divisor as u32;
+                    let of_group = schedule.row_tiles.divisor;
                     let (group, in_group) = (row / of_group, row % of_group);
                     assert_eq!(tile, (group * token_tiles + token) * of_group + in_group);
                 }
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(schedule.map_or(0, |schedule| schedule.sharers.divisor), sharers);
             let Some(schedule) = schedule else { continue };
             assert_eq!([schedule.paired, schedule.waves, schedule.first_shared], [1, 0, 0]);
-            assert_eq!(u64::from(schedule.thread_blocks), u64::from(row_tiles * token_tiles) * sharers);
+            assert_eq!(schedule.thread_blocks, row_tiles * token_tiles * sharers);
             for block in 0..schedule.thread_blocks {
                 let [start, end] = [block, block + 1].map(|block| schedule.first_shared_k_iteration(block));
                 assert!(
@@ -202,7 +202,7 @@ mod tests {
                     "each has something to do, or the other of the pair would wait for ever"
                 );
                 assert_eq!(start / k_iterations, (end - 1) / k_iterations, "of one work tile");
-                assert_eq!(u64::from(start / k_iterations), u64::from(block) / sharers);
+                assert_eq!(start / k_iterations, block / sharers);
             }
         }
     }

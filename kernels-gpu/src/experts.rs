@@ -78,10 +78,10 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     grid: PlanGrid,
 ) {
     let lane = warp::lane();
-    // SAFETY: the caller's contract.
-    let experts = if unsafe { *sorted } == grid.sorted { grid.experts } else { 0 };
     let first = lane * grid.of_lane;
-    let behind = experts.min(first + grid.of_lane);
+    // SAFETY: the caller's contract.
+    let sorted = unsafe { *sorted } == grid.sorted;
+    let behind = grid.experts.min(first + grid.of_lane);
     // The rows of an expert begin where those of the one before end.
     let end_of = |expert: u32| {
         // SAFETY: the expert exists.
@@ -91,7 +91,9 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     let (mut of_lane, mut most_tokens) = (0, 0);
     let mut expert = first;
     while expert < behind {
-        let rows = end_of(expert + 1) - end_of(expert);
+        // Both numbers are asked for before it is known what was sorted.
+        let rows = end_of(expert + 1).wrapping_sub(end_of(expert));
+        let rows = if sorted { rows } else { 0 };
         of_lane += (rows + round_up) >> grid.tile_bits;
         most_tokens = most_tokens.max(rows.min(1 + round_up));
         expert += 1;
@@ -109,7 +111,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     let tiles = plan.wrapping_add(1).cast::<ExpertTile>();
     let mut place = up_to - of_lane;
     let mut expert = first;
-    while expert < behind {
+    while sorted && expert < behind {
         let (mut first, end) = (end_of(expert), end_of(expert + 1));
         while first < end {
             let behind = end.min(first + 1 + round_up);

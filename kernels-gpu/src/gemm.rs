@@ -8,7 +8,9 @@
 //! | [`mma`] | the mainloop for every GPU: warps copy ahead, decode and multiply |
 //! | `wgmma` | the mainloop for compute capability 9.0: some warps copy, warp groups decode and multiply |
 //! | `pairs` | sums that two thread blocks give each other, for compute capability 9.0 |
-//! | [`epilogue`] | sums of several thread blocks, the global scale, bias, gate, residual, rounding, storing |
+//! | [`tasks`] | what a thread block does next, which those who copy tell those who multiply |
+//! | [`epilogue`] | sums of several thread blocks |
+//! | [`store`] | the global scale, bias, gate, residual, rounding, storing |
 //! | [`parts`] | activations in f32: their parts in bf16, and the sums of these |
 //!
 //! Weights are decoded in registers, scaled, and are the first operand of the tensor cores. A lane has chunks of 32 weights,
@@ -23,6 +25,8 @@ mod mma;
 mod pairs;
 mod parts;
 mod scheduler;
+mod store;
+mod tasks;
 #[cfg(microscale_wgmma)]
 mod wgmma;
 

@@ -94,6 +94,38 @@ pub(crate) unsafe fn store_16(address: *mut u8, [a, b, c, d]: [u32; 4]) {
     }
 }
 
+/// Writes 8 bytes, if so, without a branch.
+///
+/// # Safety
+/// If so, as for [`store_16`], with a multiple of 8.
+#[inline(always)]
+pub(crate) unsafe fn store_8_if(there: bool, address: *mut u8, [a, b]: [u32; 2]) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!(
+            "{{ .reg .pred there; setp.ne.u32 there, {there}, 0; @there st.global.v2.b32 [{address}], {{{a}, {b}}}; }}",
+            there = in(reg32) u32::from(there), a = in(reg32) a, b = in(reg32) b, address = in(reg64) address,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Writes the low 2 bytes of a word, if so, without a branch.
+///
+/// # Safety
+/// If so, as for [`store_16`], with a multiple of 2.
+#[inline(always)]
+pub(crate) unsafe fn store_2_if(there: bool, address: *mut u8, word: u32) {
+    // SAFETY: the caller's promise is what the instruction needs.
+    unsafe {
+        asm!(
+            "{{ .reg .pred there; .reg .b16 low, high; setp.ne.u32 there, {there}, 0; mov.b32 {{low, high}}, {word}; @there st.global.b16 [{address}], low; }}",
+            there = in(reg32) u32::from(there), word = in(reg32) word, address = in(reg64) address,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Reads 16 bytes that others wrote during the kernel.
 ///
 /// # Safety

@@ -26,6 +26,9 @@ pub(super) unsafe fn arrange<D: Activations>(
     routed: Routed,
     grid: ArrangeGrid,
 ) {
+    // The kernel in front may have written weights, which the one behind reads before it waits.
+    #[cfg(microscale_wgmma)]
+    ptx::wait_for_kernel_in_front();
     #[cfg(microscale_wgmma)]
     ptx::start_kernel_behind();
     const WARPS: u32 = ARRANGE_THREADS / WARP;

@@ -206,7 +206,9 @@ impl<F: Weights, const N: u32, const IMAGES: u32> LaneRows<F, N, IMAGES> {
     /// The rows of a tile with this number in a work tile, and of those behind it, from a k-iteration on, in a ring of such stages.
     #[inline(always)]
     pub(super) fn new(problem: &Problem, stage: &Stage, tile: u32, start: u32) -> Self {
-        let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
+        // Computed here, for a shuffle is not moved: in front of a loop over tasks, what follows would take registers.
+        let lane = pin_in_register(warp::lane());
+        let (of_eight, quarter) = (lane / QUAD, lane % QUAD);
         let blocks = problem.shape.blocks as u32;
         let row = tile * TILE_ROWS + of_eight;
         let codes = (row * (IMAGES * QUAD) + swizzled::<IMAGES>(row, quarter)) * CHUNK_BYTES;

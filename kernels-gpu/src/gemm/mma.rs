@@ -5,7 +5,8 @@ use microscale_kernels_abi::weights::QUAD;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
-use super::scheduler::{Shares, Task, Work};
+use super::scheduler::{Shares, Work};
+use super::tasks::Task;
 use crate::product::copies::pin_in_register;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -88,7 +89,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     epilogue: &Output<'_>,
     arranged: *const u8,
 ) {
-    let (problem, Work { grid, schedule, .. }) = (epilogue.problem, epilogue.work);
+    let (problem, Work { grid, .. }) = (epilogue.problem, epilogue.work);
     let of_stage = stage_for::<F, N, 1>(problem, N);
     let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
     if warp_number() == 0 {
@@ -103,9 +104,8 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     let of_lane = of_stage.codes_bytes() + warp::lane() * 16;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
-        let tokens = epilogue.tokens(&share, of_stage.tile);
-        let problem = problem.of_expert::<F>(tokens.expert);
+        let Task { row_tile, token_tile, expert, .. } = epilogue.task(share, of_stage.tile);
+        let problem = problem.of_expert::<F>(expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let image = image * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
         let mut copies = Copies::<F, N> {
@@ -172,8 +172,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
-            let task = Task::new(share, epilogue.tokens(&share, of_stage.tile));
-            let task = Task { scale: problem.weights.global_scale(), ..task };
+            let task = epilogue.task(share, of_stage.tile);
             epilogue.finish::<F, D, SUMS, SUMS, TILES>(&task, first_tile, Part::ALL, sums, usual);
         }
         shares.take(&share);

@@ -1,15 +1,11 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
-use microscale_kernels_abi::experts::{ExpertTile, Plan};
+use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::gemm::{PLAN_OFFSET, TokenTile};
-#[cfg(microscale_wgmma)]
-use microscale_kernels_abi::gemm::{TASK_BYTES, TASKS, TASKS_OFFSET};
 use microscale_kernels_abi::gemm_grids::GemmGrid;
 use microscale_kernels_abi::schedule::Schedule;
 
 use crate::product::operand::Routed;
-#[cfg(microscale_wgmma)]
-use crate::shared;
 use crate::warp;
 
 /// All the work of a launch: the product, and its plan in shared memory.
@@ -89,86 +85,6 @@ impl Share {
     #[inline(always)]
     pub(super) fn is_whole(&self, work: &Work<'_>) -> bool {
         self.start == 0 && self.end == work.k_iterations()
-    }
-}
-
-/// What a thread block does next: a share, its tokens, and the global scale of their expert's weights.
-#[derive(Clone, Copy)]
-#[repr(C, align(16))]
-pub(super) struct Task {
-    pub(super) share: Share,
-    pub(super) expert: u32,
-    /// The first token, and the one behind the last.
-    pub(super) first: u32,
-    pub(super) end: u32,
-    pub(super) scale: f32,
-}
-
-impl Task {
-    /// A share, and the token tile of its work tile, still without the scale.
-    #[inline(always)]
-    pub(super) fn new(share: Share, tokens: ExpertTile) -> Self {
-        let ExpertTile { expert, first, end, .. } = tokens;
-        Self { share, expert, first, end, scale: 0.0 }
-    }
-}
-
-/// The ring in shared memory of the tasks that those who copy give those who multiply, each with its first stage: finding one takes
-/// long.
-#[cfg(microscale_wgmma)]
-pub(super) struct Tasks {
-    /// The address of the first.
-    ring: u32,
-    number: u32,
-}
-
-#[cfg(microscale_wgmma)]
-impl Tasks {
-    /// The ring at an address of shared memory, whose first task is the next one.
-    #[inline(always)]
-    pub(super) fn new(base: u32) -> Self {
-        const { assert!(size_of::<Task>() == TASK_BYTES as usize) };
-        Self { ring: base + TASKS_OFFSET, number: 0 }
-    }
-
-    /// The address of the next task.
-    #[inline(always)]
-    fn address(&self) -> u32 {
-        self.ring + (self.number & (TASKS - 1)) * TASK_BYTES
-    }
-
-    /// Goes on to the task behind it.
-    #[inline(always)]
-    pub(super) fn advance(&mut self) {
-        self.number += 1;
-    }
-
-    /// Gives a task.
-    ///
-    /// # Safety
-    /// One thread does so, and arrives afterwards on the barrier of the first stage of the task, which it has waited for: all have done with
-    /// the task that was here.
-    #[inline(always)]
-    pub(super) unsafe fn give(&self, task: &Task) {
-        // SAFETY: both have as many bytes.
-        let [share, tokens] = unsafe { core::mem::transmute::<Task, [[u32; 4]; 2]>(*task) };
-        // SAFETY: the caller's promise.
-        unsafe {
-            shared::store_16(self.address(), share);
-            shared::store_16(self.address() + 16, tokens);
-        }
-    }
-
-    /// The next task. It is read again each time, so that it takes no registers in between.
-    ///
-    /// # Safety
-    /// It was given: its first stage is full.
-    #[inline(always)]
-    pub(super) unsafe fn next(&self) -> Task {
-        // SAFETY: the caller's promise.
-        let words = unsafe { [shared::load_16(self.address()), shared::load_16(self.address() + 16)] };
-        // SAFETY: both have as many bytes, and any bits are numbers.
-        unsafe { core::mem::transmute::<[[u32; 4]; 2], Task>(words) }
     }
 }
 

@@ -9,7 +9,8 @@ use microscale_kernels_abi::launch::WARP;
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
 use super::pairs;
-use super::scheduler::{Share, Shares, Task, Tasks, Work};
+use super::scheduler::{Share, Shares, Work};
+use super::tasks::{Task, Tasks};
 use crate::product::operand::Problem;
 use crate::product::scheduler::warp_number;
 use crate::product::tensor_cores::{Activations, Weights};
@@ -100,7 +101,8 @@ impl Place {
     }
 }
 
-/// Multiplies weights with activations. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
+/// Multiplies weights with activations. The kernel in front, which arranges these, starts this one when all in front of it are at their
+/// end, so that their results are there: weights, and the plan of experts' rows. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
 ///
 /// # Safety
 /// The contract of the kernels whose names have `wgmma`.
@@ -118,9 +120,6 @@ pub(super) unsafe fn gemm<
 ) where
     D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
 {
-    if !epilogue.problem.routed.plan.is_null() {
-        ptx::wait_for_kernel_in_front();
-    }
     let base = shared::address(warp::shared::<u128>().cast::<u8>());
     let number = warp_number();
     // In shared memory, so that the assembler knows nothing of it: it would copy a known one to a register wherever it is used.
@@ -144,24 +143,35 @@ pub(super) unsafe fn gemm<
             epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
         }
     }
-    warp::barrier();
     // With many sums, those that multiply take registers from those that copy.
     if number < const { multipliers::<N>() } {
+        warp::barrier();
         if SUMS > 64 {
             warp_group::set_registers(Registers::Many);
         }
         // SAFETY: the caller's contract; whole warp groups are here.
         unsafe { multiply::<F, D, N, SUMS, HALF, IMAGES>(epilogue, base, number, *table) };
-    } else {
-        if SUMS > 64 {
-            warp_group::set_registers(Registers::Few);
+        return;
+    }
+    if SUMS > 64 {
+        warp_group::set_registers(Registers::Few);
+    }
+    let Output { problem, work: Work { grid, .. }, .. } = *epilogue;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if problem.routed.plan.is_null() {
+            // The first task is found before the barrier, behind which the plan in shared memory is.
+            let most_tokens = grid.most_tokens(const { stage_of::<N, IMAGES>().tile });
+            let work = Work { grid, schedule: &grid.schedule, most_tokens: &most_tokens };
+            copy::<F, N, IMAGES>(&Output { work, ..*epilogue }, arranged, base, true);
+        } else {
+            warp::barrier();
+            copy::<F, N, IMAGES>(epilogue, arranged, base, false);
         }
-        // SAFETY: the caller's contract.
-        unsafe { copy::<F, N, IMAGES>(epilogue, arranged, base) };
     }
 }
 
-/// Copies all that the thread block multiplies.
+/// Copies all that the thread block multiplies. `waits` says that the barrier is still to come behind which those are that it arrives on.
 ///
 /// # Safety
 /// The contract of the kernels; those warps call it that do not multiply.
@@ -170,8 +180,9 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     epilogue: &Output<'_>,
     arranged: *const u8,
     base: u32,
+    mut waits: bool,
 ) {
-    let Work { grid, schedule, .. } = epilogue.work;
+    let grid = epilogue.work.grid;
     let tile = const { stage_of::<N, IMAGES>().tile };
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
     let of_stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
@@ -180,13 +191,9 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     let mut arranged_all = false;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let [row_tile, token_tile] = schedule.row_and_token_tile(share.tile);
-        let mut task = Task::new(share, epilogue.tokens(&share, tile));
+        let task = epilogue.task(share, tile);
+        let Task { row_tile, token_tile, .. } = task;
         let problem = epilogue.problem.of_expert::<F>(task.expert);
-        if thread == 0 {
-            // SAFETY: the caller's contract.
-            task.scale = unsafe { problem.weights.global_scale() };
-        }
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let all_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
         let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
@@ -195,6 +202,10 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
         let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, &of_stage, row_tile, &share, thread);
         let k_iterations = share.end - share.start;
         let mut left = k_iterations;
+        if waits {
+            warp::barrier();
+            waits = false;
+        }
         while left > 0 {
             // In the first round nobody has to have done with the stage: the phase before the first counts as over.
             mbarrier::wait(place.empty(), place.parity ^ 1);
@@ -225,6 +236,9 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
         tasks.advance();
         shares.take(&share);
     }
+    if waits {
+        warp::barrier();
+    }
 }
 
 /// Multiplies what the others copy. A warp has a tile of 16 rows, and a warp group four of them.
@@ -240,7 +254,7 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
 ) where
     D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
 {
-    let (problem, schedule) = (epilogue.problem, epilogue.work.schedule);
+    let problem = epilogue.problem;
     let of_stage = stage_for::<F, N, IMAGES>(problem, *epilogue.work.most_tokens);
     let mut place = Place::new(&of_stage, epilogue.work.grid.shared, base);
     let alike =
@@ -282,9 +296,8 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
         unsafe {
             let task = tasks.next();
             let usual = far <= F::farthest::<D>() || {
-                let [row_tile, _] = schedule.row_and_token_tile(task.share.tile);
                 let problem = problem.of_expert::<F>(task.expert);
-                usual_but_zeros::<F, D, N, IMAGES>(&problem, row_tile, tile, &task.share)
+                usual_but_zeros::<F, D, N, IMAGES>(&problem, task.row_tile, tile, &task.share)
             };
             let usual = warp::ballot(usual) == u32::MAX;
             if HALF < SUMS {
@@ -296,7 +309,7 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
                 epilogue.finish::<F, D, SUMS, SUMS, 1>(&task, tile, Part::ALL, [sums], usual);
             }
             // Those in pairs have one each.
-            if HALF < SUMS || task.share.last != 0 {
+            if HALF < SUMS || tasks.next_is_last() {
                 return;
             }
         }

@@ -1,7 +1,6 @@
 //! The epilogue adds sums up over lanes, scales and stores them.
 
 use microscale_formats::dot::STREAMS;
-use microscale_kernels_abi::ApplyGlobal;
 
 use super::operand::{Operand, Problem};
 use super::tensor_cores::Activations;
@@ -50,29 +49,8 @@ impl Operand {
     /// The contract of the kernels.
     #[inline(always)]
     pub(crate) unsafe fn scaled(&self, sum: f64) -> f64 {
-        // SAFETY: the caller's promise.
-        self.scaled_by(sum, unsafe { self.global_scale() })
-    }
-
-    /// The operand's global scale, or some number if it has none.
-    ///
-    /// # Safety
-    /// The contract of the kernels.
-    #[inline(always)]
-    pub(crate) unsafe fn global_scale(&self) -> f32 {
         // SAFETY: the caller's promise; an operand without a global scale has a slot too.
-        unsafe { (*self.global).scale }
-    }
-
-    /// Applies the operand's global scale, which is given, to a sum, if it has one.
-    #[inline(always)]
-    pub(crate) fn scaled_by(&self, sum: f64, global: f32) -> f64 {
-        let global = f64::from(global);
-        match self.apply {
-            ApplyGlobal::Absent => sum,
-            ApplyGlobal::Divisor => sum / global,
-            ApplyGlobal::Multiplier => sum * global,
-        }
+        self.apply.scaled(sum, unsafe { (*self.global).scale })
     }
 }
 

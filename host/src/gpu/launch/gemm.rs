@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
     CUlaunchAttribute_st, CUlaunchAttributeID, CUlaunchAttributeValue,
     CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDimension, CUlaunchConfig_st, cuLaunchKernelEx,
 };
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, DriverError, LaunchConfig};
 use microscale_formats::Format;
 use microscale_kernels_abi::gemm::{Edition, arrange};
 use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
@@ -326,11 +326,17 @@ pub(super) unsafe fn enqueue(
     let left = memory + grids.arrange.bytes();
     let ready = kernels.ready(arrange)?;
     let grid = Argument(grids.arrange);
-    let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&activations).arg(&memory).arg(&plan).arg(&from).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The rest is the caller's promise.
-    unsafe { launch.launch(config(&ready.kernel, u64::from(grids.arrange.thread_blocks))?) }
-        .map_err(doing("arranging activations"))?;
+    let of_arrange = config(&ready.kernel, u64::from(grids.arrange.thread_blocks))?;
+    let pointers = [activations, memory, plan, from];
+    let mut arguments = pointing(&pointers);
+    arguments.push(ptr::from_ref(&grid) as _);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The driver copies them. The rest is the caller's
+    // promise. Kernels for warp groups wait for whatever is in front.
+    unsafe {
+        let how = (kernel.edition, false);
+        launch_behind(stream, &ready.function, of_arrange, how, &mut arguments)
+    }
+    .map_err(doing("arranging activations"))?;
 
     let ready = kernels.ready(gemm)?;
     let launched = Kernel { shared: grids.gemm.shared, ..ready.kernel };
@@ -339,8 +345,7 @@ pub(super) unsafe fn enqueue(
     let pointers =
         [codes, scales, slot, activations, memory, out, counters, left, plan, from, to, bias, residual];
     let grid = Argument(grids.gemm);
-    let mut arguments: Vec<*mut c_void> =
-        pointers.iter().map(|pointer| ptr::from_ref(pointer) as _).collect();
+    let mut arguments = pointing(&pointers);
     arguments.extend([
         ptr::from_ref(&grid) as *mut c_void,
         ptr::from_ref(&apply) as _,
@@ -351,6 +356,12 @@ pub(super) unsafe fn enqueue(
     unsafe {
         launch_behind(stream, &ready.function, config, (kernel.edition, grids.paired()), &mut arguments)
     }
+    .map_err(doing("launching a product"))
+}
+
+/// Arguments that are addresses, as a launch takes them: where each of them lies. They must outlive it.
+fn pointing(addresses: &[u64]) -> Vec<*mut c_void> {
+    addresses.iter().map(|address| ptr::from_ref(address) as _).collect()
 }
 
 /// Launches a kernel behind another one, its thread blocks in pairs or each by itself. Those of warp groups may start before that one
@@ -364,15 +375,13 @@ unsafe fn launch_behind(
     config: LaunchConfig,
     (edition, paired): (Edition, bool),
     arguments: &mut [*mut c_void],
-) -> Result<()> {
-    let launching = doing("launching a product");
+) -> std::result::Result<(), DriverError> {
     let (function, on) = (function.cu_function(), stream.cu_stream());
     let LaunchConfig { grid_dim, block_dim, shared_mem_bytes } = config;
-    stream.context().bind_to_thread().map_err(&launching)?;
+    stream.context().bind_to_thread()?;
     if edition == Edition::Mma {
         // SAFETY: the caller's promise.
-        return unsafe { launch_kernel(function, grid_dim, block_dim, shared_mem_bytes, on, arguments) }
-            .map_err(launching);
+        return unsafe { launch_kernel(function, grid_dim, block_dim, shared_mem_bytes, on, arguments) };
     }
     let behind = CUlaunchAttribute_st {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -398,7 +407,5 @@ unsafe fn launch_behind(
         numAttrs: if paired { 2 } else { 1 },
     };
     // SAFETY: the configuration and the attributes live until the call returns; the rest is the caller's promise.
-    let launched =
-        unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
-    launched.result().map_err(launching)
+    unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), ptr::null_mut()) }.result()
 }
