@@ -81,12 +81,12 @@ impl GemmWeightsKernel {
     /// About how many microseconds an H200 takes less for the sums if thread blocks are in pairs, so many for each work tile.
     fn pairs_save(self, sharers: u64) -> f64 {
         match (self.tile, sharers) {
-            (TokenTile::N32, 2) => 4.0,
-            (TokenTile::N32, 5..) => 0.7,
-            (TokenTile::N64, 2) => 6.4,
-            (TokenTile::N64, 5..) => 2.0,
-            (TokenTile::N128, 2) => 2.7,
-            (TokenTile::N128, _) => 1.1,
+            (TokenTile::N32, 2) => 2.0,
+            (TokenTile::N32, 5..) => 0.2,
+            (TokenTile::N64, 2) => 4.5,
+            (TokenTile::N64, 5..) => 1.5,
+            (TokenTile::N128, 3 | 4) => 0.8,
+            (TokenTile::N128, _) => 2.1,
             _ => 0.0,
         }
     }
@@ -107,7 +107,7 @@ impl GemmWeightsKernel {
         // The smallest product takes as long.
         let launches = match self.edition {
             Edition::Mma => 7.0,
-            Edition::Wgmma => 9.5,
+            Edition::Wgmma => 4.9,
         };
         let k_iterations = grid.most_k_iterations() as f64 * images * image;
         let saved = if grid.schedule.paired == 0 { 0.0 } else { self.pairs_save(sharers) };
@@ -117,17 +117,17 @@ impl GemmWeightsKernel {
     /// About how many microseconds an H200 takes for an image of so many tokens' activations.
     pub(super) fn image_microseconds(self, tokens: u32) -> f64 {
         match (self.edition, self.tile, self.tile.multiplied(tokens)) {
-            (Edition::Wgmma, TokenTile::N16, _) => 0.77,
-            (Edition::Wgmma, TokenTile::N32, _) => 0.81,
-            (Edition::Wgmma, TokenTile::N64, _) => 1.04,
+            (Edition::Wgmma, TokenTile::N16, _) => 0.74,
+            (Edition::Wgmma, TokenTile::N32, _) => 0.8,
+            (Edition::Wgmma, TokenTile::N64, _) => 0.99,
             (Edition::Wgmma, TokenTile::N128, _) => 0.78,
-            (Edition::Wgmma, TokenTile::N256, ..=96) => 0.76,
-            (Edition::Wgmma, TokenTile::N256, ..=128) => 0.92,
-            (Edition::Wgmma, TokenTile::N256, ..=160) => 1.05,
-            (Edition::Wgmma, TokenTile::N256, ..=192) => 1.18,
-            (Edition::Wgmma, TokenTile::N256, _) => 1.5,
+            (Edition::Wgmma, TokenTile::N256, ..=96) => 0.7,
+            (Edition::Wgmma, TokenTile::N256, ..=128) => 0.84,
+            (Edition::Wgmma, TokenTile::N256, ..=160) => 1.0,
+            (Edition::Wgmma, TokenTile::N256, ..=192) => 1.16,
+            (Edition::Wgmma, TokenTile::N256, _) => 1.49,
             (Edition::Mma, TokenTile::N16, _) => 1.13,
-            (Edition::Mma, TokenTile::N32, _) => 1.35,
+            (Edition::Mma, TokenTile::N32, _) => 1.38,
             (Edition::Mma, ..) => 1.86,
         }
     }
@@ -136,14 +136,14 @@ impl GemmWeightsKernel {
     /// several thread blocks has of it.
     fn epilogue_microseconds(self) -> (f64, f64) {
         match (self.edition, self.tile) {
-            (Edition::Wgmma, TokenTile::N16) => (0.0, 0.02),
-            (Edition::Wgmma, TokenTile::N32) => (1.1, 0.07),
-            (Edition::Wgmma, TokenTile::N64) => (3.2, 0.25),
-            (Edition::Wgmma, TokenTile::N128) => (0.4, 0.46),
-            (Edition::Wgmma, TokenTile::N256) => (1.4, 1.52),
+            (Edition::Wgmma, TokenTile::N16) => (2.4, 0.16),
+            (Edition::Wgmma, TokenTile::N32) => (3.4, 0.12),
+            (Edition::Wgmma, TokenTile::N64) => (4.2, 0.42),
+            (Edition::Wgmma, TokenTile::N128) => (2.9, 0.5),
+            (Edition::Wgmma, TokenTile::N256) => (6.2, 1.1),
             (Edition::Mma, TokenTile::N16) => (0.0, 0.21),
-            (Edition::Mma, TokenTile::N32) => (1.2, 0.2),
-            (Edition::Mma, _) => (3.6, 0.22),
+            (Edition::Mma, TokenTile::N32) => (1.2, 0.5),
+            (Edition::Mma, _) => (2.2, 0.42),
         }
     }
 }

@@ -125,7 +125,7 @@ impl GemvWeightsKernel {
         let pipelined = self.pipelined().filter(|_| is_for)?;
         let (launch, wave, k_iteration) = match self.kind {
             Kind::M16 => (0.9, 3.9, 1.02),
-            Kind::M32 => (1.4, 6.0, 1.18),
+            Kind::M32 => (1.4, 5.7, 1.18),
             _ => return None,
         };
         let slices_and_warps = [self.slices, pipelined.warps()];
