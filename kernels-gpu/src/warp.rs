@@ -159,7 +159,7 @@ pub(crate) fn shared<T>() -> *mut T {
 /// Waits for all threads of the block, and makes what they wrote visible to each other.
 #[inline(always)]
 pub(crate) fn barrier() {
-    // SAFETY: convergent; every kernel calls it with all threads of the block, in uniform control flow.
+    // SAFETY: convergent; every kernel calls it with all threads of the block, each warp in uniform control flow.
     unsafe { _syncthreads() }
 }
 

@@ -101,8 +101,10 @@ impl Place {
     }
 }
 
-/// Multiplies weights with activations. The kernel in front, which arranges these, starts this one when all in front of it are at their
-/// end, so that their results are there: weights, and the plan of experts' rows. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
+/// Multiplies weights with activations. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
+///
+/// The kernel in front arranges the activations, which are waited for. It has waited for all that is in front of it before it started this
+/// one, so that weights and the plan of experts' rows are there.
 ///
 /// # Safety
 /// The contract of the kernels whose names have `wgmma`.
@@ -159,7 +161,8 @@ pub(super) unsafe fn gemm<
     let Output { problem, work: Work { grid, .. }, .. } = *epilogue;
     // SAFETY: the caller's contract.
     unsafe {
-        if problem.routed.plan.is_null() {
+        // Those in pairs are never experts'.
+        if HALF < SUMS || problem.routed.plan.is_null() {
             // The first task is found before the barrier, behind which the plan in shared memory is.
             let most_tokens = grid.most_tokens(const { stage_of::<N, IMAGES>().tile });
             let work = Work { grid, schedule: &grid.schedule, most_tokens: &most_tokens };
@@ -171,7 +174,8 @@ pub(super) unsafe fn gemm<
     }
 }
 
-/// Copies all that the thread block multiplies. `waits` says that the barrier is still to come behind which those are that it arrives on.
+/// Copies all that the thread block multiplies. `waits` says that the barrier of all threads is still to come, behind which those of
+/// stages are there to arrive on.
 ///
 /// # Safety
 /// The contract of the kernels; those warps call it that do not multiply.
