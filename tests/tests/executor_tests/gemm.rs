@@ -16,12 +16,13 @@ use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
 use super::quantizing::word;
 use super::steps::{Fused, STEPS};
-use super::weights::Weights::{self, Beyond, Cancelling, Edges, Of, Zeros};
+use super::weights::Weights::{self, Beyond, Cancelling, Edges, Far, Of, Zeros};
 use super::weights::{LEAST, Product, shape};
 
 /// Rows, columns, tokens, thread blocks at once, stages: one work tile and several, whole ones and shared ones, by two thread
-/// blocks and by many; rows, columns and tokens that end within a tile; fewer k-iterations than stages, and more.
-const CASES: [(usize, usize, usize, u32, u32, Weights, X); 18] = [
+/// blocks and by many; rows, columns and tokens that end within a tile; fewer k-iterations than stages, and more; more tasks than their
+/// ring has places.
+const CASES: [(usize, usize, usize, u32, u32, Weights, X); 21] = [
     (1, 64, 1, 1, 2, Of(Scales::Common), X::Common),
     (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
     (300, 128, 17, 3, 2, Of(Scales::Common), X::Common),
@@ -40,6 +41,9 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 18] = [
     (20, 640, 100, 2, 6, Of(Scales::Common), X::Common),
     (130, 384, 160, 3, 4, Of(Scales::Common), X::Numbers),
     (10, 700, 180, 1, 3, Zeros, X::Common),
+    (40, 256, 20, 2, 3, Far, X::Common),
+    (40, 256, 20, 2, 3, Far, X::Common),
+    (3, 64, 290, 1, 2, Of(Scales::Common), X::Common),
 ];
 
 /// The word for an edition in kernels' names.

@@ -3,7 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
-use microscale::{Activation, Format, QuantizedTensor, Words, gemv_weights};
+use microscale::formats::nvfp4::Direction;
+use microscale::{Activation, Format, GlobalScale, QuantizedTensor, Words, gemv_weights};
 use microscale_executor::Argument;
 use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, WeightsGrid, WeightsShape};
 use microscale_test_support::operands::{Scales, changed, scale_of_one, tensor};
@@ -23,6 +24,8 @@ use super::weights_sizes::{M1, M8, M16_AND_M32, RAGGED, UNPIPELINED, WITH_STEPS}
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Weights {
     Of(Scales),
+    /// The global scale is 2^80 times as large as others, or as small: too far for numbers in f32 that stand for it.
+    Far,
     /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
     Zeros,
     /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are
@@ -38,7 +41,7 @@ pub(crate) enum Weights {
 }
 
 use self::Activations as X;
-use self::Weights::{Beyond, Cancelling, Edges, Of, Ordered, Zeros};
+use self::Weights::{Beyond, Cancelling, Edges, Far, Of, Ordered, Zeros};
 
 /// Draws weights. The kinds of global scale alternate with the seed.
 fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, seed: u64) -> QuantizedTensor {
@@ -48,6 +51,15 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
         _ => Scales::Common,
     };
     let drawn = tensor(format, rows, cols, scales, seed);
+    if kind == Far {
+        let Some(global) = drawn.global_scale() else { return drawn };
+        let value = global.value() * 2f32.powi(if seed.is_multiple_of(2) { 80 } else { -80 });
+        let far = match global.direction() {
+            Direction::Divisor => GlobalScale::Divisor(value),
+            Direction::Multiplier => GlobalScale::Multiplier(value),
+        };
+        return drawn.with_global_scale(far).expect("in range");
+    }
     if matches!(kind, Of(_)) || matches!(kind, Edges | Beyond) && format == Format::Nvfp4 {
         return drawn;
     }
