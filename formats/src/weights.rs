@@ -154,7 +154,7 @@ pub fn tensor_core_gamma(cols: usize) -> f64 {
 }
 
 /// γ of sums of any number of tokens by tensor cores, for rows of so many elements: each k-iteration of 128 loses what
-/// [`tensor_core_gamma`] says of one, shares of K are added, and the global scale is multiplied with in f64 and rounded to f32.
+/// [`tensor_core_gamma`] says of one, shares of K are added, and the sum comes under the global scale and is rounded to f32.
 pub fn gemm_gamma(cols: usize) -> f64 {
     let k_iterations = cols.div_ceil(128) as f64;
     (2.0 * 8.0 * 18.0 * k_iterations + k_iterations + 2.0) / f64::from(1 << 24)
