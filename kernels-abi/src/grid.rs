@@ -7,7 +7,7 @@ use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Divider {
-    /// What is divided by; at least 1.
+    /// The number to divide by; at least 1.
     pub divisor: u64,
     /// ⌊(2⁶⁴ − 1) / `divisor`⌋.
     reciprocal: u64,
@@ -44,7 +44,7 @@ impl Divider {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Divider32 {
-    /// What is divided by; at least 1.
+    /// The number to divide by; at least 1.
     pub divisor: u32,
     /// ⌊(2³² − 1) / `divisor`⌋, the upper half of what it is of a [`Divider`].
     reciprocal: u32,

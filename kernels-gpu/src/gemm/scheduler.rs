@@ -69,7 +69,6 @@ impl<'a> Work<'a> {
 
 /// A thread block's part of a work tile.
 #[derive(Clone, Copy)]
-#[repr(C)]
 pub(super) struct Share {
     /// The work tile's number.
     pub(super) tile: u32,
@@ -77,6 +76,7 @@ pub(super) struct Share {
     pub(super) start: u32,
     pub(super) end: u32,
     /// 1 if the thread block has no other behind it.
+    #[cfg_attr(not(microscale_wgmma), expect(dead_code, reason = "only warps that are told of shares ask"))]
     pub(super) last: u32,
 }
 

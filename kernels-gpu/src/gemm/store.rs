@@ -46,7 +46,7 @@ impl Factor {
             ApplyGlobal::Multiplier => Self::exactly(global),
             ApplyGlobal::Divisor => {
                 let nearest = 1.0 / global;
-                // What it leaves is exact.
+                // The rest is exact.
                 let above = ptx::fma_f32(-nearest, global, 1.0) <= 0.0;
                 let high = if above { f32::from_bits(nearest.to_bits() - 1) } else { nearest };
                 Self { high, low: ptx::fma_f32(-high, global, 1.0) * nearest }
@@ -75,7 +75,7 @@ struct Exchange {
     /// The token that the lane has afterwards, and the first row.
     token: u32,
     row: u32,
-    /// Whether the lane gives the first token's results and keeps the second's, and whether it keeps the upper rows.
+    /// True if the lane gives the first token's results and keeps the second's, and if it keeps the upper rows.
     second: bool,
     upper: bool,
     /// The halves of a kept and a gotten word to keep, and to give.

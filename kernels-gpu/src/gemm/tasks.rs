@@ -1,4 +1,4 @@
-//! What a thread block does next, and the ring in shared memory in which those who copy tell those who multiply.
+//! The tasks of a thread block, and the ring in shared memory in which those who copy tell those who multiply.
 
 #[cfg(microscale_wgmma)]
 use microscale_kernels_abi::gemm::{TASK_BYTES, TASKS, TASKS_OFFSET};
@@ -9,7 +9,6 @@ use crate::shared;
 
 /// A share of a work tile, its rows and tokens, and the global scale of their expert's weights.
 #[derive(Clone, Copy)]
-#[repr(C, align(16))]
 pub(super) struct Task {
     pub(super) share: Share,
     pub(super) expert: u32,
@@ -34,7 +33,7 @@ impl Tasks {
     /// The ring at an address of shared memory, whose first task is the next one.
     #[inline(always)]
     pub(super) fn new(base: u32) -> Self {
-        const { assert!(size_of::<Task>() == TASK_BYTES as usize && TASKS.is_power_of_two()) };
+        const { assert!(TASKS.is_power_of_two()) };
         Self { ring: base + TASKS_OFFSET, number: 0 }
     }
 

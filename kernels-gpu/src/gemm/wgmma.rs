@@ -161,7 +161,7 @@ pub(super) unsafe fn gemm<
     let Output { problem, work: Work { grid, .. }, .. } = *epilogue;
     // SAFETY: the caller's contract.
     unsafe {
-        // Those in pairs are never experts'.
+        // Thread blocks in pairs never have experts' rows.
         if HALF < SUMS || problem.routed.plan.is_null() {
             // The first task is found before the barrier, behind which the plan in shared memory is.
             let most_tokens = grid.most_tokens(const { stage_of::<N, IMAGES>().tile });
@@ -312,7 +312,7 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
             } else {
                 epilogue.finish::<F, D, SUMS, SUMS, 1>(&task, tile, Part::ALL, [sums], usual);
             }
-            // Those in pairs have one each.
+            // Thread blocks in pairs have one task each.
             if HALF < SUMS || tasks.next_is_last() {
                 return;
             }

@@ -143,7 +143,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("mad.wide.u32", "mad.wide.u32 %ld, %a, %b, %lc;", |[a, b, c]| {
             Some(((a & W) * (b & W)).wrapping_add(c))
         }),
-        // What division by zero gives is not documented.
+        // Division by zero has no documented result.
         ("div.u32", "div.u32 %d, %a, %b;", |[a, b, _]| (a & W).checked_div(b & W)),
         ("div.u64", "div.u64 %ld, %la, %lb;", |[a, b, _]| a.checked_div(b)),
         ("mad.lo.s64", "mad.lo.s64 %ld, %la, %lb, %lc;", |[a, b, c]| Some(a.wrapping_mul(b).wrapping_add(c))),
