@@ -7,6 +7,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`format`](mod@format) | the formats, and the facts of each in one descriptor: [`Format`], [`Facts`] |
+//! | [`dtype`] | the dtypes of unquantized values: [`Dtype`] |
 //! | [`facts`] | the types of which a descriptor is made |
 //! | [`comparison`] | formats without kernels and files, to compare with: [`ComparisonFormat`] |
 //! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
@@ -39,6 +40,7 @@ pub mod bf16;
 pub mod block;
 pub mod comparison;
 pub mod dot;
+pub mod dtype;
 pub mod e2m1;
 pub mod e3m0;
 pub mod e8m0;
@@ -62,6 +64,7 @@ pub mod words;
 pub use bf16::Bf16;
 pub use block::{BlockEvents, NegativeZero};
 pub use comparison::ComparisonFormat;
+pub use dtype::Dtype;
 pub use e2m1::{E2m1, E2m1x2, Ties};
 pub use e3m0::E3m0;
 pub use e8m0::E8m0;

@@ -1,41 +1,7 @@
 //! The dtypes of unquantized values, f32, f16 and bf16: the trait [`Element`] and its conversions.
 
 use half::{bf16, f16};
-use microscale_formats::words;
-
-/// The dtype of unquantized values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-words!(Dtype, "dtype" { Self::F32 = "f32", Self::F16 = "f16", Self::Bf16 = "bf16" });
-
-impl Dtype {
-    /// Bytes of one value.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-impl Dtype {
-    /// A value rounded to the dtype and widened again.
-    pub fn narrow(self, value: f32) -> f32 {
-        match self {
-            Self::F32 => value,
-            Self::F16 => <f16 as Element>::from_f32(value).to_f32(),
-            Self::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
-        }
-    }
-}
+pub use microscale_formats::Dtype;
 
 mod sealed {
     pub trait Sealed {}

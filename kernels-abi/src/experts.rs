@@ -2,11 +2,11 @@
 //!
 //! A token is multiplied with the weights of a few experts, and each pair of a token and an expert gives a row of results. A first
 //! kernel sorts the pairs by expert ([`RouteGrid`]). A second one cuts each expert's rows into token tiles ([`PlanGrid`]), and kernels
-//! of [`crate::weights`] and [`crate::gemm`] multiply them, each with its expert's weights.
+//! of [`crate::gemm`] multiply them, each with its expert's weights.
 
 use crate::grid::Divider;
 use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
-use crate::schedule::Schedule;
+use crate::gemm::schedule::Schedule;
 
 /// The first number of experts that is too large.
 pub const EXPERT_LIMIT: u64 = 1 << 16;

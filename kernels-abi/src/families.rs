@@ -2,7 +2,7 @@
 
 use crate::launch::{Family, Kernel, KernelId};
 use crate::targets::Target;
-use crate::{amax, dequantize, errors, experts, gemm, gemv, ladder, layout, quantize, search, weights};
+use crate::{amax, dequantize, errors, experts, gemm, gemv, layout, quantize, search};
 
 impl Family {
     /// Its table.
@@ -15,17 +15,9 @@ impl Family {
             Self::Errors => errors::KERNELS,
             Self::Layout => layout::KERNELS,
             Self::Gemv => gemv::KERNELS,
-            Self::Weights => weights::KERNELS,
             Self::Experts => experts::KERNELS,
-            Self::Gemm => gemm::KERNELS,
-            Self::Wgmma => gemm::WGMMA_KERNELS,
-            Self::Ladder => ladder::KERNELS,
+            Self::Gemm => gemm::config::KERNELS,
         }
-    }
-
-    /// Returns whether a target has its kernels.
-    pub const fn is_for(self, target: &Target) -> bool {
-        target.wgmma || !matches!(self, Self::Wgmma)
     }
 }
 
@@ -45,7 +37,7 @@ impl KernelId {
 
 /// The kernels of a target, family by family.
 pub fn kernels_for(target: &Target) -> impl Iterator<Item = &'static Kernel> {
-    KernelId::all().filter(|id| id.family().is_for(target)).map(KernelId::kernel)
+    kernels().filter(|kernel| kernel.targets.contain(target))
 }
 
 /// Every kernel, family by family.

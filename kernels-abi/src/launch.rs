@@ -1,4 +1,8 @@
-//! Kernels: their families, their ids, and the row that a family's table has of each.
+//! Kernels: their families, their ids, and the rows of the families' tables.
+
+use microscale_formats::Dtype;
+
+use crate::gemm::mainloop::Targets;
 
 /// Lanes in a warp.
 pub const WARP: u32 = 32;
@@ -7,18 +11,6 @@ pub const THREADS: u32 = 128;
 /// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of
 /// one such block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
 pub const WARP_ELEMENTS: u32 = 32 * WARP;
-
-/// A dtype of unquantized values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Dtype {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
 
 /// The conversion that a kernel is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +44,8 @@ pub struct Kernel {
     /// Thread blocks that a multiprocessor has registers for at least: the PTX says so, and how many threads one has (`.minnctapersm`,
     /// `.maxntid`). If it says nothing, 0. More than one are for targets with warp groups, where another kernel starts beside this one.
     pub resident: u32,
+    /// The targets that have the kernel.
+    pub targets: Targets,
 }
 
 impl Kernel {
@@ -92,7 +86,7 @@ pub(crate) const fn kernel(
     launch: Launch,
     converts: Converts,
 ) -> Kernel {
-    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, resident: 0 }
+    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, resident: 0, targets: Targets::All }
 }
 
 /// A row for a kernel that has registers for so many thread blocks on a multiprocessor.
@@ -117,21 +111,15 @@ pub enum Family {
     Layout,
     /// [`crate::gemv`].
     Gemv,
-    /// [`crate::weights`].
-    Weights,
     /// [`crate::experts`].
     Experts,
-    /// [`crate::gemm`], for every GPU.
+    /// [`crate::gemm`].
     Gemm,
-    /// [`crate::gemm`], for GPUs whose warp groups multiply.
-    Wgmma,
-    /// [`crate::ladder`].
-    Ladder,
 }
 
 impl Family {
     /// Every family, in the order of the variants.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 9] = [
         Self::Quantize,
         Self::Dequantize,
         Self::Search,
@@ -139,11 +127,8 @@ impl Family {
         Self::Errors,
         Self::Layout,
         Self::Gemv,
-        Self::Weights,
         Self::Experts,
         Self::Gemm,
-        Self::Wgmma,
-        Self::Ladder,
     ];
 
     /// The word in the names of its PTX files.
@@ -156,11 +141,8 @@ impl Family {
             Self::Errors => "errors",
             Self::Layout => "layout",
             Self::Gemv => "gemv",
-            Self::Weights => "weights",
             Self::Experts => "experts",
             Self::Gemm => "gemm",
-            Self::Wgmma => "wgmma",
-            Self::Ladder => "ladder",
         }
     }
 }
@@ -203,16 +185,16 @@ macro_rules! kinds {
 
         impl $name {
             /// The kernel for a dtype.
-            pub const fn of(self, dtype: $crate::launch::Dtype) -> $crate::launch::KernelId {
+            pub const fn of(self, dtype: ::microscale_formats::Dtype) -> $crate::launch::KernelId {
                 $crate::launch::KernelId::new($crate::launch::Family::$name, self as usize * 3 + dtype as usize)
             }
         }
 
         pub(crate) const KERNELS: &[$crate::launch::Kernel] = &[
             $(
-                kernel(concat!($prefix, "_f32", $suffix), Some($crate::launch::Dtype::F32), $f32, Converts::$converts),
-                kernel(concat!($prefix, "_f16", $suffix), Some($crate::launch::Dtype::F16), $f16, Converts::$converts),
-                kernel(concat!($prefix, "_bf16", $suffix), Some($crate::launch::Dtype::Bf16), $f16, Converts::$converts),
+                kernel(concat!($prefix, "_f32", $suffix), Some(::microscale_formats::Dtype::F32), $f32, Converts::$converts),
+                kernel(concat!($prefix, "_f16", $suffix), Some(::microscale_formats::Dtype::F16), $f16, Converts::$converts),
+                kernel(concat!($prefix, "_bf16", $suffix), Some(::microscale_formats::Dtype::Bf16), $f16, Converts::$converts),
             )+
         ];
     };

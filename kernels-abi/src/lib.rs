@@ -16,20 +16,16 @@ pub mod errors;
 pub mod experts;
 mod families;
 pub mod gemm;
-pub mod gemm_grids;
 pub mod gemv;
 pub mod grid;
-pub mod ladder;
 pub mod launch;
 pub mod layout;
 pub mod memory;
 #[cfg(any(test, feature = "std"))]
 pub mod ptx;
 pub mod quantize;
-pub mod schedule;
 pub mod search;
 mod targets;
-pub mod weights;
 
 pub use amax::Amax;
 pub use dequantize::Dequantize;
@@ -37,10 +33,10 @@ pub use epilogue::Epilogue;
 pub use errors::Errors;
 pub use experts::Experts;
 pub use families::{kernels, kernels_for};
+pub use gemm::{GemmConfig, Mainloop};
 pub use gemv::Gemv;
 pub use grid::{BlockGrid, Divider, Divider32, ScaleGrid};
-pub use ladder::Ladder;
-pub use launch::{Converts, Dtype, Family, Kernel, KernelId};
+pub use launch::{Converts, Family, Kernel, KernelId};
 pub use layout::Layout;
 pub use memory::{ApplyGlobal, GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 #[cfg(any(test, feature = "std"))]
@@ -48,7 +44,6 @@ pub use ptx::Ptx;
 pub use quantize::{MxOptions, NvOptions, Quantize};
 pub use search::Search;
 pub use targets::{PtxFile, PtxHead, TARGETS, Target, target_for};
-pub use weights::Weights;
 
 // The README's examples are compiled and run like the others.
 #[cfg(doctest)]

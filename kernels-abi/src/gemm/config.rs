@@ -1,0 +1,329 @@
+//! The configurations of the GEMM: one value says which kernel multiplies, and one list has them all.
+
+use core::fmt;
+
+use microscale_formats::{Dtype, Format};
+
+use super::mainloop::Mainloop;
+use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
+use super::stage::{ScalePieces, Stage, multiplied_tokens};
+use super::{MOST_SHARED, TILE_ROWS};
+use crate::launch::{Converts, Family, Kernel, KernelId, Launch, WARP, kernel};
+
+/// A kernel of the GEMM and how it splits K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmConfig {
+    /// The mainloop.
+    pub mainloop: Mainloop,
+    /// Rows of weights per work tile. For the GEMV, tile rows of a warp: with fewer tokens than eight,
+    /// several tile rows are parts of one row.
+    pub tile_m: u32,
+    /// Tokens per work tile, at most.
+    pub tile_n: u32,
+    /// Thread blocks per cluster.
+    pub cluster: u32,
+    /// Warps of a thread block that share rows (sliced-K), a launch parameter of the GEMV; 1 for others.
+    pub slices: u32,
+    /// The format of the weights: NVFP4 or MXFP4.
+    pub weights: Format,
+    /// The dtype of the activations: f16 or bf16.
+    pub activations: Dtype,
+}
+
+/// Calls a macro with every tile: `name: mainloop tile_m tile_n cluster;`. Each has a kernel per format of
+/// weights and dtype of activations. Names are `<mainloop>_<tile_m>x<tile_n>`, with `_c2` for clusters of two.
+#[macro_export]
+macro_rules! gemm_tiles {
+    ($callback:ident) => {
+        $callback! {
+            gemv_16x1: Gemv 16 1 1;
+            gemv_32x1: Gemv 32 1 1;
+            gemv_64x1: Gemv 64 1 1;
+            gemv_16x8: Gemv 16 8 1;
+            gemv_32x8: Gemv 32 8 1;
+            gemv_16x16: Gemv 16 16 1;
+            gemv_32x32: Gemv 32 32 1;
+            plain_16x8: GemvPlain 16 8 1;
+            plain_32x8: GemvPlain 32 8 1;
+            ragged_1x1: GemvRagged 1 1 1;
+            mma_256x16: Mma 256 16 1;
+            mma_256x32: Mma 256 32 1;
+            mma_256x64: Mma 256 64 1;
+            wgmma_256x16: Wgmma 256 16 1;
+            wgmma_256x32: Wgmma 256 32 1;
+            wgmma_256x64: Wgmma 256 64 1;
+            wgmma_128x128: Wgmma 128 128 1;
+            wgmma_128x256: Wgmma 128 256 1;
+            wgmma_256x32_c2: Wgmma 256 32 2;
+            wgmma_256x64_c2: Wgmma 256 64 2;
+            wgmma_128x128_c2: Wgmma 128 128 2;
+        }
+    };
+}
+
+/// Declares the tiles, and the kernels of each: NVFP4 and MXFP4, with f16 and bf16.
+macro_rules! tables {
+    ($($name:ident: $mainloop:ident $m:literal $n:literal $cluster:literal;)+) => {
+        const TILES: &[GemmConfig] = &[$(tile(Mainloop::$mainloop, $m, $n, $cluster),)+];
+        const NAMES: &[[&str; OPERANDS]] = &[$([
+            concat!("nvfp4_gemm_f16_", stringify!($name)),
+            concat!("nvfp4_gemm_bf16_", stringify!($name)),
+            concat!("mxfp4_gemm_f16_", stringify!($name)),
+            concat!("mxfp4_gemm_bf16_", stringify!($name)),
+        ],)+];
+    };
+}
+gemm_tiles!(tables);
+
+/// Pairs of a format of weights and a dtype of activations.
+const OPERANDS: usize = 4;
+
+const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> GemmConfig {
+    let (weights, activations) = (Format::Nvfp4, Dtype::F16);
+    GemmConfig { mainloop, tile_m, tile_n, cluster, slices: 1, weights, activations }
+}
+
+const COUNT: usize = PACKING_KERNELS + TILES.len() * OPERANDS;
+
+/// The kernels: those that pack activations, and those that multiply.
+pub(crate) const KERNELS: &[Kernel] = &{
+    let mut all = [PACKING[0]; COUNT];
+    let mut i = 0;
+    while i < COUNT {
+        all[i] = if i < PACKING_KERNELS {
+            PACKING[i]
+        } else {
+            let at = i - PACKING_KERNELS;
+            GemmConfig::nth(at).row(NAMES[at / OPERANDS][at % OPERANDS])
+        };
+        i += 1;
+    }
+    all
+};
+
+impl GemmConfig {
+    /// Every configuration, with one slice of K.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..TILES.len() * OPERANDS).map(Self::nth)
+    }
+
+    /// The configurations for a format of weights and a dtype of activations.
+    pub fn for_operands(weights: Format, activations: Dtype) -> impl Iterator<Item = Self> {
+        Self::all().filter(move |config| config.weights == weights && config.activations == activations)
+    }
+
+    const fn nth(index: usize) -> Self {
+        let operands = index % OPERANDS;
+        let weights = if operands < 2 { Format::Nvfp4 } else { Format::Mxfp4 };
+        let activations = if operands.is_multiple_of(2) { Dtype::F16 } else { Dtype::Bf16 };
+        Self { weights, activations, ..TILES[index / OPERANDS] }
+    }
+
+    /// The kernel; `None` if there is none of this tile, or for these operands.
+    pub const fn id(self) -> Option<KernelId> {
+        let operands = match (self.weights, self.activations) {
+            (Format::Nvfp4, Dtype::F16) => 0,
+            (Format::Nvfp4, Dtype::Bf16) => 1,
+            (Format::Mxfp4, Dtype::F16) => 2,
+            (Format::Mxfp4, Dtype::Bf16) => 3,
+            _ => return None,
+        };
+        let mut i = 0;
+        while i < TILES.len() {
+            let tile = TILES[i];
+            if tile.mainloop as u32 == self.mainloop as u32
+                && tile.tile_m == self.tile_m
+                && tile.tile_n == self.tile_n
+                && tile.cluster == self.cluster
+            {
+                return Some(KernelId::new(Family::Gemm, PACKING_KERNELS + i * OPERANDS + operands));
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// The row of the kernel in its family's table.
+    const fn row(self, name: &'static str) -> Kernel {
+        // NVFP4 and MXFP4 weights become f16 by the hardware's conversion; bf16 has none on every target.
+        let converts = match (self.activations, self.mainloop) {
+            (Dtype::F16, Mainloop::Gemv | Mainloop::GemvPlain | Mainloop::Mma) => Converts::E2m1,
+            _ => Converts::Nothing,
+        };
+        let row = kernel(name, Some(self.activations), self.launch(), converts);
+        let traits = self.mainloop.traits();
+        Kernel {
+            // Persistent thread blocks take a whole multiprocessor.
+            resident: if self.mainloop.is_gemv() { 0 } else { 1 },
+            targets: traits.targets,
+            ..row
+        }
+    }
+
+    /// The launch, with as much shared memory as the GPUs with the most have.
+    const fn launch(self) -> Launch {
+        match self.mainloop {
+            Mainloop::Gemv => (self.gemv_warps() * WARP, 0, self.gemv_warps() * self.gemv_warp_bytes()),
+            Mainloop::GemvPlain => self.plain_launch(),
+            Mainloop::GemvRagged => super::gemv::RAGGED,
+            Mainloop::Mma | Mainloop::Wgmma => (self.threads(), 0, self.shared_bytes(MOST_SHARED)),
+        }
+    }
+
+    /// The configuration with `slices` slices of K.
+    #[must_use]
+    pub const fn with_slices(self, slices: u32) -> Self {
+        Self { slices, ..self }
+    }
+
+    /// Tiles of 16 rows per work tile.
+    pub const fn row_tiles(self) -> u32 {
+        self.tile_m / TILE_ROWS
+    }
+
+    /// Consumer warps of a thread block.
+    pub const fn consumer_warps(self) -> u32 {
+        self.tile_m / self.mainloop.traits().consumer_rows
+    }
+
+    /// Threads of a thread block.
+    pub const fn threads(self) -> u32 {
+        (self.consumer_warps() + self.mainloop.traits().producer_warps) * WARP
+    }
+
+    /// Packs of activations per K-iteration.
+    pub const fn packs(self) -> u32 {
+        if self.tile_n <= self.mainloop.traits().two_packs_up_to { 2 } else { 1 }
+    }
+
+    /// Returns whether thread blocks start next to one of the packing kernel.
+    pub(crate) const fn starts_beside_packing(self) -> bool {
+        self.tile_n <= self.mainloop.traits().beside_packing_up_to
+    }
+
+    /// Tokens that are multiplied of a work tile that has `tokens`: the largest tile stops early.
+    pub const fn multiplied(self, tokens: u32) -> u32 {
+        multiplied_tokens(self.tile_n, tokens)
+    }
+
+    /// Bytes of the accumulators of a work tile.
+    pub const fn accumulator_bytes(self) -> u64 {
+        self.tile_m as u64 * self.tile_n as u64 * 4
+    }
+
+    /// A stage for work tiles of at most `tokens` tokens, and rows whose scales lie in such pieces.
+    pub const fn stage(self, tokens: u32, scales: ScalePieces) -> Stage {
+        Stage { tile_m: self.tile_m, tokens: self.multiplied(tokens), packs: self.packs(), scales }
+    }
+
+    /// Bytes of shared memory, at most `most`, for as many stages as fit, for any number of tokens and
+    /// any layout of scales.
+    pub const fn shared_bytes(self, most: u32) -> u32 {
+        let (mut bytes, mut i) = (0, 0);
+        while i < 2 * self.tile_n {
+            let scales = if i.is_multiple_of(2) { ScalePieces::ONE } else { ScalePieces::MOST };
+            let stage = self.stage(i / 2 + 1, scales);
+            let of_stages = stage.shared_bytes(stage.count(most));
+            bytes = if of_stages > bytes { of_stages } else { bytes };
+            i += 1;
+        }
+        bytes
+    }
+
+    /// Reads a word as [`Display`](fmt::Display) writes it, for a format and a dtype.
+    pub fn from_word(word: &str, weights: Format, activations: Dtype) -> Option<Self> {
+        let mut parts = word.split('-');
+        let name = parts.next()?;
+        let mainloop = Mainloop::ALL.into_iter().find(|mainloop| mainloop.traits().word == name)?;
+        let (tile_m, tile_n) = parts.next()?.split_once('x')?;
+        let (tile_m, tile_n) = (tile_m.parse().ok()?, tile_n.parse().ok()?);
+        let (mut cluster, mut slices) = (1, 1);
+        for part in parts {
+            let (place, number) = match part.split_at_checked(1)? {
+                ("c", number) => (&mut cluster, number),
+                ("s", number) => (&mut slices, number),
+                _ => return None,
+            };
+            *place = number.parse().ok()?;
+        }
+        let config = Self { mainloop, tile_m, tile_n, cluster, slices, weights, activations };
+        config.id().map(|_| config)
+    }
+}
+
+/// The word without the operands: `wgmma-256x64-c2`, `gemv-32x1-s8`.
+impl fmt::Display for GemmConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mainloop, tile_m, tile_n, cluster, slices, .. } = self;
+        write!(f, "{}-{tile_m}x{tile_n}", mainloop.traits().word)?;
+        if *cluster > 1 {
+            write!(f, "-c{cluster}")?;
+        }
+        if *slices > 1 { write!(f, "-s{slices}") } else { Ok(()) }
+    }
+}
+
+/// The exchange between the two thread blocks of a cluster has room for half of a work tile's
+/// accumulators, and a word per tile of 16 rows, in place of two stages.
+const _: () = {
+    let mut i = 0;
+    while i < TILES.len() {
+        let tile = TILES[i];
+        if tile.cluster > 1 {
+            let exchanged = tile.accumulator_bytes() / 2 + tile.row_tiles() as u64 * 4;
+            assert!(exchanged <= 2 * tile.stage(1, ScalePieces::ONE).bytes() as u64);
+        }
+        i += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use microscale_formats::Words;
+    use std::format;
+    use std::string::ToString;
+    use std::vec::Vec;
+
+    #[test]
+    fn names_follow_from_the_fields() {
+        for config in GemmConfig::all() {
+            let id = config.id().expect("a kernel of the list");
+            let tile = config.to_string().replace('-', "_");
+            let (weights, activations) = (config.weights.word(), config.activations.word());
+            assert_eq!(id.kernel().name, format!("{weights}_gemm_{activations}_{tile}"));
+        }
+    }
+
+    #[test]
+    fn words_are_read_as_they_are_written() {
+        for config in GemmConfig::all() {
+            for config in [config, config.with_slices(4)] {
+                let word = config.to_string();
+                let read = GemmConfig::from_word(&word, config.weights, config.activations);
+                assert_eq!(read, Some(config), "{word}");
+            }
+        }
+        for wrong in ["", "gemv", "gemv-16", "gemv-16x2", "gemv-16x1-x2", "wgmma-256x16-c2", "mma-1x1-s"] {
+            assert_eq!(GemmConfig::from_word(wrong, Format::Nvfp4, Dtype::Bf16), None, "{wrong}");
+        }
+        assert_eq!(GemmConfig::from_word("mma-256x16", Format::Nvfp4, Dtype::F32), None);
+    }
+
+    #[test]
+    fn stages_fit_into_any_gpu() {
+        let counts = |mainloop, most: u32, tokens: Option<u32>| -> Vec<u32> {
+            let configs = GemmConfig::for_operands(Format::Nvfp4, Dtype::Bf16);
+            let of_mainloop = configs.filter(|config| config.mainloop == mainloop && config.cluster == 1);
+            let stage = |config: GemmConfig| config.stage(tokens.unwrap_or(config.tile_n), ScalePieces::ONE);
+            of_mainloop.map(|config| stage(config).count(most)).collect()
+        };
+        // Compute capability 8.6, 8.0, 9.0.
+        for (kib, stages) in [(99, [4, 3, 2]), (163, [6, 5, 4]), (227, [8, 8, 6])] {
+            assert_eq!(counts(Mainloop::Mma, kib << 10, Some(1)), stages);
+        }
+        assert_eq!(counts(Mainloop::Wgmma, MOST_SHARED, None), [5, 4, 3, 5, 3]);
+        let largest = |tokens| counts(Mainloop::Wgmma, MOST_SHARED, Some(tokens)).pop();
+        assert_eq!([96, 128, 160, 192, 193].map(largest), [6, 5, 4, 3, 3].map(Some));
+    }
+}

@@ -1,0 +1,103 @@
+//! The mainloops of the GEMM and their traits: one row each.
+
+use crate::targets::Target;
+
+/// A mainloop: how a kernel loads, decodes and multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mainloop {
+    /// Up to 32 tokens per pass over the weights. Each warp copies its own K-iterations ahead.
+    Gemv,
+    /// Up to eight tokens per pass, by plain loads to registers. Takes rows of any number of whole chunks.
+    GemvPlain,
+    /// Rows that are not whole chunks, by the reference.
+    GemvRagged,
+    /// Warps that copy ahead, decode and multiply by `mma.sync`.
+    Mma,
+    /// Producer warps copy; consumer warp groups decode and multiply by `wgmma`.
+    Wgmma,
+}
+
+/// The facts of a mainloop that launchers, kernels, build tool and tests share.
+#[derive(Clone, Copy, Debug)]
+pub struct MainloopTraits {
+    /// The word in kernel names and in `bench`.
+    pub word: &'static str,
+    /// Rows of weights per consumer warp; 0 for the GEMV, whose configurations say it.
+    pub consumer_rows: u32,
+    /// Producer warps per thread block. Without any, consumer warps copy for themselves.
+    pub producer_warps: u32,
+    /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`](super::PACK_COLUMNS)
+    /// columns: copies then move whole cache lines. Others have one.
+    pub two_packs_up_to: u32,
+    /// Launched programmatically: thread blocks may start before the kernel before has ended.
+    pub programmatic: bool,
+    /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block of
+    /// the packing kernel.
+    pub beside_packing_up_to: u32,
+    /// The targets that have its kernels.
+    pub targets: Targets,
+}
+
+/// Which targets have a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// All.
+    All,
+    /// Those with `wgmma`.
+    WithWgmma,
+    /// Those without `wgmma`. Targets without FP4 conversions share the text of the oldest target.
+    WithoutWgmma,
+}
+
+impl Targets {
+    /// Returns whether a target is one of them.
+    pub const fn contain(self, target: &Target) -> bool {
+        match self {
+            Self::All => true,
+            Self::WithWgmma => target.wgmma,
+            Self::WithoutWgmma => !target.wgmma,
+        }
+    }
+}
+
+const GEMV: MainloopTraits = MainloopTraits {
+    word: "gemv",
+    consumer_rows: 0,
+    producer_warps: 0,
+    two_packs_up_to: 0,
+    programmatic: false,
+    beside_packing_up_to: 0,
+    targets: Targets::All,
+};
+
+/// The traits, in the order of [`Mainloop`].
+const MAINLOOPS: [MainloopTraits; 5] = [
+    GEMV,
+    MainloopTraits { word: "plain", ..GEMV },
+    MainloopTraits { word: "ragged", ..GEMV },
+    MainloopTraits { word: "mma", consumer_rows: 32, targets: Targets::WithoutWgmma, ..GEMV },
+    MainloopTraits {
+        word: "wgmma",
+        consumer_rows: 16,
+        producer_warps: 4,
+        two_packs_up_to: 64,
+        programmatic: true,
+        beside_packing_up_to: 64,
+        targets: Targets::WithWgmma,
+    },
+];
+
+impl Mainloop {
+    /// Every mainloop, in the order of the table.
+    pub const ALL: [Self; 5] = [Self::Gemv, Self::GemvPlain, Self::GemvRagged, Self::Mma, Self::Wgmma];
+
+    /// The traits.
+    pub const fn traits(self) -> &'static MainloopTraits {
+        &MAINLOOPS[self as usize]
+    }
+
+    /// Returns whether it reads activations where they lie, without packing kernel and workspace.
+    pub const fn is_gemv(self) -> bool {
+        self.traits().consumer_rows == 0
+    }
+}

@@ -1,0 +1,112 @@
+//! Shared memory of the `mma` and `wgmma` kernels: the front, and the ring of stages.
+
+use super::PACK_COLUMNS;
+use crate::experts::Plan;
+
+/// Stages, at most.
+pub const MOST_STAGES: u32 = 8;
+/// Offset of the [`Plan`] in shared memory, after two barriers per stage.
+pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
+/// Offset of a word for all threads.
+pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
+/// Offset of the queue in which producer warps pass work tiles to consumer warps.
+pub const QUEUE_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(16);
+/// Bytes of an entry of the queue.
+pub const QUEUE_ENTRY_BYTES: u32 = 48;
+/// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one work
+/// tile each.
+pub const QUEUE_ENTRIES: u32 = 2 * MOST_STAGES;
+/// Bytes of shared memory before the stages. The stages start on a multiple of 128 bytes, the width of
+/// all banks: copies of cache lines would take twice the cycles otherwise, and products up to a fifth
+/// longer.
+pub const FRONT_BYTES: u32 = (QUEUE_OFFSET + QUEUE_ENTRIES * QUEUE_ENTRY_BYTES).next_multiple_of(128);
+
+/// Tokens that are multiplied of a work tile of `tile_n` that has `tokens`. The largest tile has
+/// instructions for fewer.
+pub const fn multiplied_tokens(tile_n: u32, tokens: u32) -> u32 {
+    match (tile_n, tokens) {
+        (256, ..=96) => 96,
+        (256, ..=128) => 128,
+        (256, ..=160) => 160,
+        (256, ..=192) => 192,
+        _ => tile_n,
+    }
+}
+
+/// The pieces in which the scales of a row's K-iteration are copied. Each starts on a multiple of its
+/// bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScalePieces {
+    /// Bytes of a piece. Copies of fewer than 16 go through the L1 cache, and take longer.
+    pub bytes: u32,
+    /// The number of pieces.
+    pub count: u32,
+}
+
+impl ScalePieces {
+    /// One piece.
+    pub const ONE: Self = Self { bytes: 16, count: 1 };
+    /// The pieces that take the most room.
+    pub const MOST: Self = Self { bytes: 16, count: 2 };
+
+    /// The pieces of rows with `blocks` scales, `each` of them per K-iteration, the first at `address`.
+    pub const fn of(address: u64, blocks: u32, each: u32) -> Self {
+        match each {
+            _ if (address as u32 | blocks).is_multiple_of(each) => Self::ONE,
+            16 => Self::MOST,
+            // Eight scales or fewer, wherever they begin in the first piece.
+            _ => Self { bytes: 8, count: 2 },
+        }
+    }
+
+    /// Bytes of all pieces.
+    pub const fn all(self) -> u32 {
+        self.bytes * self.count
+    }
+}
+
+/// A stage of the ring: codes, packed activations and scales of a K-iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// Rows of the work tile.
+    pub tile_m: u32,
+    /// Tokens that are multiplied, at most.
+    pub tokens: u32,
+    /// Packs of activations.
+    pub packs: u32,
+    /// The pieces of a row's scales.
+    pub scales: ScalePieces,
+}
+
+impl Stage {
+    /// Bytes of codes.
+    pub const fn codes_bytes(self) -> u32 {
+        self.tile_m * self.packs * PACK_COLUMNS / 2
+    }
+
+    /// Bytes of activations, which follow the codes.
+    pub const fn activation_bytes(self) -> u32 {
+        self.tokens * self.packs * PACK_COLUMNS * 2
+    }
+
+    /// Offset of the scales, which follow the activations.
+    pub const fn scales_offset(self) -> u32 {
+        self.codes_bytes() + self.activation_bytes()
+    }
+
+    /// Bytes of the stage.
+    pub const fn bytes(self) -> u32 {
+        self.scales_offset() + self.tile_m * self.scales.all()
+    }
+
+    /// Stages that fit into `shared` bytes of shared memory.
+    pub const fn count(self, shared: u32) -> u32 {
+        let stages = shared.saturating_sub(FRONT_BYTES) / self.bytes();
+        if stages < MOST_STAGES { stages } else { MOST_STAGES }
+    }
+
+    /// Bytes of shared memory for `stages` stages.
+    pub const fn shared_bytes(self, stages: u32) -> u32 {
+        FRONT_BYTES + stages * self.bytes()
+    }
+}
