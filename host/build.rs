@@ -78,15 +78,15 @@ fn compress(text: &str) -> Vec<u8> {
 /// The kernels of a family in the order of its table, each as a module with it alone, but for the target's head; none if the
 /// target has none of them.
 fn kernels(family: Family, target: &'static Target) -> Vec<String> {
-    if !family.is_for(target) {
-        return Vec::new();
-    }
     let ptx = Ptx::read(Path::new("ptx"), family, target).unwrap_or_else(|error| panic!("{error}"));
     let known = |name: &str| family.kernels().iter().any(|kernel| kernel.name == name);
     if let Some(unknown) = ptx.names().find(|name| !known(name)) {
         panic!("the {} family's table has no kernel {unknown}, as for {}", family.word(), target.name);
     }
     let of_kernel = |kernel: &Kernel| {
+        if !kernel.targets.contain(target) {
+            return String::new();
+        }
         ptx.kernel(kernel.name).unwrap_or_else(|| panic!("no entry {} for {}", kernel.name, target.name))
     };
     family.kernels().iter().map(of_kernel).collect()

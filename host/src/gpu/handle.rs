@@ -2,24 +2,34 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
-use microscale_kernels_abi::KernelId;
 
-use super::device::{GpuInfo, primary_context};
-use super::driver::doing;
-use super::kernels::Kernels;
-use super::staging::Staging;
+use crate::gpu::runtime::device::{GpuInfo, primary_context};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::staging::Staging;
 use crate::error::Result;
+use microscale_kernels_abi::Target;
+use crate::gpu::ops::linear_experts::{ExpertsKey, PlannedExperts};
+use crate::gpu::plan::cache::PlanCache;
+use crate::gpu::plan::linear::{LinearKey, LinearPlan};
 
 /// One GPU, ready to work: its context, a stream and the kernels.
 pub struct Gpu {
-    pub(super) info: GpuInfo,
-    pub(super) context: Arc<CudaContext>,
-    pub(super) stream: Arc<CudaStream>,
-    pub(super) kernels: Arc<Kernels>,
-    pub(super) staging: Arc<Staging>,
+    pub(in crate::gpu) info: GpuInfo,
+    pub(in crate::gpu) context: Arc<CudaContext>,
+    pub(in crate::gpu) stream: Arc<CudaStream>,
+    pub(in crate::gpu) kernels: Arc<Kernels>,
+    pub(in crate::gpu) staging: Arc<Staging>,
+    pub(in crate::gpu) plans: Arc<Plans>,
+}
+
+/// The plans of products that were made on a GPU.
+#[derive(Debug, Default)]
+pub(in crate::gpu) struct Plans {
+    pub(in crate::gpu) linear: PlanCache<LinearKey, LinearPlan>,
+    pub(in crate::gpu) experts: PlanCache<ExpertsKey, PlannedExperts>,
 }
 
 /// Shows the facts of the GPU. Context, stream and kernels are handles, which say nothing.
@@ -70,19 +80,25 @@ impl Gpu {
     /// # Errors
     /// As of [`Self::new`].
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
+        Self::of_context(stream, None)
+    }
+
+    /// A GPU with a stream of its context, and the PTX of its own target or a given one.
+    pub(in crate::gpu) fn of_context(stream: Arc<CudaStream>, target: Option<&'static Target>) -> Result<Self> {
         let context = stream.context().clone();
         let info = GpuInfo::of(&context)?;
-        let kernels = Arc::new(Kernels::new(&context, &info)?);
+        let kernels = Arc::new(Kernels::new(&context, &info, target)?);
         let staging = Arc::new(Staging::new(&context));
-        Ok(Self { info, context, stream, kernels, staging })
+        Ok(Self { info, context, stream, kernels, staging, plans: Arc::default() })
     }
 
     /// The same GPU with another stream, for another thread.
     pub(crate) fn worker(&self) -> Result<Self> {
         let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
         let (info, context, kernels) = (self.info.clone(), self.context.clone(), self.kernels.clone());
+        let plans = self.plans.clone();
         let staging = Arc::new(Staging::new(&context));
-        Ok(Self { info, context, stream, kernels, staging })
+        Ok(Self { info, context, stream, kernels, staging, plans })
     }
 
     /// The facts of this GPU.
@@ -98,21 +114,5 @@ impl Gpu {
     /// The stream that the host-slice operations use.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
-    }
-
-    /// Makes kernels ready one after the other and returns the time that each took: inflating its PTX, and
-    /// the driver's compiling or finding it in its cache. A kernel that is ready already takes no time.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
-    #[doc(hidden)]
-    pub fn load_times(&self) -> Result<Vec<(KernelId, Duration)>> {
-        let timed = |id| {
-            let start = Instant::now();
-            self.kernels.ready(id)?;
-            Ok((id, start.elapsed()))
-        };
-        let of_target = |id: &KernelId| id.family().is_for(self.kernels.target());
-        KernelId::all().filter(of_target).map(timed).collect()
     }
 }

@@ -4,24 +4,22 @@
 //! Shared parts are here.
 
 mod amax;
+pub(in crate::gpu) mod arguments;
 mod dequantize;
 mod errors;
 mod experts;
 mod gemm;
 mod gemv;
-mod ladder;
 mod layout;
 mod parts;
 mod quantize;
-mod weights;
 
-pub(super) use amax::{amax, plan};
-pub(super) use dequantize::{dequantize, dequantizer};
-pub(super) use errors::{error_parts, errors};
-pub(super) use experts::{choose_experts, experts_workspace, gemm_experts, route};
-pub(super) use gemm::{gemm_kernel, gemm_weights, gemm_workspace, may_need_workspace};
-pub(super) use gemv::gemv;
-pub(super) use ladder::{empty, quantize_baseline};
-pub(super) use layout::convert_scales;
-pub(super) use quantize::{quantize, quantizer};
-pub(super) use weights::gemv_weights;
+pub(in crate::gpu) use amax::{amax, plan};
+pub(in crate::gpu) use dequantize::{dequantize, dequantizer};
+pub(in crate::gpu) use errors::{error_parts, errors};
+pub(in crate::gpu) use experts::{PAIR_LIMIT, plan_experts, route};
+pub(in crate::gpu) use gemm::product;
+pub(in crate::gpu) use gemv::gemv;
+pub(in crate::gpu) use layout::convert_scales;
+pub(in crate::gpu) use quantize::{quantize, quantizer};
+pub(in crate::gpu) use parts::{merge, split};

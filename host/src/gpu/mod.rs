@@ -18,73 +18,34 @@
 //! buffer on several streams by events, which a graph capture does not allow; a caller who captures turns
 //! that off first (`CudaContext::disable_event_tracking`) and orders streams itself.
 
-mod arguments;
-mod bench_kernels;
-mod device;
-mod driver;
-mod epilogue;
-mod experts;
-mod experts_kernel;
-mod experts_view;
-mod gemm_experts;
-mod gemm_times;
-mod gemm_weights;
-mod gemm_weights_kernel;
-mod gemm_workspace;
-mod gemv;
-mod gemv_choices;
-mod gemv_kernel;
-mod gemv_weights;
-mod gemv_weights_kernel;
-mod gpus;
 mod handle;
-mod kernels;
+#[cfg(feature = "internals")]
+pub mod internals;
 mod launch;
-mod loaded;
 mod memory;
-mod on_device;
-mod on_host;
-mod preload;
-mod ptx;
-mod quantize_options;
-mod routing_mut;
-mod staging;
-mod tensor;
-mod tensor_view;
-mod tensor_view_mut;
+mod ops;
+mod plan;
+mod runtime;
 
 pub use crate::experts::ExpertRows;
-pub use crate::gemv::{ProductOf, TensorCoreActivation};
-#[doc(hidden)]
-pub use bench_kernels::Baseline;
+pub use crate::gemv::ProductOf;
 pub use cudarc;
-pub use device::{GpuInfo, device_count, devices, primary_context};
-#[doc(hidden)]
-pub use driver::{Relaxed, doing};
-pub use epilogue::DeviceEpilogue;
-pub use experts::{DeviceExperts, DeviceRouting};
-#[doc(hidden)]
-pub use experts_kernel::ExpertsKernel;
-pub use experts_view::DeviceExpertsView;
-#[doc(hidden)]
-pub use gemm_times::GemmTimes;
-#[doc(hidden)]
-pub use gemm_weights_kernel::GemmWeightsKernel;
-pub use gemm_weights_kernel::GemmWorkspace;
-pub use gemm_workspace::GemmWorkspaceMut;
-#[doc(hidden)]
-pub use gemv_choices::{GemvChoices, GemvWeightsChoices, Tuned};
-#[doc(hidden)]
-pub use gemv_kernel::GemvKernel;
-#[doc(hidden)]
-pub use gemv_weights_kernel::GemvWeightsKernel;
-pub use gpus::Gpus;
 pub use handle::Gpu;
-pub(crate) use loaded::{LoadedOnGpu, QuantizedOnGpu};
-pub use memory::{DeviceView, DeviceViewMut};
-pub use microscale_kernels_abi::{Family, KernelId};
-pub use quantize_options::DeviceQuantizeOptions;
-pub use routing_mut::DeviceRoutingMut;
-pub use tensor::{DeviceAmax, DeviceReport, DeviceTensor};
-pub use tensor_view::DeviceTensorView;
-pub use tensor_view_mut::DeviceTensorViewMut;
+pub use memory::experts::{DeviceExperts, DeviceRouting};
+pub use memory::experts_view::DeviceExpertsView;
+pub use memory::routing_mut::DeviceRoutingMut;
+pub use memory::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
+pub use memory::tensor_view::DeviceTensorView;
+pub use memory::tensor_view_mut::DeviceTensorViewMut;
+pub use memory::view::{DeviceView, DeviceViewMut};
+pub use memory::workspace::{GemmWorkspace, GemmWorkspaceMut};
+pub use microscale_kernels_abi::{Family, GemmConfig, KernelId};
+pub use ops::epilogue::DeviceEpilogue;
+pub use ops::linear::{Linear, Plan};
+pub use ops::linear_experts::{ExpertsPlan, LinearExperts};
+pub(crate) use ops::loaded::{LoadedOnGpu, QuantizedOnGpu};
+pub use ops::quantize_options::DeviceQuantizeOptions;
+pub use runtime::device::{GpuInfo, device_count, devices, primary_context};
+#[doc(hidden)]
+pub use runtime::driver::{Relaxed, doing};
+pub use runtime::gpus::Gpus;

@@ -176,6 +176,16 @@ impl GemmConfig {
         Self { slices, ..self }
     }
 
+    /// The numbers of slices of K that a launch may have: powers of two up to a thread block's warps.
+    pub fn slicings(self) -> impl Iterator<Item = u32> {
+        let most = match self.mainloop {
+            Mainloop::Gemv => self.gemv_warps(),
+            Mainloop::GemvPlain => super::gemv::PLAIN_THREADS / WARP,
+            Mainloop::GemvRagged | Mainloop::Mma | Mainloop::Wgmma => 1,
+        };
+        (0..=most.ilog2()).map(|bits| 1 << bits)
+    }
+
     /// Tiles of 16 rows per work tile.
     pub const fn row_tiles(self) -> u32 {
         self.tile_m / TILE_ROWS

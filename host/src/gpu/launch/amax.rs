@@ -9,10 +9,10 @@ use microscale_kernels_abi::Amax;
 use super::quantize::Options;
 use crate::element::Element;
 use crate::error::Result;
-use crate::gpu::arguments::{config, grid, kernel_dtype};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
-use crate::gpu::memory::{DeviceView, DeviceViewMut};
+use crate::gpu::launch::arguments::{config, grid};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 
@@ -35,7 +35,7 @@ pub(in crate::gpu) fn amax<T: Element>(
     let (slot, _written) = slot.write(stream, "the amax", 1)?;
     let grid = grid(shape, AMAX_BLOCK)?;
     let kind = if grid.is_aligned::<T>(values) { Amax::Aligned } else { Amax::Unaligned };
-    let ready = kernels.ready(kind.of(kernel_dtype(T::DTYPE)))?;
+    let ready = kernels.ready(kind.of(T::DTYPE))?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(&slot).arg(&grid);
     // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
@@ -54,7 +54,7 @@ pub(in crate::gpu) fn plan<T: Element>(
     given: bool,
 ) -> Result<()> {
     let Options::Nv(options) = Options::of::<T>(recipe)? else { return Ok(()) };
-    let ready = kernels.ready(Amax::Nvfp4Plan.of(kernel_dtype(T::DTYPE)))?;
+    let ready = kernels.ready(Amax::Nvfp4Plan.of(T::DTYPE))?;
     let (slot, _written) = slot.write(stream, "the amax", 1)?;
     let given = u32::from(given);
     let mut launch = stream.launch_builder(&ready.function);

@@ -8,11 +8,11 @@ use microscale_kernels_abi::{Dequantize, KernelId};
 
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::gpu::arguments::{apply_global, blocks_in_elements, config, grid, kernel_dtype, scale_grid};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
-use crate::gpu::memory::DeviceViewMut;
-use crate::gpu::tensor_view::DeviceTensorView;
+use crate::gpu::launch::arguments::{apply_global, blocks_in_elements, config, grid, scale_grid};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::view::DeviceViewMut;
+use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::shape::Shape;
 
 /// The kernel that dequantizes a format, by whether every row starts on 16 bytes.
@@ -31,7 +31,7 @@ pub(in crate::gpu) fn dequantizer(format: Format, dtype: Dtype, aligned: bool) -
         (Format::Mxfp8E5m2, false) => Dequantize::Mxfp8E5m2Unaligned,
         (Format::Comparison(_), _) => return Err(Error::NoKernel { format }),
     };
-    Ok(kind.of(kernel_dtype(dtype)))
+    Ok(kind.of(dtype))
 }
 
 /// Enqueues dequantization. The caller has checked that `out` holds `shape`.

@@ -8,9 +8,9 @@ use microscale_kernels_abi::Errors;
 
 use crate::element::Element;
 use crate::error::Result;
-use crate::gpu::arguments::{by_rows, config, kernel_dtype};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
+use crate::gpu::launch::arguments::{by_rows, config};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::Shape;
 
 /// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that
@@ -28,7 +28,7 @@ pub(in crate::gpu) fn errors<T: Element>(
         return Ok(());
     }
     let (values, _read) = values.device_ptr(stream);
-    let ready = kernels.ready(Errors::Errors.of(kernel_dtype(T::DTYPE)))?;
+    let ready = kernels.ready(Errors::Errors.of(T::DTYPE))?;
     let grid = by_rows(shape, ERROR_PART as usize)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(back).arg(sums).arg(&grid);

@@ -5,28 +5,28 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_formats::{Format, dot, nvfp4};
 use microscale_kernels_abi::gemv::GemvGrid;
-use microscale_kernels_abi::{ApplyGlobal, Divider, Dtype, Gemv};
+use microscale_kernels_abi::{ApplyGlobal, Divider, Gemv};
 
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gemv::Batch;
-use crate::gpu::arguments::{Argument, apply_global, config, kernel_dtype, limited_columns, not_one_launch};
-use crate::gpu::driver::doing;
-use crate::gpu::gemv_kernel::GemvKernel;
-use crate::gpu::kernels::Kernels;
-use crate::gpu::memory::DeviceViewMut;
-use crate::gpu::tensor_view::DeviceTensorView;
+use crate::gpu::launch::arguments::{Argument, apply_global, config, limited_columns, not_one_launch};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::view::DeviceViewMut;
+use crate::gpu::memory::tensor_view::DeviceTensorView;
 
-/// The kernel for a format. `ragged` says that rows are not whole chunks, as MXFP4's always are.
-fn kind(format: Format, kernel: GemvKernel, ragged: bool) -> Result<Gemv> {
-    Ok(match (format, kernel) {
+/// The kernel for a format and 1, 2 or 4 rows per warp. `ragged` says that rows are not whole chunks, as
+/// MXFP4's always are.
+fn kind(format: Format, rows_per_warp: u32, ragged: bool) -> Result<Gemv> {
+    Ok(match (format, rows_per_warp) {
         (Format::Nvfp4, _) if ragged => Gemv::Nvfp4Ragged,
-        (Format::Nvfp4, GemvKernel::Rows1) => Gemv::Nvfp4Rows1,
-        (Format::Nvfp4, GemvKernel::Rows2) => Gemv::Nvfp4Rows2,
-        (Format::Nvfp4, GemvKernel::Rows4) => Gemv::Nvfp4Rows4,
-        (Format::Mxfp4, GemvKernel::Rows1) => Gemv::Mxfp4Rows1,
-        (Format::Mxfp4, GemvKernel::Rows2) => Gemv::Mxfp4Rows2,
-        (Format::Mxfp4, GemvKernel::Rows4) => Gemv::Mxfp4Rows4,
+        (Format::Nvfp4, 1) => Gemv::Nvfp4Rows1,
+        (Format::Nvfp4, 2) => Gemv::Nvfp4Rows2,
+        (Format::Nvfp4, _) => Gemv::Nvfp4Rows4,
+        (Format::Mxfp4, 1) => Gemv::Mxfp4Rows1,
+        (Format::Mxfp4, 2) => Gemv::Mxfp4Rows2,
+        (Format::Mxfp4, _) => Gemv::Mxfp4Rows4,
         _ => return Err(Error::NoKernel { format }),
     })
 }
@@ -42,7 +42,7 @@ unsafe impl DeviceRepr for Argument<Dtype> {}
 pub(in crate::gpu) fn gemv<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    kernel: GemvKernel,
+    rows_per_warp: u32,
     matrix: DeviceTensorView<'_>,
     vectors: DeviceTensorView<'_>,
     batch: Batch,
@@ -55,7 +55,7 @@ pub(in crate::gpu) fn gemv<T: Element>(
     let blocks = matrix.shape().blocks_per_row();
     // Rows that end in half a chunk do not start on 16 bytes either.
     let ragged = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
-    let ready = kernels.ready(kind(matrix.format(), kernel, ragged)?.id())?;
+    let ready = kernels.ready(kind(matrix.format(), rows_per_warp, ragged)?.id())?;
     let rows_a_warp = ready.kernel.elements_per_warp() as usize;
     let groups = rows.div_ceil(rows_a_warp);
     limited_columns(matrix.shape())?;
@@ -69,7 +69,7 @@ pub(in crate::gpu) fn gemv<T: Element>(
         vector_stride: batch.vector_stride as u64,
         groups: Divider::new(groups as u64),
     });
-    let dtype = Argument(kernel_dtype(T::DTYPE));
+    let dtype = Argument(T::DTYPE);
     let [apply, vector_apply]: [Argument<ApplyGlobal>; 2] = [matrix, vectors].map(apply_global);
     let (out, _written) = out.write(stream, "the output", 1)?;
     let ([codes, scales, global], _read) = matrix.read(stream)?;

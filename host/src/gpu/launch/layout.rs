@@ -7,11 +7,11 @@ use microscale_formats::ScaleLayout;
 use microscale_kernels_abi::{Divider, Layout, ScaleGrid};
 
 use crate::error::Result;
-use crate::gpu::arguments::{Argument, config};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
-use crate::gpu::memory::DeviceViewMut;
-use crate::gpu::tensor_view::{DeviceTensorView, SCALES, SCALES_ALIGNMENT};
+use crate::gpu::launch::arguments::{Argument, config};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::view::DeviceViewMut;
+use crate::gpu::memory::tensor_view::{DeviceTensorView, SCALES, SCALES_ALIGNMENT};
 
 /// Enqueues the conversion of scales to the other layout. The caller has checked that `target` has its bytes.
 pub(in crate::gpu) fn convert_scales(

@@ -4,35 +4,25 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use microscale_kernels_abi::Divider;
-use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
-use microscale_kernels_abi::gemm::{MERGE, SPLIT};
+use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
+use microscale_kernels_abi::gemm::packing::{MERGE, SPLIT};
 
 use crate::error::Result;
-use crate::gpu::arguments::{Argument, Routed, Steps, config};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
+use crate::gpu::launch::arguments::{Argument, Routed, Steps, config};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<SplitGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<MergeGrid> {}
 
-/// Parts of an activation, each a row where the activations are one.
-pub(super) const ROWS: usize = PARTS as usize;
-
-/// Bytes of the parts of so many activations, and of the sums of products with rows of weights: each a multiple of 16.
-pub(super) fn bytes(tokens: usize, rows: usize, cols: usize) -> [u64; 2] {
-    let [parts, sums] = [(cols, size_of::<u16>()), (rows, size_of::<f32>())]
-        .map(|(each, bytes)| ((tokens * ROWS) as u64).saturating_mul((each * bytes) as u64));
-    [parts, sums].map(|bytes| bytes.next_multiple_of(16))
-}
-
 /// Enqueues the making of parts.
 ///
 /// # Safety
 /// `activations` holds so many rows and columns of f32, or the rows of a plan of their parts, which are no more, and `to`, on 16 bytes, has
 /// room for these. Nothing else uses it before.
-pub(super) unsafe fn split(
+pub(in crate::gpu) unsafe fn split(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     activations: u64,
@@ -55,7 +45,7 @@ pub(super) unsafe fn split(
 /// # Safety
 /// `sums` holds so many rows of them for each part of so many tokens, or of a plan's sorted rows, which are no more; `out` has room for
 /// their results, and the steps' operands are there.
-pub(super) unsafe fn merge(
+pub(in crate::gpu) unsafe fn merge(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     sums: u64,

@@ -11,12 +11,12 @@ use microscale_kernels_abi::{BlockGrid, KernelId, MxOptions, NvOptions, Quantize
 
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::gpu::arguments::{Argument, blocks_in_elements, by_rows, config, grid, kernel_dtype, scale_grid};
-use crate::gpu::driver::doing;
-use crate::gpu::kernels::Kernels;
-use crate::gpu::memory::DeviceView;
-use crate::gpu::quantize_options::DeviceQuantizeOptions;
-use crate::gpu::tensor_view_mut::DeviceTensorViewMut;
+use crate::gpu::launch::arguments::{Argument, blocks_in_elements, by_rows, config, grid, scale_grid};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::view::DeviceView;
+use crate::gpu::ops::quantize_options::DeviceQuantizeOptions;
+use crate::gpu::memory::tensor_view_mut::DeviceTensorViewMut;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
@@ -60,7 +60,7 @@ pub(in crate::gpu) fn quantizer(recipe: &Recipe, dtype: Dtype, aligned: bool) ->
         Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
     };
     let plain = if aligned { on_16_bytes } else { anywhere };
-    let dtype = kernel_dtype(dtype);
+    let dtype = dtype;
     match (recipe.search, searching) {
         (Search::None, _) => Ok(plain.of(dtype)),
         (_, Some(searching)) => Ok(searching.of(dtype)),

@@ -1,0 +1,82 @@
+//! A routing in device memory that is somebody else's.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream};
+
+use crate::gpu::memory::experts::{DeviceRouting, SORTED_WORDS};
+
+/// A [`DeviceRouting`] in device memory that is somebody else's, which it is used as and which it leaves there.
+pub struct DeviceRoutingMut<'a> {
+    routing: ManuallyDrop<DeviceRouting>,
+    memory: PhantomData<&'a mut [u32]>,
+}
+
+/// Shows what it holds.
+impl fmt::Debug for DeviceRoutingMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl DeviceRoutingMut<'_> {
+    /// Words of 32 bits that as many pairs as given of as many experts need.
+    pub const fn words(experts: usize, pairs: usize) -> usize {
+        SORTED_WORDS.saturating_add(experts).saturating_add(pairs.saturating_mul(2))
+    }
+
+    /// Room for as many pairs as given of as many experts, at an address in device memory, a multiple of 4. It holds none.
+    ///
+    /// # Safety
+    /// As of [`DeviceViewMut::from_raw_parts`](super::DeviceViewMut::from_raw_parts), for [`Self::words`] words. They are zeros, unless
+    /// [`Gpu::route_on`](super::Gpu::route_on) is enqueued, not captured elsewhere, before each first product with them.
+    pub unsafe fn from_raw_parts(
+        stream: &Arc<CudaStream>,
+        experts: usize,
+        pairs: usize,
+        address: CUdeviceptr,
+    ) -> Self {
+        let mut next = address;
+        let mut part = |words: usize| {
+            // SAFETY: the words are there, by the caller's promise, each part behind the one before. All bits are values of words, and
+            // `drop` sees to it that nothing is freed.
+            let part: CudaSlice<u32> = unsafe { stream.upgrade_device_ptr(next, words) };
+            next = next.wrapping_add((words * size_of::<u32>()) as u64);
+            part
+        };
+        let [sorted, ends, tokens, order] = [part(SORTED_WORDS), part(experts), part(pairs), part(pairs)];
+        let routing = DeviceRouting { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order, sorted };
+        Self { routing: ManuallyDrop::new(routing), memory: PhantomData }
+    }
+}
+
+impl Deref for DeviceRoutingMut<'_> {
+    type Target = DeviceRouting;
+
+    fn deref(&self) -> &DeviceRouting {
+        &self.routing
+    }
+}
+
+impl DerefMut for DeviceRoutingMut<'_> {
+    fn deref_mut(&mut self) -> &mut DeviceRouting {
+        &mut self.routing
+    }
+}
+
+impl Drop for DeviceRoutingMut<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the routing is taken once, for nothing is done with it after this.
+        let DeviceRouting { ends, tokens, order, sorted, .. } =
+            unsafe { ManuallyDrop::take(&mut self.routing) };
+        // The memory is its owner's to free.
+        for list in [ends, tokens, order, sorted] {
+            let _ = list.leak();
+        }
+    }
+}

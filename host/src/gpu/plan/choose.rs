@@ -1,0 +1,238 @@
+//! Choosing the configuration of a product from measured times.
+//!
+//! The table has times of other shapes. For a product, each configuration's time is estimated from the
+//! three nearest shapes of the table (by the logarithms of rows and columns) and the next larger measured
+//! number of tokens. A measured time is scaled by the configuration's own critical path: the K-iterations of
+//! the thread block that has the most, here and there. The part of the time that does not grow with the path
+//! is the configuration's shortest time in the table. Estimates of the three shapes are averaged with
+//! weights that fall with the square of the distance, so that a measured shape has its own times.
+
+use microscale_formats::dot::CHUNK;
+use microscale_formats::{Dtype, Format};
+use microscale_kernels_abi::gemm::gemv::{GemvParams, TokenTiles};
+use microscale_kernels_abi::gemm::params::GemmParams;
+use microscale_kernels_abi::gemm::{COLUMN_LIMIT, WeightsShape};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
+
+use crate::gpu::plan::times::{MeasuredProduct, Times};
+use crate::shape::QuantizedShape;
+
+/// Shapes of the table that an estimate is made from.
+const NEAREST: usize = 3;
+/// Rows of an expert's activations per pair up to which pairs go one by one. Measured on an H200 for experts
+/// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
+const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
+
+/// A GPU, as far as it decides which configuration is fastest.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct GpuFacts {
+    pub(in crate::gpu) target: &'static Target,
+    pub(in crate::gpu) sm_count: u32,
+    /// Bytes of shared memory per thread block, at most.
+    pub(in crate::gpu) most_shared: u32,
+}
+
+/// A product to choose a configuration for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gpu) struct Request {
+    pub(in crate::gpu) weights: QuantizedShape,
+    pub(in crate::gpu) tokens: usize,
+    /// f16 or bf16.
+    pub(in crate::gpu) activations: Dtype,
+    /// Every token's activations start on 16 bytes.
+    pub(in crate::gpu) aligned: bool,
+    /// Only kernels that need no workspace.
+    pub(in crate::gpu) gemv_only: bool,
+}
+
+/// The weights' shape as kernels take it.
+pub(in crate::gpu) fn weights_shape(weights: QuantizedShape) -> WeightsShape {
+    let [rows, cols, blocks] =
+        [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
+    WeightsShape { rows, cols, blocks }
+}
+
+/// Returns whether kernels that pack activations take weights of a shape: they copy 16 bytes of codes, and
+/// words of scales of whole rows.
+pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
+    let words = weights.format != Format::Nvfp4 || weights.blocks_per_row().is_multiple_of(4);
+    words && weights.cols > 0 && (weights.cols as u64) < COLUMN_LIMIT
+}
+
+/// Returns whether a configuration multiplies weights of a shape by activations that start on 16 bytes or
+/// not.
+pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned: bool) -> bool {
+    let whole_chunks = aligned && weights.cols > 0 && weights.cols.is_multiple_of(CHUNK);
+    match config.mainloop {
+        Mainloop::Gemv => {
+            // Scales are copied by words: those of a row or, of MXFP4 and one token, those of all rows.
+            let rows = if config.tile_n == 1 && weights.format == Format::Mxfp4 { weights.rows } else { 1 };
+            let words = (rows * weights.blocks_per_row()).is_multiple_of(4);
+            whole_chunks && words && (weights.cols as u64) < COLUMN_LIMIT
+        }
+        Mainloop::GemvPlain => whole_chunks,
+        Mainloop::GemvRagged => true,
+        Mainloop::Mma | Mainloop::Wgmma => is_packable(weights),
+    }
+}
+
+/// The configuration that should take the least time. Weights and activations that no measured
+/// configuration takes get the GEMV that does not copy ahead, or the one for ragged rows.
+pub(in crate::gpu) fn choose(times: &Times, gpu: GpuFacts, request: Request) -> GemmConfig {
+    let Request { weights, activations, aligned, gemv_only, .. } = request;
+    let usable = |config: &GemmConfig| {
+        config.mainloop.traits().targets.contain(gpu.target)
+            && (config.mainloop.is_gemv() || !gemv_only)
+            && takes(*config, weights, aligned)
+    };
+    let estimated = estimates(times, gpu, request, usable);
+    let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
+    let config = fastest.map_or_else(|| otherwise(weights, aligned), |(config, _)| config);
+    GemmConfig { weights: weights.format, activations, ..config }
+}
+
+/// The configuration for weights and activations that the others do not take.
+pub(in crate::gpu) fn otherwise(weights: QuantizedShape, aligned: bool) -> GemmConfig {
+    let plain = GemmConfig {
+        mainloop: Mainloop::GemvPlain,
+        tile_m: 16,
+        tile_n: 8,
+        cluster: 1,
+        slices: 8,
+        weights: weights.format,
+        activations: Dtype::Bf16,
+    };
+    if takes(plain, weights, aligned) {
+        return plain;
+    }
+    GemmConfig { mainloop: Mainloop::GemvRagged, tile_m: 1, tile_n: 1, slices: 1, ..plain }
+}
+
+/// The configuration for experts' rows: `pairs` pairs of a token and one of `experts` experts, `rows_per_pair`
+/// rows of activations each. Experts have about the same number of rows, and time is that of a dense product
+/// of their weights together by the rows of one.
+pub(in crate::gpu) fn choose_for_experts(
+    times: &Times,
+    gpu: GpuFacts,
+    request: Request,
+    [experts, pairs, rows_per_pair]: [usize; 3],
+    packable: bool,
+) -> GemmConfig {
+    let Request { weights, activations, .. } = request;
+    let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
+    let active = experts.min(pairs).max(1);
+    let per_expert = rows_per_pair * pairs.div_ceil(active);
+    let gemv = GemmConfig {
+        mainloop: Mainloop::Gemv,
+        tile_m: if per_expert == 1 { 32 } else { 16 },
+        tile_n: if per_expert == 1 { 1 } else { 8 },
+        cluster: 1,
+        slices: 8,
+        weights: weights.format,
+        activations,
+    };
+    let one_token = GemmConfig { tile_n: 1, ..gemv };
+    let copies_ahead = takes(one_token, weights, true);
+    if !packable || pairs <= EXPERT_PAIRS_OF_GEMV[usize::from(!copies_ahead)] {
+        return if takes(gemv, weights, true) { gemv } else { with(otherwise(weights, true)) };
+    }
+    // Experts have a few rows more or less.
+    let tokens = per_expert + per_expert.isqrt();
+    let all = QuantizedShape { rows: weights.rows.saturating_mul(active), ..weights };
+    let usable = |config: &GemmConfig| {
+        let traits = config.mainloop.traits();
+        traits.targets.contain(gpu.target) && !config.mainloop.is_gemv() && config.cluster == 1
+    };
+    let estimated = estimates(times, gpu, Request { weights: all, tokens, ..request }, usable);
+    let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
+    let smallest = || GemmConfig::for_operands(weights.format, activations).find(usable);
+    with(fastest.map(|(config, _)| config).or_else(smallest).unwrap_or(gemv))
+}
+
+/// The usable configurations with their estimated times in microseconds.
+fn estimates(
+    times: &Times,
+    gpu: GpuFacts,
+    request: Request,
+    usable: impl Fn(&GemmConfig) -> bool,
+) -> Vec<(GemmConfig, f64)> {
+    let of_format = || times.products().iter().filter(|product| product.weights == request.weights.format);
+    // The next larger measured number of tokens, or the largest.
+    let larger = of_format().map(|product| product.tokens).filter(|tokens| *tokens >= request.tokens).min();
+    let Some(tokens) = larger.or_else(|| of_format().map(|product| product.tokens).max()) else {
+        return Vec::new();
+    };
+    let distance = |product: &MeasuredProduct| {
+        let [rows, cols] =
+            [(product.rows, request.weights.rows), (product.cols, request.weights.cols)].map(|(a, b)| {
+                let ratio = (a as f64 / b.max(1) as f64).ln();
+                ratio * ratio
+            });
+        rows + cols
+    };
+    let mut nearest: Vec<_> = of_format()
+        .filter(|product| product.tokens == tokens)
+        .map(|product| (distance(product), product))
+        .collect();
+    nearest.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    nearest.truncate(NEAREST);
+    let mut candidates: Vec<GemmConfig> = Vec::new();
+    for (config, _) in nearest.iter().flat_map(|(_, product)| &product.configs) {
+        if usable(config) && !candidates.contains(config) {
+            candidates.push(*config);
+        }
+    }
+    let estimate = |config: GemmConfig| {
+        let here = critical_path(config, gpu, request.weights, request.tokens)?;
+        let of_config = |product: &MeasuredProduct| {
+            product.configs.iter().find(|(of, _)| *of == config).map(|(_, time)| f64::from(*time))
+        };
+        let shortest = of_format().filter_map(of_config).fold(f64::INFINITY, f64::min);
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for (distance, product) in &nearest {
+            let weights_there =
+                QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
+            let there = critical_path(config, gpu, weights_there, product.tokens)?;
+            // A time that is not in the table is longer than those that are kept.
+            let fastest = product.configs.iter().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
+            let time = of_config(product).unwrap_or(f64::from(Times::KEPT) * fastest);
+            let constant = shortest.min(time);
+            let scaled = constant + (time - constant) * here / there;
+            let weight = 1.0 / (distance + 1e-9);
+            sum += weight * scaled.ln();
+            weights += weight;
+        }
+        Some((config, (sum / weights).exp()))
+    };
+    candidates.into_iter().filter_map(estimate).collect()
+}
+
+/// The K-iterations of the thread block that has the most, in units of a pack of activations; `None` if the
+/// configuration cannot be launched for the product.
+fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tokens: usize) -> Option<f64> {
+    let shape = weights_shape(weights);
+    match config.mainloop {
+        Mainloop::Mma | Mainloop::Wgmma => {
+            let shared = config.shared_bytes(gpu.most_shared);
+            let params = GemmParams::new(config, shape, tokens as u64, gpu.sm_count, shared)?;
+            Some((params.most_k_iterations() * u64::from(config.packs())) as f64)
+        }
+        Mainloop::Gemv => {
+            let warps = config.id()?.kernel().within(gpu.most_shared).threads / WARP;
+            let token_tiles = TokenTiles::of(tokens as u64, config.tile_n);
+            let config = config.with_slices(config.slices.min(warps));
+            let params = GemvParams::new(config, shape, tokens as u64, token_tiles, warps, gpu.sm_count)?;
+            let waves = params.thread_blocks().div_ceil(u64::from(gpu.sm_count));
+            let work_tiles = u64::from(params.work_tiles[0] + u32::from(params.work_tiles[1] > 0));
+            let k_iterations = params.k_iterations.div_ceil(config.slices);
+            Some((waves * work_tiles * u64::from(k_iterations)) as f64)
+        }
+        Mainloop::GemvPlain => {
+            let rows = u64::from(config.tile_m) * 8 / u64::from(config.slices.max(1));
+            let tiles = shape.rows.div_ceil(rows.max(1)) * tokens.div_ceil(8) as u64;
+            Some((tiles.div_ceil(u64::from(gpu.sm_count)) * shape.cols.div_ceil(128)) as f64)
+        }
+        Mainloop::GemvRagged => None,
+    }
+}

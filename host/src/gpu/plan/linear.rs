@@ -1,0 +1,142 @@
+//! The kernels of a product of weights and activations: one configuration's, and those around it for
+//! activations in f32.
+
+use microscale_kernels_abi::epilogue::PARTS;
+use microscale_kernels_abi::gemm::gemv::TokenTiles;
+use microscale_kernels_abi::gemm::params::partial_sum_bytes;
+use microscale_kernels_abi::gemm::packing;
+use microscale_kernels_abi::{GemmConfig, KernelId};
+
+use crate::element::Dtype;
+use crate::error::{Error, Result};
+use crate::gpu::plan::choose::{Request, choose, is_packable};
+use crate::gpu::plan::product::{ProductParams, ProductPlan};
+use crate::gpu::plan::times::Times;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::shape::QuantizedShape;
+
+/// Parts of an activation in f32, each a row in bf16.
+pub(in crate::gpu) const PART_ROWS: usize = PARTS as usize;
+
+/// The kernels of a product. `None` as the product where weights or activations have no rows.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct LinearPlan {
+    pub(in crate::gpu) product: Option<ProductPlan>,
+    /// Bytes of the parts of f32 activations and of their products, both multiples of 16; `None` for f16 and
+    /// bf16.
+    pub(in crate::gpu) parts: Option<[u64; 2]>,
+}
+
+/// A dense product to plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gpu) struct LinearKey {
+    pub(in crate::gpu) weights: QuantizedShape,
+    pub(in crate::gpu) tokens: usize,
+    pub(in crate::gpu) activations: Dtype,
+    /// Activations start on 16 bytes.
+    pub(in crate::gpu) aligned: bool,
+    /// Only kernels that need no workspace.
+    pub(in crate::gpu) gemv_only: bool,
+}
+
+/// Bytes of the parts of `tokens` rows of f32 activations, and of their products, both multiples of 16.
+pub(in crate::gpu) fn parts_bytes(tokens: usize, weights: QuantizedShape) -> [u64; 2] {
+    let rows = tokens.saturating_mul(PART_ROWS) as u64;
+    [(weights.cols, size_of::<u16>()), (weights.rows, size_of::<f32>())]
+        .map(|(each, bytes)| rows.saturating_mul((each * bytes) as u64).next_multiple_of(16))
+}
+
+/// The rows of activations of a dtype that are multiplied per row, and their dtype.
+pub(in crate::gpu) fn multiplied(activations: Dtype) -> (usize, Dtype) {
+    if activations == Dtype::F32 { (PART_ROWS, Dtype::Bf16) } else { (1, activations) }
+}
+
+impl LinearPlan {
+    /// Plans a product, with a given configuration or the one that should take the least time.
+    ///
+    /// # Errors
+    /// Those of [`ProductPlan::new`].
+    pub(in crate::gpu) fn new(kernels: &Kernels, key: LinearKey, given: Option<GemmConfig>) -> Result<Self> {
+        let LinearKey { weights, tokens, activations, aligned, gemv_only } = key;
+        let (rows_each, dtype) = multiplied(activations);
+        let parts = (rows_each > 1).then(|| parts_bytes(tokens, weights));
+        if weights.rows == 0 || tokens == 0 {
+            return Ok(Self { product: None, parts });
+        }
+        let tokens = tokens.saturating_mul(rows_each);
+        // Parts start on 16 bytes.
+        let aligned = aligned || rows_each > 1;
+        let request = Request { weights, tokens, activations: dtype, aligned, gemv_only };
+        let config = match given {
+            Some(config) => GemmConfig { weights: weights.format, activations: dtype, ..config },
+            None => choose(Times::of_gpu(kernels.gpu_name()), kernels.facts(), request),
+        };
+        let product = ProductPlan::new(kernels, config, weights, tokens, aligned, None)?;
+        Ok(Self { product: Some(product), parts })
+    }
+
+    /// Bytes of workspace, semaphores not counted.
+    pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
+        let parts = self.parts.map_or(0, |[parts, sums]| parts.saturating_add(sums));
+        self.product.map_or(0, |product| product.workspace_bytes().saturating_add(parts))
+    }
+
+    /// The kernels in the order of their launches.
+    pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
+        let product = self.product.map_or([None; 2], |product| product.kernels());
+        let has_parts = self.parts.is_some() && self.product.is_some();
+        let around = |kernel| has_parts.then_some(kernel);
+        let [pack, multiply] = product;
+        [around(packing::SPLIT), pack, multiply, around(packing::MERGE)].into_iter().flatten()
+    }
+}
+
+/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`, whichever
+/// configuration they get.
+///
+/// # Errors
+/// Those of [`ProductPlan::new`] for the limits of sizes.
+pub(in crate::gpu) fn most_workspace_bytes(
+    kernels: &Kernels,
+    weights: QuantizedShape,
+    tokens: usize,
+    activations: Dtype,
+) -> Result<u64> {
+    let (rows_each, dtype) = multiplied(activations);
+    let parts = if rows_each > 1 { parts_bytes(tokens, weights) } else { [0; 2] };
+    let parts = parts[0].saturating_add(parts[1]);
+    let tokens = tokens.saturating_mul(rows_each);
+    if weights.rows == 0 || tokens == 0 || !is_packable(weights) {
+        return Ok(parts);
+    }
+    let mut most = 0;
+    for config in GemmConfig::for_operands(weights.format, dtype) {
+        if config.mainloop.is_gemv() || !config.mainloop.traits().targets.contain(kernels.target()) {
+            continue;
+        }
+        // With fewer tokens there may be more thread blocks, each with fewer partial sums. Clusters need no
+        // more than the same tile without.
+        let single = GemmConfig { cluster: 1, ..config };
+        let plan = ProductPlan::new(kernels, single, weights, tokens, true, None);
+        // A GPU may have too little shared memory for a configuration.
+        let plan = match (plan, config.cluster) {
+            (Ok(plan), 1) => plan,
+            (Err(error @ Error::Operands(_)), _) => return Err(error),
+            _ => continue,
+        };
+        if let ProductParams::Packed { pack_params, .. } = plan.params {
+            let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
+            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
+        }
+    }
+    Ok(most.saturating_add(parts))
+}
+
+/// The tokens of a token tile of experts' rows for the GEMV: as many as an expert has, up to its `tile_n`.
+pub(in crate::gpu) fn expert_tile_bits(config: GemmConfig, rows_per_expert: usize) -> u32 {
+    if !config.mainloop.is_gemv() {
+        return config.tile_n.ilog2();
+    }
+    let most = if config.tile_n == 1 { 1 } else { 8 };
+    TokenTiles::of(rows_per_expert.max(1) as u64, most).bits
+}

@@ -1,0 +1,15 @@
+//! Planning products: which kernels, with which parameters, in how much workspace.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `times` | measured times of the GEMM's configurations, a table per GPU |
+//! | `choose` | the configuration for a product, from these times |
+//! | `product` | launch parameters of a configuration |
+//! | `linear` | the kernels of a product, and of one with f32 activations |
+//! | `cache` | plans that were made before |
+
+pub(in crate::gpu) mod cache;
+pub(in crate::gpu) mod choose;
+pub(in crate::gpu) mod linear;
+pub(in crate::gpu) mod product;
+pub(in crate::gpu) mod times;

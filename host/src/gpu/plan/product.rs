@@ -1,0 +1,183 @@
+//! Launch parameters of one configuration for one product.
+
+use microscale_formats::dot::CHUNK;
+use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
+use microscale_kernels_abi::gemm::packing::pack;
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, partial_sum_bytes};
+use microscale_kernels_abi::gemm::{TILE_COLUMNS, TOKEN_LIMIT};
+use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::{GemmConfig, KernelId, Mainloop};
+
+use crate::error::{Error, Result};
+use crate::gpu::launch::arguments::{limited, limited_columns, not_one_launch};
+use crate::gpu::plan::choose::{takes, weights_shape};
+use crate::gpu::runtime::kernels::Kernels;
+use crate::shape::QuantizedShape;
+
+/// A configuration's kernels and their parameters for one product.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct ProductPlan {
+    pub(in crate::gpu) config: GemmConfig,
+    /// The kernel that multiplies.
+    pub(in crate::gpu) kernel: KernelId,
+    pub(in crate::gpu) params: ProductParams,
+    pub(in crate::gpu) thread_blocks: u64,
+    /// Threads per thread block, and its bytes of dynamic shared memory.
+    pub(in crate::gpu) threads: u32,
+    pub(in crate::gpu) shared: u32,
+}
+
+/// The parameters of a product's kernels.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) enum ProductParams {
+    /// A packing kernel, and one that multiplies packed activations.
+    Packed {
+        /// The packing kernel.
+        pack: KernelId,
+        pack_params: PackParams,
+        gemm_params: GemmParams,
+    },
+    /// A GEMV that copies ahead.
+    Gemv(GemvParams),
+    /// A GEMV that does not.
+    Plain(PlainParams),
+}
+
+/// Token tiles of experts' rows, which are known on the GPU only.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct ExpertTokenTiles {
+    /// Token tiles, at most.
+    pub(in crate::gpu) most: u64,
+    /// Base-2 logarithm of the tokens of a tile.
+    pub(in crate::gpu) bits: u32,
+}
+
+impl ProductPlan {
+    /// The plan of a configuration for weights and tokens, whose activations start on 16 bytes if `aligned`;
+    /// with `experts`, of experts' rows in token tiles. Compiles the GEMV's kernels, to ask how many thread
+    /// blocks the GPU has room for.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] beyond the kernels' limits, [`Error::NoKernel`] if the configuration does not take
+    /// the weights, and [`Error::Gpu`] for more than a launch covers.
+    pub(in crate::gpu) fn new(
+        kernels: &Kernels,
+        config: GemmConfig,
+        weights: QuantizedShape,
+        tokens: usize,
+        aligned: bool,
+        experts: Option<ExpertTokenTiles>,
+    ) -> Result<Self> {
+        let no_kernel = Error::NoKernel { format: weights.format };
+        let kernel = config.id().filter(|_| takes(config, weights, aligned)).ok_or(no_kernel)?;
+        limited("rows of activations", tokens, TOKEN_LIMIT)?;
+        limited_columns(weights)?;
+        let too_large =
+            || not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows));
+        match config.mainloop {
+            Mainloop::Mma | Mainloop::Wgmma => {
+                Self::packed(kernels, config, kernel, weights, tokens, aligned, experts)
+                    .ok_or_else(too_large)
+            }
+            Mainloop::Gemv => {
+                let ready = kernels.ready(kernel)?;
+                let warps = ready.kernel.threads / WARP;
+                let config = config.with_slices(config.slices.min(warps));
+                let (tiles, thread_blocks) = match experts {
+                    // The thread blocks of all token tiles run together, if there is room.
+                    Some(ExpertTokenTiles { most, bits }) => {
+                        let each = (u64::from(ready.thread_blocks) / most.max(1)).max(1);
+                        (TokenTiles { count: most, bits }, each as u32)
+                    }
+                    None => (TokenTiles::of(tokens as u64, config.tile_n), ready.thread_blocks),
+                };
+                let shape = weights_shape(weights);
+                let params = GemvParams::new(config, shape, tokens as u64, tiles, warps, thread_blocks)
+                    .ok_or_else(too_large)?;
+                let (threads, shared) = params.threads_and_shared(config);
+                let thread_blocks = params.thread_blocks();
+                let params = ProductParams::Gemv(params);
+                Ok(Self { config, kernel, params, thread_blocks, threads, shared })
+            }
+            Mainloop::GemvPlain | Mainloop::GemvRagged => {
+                let launched = kernel.kernel().within(kernels.most_shared());
+                let tiles = match experts {
+                    Some(ExpertTokenTiles { most, bits }) => TokenTiles { count: most, bits },
+                    None => TokenTiles::of(tokens as u64, TILE_COLUMNS),
+                };
+                let shape = weights_shape(weights);
+                let params =
+                    PlainParams::new(config, shape, tokens as u64, tiles).ok_or_else(too_large)?;
+                let thread_blocks = match config.mainloop {
+                    Mainloop::GemvRagged => shape.rows.div_ceil(u64::from(launched.elements)),
+                    _ => params.thread_blocks(),
+                };
+                let (threads, shared) = (launched.threads, launched.shared);
+                let params = ProductParams::Plain(params);
+                Ok(Self { config, kernel, params, thread_blocks, threads, shared })
+            }
+        }
+    }
+
+    /// The plan of a configuration that packs activations; `None` for more than a launch covers.
+    fn packed(
+        kernels: &Kernels,
+        config: GemmConfig,
+        kernel: KernelId,
+        weights: QuantizedShape,
+        tokens: usize,
+        aligned: bool,
+        experts: Option<ExpertTokenTiles>,
+    ) -> Option<Self> {
+        let sm_count = kernels.sm_count();
+        let tokens = match experts {
+            Some(ExpertTokenTiles { most, .. }) => most.checked_mul(u64::from(config.tile_n))?,
+            None => tokens as u64,
+        };
+        let shared = config.shared_bytes(kernels.most_shared());
+        let aligned = aligned && weights.cols.is_multiple_of(8);
+        let pack_params = PackParams::new(config, weights.cols as u64, tokens, aligned, sm_count)?;
+        // Thread blocks take all of a multiprocessor's shared memory.
+        let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
+        let pack = pack(config.activations)?;
+        // The schedule of experts' rows is made on the GPU.
+        let thread_blocks = experts.map_or(gemm_params.schedule.thread_blocks, |_| sm_count);
+        Some(Self {
+            config,
+            kernel,
+            params: ProductParams::Packed { pack, pack_params, gemm_params },
+            thread_blocks: u64::from(thread_blocks),
+            threads: config.threads(),
+            shared,
+        })
+    }
+
+    /// Bytes of workspace: packed activations and partial sums, both multiples of 16.
+    pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
+        match &self.params {
+            ProductParams::Packed { pack_params, .. } => {
+                pack_params.bytes() + partial_sum_bytes(self.thread_blocks as u32, self.config)
+            }
+            ProductParams::Gemv(_) | ProductParams::Plain(_) => 0,
+        }
+    }
+
+    /// Row tiles of a token tile, and K-iterations of each, for the schedule of experts' rows; `None` for the
+    /// GEMV, which has none.
+    pub(in crate::gpu) fn row_tiles_and_k_iterations(&self) -> Option<[u32; 2]> {
+        let ProductParams::Packed { gemm_params, .. } = &self.params else { return None };
+        let row_tiles = gemm_params.shape.rows.div_ceil(u64::from(self.config.tile_m));
+        Some([row_tiles as u32, gemm_params.k_iterations.divisor as u32])
+    }
+
+    /// The packing kernel, if there is one, and the kernel that multiplies.
+    pub(in crate::gpu) fn kernels(&self) -> [Option<KernelId>; 2] {
+        match self.params {
+            ProductParams::Packed { pack, .. } => [Some(pack), Some(self.kernel)],
+            ProductParams::Gemv(_) | ProductParams::Plain(_) => [None, Some(self.kernel)],
+        }
+    }
+}
+
+/// Chunks of whole rows start on 16 bytes where codes do.
+const _: () = assert!((CHUNK / 2).is_multiple_of(16));

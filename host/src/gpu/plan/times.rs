@@ -1,0 +1,139 @@
+//! Measured times of the GEMM's configurations: a table per GPU, which `bench --tune` writes.
+
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+
+use microscale_formats::{Dtype, Format, Words};
+use microscale_kernels_abi::GemmConfig;
+
+/// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see [`Times::of_gpu`].
+const TABLES: [(&str, &str); 2] =
+    [("H200", include_str!("times/h200.txt")), ("H100", include_str!("times/h100.txt"))];
+
+/// Times of the GEMM's configurations on one GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Times {
+    products: Vec<MeasuredProduct>,
+}
+
+/// The times of one product.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredProduct {
+    /// Format of the weights.
+    pub weights: Format,
+    /// Rows of the weights.
+    pub rows: usize,
+    /// Columns of the weights.
+    pub cols: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Configurations with their times in microseconds. Configurations that take more than
+    /// [`Times::KEPT`] times the fastest are left out.
+    pub configs: Vec<(GemmConfig, f32)>,
+}
+
+impl Times {
+    /// Configurations are kept in a table up to this multiple of the fastest time.
+    pub const KEPT: f32 = 2.0;
+
+    /// The table for a GPU, by its name. H200s and H100s have their own. Others use the H200's: relative
+    /// times of configurations depend on the number of multiprocessors and on their critical paths, which
+    /// the choice accounts for, more than on the memory's speed.
+    pub fn of_gpu(name: &str) -> &'static Self {
+        static READ: OnceLock<[Times; TABLES.len()]> = OnceLock::new();
+        // A test reads the tables.
+        let tables = READ.get_or_init(|| TABLES.map(|(_, text)| Self::read(text).unwrap_or_default()));
+        let found = TABLES.iter().position(|(part, _)| name.contains(part));
+        &tables[found.unwrap_or(0)]
+    }
+
+    /// The measured products.
+    pub fn products(&self) -> &[MeasuredProduct] {
+        &self.products
+    }
+
+    /// Adds a product, with the times that are to be [kept](Self::KEPT). Replaces the times of the same
+    /// configurations of the same product.
+    pub fn add(&mut self, product: MeasuredProduct) {
+        let MeasuredProduct { weights, rows, cols, tokens, configs } = product;
+        let same = |of: &&mut MeasuredProduct| {
+            (of.weights, of.rows, of.cols, of.tokens) == (weights, rows, cols, tokens)
+        };
+        match self.products.iter_mut().find(same) {
+            Some(there) => {
+                there.configs.retain(|(config, _)| configs.iter().all(|(new, _)| new != config));
+                there.configs.extend(configs);
+            }
+            None => self.products.push(MeasuredProduct { weights, rows, cols, tokens, configs }),
+        }
+    }
+
+    /// Reads a table as [`Self::text`] writes it; `None` if a line is not one of a table.
+    pub fn read(text: &str) -> Option<Self> {
+        let mut times = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let mut words = line.split_whitespace();
+            let weights = Format::from_word(words.next()?)?;
+            let mut number = || words.next()?.parse().ok();
+            let (rows, cols, tokens) = (number()?, number()?, number()?);
+            let mut configs = Vec::new();
+            while let Some(word) = words.next() {
+                // Times hold for f16 and bf16 alike.
+                let config = GemmConfig::from_word(word, weights, Dtype::Bf16)?;
+                configs.push((config, words.next()?.parse().ok()?));
+            }
+            times.products.push(MeasuredProduct { weights, rows, cols, tokens, configs });
+        }
+        Some(times)
+    }
+
+    /// The text of a table: a line per product, `format rows cols tokens` and pairs of a configuration and
+    /// its microseconds, the fastest first.
+    pub fn text(&self, measured: &str) -> String {
+        let mut text = format!(
+            "# Microseconds of configurations by format, rows, columns and tokens: `microscale bench --tune`, {measured}\n"
+        );
+        for MeasuredProduct { weights, rows, cols, tokens, configs } in &self.products {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{weights} {rows} {cols} {tokens}");
+            let mut configs = configs.clone();
+            configs.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+            for (config, time) in configs {
+                let _ = write!(text, " {config} {time:.2}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_read_as_they_are_written() {
+        let mut times = Times::default();
+        for (i, weights) in [Format::Nvfp4, Format::Mxfp4].into_iter().enumerate() {
+            let configs = GemmConfig::for_operands(weights, Dtype::Bf16);
+            let configs = configs.enumerate().map(|(n, config)| (config.with_slices(2), n as f32 * 0.25));
+            let product =
+                MeasuredProduct { weights, rows: 16, cols: 32, tokens: i, configs: configs.collect() };
+            times.add(product);
+        }
+        assert_eq!(Times::read(&times.text("somewhere")), Some(times));
+        for wrong in ["nvfp4 1 2", "int4 1 2 3", "nvfp4 1 2 3 mma-256x16", "nvfp4 1 2 3 mma-1x1 2.0"] {
+            assert_eq!(Times::read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn built_in_tables_have_times_of_both_formats() {
+        for (name, _) in TABLES {
+            let times = Times::of_gpu(&format!("NVIDIA {name}"));
+            for weights in [Format::Nvfp4, Format::Mxfp4] {
+                assert!(times.products().iter().any(|product| product.weights == weights), "{name}");
+            }
+        }
+    }
+}
