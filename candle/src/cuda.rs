@@ -9,7 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Gpu, TensorCoreActivation};
+use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, GemmWorkspace, Gpu};
 use microscale::{Activation, ExpertRows, QuantizedView};
 
 /// A dtype of inputs and results.
@@ -30,9 +30,6 @@ impl fmt::Debug for OnGpu {
     }
 }
 
-/// The most tokens that are multiplied without a workspace.
-const FEW: usize = 8;
-
 impl OnGpu {
     /// A copy of a matrix, on the device's stream.
     pub(crate) fn of(weights: QuantizedView<'_>, device: &CudaDevice) -> Result<Self> {
@@ -43,9 +40,9 @@ impl OnGpu {
     /// The products of rows without gaps.
     pub(crate) fn multiply(&self, x: &CudaStorage, layout: &Layout, tokens: usize) -> Result<CudaStorage> {
         match &x.slice {
-            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens, Self::many),
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens, Self::few_or_many),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens, Self::few_or_many),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens),
             _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
@@ -55,47 +52,19 @@ impl OnGpu {
         x: &CudaStorage,
         layout: &Layout,
         tokens: usize,
-        enqueue: impl FnOnce(
-            &Self,
-            &Arc<CudaStream>,
-            &CudaView<'_, T>,
-            usize,
-            &mut CudaSlice<T>,
-        ) -> microscale::Result<()>,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
-            enqueue(self, &stream, &part::<T>(x, layout)?, tokens, &mut out).map_err(Error::wrap)?;
+            let x = part::<T>(x, layout)?;
+            let multiply = || {
+                let plan = self.gpu.linear(&self.weights).plan(tokens)?;
+                let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                plan.run(&stream, &x, &mut workspace, &mut out)
+            };
+            multiply().map_err(Error::wrap)?;
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))
-    }
-
-    /// A product of few tokens, without a workspace, or of more.
-    fn few_or_many<T: OnDevice + TensorCoreActivation>(
-        &self,
-        stream: &Arc<CudaStream>,
-        activations: &CudaView<'_, T>,
-        tokens: usize,
-        out: &mut CudaSlice<T>,
-    ) -> microscale::Result<()> {
-        if tokens <= FEW {
-            self.gpu.gemv_weights_on(stream, &self.weights, activations, tokens, out)
-        } else {
-            self.many(stream, activations, tokens, out)
-        }
-    }
-
-    /// A product of any number of tokens.
-    fn many<T: OnDevice>(
-        &self,
-        stream: &Arc<CudaStream>,
-        activations: &CudaView<'_, T>,
-        tokens: usize,
-        out: &mut CudaSlice<T>,
-    ) -> microscale::Result<()> {
-        let mut workspace = self.gpu.gemm_workspace(stream, self.weights.view().shape(), tokens, T::DTYPE)?;
-        self.gpu.gemm_weights_on(stream, &self.weights, activations, tokens, &mut workspace, out)
     }
 }
 
@@ -155,7 +124,8 @@ impl ExpertsOnGpu {
                 let mut routing = DeviceRouting::zeros(&stream, experts.count(), pairs)?;
                 let mut workspace = gpu.experts_workspace(&stream, experts, pairs, T::DTYPE)?;
                 gpu.route_on(&stream, &chosen, top_k, &mut routing)?;
-                gpu.gemm_experts_on(&stream, experts, &activations, &routing, rows, &mut workspace, &mut out)
+                let plan = gpu.linear_experts(experts).plan(pairs)?;
+                plan.run(&stream, &activations, &routing, rows, &mut workspace, &mut out)
             };
             done().map_err(Error::wrap)?;
         }

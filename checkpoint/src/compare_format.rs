@@ -89,7 +89,7 @@ fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<Error
             });
             most = most.max(amax.map_err(|source| failed(source, rows))?);
         }
-        let scale = arithmetic.global_scale(most, |x| dtype.narrow(x));
+        let scale = arithmetic.global_scale(most, |x| microscale::narrow(dtype, x));
         recipe = recipe.with_global(Global::Given(scale));
     }
     let mut errors = ErrorStats::default();

@@ -11,8 +11,7 @@
 //! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
 //! | `cpu`, `gpu` | timing on each |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
-//! | `tune` | choosing kernels for products |
-//! | `load` | the cost of a kernel's first use |
+//! | `tune` | the table of times from which products choose |
 
 pub(crate) mod case;
 mod cpu;
@@ -21,13 +20,11 @@ mod experts;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
-#[cfg(feature = "cuda")]
-pub(crate) mod load;
 pub(crate) mod measurement;
 pub(crate) mod op;
 mod product;
 pub(crate) mod size;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "internals")]
 pub(crate) mod tune;
 mod weights;
 mod workload;
@@ -58,6 +55,8 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         #[cfg(feature = "cuda")]
         (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, _) => weights::measure(case, device)?,
+        #[cfg(feature = "internals")]
+        (Op::Launch, _) => weights::measure_launch(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,
         (_, Dtype::F16) => measure_as::<half::f16>(op, recipe, size, device)?,
         (_, Dtype::Bf16) => measure_as::<half::bf16>(op, recipe, size, device)?,
@@ -97,5 +96,5 @@ fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) 
         #[cfg(feature = "cuda")]
         Device::Gpus(gpus) => gpu::measure::<T>(&workload, gpus.first())?,
     };
-    Ok((if op == Op::Empty { 0 } else { workload.bytes }, times))
+    Ok((if op.is_empty() { 0 } else { workload.bytes }, times))
 }

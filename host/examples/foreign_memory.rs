@@ -107,7 +107,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let workspace = framework.zeros(workspace_bytes)?;
 
     // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.
-    // The workspace was filled with zeros, its counters among them.
+    // The workspace was filled with zeros, its semaphores among them.
     let (weights, x, out_there, mut tensor, workspace) = unsafe {
         (
             DeviceView::<bf16>::from_raw_parts(weights, ROWS * COLS),
@@ -122,7 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Both calls enqueue kernels and return. Nothing is allocated or copied, and nothing waits.
     gpu.quantize_on(stream, weights, shape, &recipe, DeviceQuantizeOptions::new(), &mut tensor)?;
-    gpu.gemm_weights_on(stream, tensor.as_view(), x, TOKENS, workspace, out_there)?;
+    gpu.linear(tensor.as_view()).plan(TOKENS)?.run(stream, x, workspace, out_there)?;
 
     let mut results = vec![bf16::ZERO; TOKENS * ROWS];
     framework.download(out, &mut results)?;

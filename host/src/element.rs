@@ -3,6 +3,15 @@
 use half::{bf16, f16};
 pub use microscale_formats::Dtype;
 
+/// A value rounded to a dtype and widened again.
+pub fn narrow(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::F32 => value,
+        Dtype::F16 => <f16 as Element>::from_f32(value).to_f32(),
+        Dtype::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}

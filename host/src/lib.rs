@@ -72,7 +72,7 @@ pub use cpu::{
     quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
-pub use element::{Dtype, Element};
+pub use element::{Dtype, Element, narrow};
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};

@@ -319,16 +319,8 @@ mod on_gpu {
                     let mut routing = routing_on(stream);
                     gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
                     let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
-                    gpu.gemm_experts_fused_on(
-                        stream,
-                        of_experts,
-                        x,
-                        &routing,
-                        rows,
-                        steps,
-                        &mut space,
-                        to.reborrow(),
-                    )
+                    let plan = gpu.linear_experts(of_experts).epilogue(steps).plan(pairs)?;
+                    plan.run(stream, x, &routing, rows, &mut space, to.reborrow())
                 })
             }};
         }

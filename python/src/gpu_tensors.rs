@@ -252,22 +252,18 @@ pub(crate) fn dtype_of(wide: bool) -> Dtype {
 }
 
 /// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations in 16 bits or, `wide`, in float32; 0
-/// if it needs none, which with a bias it always does.
+/// if it needs none.
 #[pyfunction]
 pub(crate) fn gpu_workspace_bytes(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     tokens: usize,
     wide: bool,
-    fused: bool,
     stream: usize,
 ) -> PyResult<usize> {
     let weights = operand(weights, stream)?;
     let weights = &weights.get().0;
     let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    if !wide && !fused && !work.gpu.gemm_may_need_workspace(weights.shape, tokens) {
-        return Ok(0);
-    }
     work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
 }
 
@@ -309,52 +305,32 @@ pub(crate) fn gpu_linear(
     let all: Vec<_> = arrays.iter().copied().chain([&out]).chain(&workspace).collect();
     let work = Work::with(py, &all, stream)?;
     let from = weights.device_view(py)?;
-    let plain = activations.kind() != Kind::F32 && bias.is_none();
-    // Few tokens need no workspace.
     let space = match &mut workspace {
-        None if !plain || work.gpu.gemm_may_need_workspace(weights.shape, tokens) => {
-            return Err(error(
-                py,
-                format!(
-                    "{tokens} rows of activations need a workspace, as any in float32 and any with a bias do"
-                ),
-            ));
-        }
-        None => None,
+        // The plan refuses it if it needs a workspace.
+        None => GemmWorkspaceMut::none(),
         Some(workspace) => {
             let bytes = workspace.span();
-            // SAFETY: so many bytes are there, which share no memory with the operands, and the caller promises what is in them. That
-            // one product uses them after the other, the order of the stream ensures.
+            // SAFETY: `bytes` bytes are there, which share no memory with the operands. The caller promises
+            // zeros in the semaphores. The stream orders the products that use the workspace.
             let space = unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) };
-            Some(space.map_err(|why| of_tensors(py, why))?)
+            space.map_err(|why| of_tensors(py, why))?
         }
     };
-    /// The product for a dtype, in a workspace.
+    /// The product for a dtype.
     macro_rules! multiply {
-        ($T:ty, $space:expr) => {{
+        ($T:ty) => {{
             let x = view::<$T>(&activations);
             let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
-            let space = $space;
             work.enqueue(py, |gpu, stream| {
-                gpu.gemm_weights_fused_on(stream, from, x, tokens, steps, space, to)
+                gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to)
             })
         }};
     }
-    /// The product of few tokens for a dtype.
-    macro_rules! multiply_few {
-        ($T:ty) => {{
-            let x = view::<$T>(&activations);
-            let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
-            work.enqueue(py, |gpu, stream| gpu.gemv_weights_on(stream, from, x, tokens, to))
-        }};
-    }
-    match (activations.kind(), space) {
-        (Kind::F32, Some(space)) => multiply!(f32, space),
-        (Kind::F16, Some(space)) => multiply!(f16, space),
-        (Kind::Bf16, Some(space)) => multiply!(bf16, space),
-        (Kind::F16, None) => multiply_few!(f16),
-        (Kind::Bf16, None) => multiply_few!(bf16),
-        (Kind::F32 | Kind::Bytes | Kind::Indices, _) => Err(activations.no_values()),
+    match activations.kind() {
+        Kind::F32 => multiply!(f32),
+        Kind::F16 => multiply!(f16),
+        Kind::Bf16 => multiply!(bf16),
+        Kind::Bytes | Kind::Indices => Err(activations.no_values()),
     }
 }

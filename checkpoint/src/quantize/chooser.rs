@@ -128,11 +128,11 @@ impl<'a> Chooser<'a> {
         }
         // Parts of one layer have one dtype; were they not to, the first one's decides for all.
         let dtype = parts.first().and_then(Tensor::values_dtype).unwrap_or(Dtype::F32);
-        let plain = arithmetic.global_scale(most, |x| dtype.narrow(x));
+        let plain = arithmetic.global_scale(most, |x| microscale::narrow(dtype, x));
         if !searching {
             return Ok(Found { plain, best: plain });
         }
-        let scales = search_global::global_scales(arithmetic, most, |x| dtype.narrow(x));
+        let scales = search_global::global_scales(arithmetic, most, |x| microscale::narrow(dtype, x));
         let best = search_global::choose(&scales, |scale| {
             let mut errors = ErrorStats::default();
             for part in parts {

@@ -1,11 +1,21 @@
 //! A thing to measure: an operation with all that it takes.
 
-#[cfg(feature = "cuda")]
-use microscale::gpu::ExpertsKernel;
 use microscale::{Dtype, Recipe};
 
 use super::op::Op;
 use super::size::Size;
+
+#[cfg(feature = "cuda")]
+impl Case {
+    /// The configuration that is asked for.
+    #[cfg_attr(not(feature = "internals"), expect(clippy::unused_self, reason = "kernels have no words then"))]
+    pub(crate) fn kernel(&self) -> Option<microscale::gpu::GemmConfig> {
+        #[cfg(feature = "internals")]
+        return self.kernel;
+        #[cfg(not(feature = "internals"))]
+        None
+    }
+}
 
 /// One thing to measure.
 pub(crate) struct Case {
@@ -17,7 +27,7 @@ pub(crate) struct Case {
     pub dtype: Dtype,
     /// The matrix.
     pub size: Size,
-    /// The kernel for a product of many tokens, or of experts' weights; none for the one that is chosen.
-    #[cfg(feature = "cuda")]
-    pub kernel: Option<ExpertsKernel>,
+    /// The word of the configuration for a product of weights; `None` for the one that is chosen.
+    #[cfg(feature = "internals")]
+    pub kernel: Option<microscale::gpu::GemmConfig>,
 }

@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
 use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, Gpu, TensorCoreActivation, doing as failed,
+    DeviceExperts, DeviceRouting, ExpertRows, Gpu, LinearExperts, doing as failed,
 };
-use microscale::{Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape, Words};
+use microscale::{
+    Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape,
+};
 
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
@@ -28,7 +30,7 @@ struct Mixture<T> {
     activations: Vec<T>,
 }
 
-impl<T: TensorCoreActivation> Mixture<T> {
+impl<T: Activation> Mixture<T> {
     fn new(case: &Case) -> Result<Self> {
         let size = case.size;
         let (tokens, experts) = (size.tokens.map_or(1, usize::from), size.batches);
@@ -82,7 +84,7 @@ impl<T: TensorCoreActivation> Mixture<T> {
 }
 
 /// The bytes of the chosen experts' codes and scales, and times. Pairs are sorted by expert beforehand.
-pub(super) fn measure<T: TensorCoreActivation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
+pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
     let Device::Gpus(gpus) = device else {
         return Err(Error::NoGpu("gemm-experts is measured on GPUs only".into()));
     };
@@ -94,7 +96,17 @@ pub(super) fn measure<T: TensorCoreActivation>(case: &Case, device: &Device) -> 
     Ok((mixture.bytes(), times))
 }
 
-fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
+/// The product by the configuration that is asked for, or by the one that is chosen.
+fn by_case<'a, T: Activation>(gpu: &'a Gpu, experts: &'a DeviceExperts, case: &Case) -> LinearExperts<'a, T, T> {
+    let linear = gpu.linear_experts(experts);
+    match case.kernel() {
+        #[cfg(feature = "internals")]
+        Some(config) => linear.by(config),
+        _ => linear,
+    }
+}
+
+fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result<Times> {
     let (stream, bytes) = (gpu.stream(), mixture.bytes());
     let copying = failed("copying the activations");
     let activations = stream.clone_htod(&mixture.activations).map_err(&copying)?;
@@ -107,7 +119,7 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
         DeviceExperts::from_host(stream, views.collect::<Result<Vec<_>>>()?)
     };
     let experts = of_all()?;
-    let kernel = case.kernel.unwrap_or_else(|| gpu.experts_kernel(&experts, pairs, T::DTYPE));
+    let config = by_case::<T>(gpu, &experts, case).plan(pairs)?.config();
     let mut workspace = gpu.experts_workspace(stream, &experts, pairs, T::DTYPE)?;
     let rows = ExpertRows::Gathered;
     let turns = Turns::of(bytes, bytes, Effort::FULL);
@@ -120,17 +132,7 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
         },
         (&[()], turns, Effort::FULL),
         |(), (experts, out)| {
-            gpu.gemm_experts_with(
-                kernel,
-                stream,
-                &*experts,
-                &activations,
-                &routing,
-                rows,
-                DeviceEpilogue::default(),
-                &mut workspace,
-                out,
-            )
+            by_case(gpu, experts, case).plan(pairs)?.run(stream, &activations, &routing, rows, &mut workspace, out)
         },
         |(), (_, out)| mixture.check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
     )?[0];
@@ -138,7 +140,7 @@ fn on_gpu<T: TensorCoreActivation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu)
         operation,
         read: None,
         copy: Some(copy_time(stream, bytes)?),
-        kernel: Some(kernel.word()),
+        kernel: config.map(|config| config.to_string()),
         tensor_cores_per_second: tensor_cores_per_second(gpu)?,
     })
 }

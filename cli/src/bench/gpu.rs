@@ -7,10 +7,12 @@ use microscale::gpu::cudarc::driver::sys::{
 };
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    Baseline, DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensor,
-    GemmWeightsKernel, GemvWeightsKernel, Gpu, TensorCoreActivation, doing as failed,
+    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemmConfig, Gpu, Linear, doing as failed,
 };
-use microscale::{Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
+use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
+
+#[cfg(feature = "internals")]
+use microscale::gpu::GemmWorkspace;
 
 use super::measurement::{Times, median};
 use super::op::Op;
@@ -30,6 +32,7 @@ impl Effort {
     /// The effort for figures.
     pub(super) const FULL: Self = Self { graph_bytes: 8 << 30, replays: 25 };
     /// The effort for choosing among many kernels.
+    #[cfg(feature = "internals")]
     pub(super) const LESS: Self = Self { graph_bytes: 2 << 30, replays: 7 };
 }
 
@@ -54,8 +57,10 @@ pub(super) fn measure<T: Element>(workload: &Workload, gpu: &Gpu) -> Result<Time
     // allow them.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
+    #[cfg(feature = "internals")]
     if workload.op == Op::Empty {
-        let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| gpu.empty_on(stream))?;
+        let empty = microscale::gpu::internals::EmptyKernel::new(gpu)?;
+        let operation = time(stream, (MOST_LAUNCHES, Effort::FULL), |_| empty.launch(stream))?;
         return Ok(Times { operation, ..Times::default() });
     }
     let host = random::<T>(workload.shape.elements(), 1);
@@ -153,9 +158,10 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
                 stream.alloc_zeros::<T>(product.matrix.rows()).map_err(failed("allocating the output"))?;
             Ok((DeviceTensor::from_host(stream, &product.matrix)?, out))
         },
-        |(matrix, out)| match op.gemv_kernel() {
-            Some(kernel) => gpu.gemv_with(kernel, stream, &*matrix, &vectors, product.batch, out),
-            None => gpu.gemv_on(stream, &*matrix, &vectors, product.batch, out),
+        |(matrix, out)| match op.rows_per_warp() {
+            #[cfg(feature = "internals")]
+            Some(rows) => gpu.gemv_by_rows_on(rows, stream, &*matrix, &vectors, product.batch, out),
+            _ => gpu.gemv_on(stream, &*matrix, &vectors, product.batch, out),
         },
         |(_, out)| {
             let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
@@ -164,27 +170,30 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     )
 }
 
-/// How weights are multiplied with activations.
-#[derive(Clone, Copy)]
-pub(super) enum WeightsKernel {
-    /// By a kernel for few tokens.
-    Gemv(GemvWeightsKernel),
-    /// By a kernel for any number of tokens; by the one that is chosen, if there is none.
-    Gemm(Option<GemmWeightsKernel>),
-}
+/// Weights times activations of a number of tokens: by a configuration, or by the one that is chosen.
+pub(super) type ByConfig = (usize, Option<GemmConfig>);
 
-/// Weights times activations, for so many tokens.
-pub(super) type ByKernel = (usize, WeightsKernel);
+/// The product by a configuration, if one is given.
+pub(super) fn by_config<'a, T: Activation>(
+    linear: Linear<'a, T, T>,
+    config: Option<GemmConfig>,
+) -> Linear<'a, T, T> {
+    match config {
+        #[cfg(feature = "internals")]
+        Some(config) => linear.by(config),
+        _ => linear,
+    }
+}
 
 /// Operations of tensor cores that take as long as copying a byte, on the GPUs where they take the longest beside it.
 const OPERATIONS_PER_BYTE: u64 = 150;
 
 /// The median times of products of weights and activations, of which there are those of so many tokens;
 /// `check` is given the results of the first of them.
-pub(super) fn measure_weights<T: TensorCoreActivation>(
+pub(super) fn measure_weights<T: Activation>(
     gpu: &Gpu,
     (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
-    (products, effort): (&[ByKernel], Effort),
+    (products, effort): (&[ByConfig], Effort),
     check: impl Fn(&[T]) -> Result<()>,
 ) -> Result<Vec<f64>> {
     // SAFETY: as in `measure`.
@@ -203,26 +212,85 @@ pub(super) fn measure_weights<T: TensorCoreActivation>(
             Ok((DeviceTensor::from_host(stream, weights)?, out))
         },
         (products, turns, effort),
-        |(tokens, kernel), (weights, out)| match *kernel {
-            WeightsKernel::Gemv(kernel) => {
-                gpu.gemv_weights_with(kernel, stream, &*weights, &activations, *tokens, out)
-            }
-            WeightsKernel::Gemm(kernel) => gpu.gemm_weights_with(
-                kernel,
-                stream,
-                &*weights,
-                &activations,
-                *tokens,
-                DeviceEpilogue::default(),
-                &mut workspace,
-                out,
-            ),
+        |(tokens, config), (weights, out)| {
+            let linear = by_config(gpu.linear::<T, T>(&*weights), *config);
+            linear.plan(*tokens)?.run(stream, &activations, &mut workspace, out)
         },
         |(tokens, _), (weights, out)| {
             let found = stream.clone_dtoh(out).map_err(failed("copying the output back"))?;
             check(&found[..tokens * weights.rows()])
         },
     )
+}
+
+/// The median times of products by configurations, each of a number of tokens up to those of `activations`;
+/// `None` for a configuration that cannot multiply. Results are not compared: tests do that for every
+/// configuration.
+#[cfg(feature = "internals")]
+pub(super) fn measure_configs<T: Activation>(
+    gpu: &Gpu,
+    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
+    products: &[(usize, GemmConfig)],
+) -> Result<Vec<Option<f64>>> {
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
+    let bytes = matrix_bytes(weights) as u64;
+    let sets = (0..sets(bytes)).map(|_| DeviceTensor::from_host(stream, weights));
+    let sets = sets.collect::<Result<Vec<_>>>()?;
+    let results = tokens * weights.rows();
+    let mut out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+    let mut workspace = GemmWorkspace::new(stream, 0)?;
+    let mut room = 0;
+    let mut measured = Vec::new();
+    for (tokens, config) in products {
+        let plan = gpu.linear::<T, T>(&sets[0]).by(*config).plan(*tokens);
+        let Ok(plan) = plan.as_ref().map(|plan| plan.workspace_bytes()) else {
+            measured.push(None);
+            continue;
+        };
+        if plan > room {
+            (workspace, room) = (GemmWorkspace::new(stream, plan)?, plan);
+        }
+        let operations = 2 * (tokens * weights.cols() * weights.rows()) as u64;
+        let turns = Turns::of(bytes, bytes.max(operations / OPERATIONS_PER_BYTE), Effort::LESS);
+        let seconds = time(stream, (turns.launches, Effort::LESS), |i| {
+            let plan = gpu.linear::<T, T>(&sets[i % sets.len()]).by(*config).plan(*tokens)?;
+            plan.run(stream, &activations, &mut workspace, &mut out)
+        })?;
+        measured.push(Some(seconds));
+    }
+    Ok(measured)
+}
+
+/// The CPU's time for planning and launching a product that was planned before, with an idle GPU.
+#[cfg(feature = "internals")]
+pub(super) fn measure_launch<T: Activation>(
+    gpu: &Gpu,
+    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
+) -> Result<f64> {
+    const LAUNCHES: u32 = 50;
+    // SAFETY: as in `measure`.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let copying = failed("copying the operands");
+    let activations = stream.clone_htod(activations).map_err(&copying)?;
+    let weights = DeviceTensor::from_host(stream, weights)?;
+    let mut out = stream.alloc_zeros::<T>(tokens * weights.rows()).map_err(failed("allocating the output"))?;
+    let bytes = gpu.linear::<T, T>(&weights).plan(tokens)?.workspace_bytes();
+    let mut workspace = GemmWorkspace::new(stream, bytes)?;
+    let mut seconds = Vec::new();
+    for _ in 0..WARM_UP + Effort::FULL.replays {
+        let start = std::time::Instant::now();
+        for _ in 0..LAUNCHES {
+            let plan = gpu.linear::<T, T>(&weights).plan(tokens)?;
+            plan.run(stream, &activations, &mut workspace, &mut out)?;
+        }
+        seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
+        stream.synchronize().map_err(failed("waiting for the GPU"))?;
+    }
+    Ok(median(seconds.split_off(WARM_UP)))
 }
 
 /// Multiplications and additions of 16-bit floats, with sums in f32, that a GPU's tensor cores do a second at its highest clock; none
@@ -263,26 +331,17 @@ impl<T: Element> Set<T> {
     fn run(&mut self, gpu: &Gpu, workload: &Workload, report: &mut DeviceReport) -> Result<()> {
         let Self { values, tensor, amax } = self;
         let (stream, shape, recipe) = (gpu.stream(), workload.shape, &workload.recipe);
-        let baseline = match workload.op {
-            Op::Dequantize => return gpu.dequantize_on(stream, &*tensor, values, shape.cols),
-            Op::QuantizeThreadABlock => Baseline::ThreadABlock,
-            Op::QuantizeWarpABlock => Baseline::WarpABlock,
+        match workload.op {
+            Op::Dequantize => gpu.dequantize_on(stream, &*tensor, values, shape.cols),
             Op::Amax => {
                 amax.clear(stream)?;
-                return gpu.amax_on(stream, &*values, shape, amax);
+                gpu.amax_on(stream, &*values, shape, amax)
             }
             _ => {
-                return gpu.quantize_on(
-                    stream,
-                    &*values,
-                    shape,
-                    recipe,
-                    DeviceQuantizeOptions::new().report(report),
-                    tensor,
-                );
+                let options = DeviceQuantizeOptions::new().report(report);
+                gpu.quantize_on(stream, &*values, shape, recipe, options, tensor)
             }
-        };
-        gpu.quantize_baseline_on(baseline, stream, &*values, shape, recipe, tensor)
+        }
     }
 
     /// Compares what the timed launches left with what the CPU gives.

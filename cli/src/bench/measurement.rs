@@ -24,7 +24,7 @@ pub(crate) struct Measurement {
     /// codes and scales.
     pub bytes: u64,
     /// The kernel that was measured, of an operation that chooses among them.
-    pub kernel: Option<&'static str>,
+    pub kernel: Option<String>,
     /// Operations that the GPU's tensor cores can do a second, if that is known.
     pub tensor_cores_per_second: Option<f64>,
     /// The median time of one operation.
@@ -80,7 +80,7 @@ pub(super) struct Times {
     pub(super) operation: f64,
     pub(super) read: Option<f64>,
     pub(super) copy: Option<f64>,
-    pub(super) kernel: Option<&'static str>,
+    pub(super) kernel: Option<String>,
     pub(super) tensor_cores_per_second: Option<f64>,
 }
 

@@ -2,8 +2,6 @@
 //! takes.
 
 use microscale::formats::words;
-#[cfg(feature = "cuda")]
-use microscale::gpu::GemvKernel;
 use microscale::{Dtype, Error, Result, Words};
 
 use super::size::Size;
@@ -29,60 +27,70 @@ pub(crate) enum Op {
     GemmWeights,
     /// Experts' quantized weights times the activations of the tokens that choose them (GPU only).
     GemmExperts,
-    /// [`Self::Gemv`] by the kernel whose warps take one row (GPU only).
+    /// [`Self::Gemv`] by warps of one row (GPU only).
+    #[cfg(feature = "internals")]
     GemvRows1,
-    /// [`Self::Gemv`] by the kernel whose warps take two rows (GPU only).
+    /// [`Self::Gemv`] by warps of two rows (GPU only).
+    #[cfg(feature = "internals")]
     GemvRows2,
-    /// [`Self::Gemv`] by the kernel whose warps take four rows (GPU only).
+    /// [`Self::Gemv`] by warps of four rows (GPU only).
+    #[cfg(feature = "internals")]
     GemvRows4,
-    /// The ladder's first step (GPU only): a thread handles a block.
-    QuantizeThreadABlock,
-    /// The ladder's second step (GPU only): a warp handles a block.
-    QuantizeWarpABlock,
+    /// The CPU's time for planning and launching [`Self::GemmWeights`] again (GPU only).
+    #[cfg(feature = "internals")]
+    Launch,
     /// A kernel that does nothing (GPU only): the cost of a launch.
+    #[cfg(feature = "internals")]
     Empty,
     /// Making each kernel ready (GPU only): the cost of a first use.
+    #[cfg(feature = "internals")]
     Load,
 }
 
-words!(Op, "operation" {
-    Self::Quantize = "quantize",
-    Self::AmaxQuantize = "amax-quantize",
-    Self::Amax = "amax",
-    Self::Dequantize = "dequantize",
-    Self::Gemv = "gemv",
-    Self::GemvWeights = "gemv-weights",
-    Self::GemmWeights = "gemm-weights",
-    Self::GemmExperts = "gemm-experts",
-    Self::GemvRows1 = "gemv-rows1",
-    Self::GemvRows2 = "gemv-rows2",
-    Self::GemvRows4 = "gemv-rows4",
-    Self::QuantizeThreadABlock = "quantize-thread-a-block",
-    Self::QuantizeWarpABlock = "quantize-warp-a-block",
-    Self::Empty = "empty",
-    Self::Load = "load",
-});
+impl Words for Op {
+    const WHAT: &'static str = "operation";
+
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("quantize", Self::Quantize),
+        ("amax-quantize", Self::AmaxQuantize),
+        ("amax", Self::Amax),
+        ("dequantize", Self::Dequantize),
+        ("gemv", Self::Gemv),
+        ("gemv-weights", Self::GemvWeights),
+        ("gemm-weights", Self::GemmWeights),
+        ("gemm-experts", Self::GemmExperts),
+        #[cfg(feature = "internals")]
+        ("gemv-rows1", Self::GemvRows1),
+        #[cfg(feature = "internals")]
+        ("gemv-rows2", Self::GemvRows2),
+        #[cfg(feature = "internals")]
+        ("gemv-rows4", Self::GemvRows4),
+        #[cfg(feature = "internals")]
+        ("launch", Self::Launch),
+        #[cfg(feature = "internals")]
+        ("empty", Self::Empty),
+        #[cfg(feature = "internals")]
+        ("load", Self::Load),
+    ];
+}
+
+words!(Op);
 
 impl Op {
-    /// The ladder, from the first version that one would write to the shipped kernel.
-    pub(crate) const LADDER: [Self; 3] =
-        [Self::QuantizeThreadABlock, Self::QuantizeWarpABlock, Self::Quantize];
-
-    /// The kernels that products are chosen from.
-    pub(crate) const GEMV_KERNELS: [Self; 3] = [Self::GemvRows1, Self::GemvRows2, Self::GemvRows4];
-
     /// Returns whether it is a product of quantized operands.
     pub(super) fn is_gemv(self) -> bool {
-        self == Self::Gemv || Self::GEMV_KERNELS.contains(&self)
+        self == Self::Gemv || self.rows_per_warp().is_some()
     }
 
-    /// The kernel that is measured; none where the table of choices says which.
-    #[cfg(feature = "cuda")]
-    pub(super) fn gemv_kernel(self) -> Option<GemvKernel> {
+    /// The rows per warp of the measured kernel; `None` where the library chooses.
+    pub(super) fn rows_per_warp(self) -> Option<u32> {
         match self {
-            Self::GemvRows1 => Some(GemvKernel::Rows1),
-            Self::GemvRows2 => Some(GemvKernel::Rows2),
-            Self::GemvRows4 => Some(GemvKernel::Rows4),
+            #[cfg(feature = "internals")]
+            Self::GemvRows1 => Some(1),
+            #[cfg(feature = "internals")]
+            Self::GemvRows2 => Some(2),
+            #[cfg(feature = "internals")]
+            Self::GemvRows4 => Some(4),
             _ => None,
         }
     }
@@ -90,18 +98,29 @@ impl Op {
     /// Returns whether only GPUs have it.
     pub(crate) fn needs_gpu(self) -> bool {
         match self {
-            Self::QuantizeThreadABlock
-            | Self::QuantizeWarpABlock
-            | Self::Empty
-            | Self::Load
-            | Self::GemmExperts => true,
-            _ => Self::GEMV_KERNELS.contains(&self),
+            #[cfg(feature = "internals")]
+            Self::Launch | Self::Empty | Self::Load => true,
+            Self::GemmExperts => true,
+            _ => self.rows_per_warp().is_some(),
+        }
+    }
+
+    /// Returns whether nothing but launching is measured.
+    pub(super) fn is_empty(self) -> bool {
+        match self {
+            #[cfg(feature = "internals")]
+            Self::Empty => true,
+            _ => false,
         }
     }
 
     /// Returns whether it multiplies tokens.
     pub(crate) fn has_tokens(self) -> bool {
-        matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmExperts)
+        match self {
+            #[cfg(feature = "internals")]
+            Self::Launch => true,
+            _ => matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmExperts),
+        }
     }
 
     /// Returns whether it takes values of a dtype: tensor cores take no activations in f32.

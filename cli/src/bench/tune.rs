@@ -1,150 +1,83 @@
-//! Choosing kernels for products: tables of the fastest, or of times, over sizes.
+//! Measuring the table of times from which configurations are chosen.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 
-use microscale::gpu::{GemmTimes, GemvChoices, GemvKernel, GemvWeightsChoices, GemvWeightsKernel, Gpus};
-use microscale::{Convention, Device, Dtype, Error, Format, QuantizedTensor, Recipe, Result, Words};
+use half::bf16;
+use microscale::formats::words::Words as _;
+use microscale::gpu::internals::{MeasuredProduct, Times};
+use microscale::gpu::{GemmConfig, Gpu};
+use microscale::{Convention, Format, Recipe, Result};
 
-use super::case::Case;
-use super::gpu::Effort;
-use super::gpu::WeightsKernel;
-use super::measure;
-use super::measurement::Measurement;
-use super::op::Op;
-use super::product::matrix_bytes;
+use super::gpu::measure_configs;
+use super::product::matrix;
 use super::size::Size;
-use super::weights::{WeightsProduct, by_kernels};
+use super::workload::random;
 
-/// Measures which kernel is the fastest, over the sizes of a table of choices, for results in f16: the table
-/// as a file.
+/// The rows and columns that are measured: small, square, wide and tall layers. Other layers of models are
+/// reported on, and not among these.
+const SHAPES: [[usize; 2]; 12] = [
+    [512, 2048],
+    [1024, 1024],
+    [2048, 2048],
+    [2048, 8192],
+    [4096, 4096],
+    [8192, 2048],
+    [4096, 14336],
+    [14336, 4096],
+    [8192, 8192],
+    [8192, 28672],
+    [28672, 8192],
+    [32768, 4096],
+];
+
+/// The numbers of tokens that are measured in NVFP4. MXFP4 has those up to eight.
+const TOKENS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096];
+
+/// Measures the configurations of the GPU's target and returns the table: that of a file, if there is one,
+/// with the new times in place of those of the same configurations.
 ///
 /// # Errors
-/// Those of [`super::measure`], at the first measurement that fails.
-pub(crate) fn gemv(
-    recipe: &Recipe,
-    device: &Device,
-    mut measured: impl FnMut(Measurement),
-) -> Result<String> {
-    let choices = GemvChoices::new(|rows, cols| {
-        let size = Size { rows, cols, batches: 1, tokens: None, top_k: 0 };
-        let mut fastest = (f64::INFINITY, None);
-        for op in Op::GEMV_KERNELS {
-            let case = Case { op, recipe: *recipe, dtype: Dtype::F16, size, kernel: None };
-            let measurement = measure(&case, device)?;
-            if measurement.median_seconds < fastest.0 {
-                fastest = (measurement.median_seconds, op.gemv_kernel());
+/// Those of planning and launching.
+pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
+    let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
+    let mut times = there.unwrap_or_default();
+    for weights in [Format::Nvfp4, Format::Mxfp4] {
+        let most = if weights == Format::Nvfp4 { TOKENS[TOKENS.len() - 1] } else { 8 };
+        for [rows, cols] in SHAPES {
+            let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(most), top_k: 0 };
+            let matrix = matrix(&Recipe::of(weights, Convention::default_for(weights))?, size)?;
+            let activations = random::<bf16>(most * cols, 2);
+            let configs = gpu.gemm_configs(matrix.shape());
+            let tokens = TOKENS.into_iter().filter(|tokens| *tokens <= most);
+            let products: Vec<_> = tokens
+                .flat_map(|tokens| {
+                    let worth = configs.iter().filter(move |config| is_worth(**config, tokens));
+                    worth.map(move |config| (tokens, *config))
+                })
+                .collect();
+            let seconds = measure_configs(gpu, (&matrix, &activations, most), &products)?;
+            let measured: Vec<_> = products.iter().zip(seconds).collect();
+            for of_tokens in measured.chunk_by(|((a, _), _), ((b, _), _)| a == b) {
+                let tokens = of_tokens[0].0.0;
+                let configs = of_tokens.iter().filter_map(|((_, config), seconds)| {
+                    seconds.map(|seconds| (*config, (seconds * 1e6) as f32))
+                });
+                times.add(MeasuredProduct { weights, rows, cols, tokens, configs: configs.collect() });
             }
-            measured(measurement);
-        }
-        Ok(fastest.1.unwrap_or(GemvKernel::Rows4))
-    })?;
-    Ok(choices.text(&format!("{device}, {}", recipe.format())))
-}
-
-/// Measures which kernel is the fastest, over the formats and sizes of the tables of choices, with
-/// activations in bf16: the tables as a file. Of each size and number of tokens the fastest kernel's
-/// measurement is told.
-///
-/// # Errors
-/// Those of [`super::measure`], at the first measurement that fails.
-pub(crate) fn gemv_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
-    let gpus = gpus(device)?;
-    let all = GemvWeightsChoices::TOKENS;
-    let products = all.iter().flat_map(|&tokens| {
-        // Kernels for more tokens at a time than are measured here are chosen by the times of `gemm_weights`.
-        let most = all[all.len() - 1];
-        let kernels = GemvWeightsKernel::all()
-            .filter(move |kernel| kernel.tokens() <= most && (kernel.tokens() == 1) == (tokens == 1));
-        kernels.map(move |kernel| (tokens, kernel))
-    });
-    let products: Vec<_> = products.collect();
-    let choices = GemvWeightsChoices::new(|format, rows, cols| {
-        let recipe = &Recipe::of(format, Convention::default_for(format))?;
-        let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(all[all.len() - 1]), top_k: 0 };
-        let product = WeightsProduct::<half::bf16>::new(recipe, size)?;
-        let by = products.iter().map(|(tokens, kernel)| (*tokens, WeightsKernel::Gemv(*kernel)));
-        let times = by_kernels(&product, gpus.first(), &by.collect::<Vec<_>>(), Effort::LESS)?;
-        Ok(all.map(|tokens| {
-            let of_these = products.iter().zip(&times).filter(|((of, _), _)| *of == tokens);
-            let fastest = of_these.min_by(|(_, a), (_, b)| a.total_cmp(b));
-            // There is a kernel for any number of tokens.
-            let chosen = (GemvWeightsKernel::choose(product.weights.shape(), tokens), f64::INFINITY);
-            let (kernel, median_seconds) =
-                fastest.map_or(chosen, |((_, kernel), seconds)| (*kernel, *seconds));
-            let size = Size { tokens: NonZeroUsize::new(tokens), ..size };
-            measured(measurement(
-                (Op::GemvWeights, *recipe, size),
-                device,
-                &product.weights,
-                (kernel.word(), median_seconds),
-            ));
-            kernel
-        }))
-    })?;
-    Ok(choices.text(&format!("{device}, bf16")))
-}
-
-/// Measures how long each kernel for more than eight tokens takes, over the sizes of [`GemmTimes`], with weights in NVFP4 and
-/// activations in bf16: the times as a file.
-///
-/// # Errors
-/// The errors of [`super::measure`], at the first measurement that fails.
-pub(crate) fn gemm_weights(device: &Device, mut measured: impl FnMut(Measurement)) -> Result<String> {
-    let gpus = gpus(device)?;
-    let recipe = Recipe::of(Format::Nvfp4, Convention::default_for(Format::Nvfp4))?;
-    let mut times = GemmTimes::default();
-    for [rows, cols] in GemmTimes::SHAPES {
-        let size = |tokens| Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(tokens), top_k: 0 };
-        for tokens in GemmTimes::TOKENS {
-            let product = WeightsProduct::<half::bf16>::new(&recipe, size(tokens))?;
-            let few = GemmTimes::few(tokens).map(|kernel| (kernel.word(), WeightsKernel::Gemv(kernel)));
-            let many = gpus.first().gemm_kernels().filter(|kernel| GemmTimes::takes(*kernel, tokens));
-            let many = many.map(|kernel| (kernel.word(), WeightsKernel::Gemm(Some(kernel))));
-            let kernels: Vec<_> = few.chain(many).collect();
-            let by: Vec<_> = kernels.iter().map(|(_, kernel)| (tokens, *kernel)).collect();
-            for ((word, _), seconds) in
-                kernels.iter().zip(by_kernels(&product, gpus.first(), &by, Effort::LESS)?)
-            {
-                times.add([rows, cols, tokens], word, seconds * 1e6);
-                measured(measurement(
-                    (Op::GemmWeights, recipe, size(tokens)),
-                    device,
-                    &product.weights,
-                    (word, seconds),
-                ));
-            }
+            eprintln!("measured {} {rows}x{cols}", weights.word());
         }
     }
-    Ok(times.text(&format!("{device}, nvfp4, bf16")))
+    let info = gpu.info();
+    Ok(times.text(&format!("{}, bf16", info.name)))
 }
 
-/// The GPUs of a device.
-fn gpus(device: &Device) -> Result<&Gpus> {
-    match device {
-        Device::Gpus(gpus) => Ok(gpus),
-        Device::Cpu => Err(Error::NoGpu("kernels are chosen for GPUs only".into())),
+/// Returns whether a configuration may be the fastest for a number of tokens.
+fn is_worth(config: GemmConfig, tokens: usize) -> bool {
+    let tile = config.tile_n as usize;
+    if config.mainloop.is_gemv() {
+        // One token has its own; more take at most three token tiles.
+        return (tile == 1) == (tokens == 1) && (tokens <= 8) == (tile <= 8) && tokens <= 3 * tile;
     }
-}
-
-/// The measurement of a kernel that multiplies weights with activations in bf16.
-fn measurement(
-    (op, recipe, size): (Op, Recipe, Size),
-    device: &Device,
-    weights: &QuantizedTensor,
-    (kernel, median_seconds): (&'static str, f64),
-) -> Measurement {
-    Measurement {
-        op,
-        recipe,
-        dtype: Dtype::Bf16,
-        size,
-        device: device.to_string(),
-        threads: 0,
-        bytes: matrix_bytes(weights) as u64,
-        median_seconds,
-        read_seconds: None,
-        copy_seconds: None,
-        kernel: Some(kernel),
-        tensor_cores_per_second: None,
-    }
+    tokens > 4 && (tokens <= 8 * tile || tile == 256 || tile == 64)
 }

@@ -8,13 +8,13 @@ use microscale::{Activation, Device, Dtype, QuantizedTensor, Recipe, Result, Sha
 use microscale::{
     Error, Words,
     formats::weights::{gemm_gamma, tensor_core_gamma},
-    gpu::{ExpertsKernel, GemvWeightsKernel, Gpu, TensorCoreActivation},
+    gpu::Gpu,
 };
 
 use super::case::Case;
 use super::cpu;
 #[cfg(feature = "cuda")]
-use super::gpu::{Effort, WeightsKernel};
+use super::gpu::{Effort, by_config};
 use super::measurement::Times;
 #[cfg(feature = "cuda")]
 use super::op::NO_F32;
@@ -89,33 +89,33 @@ fn on_cpu<T: Activation>(case: &Case) -> Result<(u64, Times)> {
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu<T: TensorCoreActivation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
+fn on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
     let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
     let bytes = matrix_bytes(&product.weights) as u64;
-    let (tokens, shape) = (product.tokens, product.weights.shape());
-    let for_few = GemvWeightsKernel::choose(shape, tokens);
-    let (kernel, name) = if case.op == Op::GemmWeights {
-        let asked = match case.kernel {
-            Some(ExpertsKernel::Many(kernel)) => Some(kernel),
-            Some(ExpertsKernel::Few(_)) => {
-                return Err(Error::NotMeasured { op: case.op.word(), how: "by a kernel for few tokens" });
-            }
-            None => None,
-        };
-        let chosen = asked.or_else(|| gpu.gemm_kernel(shape, tokens));
-        (WeightsKernel::Gemm(asked), chosen.map_or(for_few.word(), |kernel| kernel.word()))
-    } else {
-        (WeightsKernel::Gemv(for_few), for_few.word())
-    };
-    let operation = by_kernels(&product, gpu, &[(tokens, kernel)], Effort::FULL)?[0];
+    let given = case.kernel();
+    let weights = microscale::gpu::DeviceTensor::from_host(gpu.stream(), &product.weights)?;
+    let config = by_config(gpu.linear::<T, T>(&weights), given).plan(product.tokens)?.config();
+    let operation = by_configs(&product, gpu, &[(product.tokens, given)], Effort::FULL)?[0];
     let times = Times {
         operation,
         read: None,
         copy: Some(super::gpu::copy_time(gpu.stream(), bytes)?),
-        kernel: Some(name),
+        kernel: config.map(|config| config.to_string()),
         tensor_cores_per_second: super::gpu::tensor_cores_per_second(gpu)?,
     };
     Ok((bytes, times))
+}
+
+/// The CPU's time for planning and launching a product again.
+#[cfg(feature = "internals")]
+pub(super) fn measure_launch(case: &Case, device: &Device) -> Result<(u64, Times)> {
+    let Device::Gpus(gpus) = device else {
+        return Err(Error::NoGpu("launches are measured on GPUs only".into()));
+    };
+    let product = WeightsProduct::<bf16>::new(&case.recipe, case.size)?;
+    let operands = (&product.weights, &product.activations[..], product.tokens);
+    let operation = super::gpu::measure_launch(gpus.first(), operands)?;
+    Ok((0, Times { operation, ..Times::default() }))
 }
 
 /// The most tokens whose results are compared.
@@ -182,10 +182,10 @@ impl<T: Activation> Nearly<T> {
 /// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far
 /// from the CPU's as both may be from the exact ones.
 #[cfg(feature = "cuda")]
-pub(super) fn by_kernels<T: TensorCoreActivation>(
+pub(super) fn by_configs<T: Activation>(
     product: &WeightsProduct<T>,
     gpu: &Gpu,
-    products: &[super::gpu::ByKernel],
+    products: &[super::gpu::ByConfig],
     effort: Effort,
 ) -> Result<Vec<f64>> {
     let WeightsProduct { weights, activations, tokens } = product;

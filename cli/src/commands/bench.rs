@@ -3,24 +3,17 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-#[cfg(feature = "cuda")]
-use std::time::Duration;
-
 use comfy_table::Table;
-#[cfg(feature = "cuda")]
-use microscale::gpu::{ExpertsKernel, KernelId};
+#[cfg(feature = "internals")]
+use microscale::gpu::Gpu;
 use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
 use crate::bench::case::Case;
-#[cfg(feature = "cuda")]
-use crate::bench::load::load as load_times;
 use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
 use crate::bench::size::Size;
-#[cfg(feature = "cuda")]
-use crate::bench::tune;
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
@@ -28,6 +21,9 @@ use crate::outputs::Files;
 use crate::pending::Pending;
 use crate::streams::print;
 use crate::text::table::table;
+
+#[cfg(feature = "internals")]
+mod internals;
 
 /// Measure operations against a copy of the same bytes in the same run.
 #[derive(clap::Args)]
@@ -57,20 +53,22 @@ pub(crate) struct Args {
     /// Experts that gemm-experts multiplies a token with, of as many as the shape has matrices
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
-    /// Kernels for gemm-weights and gemm-experts [default: the one that is chosen for the tokens]
-    #[cfg(feature = "cuda")]
-    #[arg(long, value_parser = words::<ExpertsKernel>(), conflicts_with = "tune")]
-    kernel: Vec<ExpertsKernel>,
+    /// Configurations for gemv-weights, gemm-weights and gemm-experts, such as wgmma-256x64-c2 or gemv-32x1-s8
+    /// [default: the one that is chosen]
+    #[cfg(feature = "internals")]
+    #[arg(long, value_name = "CONFIG")]
+    kernel: Vec<String>,
+    /// Use the PTX of an older target, such as sm_80
+    #[cfg(feature = "internals")]
+    #[arg(long)]
+    target: Option<String>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Measure the ladder too: the quantizer as one would write it first, and second (GPU only)
-    #[arg(long)]
-    ladder: bool,
-    /// Measure which kernel for products, of the operation gemv, gemv-weights or gemm-weights, is the fastest by rows and
-    /// columns, and write the table to a file (GPU only); for gemv-weights of both formats and by tokens, for gemm-weights each
-    /// kernel's time by tokens
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "ladder"])]
+    /// Measure the times of all configurations and write them to a table in FILE, from which products choose;
+    /// times that FILE has of other configurations stay (GPU only)
+    #[cfg(feature = "internals")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "tokens", "format"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file
     #[arg(long, value_name = "FILE")]
@@ -92,29 +90,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
-    Files { written: &[args.json.as_deref(), args.tune.as_deref()], ..Files::default() }.check()?;
+    Files { written: &[args.json.as_deref()], ..Files::default() }.check()?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
-    if args.op.contains(&Op::Load) {
-        return load(&args, json);
+    #[cfg(feature = "internals")]
+    if internals::is_asked_for(&args) {
+        return internals::run(&args, json);
     }
-    let recipes = recipes(&args)?;
-    let mut measurements = Vec::new();
-    let tuned = match &args.tune {
-        Some(file) => Some((Pending::create(file)?, tuned_op(&args, &recipes)?)),
-        None => None,
-    };
-    let device = device(args.device)?;
-    if let Some((file, op)) = tuned {
-        print(&device)?;
-        let text = table_of_choices(op, &recipes[0], &device, &mut measurements)?;
-        file.finish(text.trim_end())?;
-    } else {
-        let cases = cases(&args, recipes, matches!(device, Device::Cpu))?;
-        print(&device)?;
-        for case in &cases {
-            measurements.push(measure(case, &device)?);
-        }
-    }
+    let device = opened(&args)?;
+    let cases = cases(&args, recipes(&args)?, matches!(device, Device::Cpu))?;
+    print(&device)?;
+    let measurements = cases.iter().map(|case| measure(case, &device)).collect::<Result<Vec<_>, _>>()?;
     print(rows(&measurements).trim_fmt())?;
     if let Some(json) = json {
         let records: Vec<_> = measurements.iter().map(record).collect();
@@ -123,68 +108,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what the first use of each kernel costs.
-#[cfg(feature = "cuda")]
-fn load(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
-    let Args { op, format, convention, scale_layout, search, shape, dtype, tokens, ladder, tune, .. } = args;
-    let about_values = !(format.is_empty() && convention.is_empty() && scale_layout.is_empty())
-        || !(search.is_empty() && shape.is_empty() && dtype.is_empty() && tokens.is_empty());
-    if op.len() > 1 || about_values || *ladder || tune.is_some() || !args.kernel.is_empty() {
-        return Err(
-            Usage::new("load is measured by itself, of every kernel: give --device and --json only").into()
-        );
+/// The device, on a GPU with the PTX of the target that is asked for.
+fn opened(args: &Args) -> anyhow::Result<Device> {
+    #[cfg(feature = "internals")]
+    if let Some(target) = &args.target {
+        let ordinal = if let DeviceChoice::Cuda(ordinal) = args.device { ordinal } else { 0 };
+        return Ok(Device::Gpus(Gpu::with_target(ordinal, target)?.into()));
     }
-    let device = device(args.device)?;
-    let each = load_times(&device)?;
-    print(&device)?;
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let mut table = table(&["kernel", "family", ">ms"]);
-    for (id, time) in &each {
-        let kernel = id.kernel().name.to_owned();
-        table.add_row([kernel, id.family().word().to_owned(), format!("{:.1}", milliseconds(*time))]);
-    }
-    let total: Duration = each.iter().map(|(_, time)| *time).sum();
-    table.add_row(["all".into(), String::new(), format!("{:.0}", milliseconds(total))]);
-    print(table.trim_fmt())?;
-    let Some(file) = json else { return Ok(()) };
-    let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
-    let records: Vec<_> = each.iter().map(record).collect();
-    file.finish(serde_json::to_string_pretty(&records)?)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn load(_: &Args, _: Option<Pending>) -> anyhow::Result<()> {
-    Err(microscale::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()).into())
-}
-
-/// The operation whose kernels are measured for a table.
-fn tuned_op(args: &Args, recipes: &[Recipe]) -> Result<Op, Usage> {
-    let Args { format, convention, scale_layout, search, .. } = args;
-    let as_it_is = format.is_empty() && convention.is_empty() && scale_layout.is_empty() && search.is_empty();
-    match args.op[..] {
-        [] | [Op::Gemv] if recipes.len() == 1 => Ok(Op::Gemv),
-        [] | [Op::Gemv] => Err(Usage::new(
-            "--tune measures the table of one format: \
-             give --format, --convention, --scale-layout and --search no more than once",
-        )),
-        [op @ (Op::GemvWeights | Op::GemmWeights)] if as_it_is => Ok(op),
-        [Op::GemvWeights | Op::GemmWeights] => Err(Usage::new(
-            "--tune measures gemv-weights in nvfp4 and in mxfp4, and gemm-weights in nvfp4: \
-             leave out --format, --convention, --scale-layout and --search",
-        )),
-        _ => Err(Usage::new(
-            "--tune measures the kernels of one operation: gemv, gemv-weights or gemm-weights",
-        )),
-    }
+    Ok(device(args.device)?)
 }
 
 /// Everything that is asked for, and checked before the first takes its time.
 fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
     let mut ops = args.op.clone();
-    if args.ladder {
-        ops.retain(|op| !Op::LADDER.contains(op));
-        ops.extend(Op::LADDER);
-    } else if ops.is_empty() {
+    if ops.is_empty() {
         ops = vec![Op::Quantize, Op::Dequantize];
     }
     let mut shapes = args.shape.clone();
@@ -211,48 +148,24 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
                                 recipe,
                                 dtype,
                                 size,
-                                #[cfg(feature = "cuda")]
+                                #[cfg(feature = "internals")]
                                 kernel: None,
                             };
-                            cases.extend(by_kernels(args, case));
+                            #[cfg(feature = "internals")]
+                            cases.extend(internals::by_kernels(args, case)?);
+                            #[cfg(not(feature = "internals"))]
+                            cases.push(case);
                         }
                     }
                 }
             }
         }
     }
-    #[cfg(feature = "cuda")]
-    if !args.kernel.is_empty() && !ops.iter().any(has_kernels) {
-        return Err(Usage::new(
-            "--kernel is for --op gemm-weights and gemm-experts, which are not measured: leave it out",
-        )
-        .into());
-    }
     for case in &cases {
         case.op.check(case.dtype, case.size, on_cpu).map_err(Usage::new)?;
         case.size.check().map_err(Usage::new)?;
     }
     Ok(cases)
-}
-
-/// Returns whether an operation has kernels to ask for.
-#[cfg(feature = "cuda")]
-fn has_kernels(op: &Op) -> bool {
-    matches!(op, Op::GemmWeights | Op::GemmExperts)
-}
-
-/// A case with each kernel that is asked for.
-#[cfg(feature = "cuda")]
-fn by_kernels(args: &Args, case: Case) -> Vec<Case> {
-    if !has_kernels(&case.op) || args.kernel.is_empty() {
-        return vec![case];
-    }
-    args.kernel.iter().map(|kernel| Case { kernel: Some(*kernel), ..case }).collect()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn by_kernels(_: &Args, case: Case) -> [Case; 1] {
-    [case]
 }
 
 /// A size with each number of tokens.
@@ -263,27 +176,6 @@ fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
         return vec![Size { tokens, ..size }];
     }
     args.tokens.iter().map(|tokens| Size { tokens: Some(*tokens), ..size }).collect()
-}
-
-/// The table of the fastest kernels, as a file.
-#[cfg(feature = "cuda")]
-fn table_of_choices(
-    op: Op,
-    recipe: &Recipe,
-    device: &Device,
-    measurements: &mut Vec<Measurement>,
-) -> microscale::Result<String> {
-    let measured = |measurement| measurements.push(measurement);
-    match op {
-        Op::GemvWeights => tune::gemv_weights(device, measured),
-        Op::GemmWeights => tune::gemm_weights(device, measured),
-        _ => tune::gemv(recipe, device, measured),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn table_of_choices(_: Op, _: &Recipe, _: &Device, _: &mut Vec<Measurement>) -> microscale::Result<String> {
-    Err(microscale::Error::NoGpu("this build leaves GPUs out; build with the feature \"cuda\"".into()))
 }
 
 /// Every recipe that is asked for.
@@ -353,7 +245,7 @@ fn rows(measurements: &[Measurement]) -> Table {
         }
         if with_kernels {
             let tera = m.operations_per_second().map_or("–".into(), |rate| format!("{:.1}", rate / 1e12));
-            row.extend([m.kernel.unwrap_or("–").to_owned(), tera, ratio(m.tensor_core_ratio())]);
+            row.extend([m.kernel.clone().unwrap_or("–".into()), tera, ratio(m.tensor_core_ratio())]);
         }
         table.add_row(row);
     }

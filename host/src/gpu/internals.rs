@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaModule, CudaStream, LaunchConfig, PushKernelArg as _};
+use cudarc::driver::{CudaModule, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 use microscale_kernels_abi::{GemmConfig, KernelId, TARGETS};
 

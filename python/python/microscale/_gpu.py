@@ -137,10 +137,10 @@ _WORKSPACES: _Workspaces = {}
 _CAPTURED: _Workspaces = {}
 
 
-def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False, fused: bool = False) -> int:
-    """Bytes of a workspace for weights and so many rows of activations, `wide` ones in float32, for a product with a bias if `fused`; 0
+def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False) -> int:
+    """Bytes of a workspace for weights and so many rows of activations, `wide` ones in float32; 0
     if none is needed."""
-    return _bytes((weights.format, weights.shape, tokens, wide, fused), weights, "gpu_workspace_bytes", tokens, wide, fused, stream)
+    return _bytes((weights.format, weights.shape, tokens, wide), weights, "gpu_workspace_bytes", tokens, wide, stream)
 
 
 def experts_workspace_bytes(weights: Any, pairs: int, stream: int, wide: bool = False) -> int:
@@ -169,9 +169,9 @@ def new_workspace(like: Any, needed: int) -> Any:
     return memory
 
 
-def workspace(weights: Any, tokens: int, stream: int, wide: bool = False, fused: bool = False) -> Any:
+def workspace(weights: Any, tokens: int, stream: int, wide: bool = False) -> Any:
     """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it; None if none is needed."""
-    needed = workspace_bytes(weights, tokens, stream, wide, fused)
+    needed = workspace_bytes(weights, tokens, stream, wide)
     return kept(weights.codes, needed, stream) if needed else None
 
 

@@ -203,12 +203,12 @@ class QuantizedLinear(nn.Module):
             return _products.linear(weights, x, bias=bias)
         _gpu.require()
         # As `linear` does, without looking whose array it is.
-        leading, wide, fused = x.shape[:-1], x.dtype == torch.float32, bias is not None
+        leading, wide = x.shape[:-1], x.dtype == torch.float32
         y, tokens = x.new_empty(*leading, self.out_features), leading.numel()
         stream = _gpu.stream(y)
         workspace = None
-        if tokens > _products._FEW or wide or fused:
-            workspace = _gpu.workspace(weights, tokens, stream, wide, fused)
+        if tokens > _products._FEW or wide:
+            workspace = _gpu.workspace(weights, tokens, stream, wide)
         _microscale.gpu_linear(weights, x, y, bias, workspace, stream)
         return y
 

@@ -50,7 +50,7 @@ fn values_are_those_of_the_libraries() {
             let (values, expected) = match expected.values() {
                 Some(Values::F32(expected)) => (values, expected.to_vec()),
                 Some(Values::Bf16(expected)) => (
-                    values.iter().map(|value| Dtype::Bf16.narrow(*value)).collect(),
+                    values.iter().map(|value| microscale::narrow(Dtype::Bf16, *value)).collect(),
                     expected.iter().map(|value| value.to_f32()).collect(),
                 ),
                 _ => panic!("{file}: {} has no values", expected.name),

@@ -75,6 +75,12 @@ impl<T, O> fmt::Debug for Plan<'_, T, O> {
     }
 }
 
+/// Bytes of a workspace with its semaphores; 0 if there is none.
+fn with_semaphores(bytes: u64) -> usize {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if bytes == 0 { 0 } else { bytes.saturating_add(SEMAPHORE_BYTES) }
+}
+
 impl Gpu {
     /// A product with weights in device memory, `[M, K]`, to plan for a number of tokens.
     ///
@@ -99,7 +105,8 @@ impl Gpu {
     }
 
     /// Bytes of a workspace that serves products of weights of a shape with any number of tokens up to
-    /// `tokens`, whose activations have a dtype. One for f32 serves the others too.
+    /// `tokens`, whose activations have a dtype; 0 if they need none, as up to eight tokens in 16 bits. One for
+    /// f32 serves the others too.
     ///
     /// # Errors
     /// [`crate::OperandFault::Limit`] for more tokens than a GPU multiplies.
@@ -110,7 +117,7 @@ impl Gpu {
         activations: Dtype,
     ) -> Result<usize> {
         let bytes = most_workspace_bytes(&self.kernels, weights, tokens, activations)?;
-        Ok(usize::try_from(bytes).unwrap_or(usize::MAX).saturating_add(SEMAPHORE_BYTES))
+        Ok(with_semaphores(bytes))
     }
 
     /// Makes a workspace of [`Self::gemm_workspace_bytes`].
@@ -222,10 +229,7 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
 impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
     /// Bytes of workspace for [`Self::run`]; 0 if it needs none.
     pub fn workspace_bytes(&self) -> usize {
-        match usize::try_from(self.workspace_bytes).unwrap_or(usize::MAX) {
-            0 => 0,
-            bytes => bytes.saturating_add(SEMAPHORE_BYTES),
-        }
+        with_semaphores(self.workspace_bytes)
     }
 
     /// The kernels for activations that start on 16 bytes, in the order of their launches.

@@ -11,13 +11,15 @@ use microscale_formats::dot::CHUNK;
 use microscale_formats::{Dtype, Format};
 use microscale_kernels_abi::gemm::gemv::{GemvParams, TokenTiles};
 use microscale_kernels_abi::gemm::params::GemmParams;
-use microscale_kernels_abi::gemm::{COLUMN_LIMIT, WeightsShape};
+use microscale_kernels_abi::gemm::{COLUMN_LIMIT, TILE_COLUMNS, WeightsShape};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
 
 use crate::gpu::plan::times::{MeasuredProduct, Times};
 use crate::shape::QuantizedShape;
 
+/// Tokens up to which no product packs activations: callers of few tokens need no workspace.
+pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// Shapes of the table that an estimate is made from.
 const NEAREST: usize = 3;
 /// Rows of an expert's activations per pair up to which pairs go one by one. Measured on an H200 for experts
@@ -80,7 +82,8 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
 /// The configuration that should take the least time. Weights and activations that no measured
 /// configuration takes get the GEMV that does not copy ahead, or the one for ragged rows.
 pub(in crate::gpu) fn choose(times: &Times, gpu: GpuFacts, request: Request) -> GemmConfig {
-    let Request { weights, activations, aligned, gemv_only, .. } = request;
+    let Request { weights, tokens, activations, aligned, gemv_only } = request;
+    let gemv_only = gemv_only || tokens <= GEMV_TOKENS;
     let usable = |config: &GemmConfig| {
         config.mainloop.traits().targets.contain(gpu.target)
             && (config.mainloop.is_gemv() || !gemv_only)
@@ -157,12 +160,17 @@ fn estimates(
     request: Request,
     usable: impl Fn(&GemmConfig) -> bool,
 ) -> Vec<(GemmConfig, f64)> {
-    let of_format = || times.products().iter().filter(|product| product.weights == request.weights.format);
-    // The next larger measured number of tokens, or the largest.
-    let larger = of_format().map(|product| product.tokens).filter(|tokens| *tokens >= request.tokens).min();
-    let Some(tokens) = larger.or_else(|| of_format().map(|product| product.tokens).max()) else {
-        return Vec::new();
+    // Times of NVFP4 stand for those of MXFP4 where only NVFP4 was measured.
+    let measured = |format: Format| {
+        let of = times.products().iter().filter(move |product| product.weights == format);
+        of.map(|product| product.tokens).filter(|tokens| *tokens >= request.tokens).min()
     };
+    let formats = [request.weights.format, Format::Nvfp4];
+    let format = formats.into_iter().find(|format| measured(*format).is_some()).unwrap_or(Format::Nvfp4);
+    let of_format = || times.products().iter().filter(move |product| product.weights == format);
+    // The next larger measured number of tokens, or the largest.
+    let most = || of_format().map(|product| product.tokens).max();
+    let Some(tokens) = measured(format).or_else(most) else { return Vec::new() };
     let distance = |product: &MeasuredProduct| {
         let [rows, cols] =
             [(product.rows, request.weights.rows), (product.cols, request.weights.cols)].map(|(a, b)| {

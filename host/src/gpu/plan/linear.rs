@@ -9,7 +9,7 @@ use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gpu::plan::choose::{Request, choose, is_packable};
+use crate::gpu::plan::choose::{GEMV_TOKENS, Request, choose, is_packable};
 use crate::gpu::plan::product::{ProductParams, ProductPlan};
 use crate::gpu::plan::times::Times;
 use crate::gpu::runtime::kernels::Kernels;
@@ -106,7 +106,7 @@ pub(in crate::gpu) fn most_workspace_bytes(
     let parts = if rows_each > 1 { parts_bytes(tokens, weights) } else { [0; 2] };
     let parts = parts[0].saturating_add(parts[1]);
     let tokens = tokens.saturating_mul(rows_each);
-    if weights.rows == 0 || tokens == 0 || !is_packable(weights) {
+    if weights.rows == 0 || tokens <= GEMV_TOKENS || !is_packable(weights) {
         return Ok(parts);
     }
     let mut most = 0;

@@ -12,4 +12,8 @@ pub(in crate::gpu) mod cache;
 pub(in crate::gpu) mod choose;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod product;
+#[cfg_attr(
+    not(feature = "internals"),
+    allow(unreachable_pub, dead_code, reason = "only `bench --tune` writes tables")
+)]
 pub(in crate::gpu) mod times;
