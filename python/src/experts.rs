@@ -10,7 +10,7 @@ use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
 use crate::interface::array_of;
 use crate::recipe::word;
-use crate::tensors::{require_bias, require_elements};
+use crate::tensors::{add_bias, require_bias, require_elements};
 use crate::workers::work;
 
 /// The parts of an `Experts`: codes and scales of all, and the shape of one's weights.
@@ -111,12 +111,10 @@ pub(crate) fn rows_of(
 }
 
 /// Adds an expert's bias to the results of its pairs, with a rounding of its own.
-fn add_bias<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: usize) {
+fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: usize) {
     for (results, expert) in out.chunks_exact_mut(rows.max(1)).zip(chosen) {
         let Some(bias) = bias.chunks_exact(rows.max(1)).nth(*expert as usize) else { continue };
-        for (result, bias) in results.iter_mut().zip(bias) {
-            *result = T::from_f32(result.to_f32() + bias.to_f32());
-        }
+        add_bias(results, bias);
     }
 }
 
@@ -141,8 +139,7 @@ pub(crate) fn linear_experts(
     require_elements(py, &out, chosen_experts.len(), experts.shape.rows)?;
     let kind = activations.kind();
     if let Some(bias) = &bias {
-        bias.require(py, kind)?;
-        require_bias(py, bias, experts.count, experts.shape.rows)?;
+        require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
     }
     let inputs: Vec<_> =
         [&experts.codes, &experts.scales, &activations, &chosen].into_iter().chain(&bias).collect();
@@ -154,7 +151,7 @@ pub(crate) fn linear_experts(
             work(py, || {
                 gemm_experts(views, x, chosen_experts, top_k, rows, out)?;
                 if let Some(bias) = bias {
-                    add_bias(out, bias, chosen_experts, experts.shape.rows);
+                    add_biases(out, bias, chosen_experts, experts.shape.rows);
                 }
                 Ok(())
             })
@@ -274,8 +271,7 @@ mod on_gpu {
         let pairs = chosen.span();
         require_elements(py, &out, pairs, experts.shape.rows)?;
         if let Some(bias) = &bias {
-            bias.require(py, activations.kind())?;
-            require_bias(py, bias, experts.count, experts.shape.rows)?;
+            require_bias(py, bias, activations.kind(), &[experts.count, experts.shape.rows])?;
         }
         let inputs: Vec<_> = [&experts.codes, &experts.scales, &activations, &chosen]
             .into_iter()

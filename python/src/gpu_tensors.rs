@@ -294,8 +294,7 @@ pub(crate) fn gpu_linear(
     let tokens = activation_rows(py, &activations, weights.shape.cols)?;
     require_elements(py, &out, tokens, weights.shape.rows)?;
     if let Some(bias) = &bias {
-        bias.require(py, activations.kind())?;
-        require_bias(py, bias, 1, weights.shape.rows)?;
+        require_bias(py, bias, activations.kind(), &[weights.shape.rows])?;
     }
     let arrays: Vec<_> = [&activations].into_iter().chain(weights.arrays()).chain(&bias).collect();
     out.require_output(py, activations.kind(), &arrays)?;

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
+    Activation, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
     gemm_weights, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
@@ -135,17 +135,21 @@ pub(crate) fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: u
     Ok(())
 }
 
-/// Makes sure that there is a bias for each row of each expert's weights.
-pub(crate) fn require_bias(py: Python<'_>, bias: &Array, experts: usize, rows: usize) -> PyResult<()> {
-    let found: usize = bias.dims().iter().product();
-    let expected = experts.saturating_mul(rows);
-    if found != expected {
-        return Err(error(
-            py,
-            format!("bias has {found} elements and must have {expected}, {rows} for each matrix"),
-        ));
+/// Makes sure that a bias has the activations' dtype, a number for each row of the weights, and no gaps.
+pub(crate) fn require_bias(py: Python<'_>, bias: &Array, kind: Kind, shape: &[usize]) -> PyResult<()> {
+    bias.require(py, kind)?;
+    let found = bias.dims();
+    if found != shape {
+        return Err(error(py, format!("bias has shape {found:?} and must have {shape:?}; reshape it")));
     }
     Ok(())
+}
+
+/// Adds a bias to each row of results, with a rounding of its own.
+pub(crate) fn add_bias<T: Activation>(results: &mut [T], bias: &[T]) {
+    for (result, bias) in results.iter_mut().zip(bias) {
+        *result = T::from_f32(result.to_f32() + bias.to_f32());
+    }
 }
 
 /// The largest finite magnitude, and whether there are NaN and infinities.
@@ -200,13 +204,15 @@ pub(crate) fn gemv(
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// Multiplies quantized weights with activations.
+/// Multiplies quantized weights with activations, and adds a bias.
 #[pyfunction]
+#[pyo3(signature = (weights, activations, out, bias))]
 pub(crate) fn linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     activations: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
+    bias: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
@@ -214,14 +220,24 @@ pub(crate) fn linear(
     let tokens = activation_rows(py, &activations, view.cols())?;
     let mut out = array_of(out, "out")?;
     require_elements(py, &out, tokens, view.rows())?;
-    let inputs = [&weights.codes, &weights.scales, &activations];
     let kind = activations.kind();
+    let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
+    if let Some(bias) = &bias {
+        require_bias(py, bias, kind, &[view.rows()])?;
+    }
+    let inputs: Vec<_> = [&weights.codes, &weights.scales, &activations].into_iter().chain(&bias).collect();
     /// The product for a dtype.
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
-            let values = activations.values::<$T>();
-            work(py, || gemm_weights(view, values, tokens, out))
+            let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            work(py, || {
+                gemm_weights(view, values, tokens, out)?;
+                if let Some(bias) = bias {
+                    out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
+                }
+                Ok(())
+            })
         }};
     }
     let done = match kind {

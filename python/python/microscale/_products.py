@@ -79,9 +79,7 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
             workspace = _gpu.workspace(weights, tokens, stream, wide, bias is not None)
         _microscale.gpu_linear(weights, readable, there, bias, workspace, stream)
     else:
-        _microscale.linear(weights, readable, there)
-        if bias is not None:
-            out += bias
+        _microscale.linear(weights, readable, there, bias)
     return out
 
 
