@@ -1,61 +1,11 @@
 //! Arrays of other libraries: where their elements lie. Nothing is copied.
 
-use std::fmt;
-
 use microscale::{Dtype, Element, MatrixShape, Shape, Strided};
 use pyo3::prelude::*;
 
-use crate::errors::{error, of_tensors, type_error};
-
-/// The type of an array's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    F32,
-    F16,
-    Bf16,
-    /// Bytes, or floats of one byte.
-    Bytes,
-    /// Whole numbers of 32 bits, such as those of experts.
-    Indices,
-}
-
-impl Kind {
-    pub(crate) const fn bytes(self) -> usize {
-        match self {
-            Self::F32 | Self::Indices => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Bytes => 1,
-        }
-    }
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-            Self::Bytes => "uint8",
-            Self::Indices => "int32",
-        }
-    }
-}
-
-/// The memory that an array is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// A CPU's.
-    Host,
-    /// That of the GPU of this number.
-    Gpu(usize),
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("the CPU"),
-            Self::Gpu(number) => write!(f, "cuda:{number}"),
-        }
-    }
-}
+use crate::errors::{error, no_memory, of_tensors, type_error};
+pub(crate) use crate::kind::Kind;
+pub(crate) use crate::memory::{Owner, Place};
 
 /// An array, alive as long as this is.
 pub(crate) struct Array {
@@ -63,6 +13,8 @@ pub(crate) struct Array {
     place: Place,
     data: *mut u8,
     kind: Kind,
+    /// The name of the dtype, for errors.
+    name: &'static str,
     dims: Vec<usize>,
     /// In elements, one for each dimension; 1 where a dimension has but one element.
     strides: Vec<isize>,
@@ -70,11 +22,11 @@ pub(crate) struct Array {
     /// The stream of the GPU that its owner works on, if it says which.
     #[cfg(feature = "cuda")]
     stream: Option<usize>,
-    _owner: Py<PyAny>,
+    owner: Owner,
 }
 
-// SAFETY: all but the address can go to other threads and be shared between them, and what is done with the address promises there
-// that nobody else writes.
+// SAFETY: objects of Python, tensors of DLPack and copies can go to other threads and be dropped there. Functions that read or write
+// the memory prove for themselves that no other thread writes it.
 unsafe impl Send for Array {}
 // SAFETY: as above; `&Array` gives shared slices alone.
 unsafe impl Sync for Array {}
@@ -90,30 +42,40 @@ impl Array {
         dims: Vec<usize>,
         strides: Option<Vec<isize>>,
         writable: bool,
-        owner: Py<PyAny>,
+        owner: Owner,
     ) -> PyResult<Self> {
         let mut strides = strides.unwrap_or_else(|| dense(&dims));
         let counted = dims.iter().zip(&mut strides).filter(|(count, _)| **count <= 1);
         counted.for_each(|(_, stride)| *stride = 1);
         let empty = dims.contains(&0);
-        if !empty && (data.is_null() || !data.addr().is_multiple_of(kind.bytes())) {
+        if !empty && data.is_null() {
+            return Err(no_memory(what));
+        }
+        if !empty && !data.addr().is_multiple_of(kind.bytes()) {
             let (name, bytes) = (kind.name(), kind.bytes());
             return Err(type_error(format!(
                 "{what} does not begin at a multiple of {bytes} bytes, as {name} must; pass a copy of it"
             )));
         }
-        Ok(Self {
+        let array = Self {
             what,
             place,
             data,
             kind,
+            name: kind.name(),
             dims,
             strides,
             writable,
             #[cfg(feature = "cuda")]
             stream: None,
-            _owner: owner,
-        })
+            owner,
+        };
+        if !empty && data.addr().checked_add(array.span_bytes()).is_none_or(|end| end > isize::MAX as usize) {
+            return Err(type_error(format!(
+                "{what} has a shape and strides beyond the memory of this machine; pass an array that is there"
+            )));
+        }
+        Ok(array)
     }
 
     #[cfg(feature = "cuda")]
@@ -211,6 +173,28 @@ impl Array {
             )
     }
 
+    /// The same array, whose dtype has another name than its kind.
+    pub(crate) fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+
+    /// The name of the dtype.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// A read-only copy. The interpreter's lock is held meanwhile, so that no other code of Python frees the memory.
+    pub(crate) fn copied(mut self) -> PyResult<Self> {
+        self.writable = false;
+        // No function reads an array with a negative stride.
+        if self.span() > 0 && self.strides.iter().all(|stride| *stride >= 0) {
+            // SAFETY: the object that gave the address did so just now, with the interpreter's lock held since, and promises elements
+            // there as far as the shape and strides go.
+            (self.owner, self.data) = unsafe { Owner::copy(self.data, self.span_bytes()) }?;
+        }
+        Ok(self)
+    }
+
     /// The same array, whose owner works on a stream.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_stream(self, stream: Option<usize>) -> Self {
@@ -223,10 +207,10 @@ impl Array {
         self.stream
     }
 
-    /// The object that has the elements.
+    /// The object that owns the memory, if that is one of Python.
     #[cfg(feature = "cuda")]
-    pub(crate) fn owner(&self) -> &Py<PyAny> {
-        &self._owner
+    pub(crate) fn object(&self) -> Option<&Py<PyAny>> {
+        self.owner.object()
     }
 
     /// The address of the first element.
@@ -246,10 +230,15 @@ impl Array {
         })
     }
 
+    /// Bytes from the first to the last, gaps included.
+    pub(crate) fn span_bytes(&self) -> usize {
+        self.span().saturating_mul(self.kind.bytes())
+    }
+
     /// The addresses of the array's bytes.
     fn range(&self) -> std::ops::Range<usize> {
         let start = self.data.addr();
-        start..start.saturating_add(self.span().saturating_mul(self.kind.bytes()))
+        start..start.saturating_add(self.span_bytes())
     }
 
     /// All elements from the first to the last, gaps included.
@@ -261,8 +250,9 @@ impl Array {
         if span == 0 {
             return &[];
         }
-        // SAFETY: who made the array promises that its elements are where its shape and strides say, and keeps them there as long
-        // as `_owner` lives. The address is not null and was found to be aligned for the kind, whose bits are all values. Gaps
+        // SAFETY: the producer of the array promises that its elements are where its shape and strides say, and keeps them there as long
+        // as `owner` lives. The address is not null and was found to be aligned for the kind, whose bits are all values, and
+        // `new` found that the bytes are no more than `isize::MAX`. Gaps
         // between rows are memory of the same allocation, for strides do not go backwards. That nobody writes to an argument while a
         // function works on it, the package asks of its users, as every library does that lets go of the interpreter's lock.
         unsafe { std::slice::from_raw_parts(self.data.cast(), span) }
@@ -330,12 +320,7 @@ impl Array {
     /// Makes sure that the elements are of a kind and follow each other.
     pub(crate) fn require(&self, py: Python<'_>, kind: Kind) -> PyResult<()> {
         if self.kind != kind {
-            return Err(type_error(format!(
-                "{} is {} and must be {}",
-                self.what,
-                self.kind.name(),
-                kind.name()
-            )));
+            return Err(type_error(format!("{} is {} and must be {}", self.what, self.name, kind.name())));
         }
         if !self.is_dense() {
             return Err(error(py, format!("{} must be contiguous; pass a contiguous copy of it", self.what)));
@@ -345,7 +330,7 @@ impl Array {
 
     /// The error for an array that holds no values.
     pub(crate) fn no_values(&self) -> PyErr {
-        type_error(format!("{} is {}; pass float32, float16 or bfloat16", self.what, self.kind.name()))
+        type_error(format!("{} is {}; pass float32, float16 or bfloat16", self.what, self.name))
     }
 }
 

@@ -2,13 +2,14 @@
 //! `__dlpack__()`, as far as they are read here.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
-use crate::array::{Array, Kind, Place};
-use crate::errors::type_error;
+use crate::array::{Array, Kind, Owner, Place};
+use crate::errors::{error, type_error};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
@@ -40,19 +41,111 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// `DLManagedTensorVersioned`, up to the tensor.
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Plain {
+    tensor: Tensor,
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Plain)>,
+}
+
+/// `DLManagedTensorVersioned`.
 #[repr(C)]
 struct Versioned {
     major: u32,
     minor: u32,
     manager: *mut c_void,
-    deleter: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
     flags: u64,
     tensor: Tensor,
 }
 
 const PLAIN_NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+/// The names of capsules whose tensors have another owner.
+const USED_PLAIN_NAME: &CStr = c"used_dltensor";
+const USED_VERSIONED_NAME: &CStr = c"used_dltensor_versioned";
+
+/// A tensor that was taken out of its capsule. Its memory stays until this is dropped.
+pub(crate) struct Pack(Managed);
+
+/// The structures that a capsule can hold.
+enum Managed {
+    Plain(NonNull<Plain>),
+    Versioned(NonNull<Versioned>),
+}
+
+impl Pack {
+    /// Takes the tensor out of a capsule, which other consumers see by its name.
+    fn take(capsule: &Bound<'_, PyCapsule>, what: &'static str) -> PyResult<Self> {
+        let is_versioned = capsule.is_valid_checked(Some(VERSIONED_NAME));
+        let (name, used) = match is_versioned {
+            true => (VERSIONED_NAME, USED_VERSIONED_NAME),
+            false => (PLAIN_NAME, USED_PLAIN_NAME),
+        };
+        if !capsule.is_valid_checked(Some(name)) {
+            let used = [USED_PLAIN_NAME, USED_VERSIONED_NAME];
+            let found = match used.iter().any(|used| capsule.is_valid_checked(Some(used))) {
+                true => "a capsule whose tensor was taken already",
+                false => "a capsule without a tensor",
+            };
+            return Err(type_error(format!(
+                "{what} has a __dlpack__ that returned {found}; return a new capsule of DLPack from each call"
+            )));
+        }
+        let pointer = capsule.pointer_checked(Some(name))?;
+        if is_versioned {
+            let versioned = pointer.cast::<Versioned>();
+            // SAFETY: a capsule of this name holds this structure, and its destructor deletes it as long as the name stays. The
+            // version is at the same place in all versions.
+            let (major, minor) = unsafe { ((*versioned.as_ptr()).major, (*versioned.as_ptr()).minor) };
+            if major != 1 {
+                return Err(type_error(format!(
+                    "{what} has DLPack {major}.{minor}, and 1.x is read; pass a numpy array"
+                )));
+            }
+        }
+        // SAFETY: the capsule is alive, and the name is static.
+        if unsafe { pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+            return Err(PyErr::fetch(capsule.py()));
+        }
+        Ok(Self(match is_versioned {
+            true => Managed::Versioned(pointer.cast()),
+            false => Managed::Plain(pointer.cast()),
+        }))
+    }
+
+    fn tensor(&self) -> &Tensor {
+        // SAFETY: the structures belong to `self`, whose drop calls their deleters.
+        unsafe {
+            match self.0 {
+                Managed::Plain(plain) => &(*plain.as_ptr()).tensor,
+                Managed::Versioned(versioned) => &(*versioned.as_ptr()).tensor,
+            }
+        }
+    }
+}
+
+impl Drop for Pack {
+    fn drop(&mut self) {
+        // SAFETY: the producer made the structure, `take` left it to `self` only, and a deleter is called once, with its structure.
+        // Deleters may be called from any thread.
+        unsafe {
+            match self.0 {
+                Managed::Plain(plain) => {
+                    if let Some(deleter) = (*plain.as_ptr()).deleter {
+                        deleter(plain.as_ptr());
+                    }
+                }
+                Managed::Versioned(versioned) => {
+                    if let Some(deleter) = (*versioned.as_ptr()).deleter {
+                        deleter(versioned.as_ptr());
+                    }
+                }
+            }
+        }
+    }
+}
 
 impl DataType {
     fn kind(self) -> Option<Kind> {
@@ -66,13 +159,28 @@ impl DataType {
             _ => return None,
         })
     }
+
+    /// The name of a type whose kind is known.
+    fn name(self, kind: Kind) -> &'static str {
+        match self.code {
+            10 => "float8_e4m3fn",
+            14 => "float8_e8m0fnu",
+            17 => "float4_e2m1fn_x2",
+            _ => kind.name(),
+        }
+    }
 }
 
-/// An array that has `__dlpack__`. Its capsule is kept and never consumed, so that dropping it lets go of the memory.
+/// An array that has `__dlpack__`, which is taken out of its capsule.
 /// A GPU's elements are ready for work on `stream`.
 pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str, stream: Option<usize>) -> PyResult<Array> {
     let py = object.py();
-    let (device, id): (i32, i64) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+    let device = object.call_method0(intern!(py, "__dlpack_device__"))?;
+    let Ok((device, id)) = device.extract::<(i32, i64)>() else {
+        return Err(type_error(format!(
+            "{what} has a __dlpack_device__ that returned {device}; return two integers, a type and a number"
+        )));
+    };
     let place = match (device, usize::try_from(id)) {
         (CPU | CUDA_HOST, _) => Place::Host,
         (CUDA | CUDA_MANAGED, Ok(number)) => Place::Gpu(number),
@@ -98,25 +206,14 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str, stream: Optio
         }
         called => called?,
     };
-    let capsule = capsule.cast_into::<PyCapsule>()?;
-    let is_versioned = capsule.is_valid_checked(Some(VERSIONED_NAME));
-    let tensor = if is_versioned {
-        let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?.cast::<Versioned>();
-        // SAFETY: a capsule of this name holds this structure, which lives as long as the capsule, and nobody else has consumed it,
-        // for it is new and its name is still that.
-        let managed = unsafe { pointer.as_ref() };
-        if managed.major != 1 {
-            let (major, minor) = (managed.major, managed.minor);
-            return Err(type_error(format!(
-                "{what} has DLPack {major}.{minor}, and 1.x is read; pass a numpy array"
-            )));
-        }
-        &managed.tensor
-    } else {
-        let pointer = capsule.pointer_checked(Some(PLAIN_NAME))?.cast::<Tensor>();
-        // SAFETY: as above; `DLManagedTensor` begins with its tensor.
-        unsafe { pointer.as_ref() }
+    let Ok(capsule) = capsule.cast::<PyCapsule>() else {
+        let class = capsule.get_type().name()?;
+        return Err(type_error(format!(
+            "{what} has a __dlpack__ that returned a {class}; return a capsule of DLPack"
+        )));
     };
+    let pack = Pack::take(capsule, what)?;
+    let tensor = pack.tensor();
     let Some(kind) = tensor.dtype.kind() else {
         let DataType { code, bits, lanes } = tensor.dtype;
         return Err(type_error(format!(
@@ -124,18 +221,26 @@ pub(crate) fn array(object: &Bound<'_, PyAny>, what: &'static str, stream: Optio
              values, and uint8 or torch's 4-bit and 8-bit floats for codes and scales"
         )));
     };
-    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+    let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim == 0 || !tensor.shape.is_null());
+    let malformed =
+        || error(py, format!("{what} has a shape that DLPack does not allow; pass a numpy array"));
+    let ndim = ndim.ok_or_else(malformed)?;
     let numbers = |pointer: *const i64| match ndim {
-        0 => Vec::new(),
-        // SAFETY: `shape` points to `ndim` numbers, and `strides` too unless it is null, as long as the capsule lives.
-        _ => unsafe { std::slice::from_raw_parts(pointer, ndim) }.to_vec(),
+        0 => &[][..],
+        // SAFETY: the pointer is not null, and points to `ndim` numbers as long as `pack` lives.
+        _ => unsafe { std::slice::from_raw_parts(pointer, ndim) },
     };
-    let dims: Vec<usize> = numbers(tensor.shape).iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect();
+    let dims: Option<Vec<usize>> = numbers(tensor.shape).iter().map(|n| usize::try_from(*n).ok()).collect();
+    let dims = dims.ok_or_else(malformed)?;
     let strides = match tensor.strides.is_null() {
         true => None,
         false => Some(numbers(tensor.strides).iter().map(|n| *n as isize).collect()),
     };
-    let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
+    let data = match tensor.data.is_null() {
+        true => tensor.data,
+        false => tensor.data.wrapping_add(tensor.byte_offset as usize),
+    };
+    let name = tensor.dtype.name(kind);
     // Arrays of JAX do not change, and their capsules do not say so.
-    Array::new(what, place, data, kind, dims, strides, false, capsule.into_any().unbind())
+    Ok(Array::new(what, place, data, kind, dims, strides, false, Owner::Pack(pack))?.named(name))
 }

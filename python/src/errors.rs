@@ -30,6 +30,14 @@ pub(crate) fn type_error(message: impl ToString) -> PyErr {
     PyTypeError::new_err(message.to_string())
 }
 
+/// The error for an array without an address.
+pub(crate) fn no_memory(what: &'static str) -> PyErr {
+    type_error(format!(
+        "{what} has no memory that can be read: it is fake, functional, wrapped or freed; pass a plain array or tensor, and where \
+         PyTorch compiles or transforms functions call torch.ops.microscale"
+    ))
+}
+
 /// The exception that was made, or what kept it from being made.
 fn raised(made: PyResult<Bound<'_, PyAny>>) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)

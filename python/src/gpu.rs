@@ -244,7 +244,7 @@ pub(crate) fn view_mut<T: Element>(array: &mut Array) -> gpu::DeviceViewMut<'_, 
 /// Bytes of a GPU's without gaps: codes or scales.
 pub(crate) fn bytes<'a>(py: Python<'_>, array: &'a Array) -> PyResult<gpu::DeviceView<'a, u8>> {
     array.require(py, Kind::Bytes)?;
-    // SAFETY: who made the array promises that its elements are where its shape and strides say. `_owner` keeps them while work is
+    // SAFETY: who made the array promises that its elements are where its shape and strides say. `owner` keeps them while work is
     // enqueued, and from then on the order of the stream does: libraries give memory to others on the stream that it was allocated on,
     // or wait, and streams that are not ours were told to wait for ours. Strides do not go backwards: `require` and `Array::rows` look.
     Ok(unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) })

@@ -5,7 +5,7 @@
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `array` | where the elements of somebody's array lie; what may be done with them |
+//! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding that out |
 //! | `recipe`, `operand` | what is asked for; a quantized matrix in arrays |
 //! | `tensors`, `gpu_tensors`, `experts`, `checkpoints` | the functions |
@@ -23,6 +23,8 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_tensors;
 mod interface;
+mod kind;
+mod memory;
 mod operand;
 mod recipe;
 mod tensors;
@@ -50,6 +52,8 @@ mod _microscale {
         gpu_amax, gpu_capture, gpu_dequantize, gpu_gemv, gpu_linear, gpu_quantize, gpu_scales_in,
         gpu_workspace_bytes,
     };
+    #[pymodule_export]
+    use crate::interface::described;
     #[pymodule_export]
     use crate::recipe::Recipe;
     #[pymodule_export]

@@ -17,6 +17,8 @@ use crate::errors::{error, of_tensors};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::interface::array_of;
+#[cfg(feature = "cuda")]
+use crate::interface::is_torch;
 use crate::recipe::word;
 
 /// The parts of a `Quantized`.
@@ -105,7 +107,7 @@ impl Operand {
         }
         let is_still = |name: &Bound<'_, PyString>, array: &Array| -> PyResult<bool> {
             let now = object.getattr(name)?;
-            Ok(now.is(array.owner())
+            Ok(array.object().is_some_and(|then| now.is(then))
                 && now.call_method0(intern!(py, "data_ptr"))?.extract::<u64>()? == array.address())
         };
         Ok(is_still(intern!(py, "codes"), &self.codes)?
@@ -121,8 +123,9 @@ impl Operand {
     #[cfg(feature = "cuda")]
     pub(crate) fn is_of_torch(&self, py: Python<'_>) -> PyResult<bool> {
         for array in self.arrays() {
-            if !array.owner().bind(py).hasattr(intern!(py, "data_ptr"))? {
-                return Ok(false);
+            match array.object() {
+                Some(object) if is_torch(object.bind(py))? => (),
+                _ => return Ok(false),
             }
         }
         Ok(true)

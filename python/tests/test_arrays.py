@@ -112,6 +112,8 @@ def test_outputs_that_exist_are_written_to(x):
         (lambda x: x.astype(np.float64), TypeError, "x has dtype float64; pass float32"),
         (lambda x: x.astype(">f4"), TypeError, "byte order"),
         (lambda x: x.astype(np.int8), TypeError, "int8"),
+        (lambda x: x.astype(ml_dtypes.float8_e4m3fn), TypeError, "x is float8_e4m3fn; pass float32"),
+        (lambda x: x.view(ml_dtypes.float8_e8m0fnu), TypeError, "x is float8_e8m0fnu; pass float32"),
         (lambda x: x[:, ::-1], microscale.Error, "goes backwards"),
         (lambda x: np.broadcast_to(x[:1], (6, 80)), microscale.Error, "stride is 0"),
         (lambda x: np.float32(3), microscale.Error, "no dimensions"),
@@ -235,6 +237,39 @@ def test_an_amax_that_cannot_be(rng):
         microscale.quantize(x, amax=3.5)
     with pytest.raises(TypeError, match="pass an Amax"):
         microscale.amax(x, out=microscale.DeviceAmax(x))
+
+
+@pytest.mark.parametrize("finite", [np.nan, np.inf, -np.inf, -1.0, -1e-45, 1e39])
+def test_an_amax_is_a_finite_magnitude(rng, finite):
+    x = rng.standard_normal((2, 32), np.float32)
+    given = microscale.Amax(finite, False, False)
+    for call in (lambda: microscale.quantize(x, amax=given), lambda: microscale.amax(x, out=given)):
+        with pytest.raises(microscale.Error, match=r"finite is .* and must be a finite float32 of 0 or more"):
+            call()
+    largest = microscale.Amax(float(np.finfo(np.float32).max), False, False)
+    assert microscale.amax(x, out=largest) == largest and microscale.quantize(x, amax=largest).global_scale > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_bias_has_a_number_for_each_row_of_the_weights(rng, dtype):
+    dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    weights = microscale.quantize(rng.standard_normal((6, 64), np.float32))
+    x, bias = rng.standard_normal((6, 64)).astype(dtype), rng.standard_normal(6).astype(dtype)
+    np.testing.assert_array_equal(microscale.linear(weights, x, bias=bias), microscale.linear(weights, x) + bias)
+    out = np.empty((6, 6), dtype)
+    assert microscale.linear(weights, x, bias=bias, out=out) is out
+    np.testing.assert_array_equal(out, microscale.linear(weights, x) + bias)
+    assert microscale.linear(weights, x[:0], bias=bias).shape == (0, 6)
+    # Shapes that numpy would broadcast along tokens, or to all rows.
+    for shape in [(6, 1), (1, 6), (1,), (), (6, 6), (3, 2), (5,)]:
+        with pytest.raises(microscale.Error, match=r"bias has shape \[.*\] and must have \[6\]"):
+            microscale.linear(weights, x, bias=np.zeros(shape, dtype))
+    with pytest.raises(microscale.Error, match="bias must be contiguous"):
+        microscale.linear(weights, x, bias=np.zeros(12, dtype)[::2])
+    with pytest.raises(TypeError, match="bias is uint8 and must be"):
+        microscale.linear(weights, x, bias=np.zeros(6, np.uint8))
+    with pytest.raises(microscale.Error, match="out shares memory with bias"):
+        microscale.linear(weights, x[:1], bias=out[0], out=out[:1])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ def test_torchs_own_dtypes_go_out_and_in():
     assert microscale.quantize(torch.randn(8, 64), "mxfp4").typed[1].dtype == torch.float8_e8m0fnu
 
 
+def fake():
+    """A tensor without memory."""
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        return torch.ones(2, 32)
+
+
+def resized(size):
+    """A tensor whose storage has another size than its shape says."""
+    x = torch.randn(2, 32)
+    x.untyped_storage().resize_(size)
+    return x
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -64,11 +77,56 @@ def test_torchs_own_dtypes_go_out_and_in():
         (lambda: torch.randn(2, 32).to_sparse(), "to_dense"),
         (lambda: torch.randn(2, 32).double(), "dtype torch.float64; pass float32"),
         (lambda: torch.randn(2, 32, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (lambda: torch.randn(2, 32).to(torch.float8_e4m3fn), "x has dtype torch.float8_e4m3fn; pass float32"),
+        (lambda: torch.randn(2, 32).to(torch.float8_e5m2), "x has dtype torch.float8_e5m2; pass float32"),
+        (fake, "x has no memory that can be read"),
+        (lambda: torch._to_functional_tensor(torch.randn(2, 32)), "x has no memory that can be read"),
+        (lambda: torch._efficientzerotensor((2, 32)), "x has no memory that can be read"),
+        (lambda: resized(0), "x has no memory that can be read"),
     ],
 )
 def test_tensors_that_are_refused(make, message):
     with pytest.raises(TypeError, match=message):
         microscale.quantize(make())
+
+
+def test_elements_outside_of_the_storage_are_refused():
+    with pytest.raises(microscale.Error, match=r"x has elements outside of its storage of 252 bytes; pass x\.clone"):
+        microscale.quantize(resized(252))
+    q = microscale.quantize(torch.randn(2, 32))
+    with pytest.raises(microscale.Error, match="out has elements outside of its storage"):
+        q.dequantize(out=resized(128))
+    assert torch.equal(q.dequantize(out=resized(256)), q.dequantize())
+
+
+CALLS_IN_MODES = """
+import torch
+import microscale
+
+x = torch.randn(2, 32)
+
+def call(x):
+    try:
+        microscale.quantize(x)
+    except TypeError as error:
+        assert "fake or wrapped" in str(error) or "no memory that can be read" in str(error), error
+    else:
+        raise AssertionError("tensors without memory were quantized")
+    return x.sum()
+
+with torch._subclasses.fake_tensor.FakeTensorMode():
+    call(torch.ones(2, 32))
+torch.func.grad(call)(x)
+torch.vmap(call)(x[None])
+q = microscale.quantize(x)
+assert type(q.codes) is torch.Tensor and q.dequantize().shape == x.shape
+torch.func.grad(call)(x)
+torch.vmap(call)(x[None])
+"""
+
+
+def test_modes_and_transforms_of_torch_are_refused_and_break_nothing():
+    subprocess.run([sys.executable, "-c", CALLS_IN_MODES], check=True)
 
 
 def test_torch_is_not_imported_for_arrays():

@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from microscale import _gpu
+from microscale import _gpu, _microscale
 
 #: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
 _TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -32,14 +32,20 @@ def _torch_bytes() -> frozenset[Any]:
     return frozenset(getattr(torch, name) for name in _TORCH_BYTES if hasattr(torch, name))
 
 
-def torch_readable(x: Any, what: str) -> Any:
-    """:func:`readable` for a tensor of PyTorch."""
+def torch_values(x: Any, what: str) -> Any:
+    """:func:`values` for a tensor of PyTorch."""
     if not (x.is_cuda or x.is_cpu):
         raise TypeError(f"{what} is a tensor on {x.device}, whose memory is not read; pass {what}.cpu()")
     torch = sys.modules["torch"]
     if x.layout is not torch.strided:
         raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
-    return x.view(torch.uint8) if x.dtype in _torch_bytes() else x
+    return x
+
+
+def torch_readable(x: Any, what: str) -> Any:
+    """:func:`readable` for a tensor of PyTorch."""
+    x = torch_values(x, what)
+    return x.view(sys.modules["torch"].uint8) if x.dtype in _torch_bytes() else x
 
 
 @cache
@@ -47,7 +53,18 @@ def seed(device: int, dtype: str) -> Any:
     """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype by name. Its `new_empty(4, 32)` takes
     half the time of that of another tensor with a tuple and a dtype."""
     torch = sys.modules["torch"]
-    return torch.empty((0,), dtype=getattr(torch, dtype), device="cpu" if device < 0 else device)
+    made = torch.empty((0,), dtype=getattr(torch, dtype), device="cpu" if device < 0 else device)
+    try:
+        plain = type(made) is torch.Tensor and made.data_ptr() == 0
+    except RuntimeError:
+        plain = False
+    if not plain:
+        # The seed is kept for later calls, which a fake tensor would break.
+        raise TypeError(
+            "a mode or a transform of PyTorch makes fake or wrapped tensors here; call microscale outside of it, or its operators, "
+            "torch.ops.microscale"
+        )
+    return made
 
 
 @cache
@@ -58,8 +75,16 @@ def new_outputs(device: int) -> tuple[Any, Any]:
 
 def readable(x: Any, what: str) -> Any:
     """An object over the same memory that the extension module can read: values, codes or scales."""
-    if is_torch(x):
-        return torch_readable(x, what)
+    return torch_readable(x, what) if is_torch(x) else _foreign(x, what)
+
+
+def values(x: Any, what: str) -> Any:
+    """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name it."""
+    return torch_values(x, what) if is_torch(x) else _foreign(x, what)
+
+
+def _foreign(x: Any, what: str) -> Any:
+    """:func:`readable` for objects of other libraries than PyTorch."""
     if hasattr(x, "__array_interface__") or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__"):
         return x
     if isinstance(x, (list, tuple)):
@@ -130,14 +155,19 @@ def value_dtype(dtype: Any) -> str:
     return name
 
 
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array. An object without `shape` gives it through its protocol."""
+    return tuple(x.shape) if hasattr(x, "shape") else _microscale.described(x)[0]
+
+
 def dtype_name(x: Any) -> str:
-    """The name of an array's dtype: `float32` of numpy's and of PyTorch's."""
-    return str(x.dtype).removeprefix("torch.")
+    """The name of an array's dtype: `float32` of numpy's and of PyTorch's. An object without `dtype` gives it through its protocol."""
+    return str(x.dtype).removeprefix("torch.") if hasattr(x, "dtype") else _microscale.described(x)[1]
 
 
 def is_wide(x: Any) -> bool:
     """Whether an array is in float32."""
-    return x.element_size() == 4 if is_torch(x) else str(getattr(x, "dtype", "")) == "float32"
+    return x.element_size() == 4 if is_torch(x) else dtype_name(x) == "float32"
 
 
 def typed(x: Any, name: str) -> Any:
@@ -149,4 +179,6 @@ def typed(x: Any, name: str) -> Any:
         if dtype is None:
             raise TypeError(f"this PyTorch has no {name}; use a newer one, or the bytes as they are")
         return x.view(dtype)
+    if not hasattr(x, "view"):
+        raise TypeError(f"a {type(x).__name__} has no views of another dtype; use the bytes as they are, or pass arrays of numpy")
     return x.view(numpy_dtype(name))

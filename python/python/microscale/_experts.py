@@ -49,9 +49,10 @@ class Experts:
             raise Error(f"weights of experts are in nvfp4 or mxfp4, not in {format}; choose one of them")
         self.codes = _arrays.readable(codes, "codes")
         self.scales = _arrays.readable(scales, "scales")
-        if len(self.codes.shape) != 3:
-            raise Error(f"codes have shape {tuple(self.codes.shape)}; pass [experts, rows, code bytes]")
-        count, rows, code_bytes = self.codes.shape
+        found = _arrays.shape_of(self.codes)
+        if len(found) != 3:
+            raise Error(f"codes have shape {found}; pass [experts, rows, code bytes]")
+        count, rows, code_bytes = found
         self.shape = (int(count), int(rows), 2 * int(code_bytes)) if shape is None else shape
         self.format, self.direction = format, direction
         self._numbers: Any = None
@@ -152,6 +153,8 @@ def quantize_experts(x: Any, format: str = "nvfp4", **options: Any) -> Experts:
     """
     if options.keys() & {"layout", "out"}:
         raise TypeError("weights of experts have linear scales and are new; leave layout and out out")
+    if not hasattr(x, "__len__"):
+        raise TypeError(f"x is a {type(x).__name__} without a length; pass an array of numpy, a tensor of PyTorch, or a list of arrays")
     parts = [_tensors.quantize(x[expert], format, **options) for expert in range(len(x))]
     if not parts:
         raise Error("there are no experts; pass one or more")
@@ -195,27 +198,30 @@ def linear_experts(
     Returns:
         `out`, or an array `[tokens, k, M]`, with zeros for what belongs to no expert.
     """
-    x = _arrays.readable(activations, "activations")
+    x = _arrays.values(activations, "activations")
     experts = _indices(experts)
-    pairs = prod(experts.shape)
+    chosen = _arrays.shape_of(experts)
+    pairs = prod(chosen)
     if out is None:
         name = _arrays.value_dtype(_arrays.dtype_name(x))
-        out = there = _arrays.zeros(activations, (*experts.shape, weights.shape[1]), name)
+        there = _arrays.zeros(activations, (*chosen, weights.shape[1]), name)
     else:
-        there = _arrays.readable(out, "out")
+        there = _arrays.values(out, "out")
     if bias is not None:
-        bias = _arrays.readable(bias, "bias")
+        bias = _arrays.values(bias, "bias")
     if not pairs:
-        return out
+        return there if out is None else out
     if _gpu.holds(there):
         _gpu.require()
+        if not _gpu.holds(weights.codes):
+            raise Error("weights are in the memory of the CPU and out of a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
             workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there))
         _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
     else:
         _microscale.linear_experts(weights, x, experts, there, bias)
-    return out
+    return there if out is None else out
 
 
 def _indices(experts: Any) -> Any:
@@ -226,6 +232,8 @@ def _indices(experts: Any) -> Any:
         return experts
     if hasattr(experts, "astype"):
         return experts.astype("int32")
+    if hasattr(experts, "__dlpack__") and _arrays.dtype_name(experts) == "int32":
+        return experts
     raise TypeError(f"experts are of type {type(experts).__name__}; pass an array of int32, [tokens, k]")
 
 

@@ -36,14 +36,15 @@ def gemv(
     if out is None:
         rows = matrix.rows // max(batch, 1)
         shape = (rows,) if batch == 1 else (batch, rows)
-        out = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
-    there = _arrays.readable(out, "out")
+        there = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
+    else:
+        there = _arrays.values(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         _microscale.gpu_gemv(matrix, vector, batch, vector_stride, there, _gpu.stream(there))
     else:
         _microscale.gemv(matrix, vector, batch, vector_stride, there)
-    return out
+    return there if out is None else out
 
 
 def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any = None, workspace: Any = None) -> Any:
@@ -60,15 +61,15 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
     Returns:
         `out`, or an array `[..., M]` of the activations' dtype.
     """
-    readable = _arrays.readable(activations, "activations")
-    shape = tuple(readable.shape)
+    readable = _arrays.values(activations, "activations")
+    shape = _arrays.shape_of(readable)
     if out is None:
         name = _arrays.value_dtype(_arrays.dtype_name(readable))
-        out = there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
+        there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
     else:
-        there = _arrays.readable(out, "out")
+        there = _arrays.values(out, "out")
     if bias is not None:
-        bias = _arrays.readable(bias, "bias")
+        bias = _arrays.values(bias, "bias")
     if _gpu.holds(there):
         _gpu.require()
         stream = _gpu.stream(there)
@@ -80,7 +81,7 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
         _microscale.gpu_linear(weights, readable, there, bias, workspace, stream)
     else:
         _microscale.linear(weights, readable, there, bias)
-    return out
+    return there if out is None else out
 
 
 #: Rows of activations in 16 bits that without a bias never need a workspace.

@@ -85,7 +85,10 @@ class Quantized:
         self.format = format
         self.layout = layout
         if shape is None:
-            *leading, columns = self.codes.shape
+            found = _arrays.shape_of(self.codes)
+            if not found:
+                raise _microscale_error("codes have no dimensions; they must have one or more")
+            *leading, columns = found
             shape = (*leading, columns * _PACKED.get(format, 2))
         self.shape = tuple(int(n) for n in shape)
         self.report = report
@@ -146,13 +149,8 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and global scale together."""
-        count = 1
-        for n in self.codes.shape:
-            count *= n
-        scales = 1
-        for n in self.scales.shape:
-            scales *= n
-        return count + scales + (4 if self._global is not None else 0)
+        codes, scales = _arrays.shape_of(self.codes), _arrays.shape_of(self.scales)
+        return prod(codes) + prod(scales) + (4 if self._global is not None else 0)
 
     @property
     def typed(self) -> tuple[Any, Any]:
@@ -253,17 +251,17 @@ def quantize(
     # Whose array it is, is looked for but once: small tensors are not to wait for that.
     torch = _arrays.torch_of(x)
     if torch is None:
-        values = _arrays.readable(x, "x")
+        values = _arrays.values(x, "x")
         there = _gpu.holds(values)
     else:
-        values = _arrays.torch_readable(x, "x")
+        values = _arrays.torch_values(x, "x")
         there = x.is_cuda
     if non_finite is None:
         non_finite = "propagate" if there else "error"
     if global_scale is not None:
         global_scale = _number(global_scale)
     recipe = _recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
-    shape = tuple(values.shape)
+    shape = _arrays.shape_of(values)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")
     # Tensors that are made here need not be looked at again.
@@ -292,6 +290,8 @@ def quantize(
         if type(amax) is not (DeviceAmax if there else Amax):
             place = "a GPU" if there else "the CPU"
             raise TypeError(f"amax is {amax!r}, and x in the memory of {place}; pass what microscale.amax returns for an array there")
+        if not there:
+            _require_amax(amax, "amax")
     if there:
         _gpu.require()
         number = None
@@ -323,6 +323,19 @@ def quantize(
     return out
 
 
+#: The largest number of float32.
+_LARGEST = float.fromhex("0x1.fffffep+127")
+
+
+def _require_amax(amax: Amax, what: str) -> None:
+    """Raises an error unless the magnitude is one that an array of float32 can have."""
+    if not 0 <= amax.finite <= _LARGEST:
+        raise _microscale_error(
+            f"{what}.finite is {amax.finite} and must be a finite float32 of 0 or more; pass what microscale.amax returns, which "
+            "reports NaN and infinities apart"
+        )
+
+
 def _microscale_error(message: str) -> Exception:
     from microscale._errors import Error
 
@@ -341,15 +354,15 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
         `out`, or an array of the quantized one's shape in the library that its codes are from.
     """
     if out is None:
-        out = there = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
+        there = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
     else:
-        there = _arrays.readable(out, "out")
+        there = _arrays.values(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         _microscale.gpu_dequantize(q, there, _gpu.stream(there))
     else:
         _microscale.dequantize(q, there)
-    return out
+    return there if out is None else out
 
 
 def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
@@ -363,20 +376,23 @@ def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
     Returns:
         `Amax`, or for an array in the memory of a GPU a `DeviceAmax`, which stays there: nothing waits.
     """
-    values = _arrays.readable(x, "x")
+    values = _arrays.values(x, "x")
     if not _gpu.holds(values):
         found = Amax(*_microscale.amax(values))
         if out is None:
             return found
         if type(out) is not Amax:
             raise TypeError("x is in the memory of the CPU and out of a GPU; move x there, or pass an Amax")
+        _require_amax(out, "out")
         return Amax(max(found.finite, out.finite), found.nan or out.nan, found.infinite or out.infinite)
     _gpu.require()
-    if type(out) is Amax:
-        raise TypeError("x is in the memory of a GPU and out of the CPU; leave out, or pass a DeviceAmax")
-    if out is None:
+    made = out is None
+    if not made and type(out) is not DeviceAmax:
+        raise TypeError(f"x is in the memory of a GPU and out is of type {type(out).__name__}; leave it out, or pass a DeviceAmax")
+    if made:
         out = DeviceAmax(_gpu.zeros(x, (_microscale.AMAX_WORDS,), "float32"))
-    _microscale.gpu_amax(values, out.words, _gpu.stream(out.words))
+    words = _arrays.values(out.words, "out.words")
+    _microscale.gpu_amax(values, words, _gpu.stream(words))
     return out
 
 
@@ -408,10 +424,10 @@ def compare(original: Any, other: Any) -> Loss:
         original: `[..., K]`, with contiguous rows.
         other: a :class:`Quantized` of the same shape, or a contiguous array of the same shape and any dtype of values.
     """
-    original = _on_host(_arrays.readable(original, "original"))
+    original = _on_host(_arrays.values(original, "original"))
     if isinstance(other, Quantized):
         return Loss(*_microscale.compare_quantized(original, other.cpu()))
-    return Loss(*_microscale.compare(original, _on_host(_arrays.readable(other, "other"))))
+    return Loss(*_microscale.compare(original, _on_host(_arrays.values(other, "other"))))
 
 
 def _on_host(x: Any) -> Any:
