@@ -30,51 +30,72 @@ mod recipe;
 mod tensors;
 mod workers;
 
-/// The functions of `microscale._microscale`.
+use std::ffi::OsString;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+
+/// The functions of `microscale._microscale`, each added by name so that the interpreter is known before the first of them is made.
 #[pyo3::pymodule(gil_used = false)]
-mod _microscale {
-    use std::ffi::OsString;
-
-    use pyo3::prelude::*;
-
-    #[pymodule_export]
-    use crate::checkpoints::{
-        convert_checkpoint, diagnose_checkpoint, inspect_checkpoint, merge_checkpoint, quantize_checkpoint,
-    };
-    #[pymodule_export]
-    use crate::experts::linear_experts;
+fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    require_main_interpreter()?;
+    workers::remember_process();
+    module.add_class::<recipe::Recipe>()?;
+    module.add_function(wrap_pyfunction!(interface::described, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::amax, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::compare, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::compare_quantized, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::dequantize, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::gemv, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::linear, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
+    module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::diagnose_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::inspect_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::merge_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::quantize_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
     #[cfg(feature = "cuda")]
-    #[pymodule_export]
-    use crate::experts::{gpu_experts_workspace_bytes, gpu_linear_experts};
-    #[cfg(feature = "cuda")]
-    #[pymodule_export]
-    use crate::gpu_tensors::{
-        gpu_amax, gpu_capture, gpu_dequantize, gpu_gemv, gpu_linear, gpu_quantize, gpu_scales_in,
-        gpu_workspace_bytes,
-    };
-    #[pymodule_export]
-    use crate::interface::described;
-    #[pymodule_export]
-    use crate::recipe::Recipe;
-    #[pymodule_export]
-    use crate::tensors::{amax, compare, compare_quantized, dequantize, gemv, linear, quantize, scales_in};
+    add_gpu_functions(module)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
 
-    #[pymodule_init]
-    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        crate::workers::remember_process();
-        #[cfg(feature = "cuda")]
-        {
-            module.add("SLOT_WORDS", crate::gpu_tensors::SLOT_WORDS)?;
-            module.add("AMAX_WORDS", crate::gpu_tensors::AMAX_WORDS)?;
-            module.add("COUNTER_BYTES", crate::gpu_tensors::COUNTER_BYTES)?;
-        }
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
-    }
+/// Adds the functions for arrays in the memory of GPUs.
+#[cfg(feature = "cuda")]
+fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_amax, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_dequantize, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_gemv, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_linear, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_scales_in, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(experts::gpu_experts_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(experts::gpu_linear_experts, module)?)?;
+    module.add("SLOT_WORDS", gpu_tensors::SLOT_WORDS)?;
+    module.add("AMAX_WORDS", gpu_tensors::AMAX_WORDS)?;
+    module.add("COUNTER_BYTES", gpu_tensors::COUNTER_BYTES)
+}
 
-    /// Runs the program with its arguments, the first of which is its name, and returns its exit code. What it
-    /// does about signals stays: the process should end after it.
-    #[pyfunction]
-    fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-        py.detach(|| microscale_cli::main(arguments))
+/// Refuses sub-interpreters. Classes and interned strings are made once a process, and an exception class of one interpreter is not
+/// caught in another.
+fn require_main_interpreter() -> PyResult<()> {
+    // SAFETY: the module's initialization holds the interpreter's lock, so that there is a current interpreter.
+    let interpreter = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
+    match interpreter {
+        0 => Ok(()),
+        number => Err(PyImportError::new_err(format!(
+            "microscale works in the main interpreter only, and this is sub-interpreter {number}; import it there, or start a process"
+        ))),
     }
+}
+
+/// Runs the program and returns its exit code. The first argument is the program's name. Its signal handlers stay: the
+/// process should end after it.
+#[pyfunction]
+fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| microscale_cli::main(arguments))
 }

@@ -229,3 +229,41 @@ def test_capsules_that_are_no_tensors():
         microscale.amax(Fixed(3))
     with pytest.raises(TypeError, match=r"__dlpack_device__ that returned cpu; return two integers"):
         microscale.amax(Fixed(3, "cpu"))
+
+
+SUB_INTERPRETER = """
+import os, sys
+try:
+    import _interpreters as interpreters
+    new = interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    new = interpreters.create()
+if sys.argv[1] == "main first":
+    import microscale
+interpreters.run_string(new, '''
+import os
+for _ in range(2):
+    try:
+        import microscale
+    except ImportError as error:
+        os.write(1, f"{error}\\\\n".encode())
+''')
+interpreters.destroy(new)
+import microscale
+try:
+    microscale._microscale.Recipe("mxfp5", None, None, None, None, None, "linear", "error")
+except microscale.Error:
+    os.write(1, b"caught")
+"""
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="CPython has sub-interpreters")
+@pytest.mark.parametrize("order", ["main first", "sub-interpreter first"])
+def test_a_sub_interpreter_is_refused_and_breaks_nothing(order):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SUB_INTERPRETER, order], capture_output=True, text=True)
+    first, second, caught = done.stdout.split("\n")
+    # CPython refuses the import itself where the sub-interpreter has its own lock.
+    messages = "microscale works in the main interpreter only, and this is sub-interpreter", "does not support loading in subinterpreters"
+    assert first == second and any(message in first for message in messages), done
+    assert (done.returncode, caught) == (0, "caught"), done
