@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from microscale import _gpu, _microscale
+from microscale._errors import Error
 
 #: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
 _TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -81,6 +82,22 @@ def readable(x: Any, what: str) -> Any:
 def values(x: Any, what: str) -> Any:
     """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name it."""
     return torch_values(x, what) if is_torch(x) else _foreign(x, what)
+
+
+def output(x: Any, what: str) -> Any:
+    """:func:`values` for an array to write to. Call :func:`changed` once it was written."""
+    if (torch := torch_of(x)) is not None and x.requires_grad and torch.is_grad_enabled():
+        raise Error(
+            f"{what} requires grad, and autograd does not see what is written to it; pass {what}.detach(), or write under torch.no_grad()"
+        )
+    return values(x, what)
+
+
+def changed(*arrays: Any) -> None:
+    """Reports to autograd that tensors were written to. A backward pass that saved one of them raises an error then."""
+    for x in arrays:
+        if (torch := torch_of(x)) is not None and not x.is_inference():
+            torch.autograd.graph.increment_version(x)
 
 
 def _foreign(x: Any, what: str) -> Any:

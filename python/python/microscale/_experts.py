@@ -206,7 +206,7 @@ def linear_experts(
         name = _arrays.value_dtype(_arrays.dtype_name(x))
         there = _arrays.zeros(activations, (*chosen, weights.shape[1]), name)
     else:
-        there = _arrays.values(out, "out")
+        there = _arrays.output(out, "out")
     if bias is not None:
         bias = _arrays.values(bias, "bias")
     if not pairs:
@@ -221,7 +221,10 @@ def linear_experts(
         _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
     else:
         _microscale.linear_experts(weights, x, experts, there, bias)
-    return there if out is None else out
+    if out is None:
+        return there
+    _arrays.changed(out)
+    return out
 
 
 def _indices(experts: Any) -> Any:

@@ -38,13 +38,16 @@ def gemv(
         shape = (rows,) if batch == 1 else (batch, rows)
         there = _arrays.empty(matrix.codes, shape, _arrays.value_dtype(dtype))
     else:
-        there = _arrays.values(out, "out")
+        there = _arrays.output(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         _microscale.gpu_gemv(matrix, vector, batch, vector_stride, there, _gpu.stream(there))
     else:
         _microscale.gemv(matrix, vector, batch, vector_stride, there)
-    return there if out is None else out
+    if out is None:
+        return there
+    _arrays.changed(out)
+    return out
 
 
 def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any = None, workspace: Any = None) -> Any:
@@ -67,7 +70,7 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
         name = _arrays.value_dtype(_arrays.dtype_name(readable))
         there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
     else:
-        there = _arrays.values(out, "out")
+        there = _arrays.output(out, "out")
     if bias is not None:
         bias = _arrays.values(bias, "bias")
     if _gpu.holds(there):
@@ -81,7 +84,10 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
         _microscale.gpu_linear(weights, readable, there, bias, workspace, stream)
     else:
         _microscale.linear(weights, readable, there, bias)
-    return there if out is None else out
+    if out is None:
+        return there
+    _arrays.changed(out)
+    return out
 
 
 #: Rows of activations in 16 bits that without a bias never need a workspace.

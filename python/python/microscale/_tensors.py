@@ -309,13 +309,22 @@ def quantize(
             stream = _gpu.torch_stream(torch)(x.get_device())
         else:
             stream = _gpu.stream(codes if out is None or _gpu.holds(codes) else values)
-        direction, counts = _microscale.gpu_quantize(
-            values, recipe, importance, amax, codes, scales, number, new, count, stream
-        )
+        try:
+            direction, counts = _microscale.gpu_quantize(
+                values, recipe, importance, amax, codes, scales, number, new, count, stream
+            )
+        finally:
+            if out is not None:
+                _arrays.changed(codes, scales, number)
         if direction is None:
             number = None
     else:
-        number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales, new)
+        try:
+            number, direction, counts = _microscale.quantize(values, recipe, importance, amax, codes, scales, new)
+        finally:
+            # An error about values may come after the first of them were written.
+            if out is not None:
+                _arrays.changed(codes, scales)
     counted = None if counts is None else Report._make(counts)
     if out is None:
         return Quantized._of(codes, scales, number, direction, format, shape, layout, counted)
@@ -356,13 +365,16 @@ def dequantize(q: Quantized, dtype: Any = "float32", *, out: Any = None) -> Any:
     if out is None:
         there = _arrays.empty(q.codes, q.shape, _arrays.value_dtype(dtype))
     else:
-        there = _arrays.values(out, "out")
+        there = _arrays.output(out, "out")
     if _gpu.holds(there):
         _gpu.require()
         _microscale.gpu_dequantize(q, there, _gpu.stream(there))
     else:
         _microscale.dequantize(q, there)
-    return there if out is None else out
+    if out is None:
+        return there
+    _arrays.changed(out)
+    return out
 
 
 def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
@@ -391,8 +403,10 @@ def amax(x: Any, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
         raise TypeError(f"x is in the memory of a GPU and out is of type {type(out).__name__}; leave it out, or pass a DeviceAmax")
     if made:
         out = DeviceAmax(_gpu.zeros(x, (_microscale.AMAX_WORDS,), "float32"))
-    words = _arrays.values(out.words, "out.words")
+    words = _arrays.output(out.words, "out.words")
     _microscale.gpu_amax(values, words, _gpu.stream(words))
+    if not made:
+        _arrays.changed(words)
     return out
 
 
