@@ -24,6 +24,25 @@ def block_of(format: str) -> int:
     return _BLOCK[format]
 
 
+#: Dtypes that a state may have for codes, and for scales by format.
+_CODES = ("uint8", "int8", "float4_e2m1fn_x2")
+_SCALES = {"nvfp4": ("uint8", "float8_e4m3fn"), "mxfp4": ("uint8", "float8_e8m0fnu")}
+
+
+def refusal(name: str, given: Tensor, format: str) -> str | None:
+    """The message for a tensor of a state whose dtype its part cannot have, `name` ending in the part; None if it can.
+
+    Codes and scales are bytes, which a conversion of numbers would change. Global scales and biases are numbers."""
+    found, part = str(given.dtype).removeprefix("torch."), name.rpartition(".")[2]
+    if part in ("weight_packed", "weight_scale"):
+        dtypes = _CODES if part == "weight_packed" else _SCALES[format]
+        if found not in dtypes:
+            return f"{name} is {found} and must be {' or '.join(dtypes)}; pass the bytes as they were saved"
+    elif not given.is_floating_point():
+        return f"{name} is {found} and must be float32; pass the numbers, not their bytes"
+    return None
+
+
 def _weights(codes: Tensor, scales: Tensor, global_scales: Tensor, format: str, direction: str, cols: int) -> Any:
     """Experts of an operator's arguments."""
     weights = _experts.Experts.__new__(_experts.Experts)
@@ -208,9 +227,11 @@ class QuantizedExperts(nn.Module):
                 missing_keys.append(name)
             elif given.shape != tensor.shape:
                 error_msgs.append(f"{name} has shape {tuple(given.shape)} and must have {tuple(tensor.shape)}")
+            elif refused := refusal(name, given, self.format):
+                error_msgs.append(refused)
             else:
                 with torch.no_grad():
-                    tensor.view(torch.uint8).copy_(given.view(torch.uint8)) if given.element_size() == 1 else tensor.copy_(given)
+                    tensor.view(torch.uint8).copy_(given.view(torch.uint8)) if tensor.element_size() == 1 else tensor.copy_(given)
             other = state_dict.get(name.replace(".up_proj.", ".gate_proj."))
             if name.endswith("up_proj.weight_global_scale") and given is not None and other is not None and not given.equal(other):
                 error_msgs.append(f"{name} is not that of gate_proj, with which it is multiplied at once; quantize both with one")

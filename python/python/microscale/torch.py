@@ -20,6 +20,7 @@ from microscale import _gpu, _microscale, _products, _tensors
 from microscale._errors import Error
 from microscale._mixtures import QuantizedExperts
 from microscale._mixtures import block_of as _block
+from microscale._mixtures import refusal as _refusal
 
 def _word(q: _tensors.Quantized) -> Tensor:
     """A global scale as a tensor: of one element, or of none."""
@@ -146,6 +147,8 @@ class QuantizedLinear(nn.Module):
             raise Error(f"weights must be a matrix with linear scales and whole blocks of {block}; they are {weights!r}")
         self.format = weights.format
         self.out_features, self.in_features = weights.shape
+        if bias is not None and bias.shape != (self.out_features,):
+            raise Error(f"bias has shape {tuple(bias.shape)} and must have ({self.out_features},), a number for each row of the weights")
         scales = weights.scales.view(torch.float8_e4m3fn) if self.format == "nvfp4" else weights.scales
         self.register_buffer("weight_packed", weights.codes)
         self.register_buffer("weight_scale", scales)
@@ -173,6 +176,31 @@ class QuantizedLinear(nn.Module):
             if after is not None and after.dtype != before.dtype:
                 setattr(self, name, before.to(after.device))
         return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for part in ("weight_packed", "weight_scale", "weight_global_scale", "bias"):
+            name, own = prefix + part, getattr(self, part)
+            given = state_dict.get(name)
+            if own is None or not isinstance(given, Tensor):
+                continue
+            if refused := _refusal(name, given, self.format):
+                error_msgs.append(refused)
+                # Nothing is loaded, for a copy would convert it.
+                return
+            if part in ("weight_packed", "weight_scale"):
+                state_dict[name] = given.view(own.dtype)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         number = self.weight_global_scale
@@ -219,6 +247,8 @@ class QuantizedLinear(nn.Module):
             return torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             # The gradient of the bias, where nothing else has one.
+            if bias.shape != (self.out_features,):
+                raise Error(f"bias has shape {tuple(bias.shape)} and must have ({self.out_features},), a number for each row of the weights")
             return self._product(x.contiguous(), None).add_(bias)
         return self._product(x.contiguous(), bias)
 
