@@ -1,7 +1,7 @@
-//! The f32 operations that the definition is written in: one text serves numbers, vectors and GPUs.
+//! f32 operations that the reference is written in. Scalars, CPU vectors and GPUs share one text.
 //!
-//! [`Fused`] is what an implementation for single numbers provides. It makes a [`Machine`], which is all of
-//! the operations; vectors implement that themselves.
+//! A scalar implementation provides [`Fused`] and gets every operation of [`Machine`] from it.
+//! Vector types implement [`Machine`] directly.
 
 /// Operations on f32 that processors do in one instruction and `core` lacks.
 pub trait Fused {
@@ -15,12 +15,12 @@ pub trait Fused {
     }
 }
 
-/// The operations that searches, quotients and roundings need of a processor: on f32, or on vectors of them.
+/// Operations that searches, quotients and rounding need, on one f32 or on a vector of them.
 pub trait Machine {
-    /// A number, or one in each lane of a vector.
+    /// An f32, or a vector with one f32 per lane.
     type Number: Copy;
 
-    /// Puts one number into every lane.
+    /// Broadcasts a number to every lane.
     fn splat(x: f32) -> Self::Number;
 
     /// a · b

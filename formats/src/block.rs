@@ -1,7 +1,6 @@
-//! The parts that blocks of every format have in common: the largest magnitude, the sign of zeros, and the
-//! events of quantizing.
+//! Parts that blocks of every format share: amax, the sign of zeros and quantization events.
 
-/// The treatment of the sign of a zero.
+/// How a zero's sign is encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NegativeZero {
@@ -16,19 +15,21 @@ pub enum NegativeZero {
     Force = 3,
 }
 
-/// Events of quantizing one block, besides its bytes.
+/// What happened while quantizing one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEvents {
-    /// amax is above the largest element times the scale, by more than the scale's own rounding accounts for:
-    /// at least one element was clipped.
+    /// At least one element was clipped: amax exceeds the largest element times the scale, by more
+    /// than the scale's own rounding explains.
     pub clipped: bool,
-    /// amax is not zero, and every element comes back as zero.
+    /// amax is not zero, but every element decodes to zero.
     pub flushed: bool,
-    /// The scale wanted to be larger or smaller than its format, or the convention, allows.
+    /// The rule asked for a scale larger or smaller than its format or numerics allow.
     pub scale_saturated: bool,
 }
 
-/// The largest magnitude's bits. As integers they order like the magnitudes, and any NaN lies above infinity.
+/// Returns the bits of the largest magnitude.
+///
+/// As integers they order like the magnitudes, and every NaN is above infinity.
 #[inline(always)]
 pub fn amax_bits<const N: usize>(values: &[f32; N]) -> u32 {
     let mut most = 0;
@@ -38,13 +39,13 @@ pub fn amax_bits<const N: usize>(values: &[f32; N]) -> u32 {
     most
 }
 
-/// Returns whether the bits of an amax are those of an infinity or a NaN.
+/// Returns whether the bits of an amax are an infinity or a NaN.
 #[inline(always)]
 pub const fn is_non_finite(amax_bits: u32) -> bool {
     amax_bits >= 0x7F80_0000
 }
 
-/// An element's code with the sign of its zeros as wanted. `sign` is the sign bit of the codes.
+/// Applies the policy for signs of zeros to a code. `sign` is the sign bit of the codes.
 #[inline(always)]
 pub(crate) const fn with_zero_sign(code: u8, sign: u8, value: f32, negative_zero: NegativeZero) -> u8 {
     match negative_zero {

@@ -1,9 +1,9 @@
 //! Formats for comparison only: how much would a tensor lose in them?
 //!
-//! A tensor is quantized, dequantized and measured in such a format on CPUs, by the definition, block after
-//! block. No kernel computes it and no convention of checkpoints stores it. Each format is a variant of
-//! [`ComparisonFormat`], with its [`Facts`] and its [`Definition`] here, and a file for its element or
-//! arithmetic.
+//! Such a format quantizes, dequantizes and measures tensors on CPUs, block by block, with the
+//! reference implementation. No kernel computes it and no checkpoint format stores it. Each is a
+//! variant of [`ComparisonFormat`], has its [`Facts`] and [`Definition`] here, and a file for its
+//! element or arithmetic.
 
 use crate::bf16::Bf16;
 use crate::block::{BlockEvents, NegativeZero};
@@ -15,26 +15,29 @@ use crate::mx::{self, Arithmetic, Element, ScaleRule};
 use crate::nf4;
 use crate::scale::ScaleType;
 
-/// A format without kernels and without files.
+/// A format that has neither kernels nor a checkpoint format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ComparisonFormat {
-    /// MXFP4 with E3M0 elements: blocks of 32 with an E8M0 scale, quantized as the OCP's convention does,
-    /// floor.
+    /// MXFP4 with E3M0 elements: blocks of 32 with an E8M0 scale by OCP's `floor` rule.
     Mxfp4E3m0,
     /// NF4 in blocks of 64 with a bf16 scale, quantized as bitsandbytes does. See [`nf4`].
     Nf4,
 }
 
-/// The arithmetic of a format's blocks. A block at the end of a row may have fewer elements; the others are
-/// zeros.
+/// The arithmetic of a format's blocks.
+///
+/// The last block of a row may be shorter than a block. It is padded with zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// Quantizes a block: the bits of its scale, and what happened. The second slice takes its packed codes,
-    /// for all of its elements. A block that holds a NaN or an infinity gets the NaN scale and codes 0;
-    /// callers with another policy replace those values first.
+    /// Quantizes a block. Returns the bits of its scale and the events.
+    ///
+    /// The second slice receives the packed codes of all elements. A block that holds a NaN or an
+    /// infinity gets the NaN scale and codes 0. Callers with another policy replace those values
+    /// first.
     pub quantize_block: fn(&[f32], &mut [u8]) -> (u16, BlockEvents),
-    /// Dequantizes a block, given the bits of its scale and its packed codes: as many elements as the slice
-    /// has room for. A NaN scale gives the canonical NaN.
+    /// Dequantizes a block from the bits of its scale and its packed codes.
+    ///
+    /// Fills the slice, which may be shorter than a block. A NaN scale gives the canonical NaN.
     pub dequantize_block: fn(u16, &[u8], &mut [f32]),
 }
 
@@ -42,7 +45,7 @@ impl ComparisonFormat {
     /// All comparison formats.
     pub const ALL: [Self; 2] = [Self::Mxfp4E3m0, Self::Nf4];
 
-    /// The facts of the format.
+    /// Returns the format's facts.
     #[inline]
     pub const fn facts(self) -> Facts {
         match self {
@@ -63,7 +66,7 @@ impl ComparisonFormat {
         }
     }
 
-    /// The arithmetic of the format's blocks.
+    /// Returns the arithmetic of the format's blocks.
     pub const fn definition(self) -> Definition {
         match self {
             Self::Mxfp4E3m0 => of_mx::<E3m0>(),
@@ -83,7 +86,7 @@ impl ComparisonFormat {
     }
 }
 
-/// The definition of an MX format: OCP's.
+/// Returns the arithmetic of an MX format, by OCP's numerics.
 const fn of_mx<E: Element>() -> Definition {
     Definition {
         quantize_block: |values, codes| {
@@ -99,7 +102,7 @@ const fn of_mx<E: Element>() -> Definition {
     }
 }
 
-/// OCP MX v1.0: floor, ties to even, -0 kept.
+/// OCP MX v1.0: floor, ties to even, −0 preserved.
 const OCP: Arithmetic =
     Arithmetic { scale_rule: ScaleRule::Floor, ties: Ties::Even, negative_zero: NegativeZero::Keep };
 
@@ -110,7 +113,7 @@ mod tests {
     const MOST: usize = 64;
 
     #[test]
-    fn what_a_row_cuts_off_counts_as_zeros() {
+    fn short_last_blocks_are_padded_with_zeros() {
         for format in ComparisonFormat::ALL {
             let (facts, definition) = (format.facts(), format.definition());
             let (length, bytes) = (facts.block.elements(), facts.block.elements() * facts.element.bits() / 8);
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_not_finite_become_nan() {
+    fn non_finite_blocks_become_nan() {
         for format in ComparisonFormat::ALL {
             let (facts, definition) = (format.facts(), format.definition());
             let (length, bytes) = (facts.block.elements(), facts.block.elements() * facts.element.bits() / 8);
@@ -149,9 +152,9 @@ mod tests {
         }
     }
 
-    /// Dequantizes what was quantized from exact multiples of a scale: each code's value must come back.
+    /// Codes quantized from exact multiples of a scale must decode to the same values.
     #[test]
-    fn what_a_format_has_it_keeps() {
+    fn exact_multiples_of_a_scale_round_trip() {
         for format in ComparisonFormat::ALL {
             let (facts, definition) = (format.facts(), format.definition());
             let (length, bytes) = (facts.block.elements(), facts.block.elements() * facts.element.bits() / 8);

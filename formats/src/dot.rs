@@ -1,50 +1,50 @@
-//! The product of two vectors in four bits: what GEMV computes for each row of its matrix.
+//! The product of two 4-bit vectors: what GEMV computes for each row of its matrix.
 //!
-//! Two blocks are multiplied exactly: twice an element is an integer up to 12, so four times the sum of a
-//! block's products is one too. With the block scales that is a term. A term is exact in f64, whatever codes
-//! and scales are. In NVFP4 it is so in f32: a product of two scales has 8 significant bits, a sum of 16
-//! products 12.
+//! The product of two blocks is exact. Twice an element is an integer up to 12, so four times the
+//! sum of a block's products is an integer too. Multiplied by both block scales, it is a *term*. A
+//! term is exact in f64 for any codes and scales. In NVFP4 it is exact in f32: a product of two
+//! scales has 8 significant bits, a sum of 16 products 12.
 //!
-//! The elements are cut into chunks of [`CHUNK`], chunk c belongs to stream c mod [`STREAMS`], and each
-//! stream adds up its terms in order. Then streams are added in pairs: those 16 apart, then 8, 4, 2 and 1.
-//! All sums are f64. NVFP4's terms are multiples of 2^−20, so that nothing is rounded while partial sums stay
-//! below 2^33; beyond that, and in MXFP4 where scales differ by more than some 2^40, the order decides the
-//! last bits, and is therefore part of the definition.
+//! Elements are split into chunks of [`CHUNK`]. Chunk c belongs to stream c mod [`STREAMS`], and
+//! each stream adds its terms in order. Streams are then added in pairs: those 16 apart, then 8, 4,
+//! 2 and 1. All sums are f64. Terms of NVFP4 are multiples of 2^−20, so nothing is rounded while
+//! partial sums stay below 2^33. Beyond that, and in MXFP4 where scales differ by more than some
+//! 2^40, the order determines the last bits. The order is therefore part of the definition.
 //!
-//! The sum is multiplied with, or divided by, the matrix' global scale and then the vector's, in f64, and
-//! rounded once to the output's type ([`rounded_to_odd`] tells how to 16 bits).
+//! The sum is multiplied or divided by the matrix's global scale and then by the vector's, in f64.
+//! It is rounded once to the output type ([`rounded_to_odd`] describes rounding to 16 bits).
 
 use crate::nvfp4::Direction;
 use crate::{E2m1x2, E4m3, E8m0, GlobalScale};
 
-/// Elements of a chunk: one block of MXFP4, two of NVFP4.
+/// Elements per chunk: one block of MXFP4, two of NVFP4.
 pub const CHUNK: usize = 32;
 
-/// Sums that are kept side by side.
+/// Number of independent partial sums.
 pub const STREAMS: usize = 32;
 
-/// Four times the sum of the products of two blocks' elements.
+/// Returns four times the sum of the products of two blocks' elements.
 ///
-/// At most 36 · 4 for each pair; blocks may have up to 2^24 bytes.
+/// A pair contributes at most 36 · 4. Blocks may have up to 2^24 bytes.
 pub fn quarters(a: &[u8], b: &[u8]) -> i32 {
     let twice = |code: crate::E2m1| (2.0 * code.to_f32()) as i32;
     let pairs = a.iter().zip(b).map(|(a, b)| (E2m1x2::from_bits(*a), E2m1x2::from_bits(*b)));
     pairs.map(|(a, b)| twice(a.low()) * twice(b.low()) + twice(a.high()) * twice(b.high())).sum()
 }
 
-/// The term of two blocks of NVFP4, from their [`quarters`]: exact. NaN if a scale is.
+/// Returns the exact term of two NVFP4 blocks from their [`quarters`], or NaN if a scale is NaN.
 #[inline(always)]
 pub fn nvfp4_term(quarters: i32, a: E4m3, b: E4m3) -> f64 {
     f64::from(quarters as f32 * 0.25 * (a.to_f32() * b.to_f32()))
 }
 
-/// The term of two blocks of MXFP4, from their [`quarters`]: exact. NaN if a scale is.
+/// Returns the exact term of two MXFP4 blocks from their [`quarters`], or NaN if a scale is NaN.
 #[inline(always)]
 pub fn mxfp4_term(quarters: i32, a: E8m0, b: E8m0) -> f64 {
     f64::from(quarters) * mxfp4_scale(a, b)
 }
 
-/// The product of two scales of MXFP4 over four.
+/// Returns a quarter of the product of two MXFP4 scales.
 #[inline(always)]
 pub fn mxfp4_scale(a: E8m0, b: E8m0) -> f64 {
     if a.is_nan() || b.is_nan() {
@@ -54,7 +54,7 @@ pub fn mxfp4_scale(a: E8m0, b: E8m0) -> f64 {
     f64::from_bits((1023 - 256 + u64::from(a.to_bits()) + u64::from(b.to_bits())) << 52)
 }
 
-/// The sums of one output.
+/// The partial sums of one output.
 #[derive(Clone, Copy, Debug)]
 pub struct Sums([f64; STREAMS]);
 
@@ -65,18 +65,18 @@ impl Default for Sums {
 }
 
 impl Sums {
-    /// Sums that were kept elsewhere, by stream.
+    /// Takes partial sums, one per stream, that the caller accumulated itself.
     pub const fn of(streams: [f64; STREAMS]) -> Self {
         Self(streams)
     }
 
-    /// Adds a term of a chunk, counted from 0. Those of a stream come in order.
+    /// Adds a chunk's term. `chunk` counts from 0, and the terms of one stream must come in order.
     #[inline(always)]
     pub fn add(&mut self, chunk: usize, term: f64) {
         self.0[chunk % STREAMS] += term;
     }
 
-    /// The sum of all streams.
+    /// Returns the sum of all streams.
     pub fn total(mut self) -> f64 {
         let mut apart = STREAMS / 2;
         while apart > 0 {
@@ -99,9 +99,10 @@ pub fn scaled(sum: f64, global: Option<GlobalScale>) -> f64 {
     }
 }
 
-/// Rounds to f32, toward zero, with the last bit set if that was not exact. So rounding the result again, to
-/// at least two bits less, gives what rounding `x` at once would. (Sylvie Boldo and Guillaume Melquiond,
-/// 2008: emulation of FMA and correctly rounded sums.)
+/// Rounds to f32 toward zero and sets the last bit if that was inexact.
+///
+/// Rounding the result again, to a format with at least two bits less, equals rounding `x` once.
+/// Source: Sylvie Boldo and Guillaume Melquiond, 2008, emulation of FMA and correctly rounded sums.
 #[inline(always)]
 pub fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
@@ -109,7 +110,7 @@ pub fn rounded_to_odd(x: f64) -> f32 {
     if back == x || x.is_nan() {
         return nearest;
     }
-    // The bits of magnitudes order as they do, infinity above all numbers.
+    // Magnitudes order like their bits, and infinity is above all numbers.
     let away = u32::from(back.abs() > x.abs());
     f32::from_bits((nearest.to_bits() - away) | 1)
 }
@@ -160,8 +161,9 @@ mod tests {
     }
 
     #[test]
-    fn rounding_twice_is_rounding_once() {
-        // To 8 bits, over a midpoint and its neighbours; to f32 alone a tie would come of what is none.
+    fn rounding_to_odd_first_gives_the_directly_rounded_result() {
+        // Rounds to 8 bits, at a midpoint and its neighbours. Rounding to nearest f32 first would
+        // turn both neighbours into ties.
         let to_bf16 = |x: f32| {
             let bits = x.to_bits();
             (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

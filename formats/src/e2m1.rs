@@ -10,13 +10,14 @@ pub const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`: the ties.
 pub const MIDPOINTS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
 
-/// The largest magnitude, that of code 7.
+/// The largest magnitude, of code 7.
 pub const MAX: f32 = 6.0;
 
-/// The rounding of a value exactly between two codes.
+/// Rounding of a value exactly between two codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Ties {
-    /// To the code with an even mantissa bit: OCP, NVIDIA's `cvt`, torchao, compressed-tensors, `ml_dtypes`.
+    /// To the code with an even mantissa bit: OCP, NVIDIA's `cvt`, torchao, compressed-tensors,
+    /// `ml_dtypes`.
     #[default]
     Even,
     /// Away from zero: cublade's MXFP4 ladder, microxcaling's default.
@@ -31,20 +32,22 @@ pub enum Ties {
 pub struct E2m1(u8);
 
 impl E2m1 {
-    /// The code in the low four bits; the high four are dropped.
+    /// Takes the code from the low four bits. The high four bits are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 0xF)
     }
 
-    /// The code, 0 to 15.
+    /// Returns the code, 0 to 15.
     #[inline(always)]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// Rounds to the nearest code, saturating at ±6. Zero and what rounds to it keep their sign. NaN gives
-    /// code 7, its sign dropped, as NVIDIA's `cvt.rn.satfinite.e2m1x2.f32` does.
+    /// Rounds to the nearest code, saturating at ±6.
+    ///
+    /// Zero, and values that round to it, keep their sign. NaN gives code 7 without a sign, as
+    /// NVIDIA's `cvt.rn.satfinite.e2m1x2.f32` does.
     #[inline]
     pub fn from_f32(x: f32, ties: Ties) -> Self {
         if x.is_nan() {
@@ -54,24 +57,24 @@ impl E2m1 {
         Self(((x.to_bits() >> 28) & 8) as u8 | magnitude)
     }
 
-    /// The exact value.
+    /// Returns the exact value.
     #[inline]
     pub fn to_f32(self) -> f32 {
-        // Two exponent bits and a mantissa bit, put where f32 has them, are the value times 2^-126;
+        // Shifted into f32's exponent and mantissa fields, the code is the value times 2^-126,
         // subnormals included.
         let bits = ((self.0 as u32 & 8) << 28) | ((self.0 as u32 & 7) << 22);
         f32::from_bits(bits) * f32::from_bits((126 + 127) << 23)
     }
 }
 
-/// The code (0 to 7) nearest to the magnitude `a` ≥ 0: how many midpoints lie below it.
+/// Returns the code (0 to 7) nearest to the magnitude `a` ≥ 0: the number of midpoints below it.
 #[inline]
 pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
     let mut code = 0;
     let mut i = 0;
     while i < MIDPOINTS.len() {
         let passed = match ties {
-            // Between codes i and i + 1 the even one is the upper where i is odd.
+            // Between codes i and i + 1, the upper one is even if i is odd.
             Ties::Even if i % 2 == 1 => a >= MIDPOINTS[i],
             Ties::Even | Ties::Zero => a > MIDPOINTS[i],
             Ties::Away => a >= MIDPOINTS[i],
@@ -82,31 +85,36 @@ pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
     code
 }
 
-/// Constants of the identity that replaces the seven comparisons, ties to even, by three additions and three
-/// minima:
+/// Constants of an identity that rounds with three additions and three minima, ties to even.
+///
+/// It replaces the seven comparisons of [`magnitude_code`]:
 ///
 /// ```text
 /// code(a) = min(rne(2a), rne(a) + 2, rne(a / 2) + 4, 7)          for a ≥ 0
 /// ```
 ///
-/// Each term is the code on the part of the grid whose step is ½, 1 or 2, continued as a straight line; the
-/// true grid is coarser further out, so the smallest line wins, and at the seven ties the even neighbour is
-/// the same in all of them. An addition rounds to nearest even for us: where one unit in the last place is 1,
-/// `BASE + y` is `BASE + rne(y)`, and its bits are those of `BASE` plus rne(y). So the minimum may be taken
-/// of floats or of bit patterns, and the code stands in the low bits, which in every `BASE` are zero.
+/// Each term is the code on the part of the grid whose step is ½, 1 or 2, continued as a straight
+/// line. The grid is coarser for larger values, so the smallest line wins. At the seven ties the
+/// even neighbour is the same on every line.
+///
+/// A float addition does the rounding to nearest even: where one unit in the last place is 1, `BASE
+/// + y` is `BASE + rne(y)`, and its bits are the bits of `BASE` plus rne(y). The minimum may
+/// therefore be taken over floats or over bit patterns. The code is in the low bits, which are zero
+/// in every `BASE`.
 pub mod identity {
-    /// One unit in the last place of f32 is 1 around it: 1.5 · 2²³.
+    /// The f32 base, 1.5 · 2²³. One unit in the last place is 1 around it.
     pub const BASE_F32: f32 = 12_582_912.0;
-    /// The same, for terms that are not negative: 2²³. Its bits end in more zeros.
+    /// The f32 base for non-negative terms, 2²³. Its bits end in more zeros.
     pub const LOW_BASE_F32: f32 = 8_388_608.0;
-    /// The same for f16 (2¹⁰), as bits in both halves of a word.
+    /// The f16 base, 2¹⁰, as bits in both halves of a word.
     pub const BASE_F16X2: u32 = 0x6400_6400;
-    /// The same for bf16 (2⁷), as bits in both halves of a word.
+    /// The bf16 base, 2⁷, as bits in both halves of a word.
     pub const BASE_BF16X2: u32 = 0x4300_4300;
 }
 
-/// [`magnitude_code`] with ties to even by the [`identity`]: branch-free, for 0 ≤ `a`. Above 2²⁰ the sums are
-/// no longer exact, but still above the 7, also at infinity.
+/// Branch-free [`magnitude_code`] with ties to even, by the [`identity`], for `a` ≥ 0.
+///
+/// Above 2²⁰ the sums are no longer exact, but they still exceed 7. That includes infinity.
 #[inline(always)]
 pub fn magnitude_code_even(a: f32) -> u32 {
     use identity::BASE_F32 as BASE;
@@ -117,28 +125,30 @@ pub fn magnitude_code_even(a: f32) -> u32 {
     halves.min(ones).min(twos.min(most)) & 7
 }
 
-/// The same in each lane of vectors, for 0 ≤ `a` ≤ 6: numbers whose low 22 bits are the codes.
+/// [`magnitude_code_even`] in each lane of a vector, for 0 ≤ `a` ≤ 6.
+///
+/// Returns numbers whose low 22 bits are the codes.
 #[inline(always)]
 pub fn magnitude_codes_even<M: Machine>(a: M::Number) -> M::Number {
     use identity::BASE_F32 as BASE;
-    // The products are exact, so that the sums are rounded once.
+    // The products are exact, so each sum is rounded once.
     let halves = M::fma(a, M::splat(2.0), M::splat(BASE));
     let ones = M::add(a, M::splat(BASE + 2.0));
     let twos = M::fma(a, M::splat(0.5), M::splat(BASE + 4.0));
     M::min(M::min(halves, ones), twos)
 }
 
-/// The value of a code from 0 to 7, without subnormal numbers, which are slow on CPUs, and without a table.
+/// Returns the value of a code from 0 to 7, without a table and without slow CPU subnormals.
 ///
-/// Code c ≥ 2 is the float whose exponent and mantissa are c's, rebased; codes 0 and 1 would lack their
-/// hidden one, so (½, ¾) is taken for them and stretched to (0, ½).
+/// The value of a code c ≥ 2 is the float with c's exponent and mantissa, rebased. Codes 0 and 1
+/// would lack their hidden one, so they map to (½, ¾) first and are stretched to (0, ½).
 #[inline(always)]
 pub const fn magnitude_value(code: u32) -> f32 {
     let rebased = f32::from_bits((code + 2 * 126) << 22);
     if code < 2 { rebased + rebased - 1.0 } else { rebased }
 }
 
-/// Two E2M1 codes in a byte: the element with the lower index in the low four bits.
+/// Two E2M1 codes in a byte. The element with the lower index is in the low four bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct E2m1x2(u8);
@@ -150,33 +160,34 @@ impl E2m1x2 {
         Self(low.0 | high.0 << 4)
     }
 
-    /// The pair stored in a byte.
+    /// Takes the pair from a byte.
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// The byte.
+    /// Returns the byte.
     #[inline(always)]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// Element 2i.
+    /// Returns element 2i.
     #[inline(always)]
     pub const fn low(self) -> E2m1 {
         E2m1(self.0 & 0xF)
     }
 
-    /// Element 2i + 1.
+    /// Returns element 2i + 1.
     #[inline(always)]
     pub const fn high(self) -> E2m1 {
         E2m1(self.0 >> 4)
     }
 }
 
-/// Fills `packed` with the codes of `values`: two a byte for codes of 4 bits, the lower index in the low
-/// nibble, or one.
+/// Fills `packed` with the codes of `values`, one per byte or, with 4 bits, two.
+///
+/// With 4 bits the element with the lower index is in the low nibble.
 #[inline(always)]
 pub(crate) fn pack(packed: &mut [u8], values: &[f32], bits: usize, code: impl Fn(f32) -> u8) {
     if bits == 8 {
@@ -189,7 +200,7 @@ pub(crate) fn pack(packed: &mut [u8], values: &[f32], bits: usize, code: impl Fn
     }
 }
 
-/// The way back of [`pack`].
+/// Decodes codes that [`pack`] packed.
 #[inline(always)]
 pub(crate) fn unpack(packed: &[u8], values: &mut [f32], bits: usize, value: impl Fn(u8) -> f32) {
     if bits == 8 {
@@ -219,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_where_the_specification_says() {
+    fn ties_follow_the_specification() {
         let rounded = |ties| MIDPOINTS.map(|m| E2m1::from_f32(m, ties).to_f32());
         assert_eq!(rounded(Ties::Even), [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
         assert_eq!(rounded(Ties::Away), [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
@@ -227,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_saturates_however_large_magnitudes_are() {
+    fn the_identity_saturates_for_any_magnitude() {
         for bits in (6f32.to_bits()..=f32::INFINITY.to_bits()).step_by(61).chain([f32::INFINITY.to_bits()]) {
             assert_eq!(magnitude_code_even(f32::from_bits(bits)), 7, "{bits:#x}");
         }

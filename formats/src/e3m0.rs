@@ -1,10 +1,10 @@
-//! E3M0, an element of 4 bits without a mantissa: a sign and three bits of exponent, with bias 3. No
-//! infinities, no NaN.
+//! E3M0, a 4-bit element without a mantissa: a sign and three exponent bits, with bias 3.
 //!
-//! E3M0 is what the OCP MX specification's rules for elements give for these widths, as microxcaling's
-//! `_quantize_elemwise_core` has them for three bits of exponent and none of mantissa: exponent field 0 is
-//! that of subnormal numbers, of which there is none but 0, and the largest field is a number. So the
-//! magnitudes are 0 and the powers of two from ¼ to 16.
+//! It has neither infinities nor NaN. E3M0 follows from the element rules of the OCP MX
+//! specification for these widths, as microxcaling's `_quantize_elemwise_core` implements them for
+//! three exponent bits and no mantissa. Exponent field 0 holds the subnormal numbers, which are
+//! only 0, and the largest field is a number. The magnitudes are 0 and the powers of two from ¼ to
+//! 16.
 
 /// The magnitudes of codes 0 to 7. Bit 3 of a code is the sign.
 pub const VALUES: [f32; 8] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0];
@@ -18,24 +18,27 @@ pub const MIDPOINTS: [f32; 7] = [0.125, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0];
 pub struct E3m0(u8);
 
 impl E3m0 {
-    /// The code in the low four bits; the high four are dropped.
+    /// Takes the code from the low four bits. The high four bits are ignored.
     #[inline]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 0xF)
     }
 
-    /// The code, 0 to 15.
+    /// Returns the code, 0 to 15.
     #[inline]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// Rounds to the nearest code, saturating at ±16. Zero and what rounds to it keep their sign; NaN gives
-    /// code 7, its sign dropped, as with [`E2m1`](crate::E2m1).
+    /// Rounds to the nearest code, saturating at ±16.
     ///
-    /// Ties go to the even neighbour, which is 0 where that is one, and otherwise to the larger magnitude:
-    /// the significands of both are 1, and IEEE 754-2019 (4.3.1) has roundTiesToEven take the larger where
-    /// neither is even. microxcaling's `round="even"` does the same.
+    /// Zero, and values that round to it, keep their sign. NaN gives code 7 without a sign, as with
+    /// [`E2m1`](crate::E2m1).
+    ///
+    /// A tie goes to the even neighbour, which is 0 if 0 is one of the two, and otherwise to the
+    /// larger magnitude. Both neighbours then have the significand 1, and for that case IEEE
+    /// 754-2019 (4.3.1) has roundTiesToEven take the larger. microxcaling's `round="even"` does the
+    /// same.
     #[inline]
     pub fn from_f32(x: f32) -> Self {
         if x.is_nan() {
@@ -47,7 +50,7 @@ impl E3m0 {
         Self(sign | (passed + u8::from(magnitude > to_zero)))
     }
 
-    /// The exact value.
+    /// Returns the exact value.
     #[inline]
     pub const fn to_f32(self) -> f32 {
         let magnitude = VALUES[(self.0 & 7) as usize];

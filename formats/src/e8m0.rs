@@ -1,5 +1,6 @@
-//! E8M0, the power-of-two block scale of the MX formats (OCP MX v1.0, section 5.4.1): byte b is 2^(b − 127),
-//! 255 is NaN.
+//! E8M0, the power-of-two block scale of the MX formats (OCP MX v1.0, section 5.4.1).
+//!
+//! Byte b is 2^(b − 127), and 255 is NaN.
 
 /// A block scale 2^(b − 127), stored as the byte b; 255 is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,16 +10,16 @@ pub struct E8m0(u8);
 impl E8m0 {
     /// The only value that is not a power of two.
     pub const NAN: Self = Self(255);
-    /// 2^−127, which is also the scale of an all-zero block.
+    /// 2^−127, also the scale of an all-zero block.
     pub const MIN: Self = Self(0);
 
-    /// The scale stored in a byte.
+    /// Takes the scale from a byte.
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// The byte.
+    /// Returns the byte.
     #[inline(always)]
     pub const fn to_bits(self) -> u8 {
         self.0
@@ -30,7 +31,7 @@ impl E8m0 {
         self.0 == 255
     }
 
-    /// The exact value, byte 0 being the subnormal 2^−127; NaN for 255.
+    /// Returns the exact value: NaN for 255, and the subnormal 2^−127 for 0.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         f32::from_bits(match self.0 {
@@ -40,7 +41,9 @@ impl E8m0 {
         })
     }
 
-    /// The exact reciprocal 2^(127 − b): multiplying by it divides by the scale, exactly. NaN for 255.
+    /// Returns the exact reciprocal 2^(127 − b), or NaN for 255.
+    ///
+    /// Multiplying by it divides by the scale exactly.
     #[inline(always)]
     pub const fn reciprocal(self) -> f32 {
         f32::from_bits(match self.0 {
@@ -50,10 +53,10 @@ impl E8m0 {
         })
     }
 
-    /// The same of a scale that is not NaN, without a branch.
+    /// Branch-free [`Self::reciprocal`] of a scale that is not NaN.
     #[inline(always)]
     pub fn reciprocal_of_number(self) -> f32 {
-        // The reciprocal of 2^127 is a subnormal number, which the maximum puts in.
+        // The reciprocal of 2^127 is a subnormal number. The maximum supplies it.
         f32::from_bits(254u32.wrapping_sub(self.0.into()).wrapping_mul(1 << 23).max(0x0040_0000))
     }
 }

@@ -1,26 +1,28 @@
-//! The loss of quantizing, as sums over pairs of a value and its approximation. The order of the sums is
-//! fixed, so that every device has the same bits.
+//! Quantization loss as sums over pairs of a value and its approximation.
+//!
+//! The order of the sums is fixed, so every device produces the same bits.
 
-/// Elements of a row whose errors are summed by themselves.
+/// Elements of a row that form one part. Each part is summed separately.
 pub const ERROR_PART: u32 = 1024;
-/// Running sums of such a part, kept side by side: element i belongs to sum i % 8.
+/// Independent partial sums of a part. Element i is added to sum i % 8.
 pub const ERROR_LANES: u32 = 8;
 
-/// Sums over pairs of values, original and approximation. Pairs in which either is not finite are counted and
-/// left out.
+/// Sums over pairs of an original value and its approximation.
+///
+/// Pairs with a non-finite value are excluded and counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct ErrorSums {
-    /// The sum of the squares of the originals.
+    /// Sum of the squared originals.
     pub signal: f64,
-    /// The sum of the squares of the differences.
+    /// Sum of the squared differences.
     pub noise: f64,
-    /// The sum of the squares of the approximations.
+    /// Sum of the squared approximations.
     pub approximation: f64,
-    /// The sum of the products of original and approximation.
+    /// Sum of the products of original and approximation.
     pub product: f64,
-    /// The largest difference.
+    /// Largest absolute difference.
     pub max_abs: f64,
-    /// Pairs left out.
+    /// Number of excluded pairs.
     pub non_finite: u64,
 }

@@ -1,4 +1,4 @@
-//! Facts of formats: the descriptor, [`Facts`], and the types that it is made of.
+//! Facts of formats: the descriptor [`Facts`] and the types of its fields.
 
 use crate::mx::{self, Element};
 use crate::nf4;
@@ -11,50 +11,51 @@ use crate::{E2m1, E3m0, E4m3, E5m2};
 pub struct Facts {
     /// The format's name on command lines, in files and in messages.
     pub word: &'static str,
-    /// The elements that share a block scale.
+    /// Shape of the elements that share a block scale.
     pub block: BlockShape,
-    /// The elements.
+    /// Type of the elements.
     pub element: ElementType,
-    /// The block scales.
+    /// Type of the block scales.
     pub scale: ScaleType,
-    /// The use of a global scale.
+    /// How a global scale is used.
     pub global_scale: GlobalScaleUse,
 }
 
-/// The rows and columns of a matrix that a block lies across. Today all lie along a row.
+/// The shape of a block within a matrix. Today every block lies along a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockShape {
     /// Rows.
     pub rows: usize,
-    /// Elements in each.
+    /// Columns.
     pub cols: usize,
 }
 
 impl BlockShape {
-    /// A block along a row.
+    /// Returns the shape of a block of `cols` elements along a row.
     pub const fn row_of(cols: usize) -> Self {
         Self { rows: 1, cols }
     }
 
-    /// Its elements.
+    /// Returns the number of elements.
     pub const fn elements(self) -> usize {
         self.rows * self.cols
     }
 }
 
-/// The place of a tensor's global scale in the arithmetic.
+/// How a tensor's global scale enters the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GlobalScaleUse {
-    /// There is none.
+    /// The format has no global scale.
     None,
-    /// Applies to the block scales: a value is element · block scale · global scale. A tensor may do without.
+    /// The global scale multiplies the block scales: a value is element · block scale · global
+    /// scale. It is optional.
     UnderBlockScales,
 }
 
 /// The type of a format's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
-    /// [`E2m1`], which has kernels, vector code, searches for scales and products.
+    /// [`E2m1`]. It has kernels, vector code, scale searches and products.
     E2m1,
     /// [`E4m3`].
     E4m3,
@@ -67,7 +68,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// Bits of a code: 4 or 8.
+    /// Returns the bits of a code, 4 or 8.
     pub const fn bits(self) -> usize {
         match self {
             Self::E2m1 => <E2m1 as Element>::BITS,
@@ -78,7 +79,7 @@ impl ElementType {
         }
     }
 
-    /// The largest finite value.
+    /// Returns the largest finite value.
     pub const fn largest(self) -> f32 {
         match self {
             Self::E2m1 => mx::largest::<E2m1>(),
@@ -89,7 +90,7 @@ impl ElementType {
         }
     }
 
-    /// The value of a code.
+    /// Returns the value of a code.
     pub fn decode(self, code: u8) -> f32 {
         match self {
             Self::E2m1 => <E2m1 as Element>::decode(code),

@@ -1,7 +1,7 @@
-//! The formats, and the facts of each: [`Format`] and the descriptor [`Facts`].
+//! The formats and the facts of each: [`Format`] and the descriptor [`Facts`].
 //!
-//! Code that treats formats alike asks here: how large a block is, how many bits a code has, what a scale's
-//! bytes mean, whether there is a global scale. How values become blocks is the formats' own: [`mx`],
+//! Code that treats all formats alike reads its facts here: block size, bits per code, meaning of a
+//! scale's bytes, use of a global scale. The formats' own modules turn values into blocks: [`mx`],
 //! [`nvfp4`].
 
 use crate::comparison::ComparisonFormat;
@@ -11,7 +11,7 @@ use crate::{mx, nvfp4};
 
 /// A microscaling format.
 ///
-/// Formats are read and written by name:
+/// Formats parse from and print as their names:
 ///
 /// ```
 /// use microscale_formats::Format;
@@ -31,7 +31,7 @@ pub enum Format {
     Mxfp8E4m3,
     /// Blocks of 32 E5M2 elements with an E8M0 scale (OCP MX v1.0).
     Mxfp8E5m2,
-    /// One that others are compared with, on CPUs alone.
+    /// A format that others are compared with, on CPUs only.
     Comparison(ComparisonFormat),
 }
 
@@ -56,7 +56,7 @@ const MXFP8_E4M3: Facts = Facts { word: "mxfp8-e4m3", element: ElementType::E4m3
 const MXFP8_E5M2: Facts = Facts { word: "mxfp8-e5m2", element: ElementType::E5m2, ..MXFP4 };
 
 impl Format {
-    /// The formats that kernels compute: all but those to compare with.
+    /// The formats that kernels compute: all except those for comparison.
     pub const WITH_KERNELS: [Self; 4] = [Self::Mxfp4, Self::Nvfp4, Self::Mxfp8E4m3, Self::Mxfp8E5m2];
 
     /// Every format.
@@ -72,7 +72,7 @@ impl Format {
         all
     };
 
-    /// The facts.
+    /// Returns the format's facts.
     #[inline]
     pub const fn facts(self) -> Facts {
         match self {
@@ -84,25 +84,25 @@ impl Format {
         }
     }
 
-    /// Elements that share a scale.
+    /// Returns the number of elements that share a scale.
     #[inline]
     pub const fn block(self) -> usize {
         self.facts().block.elements()
     }
 
-    /// Bits of an element's code.
+    /// Returns the bits of an element's code.
     #[inline]
     pub const fn bits(self) -> usize {
         self.facts().element.bits()
     }
 
-    /// Bytes of packed codes in a block.
+    /// Returns the bytes of packed codes in a block.
     #[inline]
     pub const fn block_bytes(self) -> usize {
         self.block() * self.bits() / 8
     }
 
-    /// Bytes of a block scale.
+    /// Returns the bytes of a block scale.
     #[inline]
     pub const fn scale_bytes(self) -> usize {
         self.facts().scale.bytes()
@@ -114,27 +114,30 @@ impl Format {
         matches!(self.facts().global_scale, GlobalScaleUse::UnderBlockScales)
     }
 
-    /// Returns whether block scales can be [searched](crate::search): true of formats with E2M1 elements,
-    /// whose rounding the search is written for.
+    /// Returns whether block scales can be [searched](crate::search).
+    ///
+    /// True for formats with E2M1 elements, whose rounding the search is written for.
     #[inline]
     pub const fn is_searched(self) -> bool {
         matches!(self.facts().element, ElementType::E2m1)
     }
 
-    /// Returns whether tensors can be multiplied ([`dot`](crate::dot), [`weights`](crate::weights)): true of
-    /// formats with E2M1 elements.
+    /// Returns whether tensors can be multiplied ([`dot`](crate::dot),
+    /// [`weights`](crate::weights)).
+    ///
+    /// True for formats with E2M1 elements.
     #[inline]
     pub const fn is_multiplied(self) -> bool {
         matches!(self.facts().element, ElementType::E2m1)
     }
 
-    /// Returns whether a scale, given by its bits, is a NaN, and its block with it.
+    /// Returns whether the bits of a scale are NaN. A NaN scale makes its whole block NaN.
     #[inline]
     pub fn is_nan_scale(self, scale: impl Into<u16>) -> bool {
         self.facts().scale.is_nan(scale.into())
     }
 
-    /// Returns whether a block scale can have these bits. See [`ScaleType`].
+    /// Returns whether `scale` is a valid block scale. See [`ScaleType`].
     #[inline]
     pub fn is_scale(self, scale: impl Into<u16>) -> bool {
         self.facts().scale.is_scale(scale.into())
@@ -146,13 +149,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_fit_each_other() {
+    fn facts_are_consistent() {
         for format in Format::ALL {
             let facts = format.facts();
             let same = Format::ALL.iter().filter(|other| other.facts().word == facts.word);
             assert_eq!(same.count(), 1, "{format}");
             assert!(matches!(format.bits(), 4 | 8), "{format}");
-            // A block's codes are whole bytes, and a row of blocks lies in one row of the matrix.
+            // A block's codes fill whole bytes, and a block lies in one row of the matrix.
             assert_eq!((format.block() * format.bits() % 8, facts.block.rows), (0, 1), "{format}");
             let values = || (0..1 << format.bits()).map(|code| facts.element.decode(code as u8));
             let largest = values().filter(|value| value.is_finite()).fold(0.0, f32::max);

@@ -1,8 +1,11 @@
-//! The 8-bit floats: [`E4m3`], the block scale of NVFP4 and an element of MXFP8, and [`E5m2`], MXFP8's other
-//! element (OCP MX v1.0, sections 5.3.1; OFP8 v1.0).
+//! The 8-bit floats [`E4m3`] and [`E5m2`] (OCP MX v1.0, section 5.3.1; OFP8 v1.0).
+//!
+//! [`E4m3`] is the block scale of NVFP4 and an element of MXFP8. [`E5m2`] is MXFP8's other element.
 
-/// Rounds the magnitude `a` ≥ 0 of an f32 to a float of `mantissa` bits whose smallest step is 2^`smallest`:
-/// to nearest, ties to even, as a code without sign. `a` is at most the format's largest value.
+/// Rounds the magnitude `a` ≥ 0 to a code without a sign, to nearest, ties to even.
+///
+/// The target has `mantissa` mantissa bits and the smallest step 2^`smallest`. `a` must not exceed
+/// its largest value.
 #[inline(always)]
 fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     let bits = a.to_bits();
@@ -10,19 +13,20 @@ fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     let dropped = 23 - mantissa;
     let normal =
         bits.wrapping_sub(rebias).wrapping_add((1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
-    // Below it the code counts smallest steps: adding a number whose unit in the last place is one step
-    // rounds for us.
+    // Below the smallest normal, the code counts smallest steps. Adding a number whose unit in the
+    // last place is one step does the rounding.
     let base = ((smallest + 23 + 127) as u32) << 23;
     let subnormal = (a + f32::from_bits(base)).to_bits() - base;
     if bits < rebias + (1 << 23) { subnormal } else { normal }
 }
 
-/// The exponent field below that of the smallest normal, 2^(smallest + mantissa), which the code counts as 1.
+/// Returns the exponent field below the smallest normal's. A code counts the smallest normal,
+/// 2^(smallest + mantissa), as 1.
 const fn rebias(mantissa: u32, smallest: i32) -> u32 {
     ((smallest + mantissa as i32 + 127 - 1) as u32) << 23
 }
 
-/// The value of a code without sign, for codes that are numbers.
+/// Returns the value of a code without a sign. The code must be a number.
 #[inline(always)]
 fn magnitude(code: u32, mantissa: u32, smallest: i32) -> f32 {
     let normal = f32::from_bits((code << (23 - mantissa)) + rebias(mantissa, smallest));
@@ -30,7 +34,7 @@ fn magnitude(code: u32, mantissa: u32, smallest: i32) -> f32 {
     if code >> mantissa == 0 { code as f32 * step } else { normal }
 }
 
-/// The two types differ in their numbers only.
+/// Defines an FP8 type. The types differ only in these numbers.
 macro_rules! fp8 {
     ($(#[$doc:meta])* $name:ident { mantissa: $mantissa:literal, smallest: $smallest:literal, max: $max:literal, largest_code: $largest:literal,
         special: $special:expr }) => {
@@ -44,25 +48,27 @@ macro_rules! fp8 {
             pub const MAX: f32 = $max;
             /// Stored mantissa bits.
             pub const MANTISSA_BITS: u32 = $mantissa;
-            /// The bits of f32 that count as code 0 where numbers are normal.
+            /// The bits of f32 that correspond to code 0 in the range of normal numbers.
             pub const NORMAL_ZERO: u32 = rebias($mantissa, $smallest);
-            /// The NaN that is written.
+            /// The NaN that encoding produces.
             pub const NAN: Self = Self(0x7F);
 
-            /// The number stored in a byte.
+            /// Takes the number from a byte.
             #[inline(always)]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
-            /// The byte.
+            /// Returns the byte.
             #[inline(always)]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// Rounds to nearest, ties to even, saturating at the largest finite value, infinities too; NaN
-            /// gives [`Self::NAN`]. That is NVIDIA's `cvt.rn.satfinite`.
+            /// Rounds to nearest, ties to even, as NVIDIA's `cvt.rn.satfinite` does.
+            ///
+            /// Larger values and infinities saturate at the largest finite value. NaN gives
+            /// [`Self::NAN`].
             #[inline]
             pub fn from_f32(x: f32) -> Self {
                 if x.is_nan() {
@@ -73,7 +79,7 @@ macro_rules! fp8 {
                 Self(code as u8 | (x.to_bits() >> 24) as u8 & 0x80)
             }
 
-            /// The exact value.
+            /// Returns the exact value.
             #[inline]
             pub fn to_f32(self) -> f32 {
                 let code = u32::from(self.0 & 0x7F);
@@ -98,17 +104,19 @@ macro_rules! fp8 {
 }
 
 fp8! {
-    /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹. No infinities;
-    /// 0x7F and 0xFF are NaN.
+    /// Four exponent bits (bias 7) and three mantissa bits: up to 448, in steps down to 2⁻⁹.
     ///
-    /// NVFP4 uses it as a block scale without its sign: a scale byte with the sign bit set is not a negative
-    /// scale (IF4 uses the bit as a flag).
+    /// There are no infinities. 0x7F and 0xFF are NaN.
+    ///
+    /// NVFP4 uses it as a block scale without its sign. A scale byte with the sign bit set is not a
+    /// negative scale: IF4 uses the bit as a flag.
     E4m3 { mantissa: 3, smallest: -9, max: 448.0, largest_code: 0x7E, special: |_| f32::from_bits(0x7FC0_0000) }
 }
 
 fp8! {
-    /// Five exponent bits (bias 15) and two mantissa bits, as the upper half of an f16: up to 57344, in steps
-    /// down to 2⁻¹⁶. 0x7C is infinity, 0x7D to 0x7F are NaN.
+    /// Five exponent bits (bias 15) and two mantissa bits: up to 57344, in steps down to 2⁻¹⁶.
+    ///
+    /// This is the upper half of an f16. 0x7C is infinity, 0x7D to 0x7F are NaN.
     E5m2 { mantissa: 2, smallest: -16, max: 57344.0, largest_code: 0x7B,
         special: |code| if code == 0x7C { f32::INFINITY } else { f32::from_bits(0x7FC0_0000) } }
 }

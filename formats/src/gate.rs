@@ -1,31 +1,35 @@
-//! The gate of a feed-forward layer: two of a product's results, a gate and what is let through, become one.
+//! The gate of a feed-forward layer. It combines two results of a product, `gate` and `up`, into
+//! one.
 
 use crate::arithmetic::Fused;
 
-/// A gated linear unit, with the sigmoid as its gate: `(up + offset) · gate · sigmoid(alpha · gate)`, of a gate that is at most
-/// `limit` and an `up` between −`limit` and `limit`.
+/// A gated linear unit: `(up + offset) · gate · sigmoid(alpha · gate)`.
+///
+/// `gate` is first limited to at most `limit`, and `up` to the range −`limit` to `limit`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Gate {
-    /// What the sigmoid's argument is multiplied with.
+    /// Factor of the sigmoid's argument.
     pub alpha: f32,
-    /// The largest gate, and the largest magnitude of what is let through; infinite for none.
+    /// Largest `gate` and largest magnitude of `up`. Infinity means no limit.
     pub limit: f32,
-    /// What is added to what is let through.
+    /// Added to `up`.
     pub offset: f32,
 }
 
 impl Gate {
-    /// SiLU times up, as Llama, Qwen and DeepSeek have it.
+    /// SiLU times `up`, as in Llama, Qwen and DeepSeek.
     pub const SILU: Self = Self { alpha: 1.0, limit: f32::INFINITY, offset: 0.0 };
     /// The gate of gpt-oss.
     pub const GPT_OSS: Self = Self { alpha: 1.702, limit: 7.0, offset: 1.0 };
 
-    /// The gated value, by operations of f32 that give the same bits everywhere. The [`sigmoid`] is within 2^−22 of its value, or
-    /// 2^−125; each of the other operations is rounded once. NaN stays NaN.
+    /// Returns the gated value, with f32 operations that give the same bits on every device.
+    ///
+    /// The [`sigmoid`] is within 2^−22 of its value, or 2^−125. Each other operation is rounded
+    /// once. NaN stays NaN.
     #[inline(always)]
     pub fn of<F: Fused>(&self, gate: f32, up: f32) -> f32 {
-        // Comparisons with NaN do not hold.
+        // Comparisons with NaN are false.
         let gate = if gate > self.limit { self.limit } else { gate };
         let up = if up > self.limit { self.limit } else { up };
         let up = if up < -self.limit { -self.limit } else { up };
@@ -33,26 +37,29 @@ impl Gate {
     }
 }
 
-/// The largest argument whose negative has a sigmoid that is not taken for 0.
+/// The largest x whose sigmoid(−x) is computed. Beyond it the result is 0.
 const FARTHEST: f32 = 87.0;
 
-/// 1 / (1 + e^−x), of normal numbers only: 0 below −87. No operation is a division, which GPUs would call a function for.
+/// Returns 1 / (1 + e^−x), or 0 below −87, so that results are normal numbers.
+///
+/// There is no division, because GPUs would call a function for it.
 #[inline(always)]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {
-    // ln 2, whose first part has so few bits that its multiples are exact.
+    // ln 2. Its first part has so few bits that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    // Adding this leaves a whole number in the last bits.
+    // Adding this leaves an integer in the last bits.
     const WHOLE: f32 = 12_582_912.0;
     if x < -FARTHEST {
         return 0.0;
     }
-    // Above, the exponential does not matter beside 1.
+    // Above it, the exponential is negligible compared with 1.
     let negative = if x > FARTHEST { -FARTHEST } else { -x };
     let shifted = negative * core::f32::consts::LOG2_E + WHOLE;
     let (exponent, whole) = (shifted.to_bits().wrapping_sub(WHOLE.to_bits()), shifted - WHOLE);
     let rest = F::fma(whole, -LN_2[0], negative);
     let rest = F::fma(whole, -LN_2[1], rest);
-    // The series of e^x: for x to ln 2 / 2, so many terms are f32's. Written out, for compilers for GPUs keep an array in memory.
+    // The series of e^x. For x up to ln 2 / 2 these terms reach f32's precision. The loop is
+    // unrolled by hand because GPU compilers keep an array in memory.
     let series = F::fma(1.0 / 5040.0, rest, 1.0 / 720.0);
     let series = F::fma(series, rest, 1.0 / 120.0);
     let series = F::fma(series, rest, 1.0 / 24.0);
@@ -62,7 +69,8 @@ pub fn sigmoid<F: Fused>(x: f32) -> f32 {
     let exponential = F::fma(series, rest, 1.0);
     let power = f32::from_bits(exponent.wrapping_add(127) << 23);
     let sum = F::fma(exponential, power, 1.0);
-    // The reciprocal: the difference of bits is within an eighth of it, and Newton's steps square what it is off.
+    // The reciprocal. The difference of bits is within an eighth of it, and each of Newton's steps
+    // squares the error.
     let mut reciprocal = f32::from_bits(0x7EF3_11C7_u32.wrapping_sub(sum.to_bits()));
     for _ in 0..3 {
         let off = F::fma(-sum, reciprocal, 1.0);
@@ -83,9 +91,9 @@ mod tests {
         }
     }
 
-    /// All arguments of so many bits, of either sign, against f64.
+    /// Compares every 1009th f32, of either sign, with f64.
     #[test]
-    fn sigmoid_is_as_near_as_it_says() {
+    fn sigmoid_is_within_its_documented_error() {
         for bits in (0..=f32::INFINITY.to_bits()).step_by(1009) {
             for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
                 let (found, right) = (f64::from(sigmoid::<Exact>(x)), 1.0 / (1.0 + (-f64::from(x)).exp()));
@@ -97,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_limited_and_nan_stays() {
+    fn gates_are_limited_and_nan_propagates() {
         let gpt_oss = |gate, up| Gate::GPT_OSS.of::<Exact>(gate, up);
         assert_eq!(gpt_oss(9.0, 8.0), gpt_oss(7.0, 7.0));
         assert_eq!(gpt_oss(1.0, -9.0), gpt_oss(1.0, -7.0));

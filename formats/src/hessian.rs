@@ -1,90 +1,90 @@
-//! Choosing a block's scale by the error that it makes in a layer's output: a Hessian for each block of
+//! Chooses a block's scale by the error in a layer's output, with a Hessian for each block of
 //! columns.
 //!
 //! # The error
-//! H is symmetric and positive semidefinite, XᵀX of the inputs X that a block's columns meet, for instance.
-//! With r what the codes of a scale leave of the block, the error of the scale is rᵀHr, in f64, each product
-//! and each sum rounded once:
+//! H is symmetric and positive semidefinite, for example XᵀX of the inputs X of a block's columns.
+//! Let r be the block minus its dequantized codes under a scale. The error of that scale is rᵀHr,
+//! in f64, with each product and each sum rounded once:
 //!
 //! ```text
-//! rᵢ = xᵢ − f·qᵢ          f·qᵢ is exact: f what codes are multiplied with, qᵢ the value of the code
+//! rᵢ = xᵢ − f·qᵢ          f·qᵢ is exact: f is the factor of codes, qᵢ the value of the code
 //! yᵢ = ((H₀ᵢ·r₀ + H₁ᵢ·r₁) + H₂ᵢ·r₂) + …
-//! E  = (chain 0 + chain 1) + (chain 2 + chain 3)        chain c adds yᵢ·rᵢ for i = c, c + 4, c + 8, …
+//! E  = (chain 0 + chain 1) + (chain 2 + chain 3)     chain c adds yᵢ·rᵢ for i = c, c + 4, c + 8, …
 //! ```
 //!
-//! The codes are those that the format gives under the scale, ties and all: with a Hessian, which of two
-//! equally near codes is taken matters. No square overflows or vanishes, for f64 has eight times the
-//! exponents of f32.
+//! The codes are the format's own under that scale, including its rule for ties: with a Hessian, it
+//! matters which of two equally near codes is taken. No square overflows or vanishes, because f64
+//! has eight times the exponents of f32.
 //!
 //! The plain scale wins ties, then the smallest scale.
 //!
 //! # Why most scales are skipped
-//! *The floor.* For positive definite M the least of rᵀMr, given rᵢ and with all others free, is rᵢ²/(M⁻¹)ᵢᵢ.
-//! So with dᵢ = 1/(M⁻¹)ᵢᵢ no scale errs by less than the largest dᵢ·rᵢ², which takes N operations instead of
-//! N². A scale that is skipped must have a larger error *as it is rounded*. So M is not H but H − εtI, where
-//! t is the trace of H and ε = 2⁻⁴³. Then
+//! *The floor.* For positive definite M, the minimum of rᵀMr with rᵢ fixed and all others free is
+//! rᵢ²/(M⁻¹)ᵢᵢ. With dᵢ = 1/(M⁻¹)ᵢᵢ, no scale has an error below the largest dᵢ·rᵢ². That bound
+//! takes N operations instead of N². A skipped scale must have a larger error *after rounding*.
+//! Therefore M is not H but H − εtI, where t is the trace of H and ε = 2⁻⁴³. Then
 //!
 //! ```text
 //! rᵀHr = rᵀMr + εt·|r|² ≥ max dᵢ·rᵢ² + εt·|r|²
 //! ```
 //!
-//! and the last term pays for all roundings: with u = 2⁻⁵³ and N up to 32,
+//! and the last term covers all roundings. With u = 2⁻⁵³ and N up to 32:
 //!
-//! - the rounded E differs from rᵀHr by at most (2N + 2)u·Σ|rᵢ||Hᵢⱼ||rⱼ| ≤ (2N + 2)u·t·|r|², because the
-//!   Frobenius norm of a positive semidefinite H is at most its trace;
-//! - the factors that are computed of M, which exist if the pivots are positive, are the exact ones of a
-//!   matrix at most (N + 2)u·t away (the error is bounded by |L|D|Lᵀ|, whose norm is at most the trace of
-//!   LDLᵀ), and so the matrix is positive definite;
-//! - solving Lz = eᵢ is exact for another L, which moves that matrix by at most (2N + 1)u·t.
+//! - The rounded E differs from rᵀHr by at most (2N + 2)u·Σ|rᵢ||Hᵢⱼ||rⱼ| ≤ (2N + 2)u·t·|r|²,
+//!   because the Frobenius norm of a positive semidefinite H is at most its trace.
+//! - The computed factors of M exist if the pivots are positive. They are the exact factors of a
+//!   matrix at most (N + 2)u·t away, which is therefore positive definite. (The error is bounded by
+//!   |L|D|Lᵀ|, whose norm is at most the trace of LDLᵀ.)
+//! - Solving Lz = eᵢ is exact for another L, which moves that matrix by at most (2N + 1)u·t.
 //!
-//! Together that is less than 2⁻⁴⁵t. A factor of dᵢ of 1 − 2⁻⁴⁰ outweighs the roundings of dᵢ and dᵢ·rᵢ²
-//! themselves. If a pivot is not positive, dᵢ = 0 and nothing is skipped. A column of zeros, as padding and
-//! inputs that are never active have, is left out instead.
+//! The three add up to less than 2⁻⁴⁵t. A factor of 1 − 2⁻⁴⁰ on dᵢ outweighs the roundings of dᵢ
+//! and dᵢ·rᵢ² themselves. If a pivot is not positive, dᵢ = 0 and nothing is skipped. Columns of
+//! zeros, from padding and from inputs that are never active, are left out instead.
 //!
-//! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also when rounded. Once the floor of these exceeds the
-//! least error found, it does so for all smaller scales. Where columns go together, floors are low, and
-//! another bound ends the search: √(rᵀHr) is a norm, so
+//! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also after rounding. Once the floor of these
+//! rests exceeds the least error found, it does so for all smaller scales. For strongly correlated
+//! columns the floors are low, and a second bound ends the search. √(rᵀHr) is a norm, so
 //!
 //! ```text
-//! √(rᵀHr) ≥ √(xᵀHx) − √(fq·Hfq) ≥ √(xᵀHx) − 6f·√S         S the sum of all |Hᵢⱼ|
+//! √(rᵀHr) ≥ √(xᵀHx) − √(fq·Hfq) ≥ √(xᵀHx) − 6f·√S         S is the sum of all |Hᵢⱼ|
 //! ```
 //!
-//! which needs a semidefinite H only. What was rounded to f32 may just fail to be that, so η is looked for
-//! with which H + ηtI is, and (η + ε)t·(|x|² + |r|²), with |r|² at most 2·(|x|² + 36·N·f²), pays for it and
-//! for the roundings.
+//! This bound needs a semidefinite H only. A matrix rounded to f32 may just fail to be
+//! semidefinite. The search therefore looks for an η such that H + ηtI is, and (η + ε)t·(|x|² +
+//! |r|²) covers η and the roundings, with |r|² at most 2·(|x|² + 36·N·f²).
 //!
-//! *Above.* Codes do not grow with the scale. Once all are zeros, they are for all larger scales, which
-//! therefore tie with the first.
+//! *Above.* Codes do not grow with the scale. Once all codes are zero, they stay zero for all
+//! larger scales, which therefore tie with the first such scale.
 
 use core::cmp::Ordering;
 
 use crate::search::{Found, Scales, Search, window};
 
-/// The chains in which products are added.
+/// Number of independent sums of products.
 const CHAINS: usize = 4;
 
-/// The part of the trace that is taken off the diagonal to pay for roundings.
+/// ε: the part of the trace that is subtracted from the diagonal to cover roundings.
 const SHIFT: f64 = 1.0 / (1u64 << 43) as f64;
-/// The factor that outweighs the roundings of a floor.
+/// Factor that outweighs the roundings of a floor.
 const SAFETY: f64 = 1.0 - 1.0 / (1u64 << 40) as f64;
 
-/// η to look for.
+/// Values of η to try, in order.
 const LIFTS: [f64; 5] = [0.0, SHIFT, 1.0 / (1 << 24) as f64, 1.0 / (1 << 20) as f64, 1.0 / (1 << 14) as f64];
 
 /// The Hessian of a block of `N` columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hessian<const N: usize> {
-    /// Row by row, symmetric.
+    /// All entries, row by row. The matrix is symmetric.
     entries: [[f64; N]; N],
     /// dᵢ: no error is below dᵢ·rᵢ².
     floors: [f64; N],
-    /// 4(η + ε)t; infinite if there is no η.
+    /// 4(η + ε)t, or infinity if no η was found.
     slack: f64,
     /// S, with η and ε added to the diagonal.
     sum: f64,
 }
 
-/// The rest of a block whose codes are all zeros.
+/// The error of a block whose codes are all zero.
 #[derive(Clone, Copy)]
 struct Zeros {
     error: f64,
@@ -93,9 +93,11 @@ struct Zeros {
 }
 
 impl<const N: usize> Hessian<N> {
-    /// From finite entries, row by row, of which the first `used` rows and columns count; the others are
-    /// those of padding. Of entries that mirror each other the mean is taken. A matrix that is not positive
-    /// semidefinite is no mistake here: errors may then be negative, and fewer scales are skipped.
+    /// Takes finite entries, row by row. Only the first `used` rows and columns count, the others
+    /// are padding.
+    ///
+    /// Mirrored entries are averaged. A matrix that is not positive semidefinite is accepted:
+    /// errors may then be negative, and fewer scales are skipped.
     pub fn new(entries: &[[f32; N]; N], used: usize) -> Self {
         const { assert!(N.is_multiple_of(CHAINS) && N <= 32, "roundings are accounted for up to 32") };
         let mut mean = [[0.0; N]; N];
@@ -120,7 +122,7 @@ impl<const N: usize> Hessian<N> {
         }
     }
 
-    /// rᵀHr of what codes leave.
+    /// Returns rᵀHr for the rests r of a scale.
     #[inline(always)]
     pub fn error(&self, rests: &[f64; N]) -> f64 {
         let mut y = [0.0; N];
@@ -136,7 +138,7 @@ impl<const N: usize> Hessian<N> {
         (chains[0] + chains[1]) + (chains[2] + chains[3])
     }
 
-    /// A lower bound of the error.
+    /// Returns a lower bound of the error.
     #[inline(always)]
     pub fn floor(&self, rests: &[f64; N]) -> f64 {
         let mut most = [0.0; N];
@@ -146,7 +148,7 @@ impl<const N: usize> Hessian<N> {
         largest(most)
     }
 
-    /// The floor that clipping alone gives to every scale with this factor or a smaller one.
+    /// Returns the floor that follows from clipping, for this factor and every smaller one.
     #[inline(always)]
     fn floor_of_clipping(&self, values: &[f32; N], factor: f32) -> f64 {
         let largest = f64::from(factor) * 6.0;
@@ -158,20 +160,22 @@ impl<const N: usize> Hessian<N> {
         self.floor(&rests)
     }
 
-    /// Returns whether, by the norm, every scale with this factor or a smaller one errs by more than `least`.
+    /// Returns whether, by the norm bound, this factor and every smaller one err by more than
+    /// `least`.
     #[inline(always)]
     fn all_exceed(&self, least: f64, zeros: &Zeros, factor: f32) -> bool {
         let reach = 36.0 * f64::from(factor) * f64::from(factor);
         let slack = self.slack * (zeros.squares + N as f64 * reach);
         let least = positive(least) + slack;
-        // √zeros > √least + √(reach·sum), without roots. An infinite slack makes it false.
+        // √zeros > √least + √(reach·sum), without square roots. An infinite slack makes it false.
         let rest = zeros.error - slack - least - reach * self.sum;
         rest > 0.0 && rest * rest > 4.0 * reach * self.sum * least
     }
 
-    /// The search for the scale of a block of finite values. `plain` is the convention's byte, `larger` what
-    /// it would be for 1.5 times the amax. `decoded` gives the values, from −6 to 6, of the codes that the
-    /// format has for the block under a scale.
+    /// Searches the scale of a block of finite values.
+    ///
+    /// `plain` is the byte that the numerics choose, and `larger` their choice for 1.5 times the
+    /// amax. `decoded` returns the values, from −6 to 6, of the block's codes under a scale.
     #[inline(always)]
     pub fn search<S: Scales>(
         &self,
@@ -233,13 +237,14 @@ impl<const N: usize> Hessian<N> {
     }
 }
 
-/// An error, or 0 if it is negative, as those of an indefinite matrix may be: a bound of 0 says nothing.
+/// Clamps an error to at least 0. Errors of an indefinite matrix may be negative, and a bound of 0
+/// skips nothing.
 #[inline(always)]
 fn positive(error: f64) -> f64 {
     if error > 0.0 { error } else { 0.0 }
 }
 
-/// The largest of some numbers, by halves, which vectors do at once.
+/// Returns the largest number, by halving, so that the compiler vectorizes it.
 #[inline(always)]
 fn largest<const N: usize>(mut numbers: [f64; N]) -> f64 {
     let mut half = N / 2;
@@ -253,17 +258,18 @@ fn largest<const N: usize>(mut numbers: [f64; N]) -> f64 {
     numbers[0]
 }
 
-/// L·D·Lᵀ, which needs no square root.
+/// The factorization L·D·Lᵀ, which needs no square root.
 struct Factors<const N: usize> {
-    /// L below its diagonal of ones.
+    /// L, below its diagonal of ones.
     l: [[f64; N]; N],
-    /// D; 0 for a column of zeros, which is left out.
+    /// D, with 0 for columns of zeros, which are left out.
     pivots: [f64; N],
 }
 
 impl<const N: usize> Factors<N> {
-    /// Factors a matrix with `shift` added to its diagonal; `None` if its pivots do not show it positive
-    /// definite.
+    /// Factors a matrix with `shift` added to its diagonal.
+    ///
+    /// Returns `None` if the pivots do not show it to be positive definite.
     fn of(entries: &[[f64; N]; N], shift: f64) -> Option<Self> {
         let mut l = [[0.0; N]; N];
         let mut pivots = [0.0; N];
@@ -275,7 +281,7 @@ impl<const N: usize> Factors<N> {
             for k in 0..j {
                 pivot -= l[j][k] * l[j][k] * pivots[k];
             }
-            // Not a number is not positive either.
+            // A NaN is not positive either.
             if pivot.partial_cmp(&0.0) != Some(Ordering::Greater) {
                 return None;
             }
@@ -291,7 +297,7 @@ impl<const N: usize> Factors<N> {
         Some(Self { l, pivots })
     }
 
-    /// dᵢ for each column, 0 for columns of zeros.
+    /// Returns dᵢ for each column, 0 for columns of zeros.
     fn floors(&self) -> [f64; N] {
         let Self { l, pivots } = self;
         let mut floors = [0.0; N];
@@ -321,7 +327,7 @@ mod tests {
     use crate::search::PowersOfTwo;
     use crate::{E2m1, E8m0, Ties};
 
-    /// The nearest codes under an E8M0 scale.
+    /// Returns the values of the nearest codes under an E8M0 scale.
     fn nearest<const N: usize>(values: &[f32; N]) -> impl Fn(u8) -> [f32; N] {
         move |byte| {
             values.map(|x| E2m1::from_f32(x * E8m0::from_bits(byte).reciprocal(), Ties::Even).to_f32())
@@ -338,8 +344,8 @@ mod tests {
     fn floors_of_a_diagonal_are_its_entries() {
         let hessian = diagonal([2.0, 0.5, 0.0, 1e30]);
         let floors = hessian.floors.map(|floor| floor as f32);
-        // The shift is 2^-43 of the trace, more than the small entries: not positive definite by more than
-        // roundings.
+        // The shift is 2^-43 of the trace and exceeds the small entries, so the matrix does not
+        // count as positive definite.
         assert_eq!(floors, [0.0; 4]);
         let hessian = diagonal([2.0, 0.5, 0.0, 3.0]);
         for (floor, entry) in hessian.floors.iter().zip([2.0, 0.5, 0.0, 3.0]) {
@@ -349,7 +355,7 @@ mod tests {
 
     #[test]
     fn floors_are_reciprocals_of_the_inverse_diagonal() {
-        // [[2, 1], [1, 2]] has the inverse [[2, -1], [-1, 2]] / 3; padding changes nothing.
+        // [[2, 1], [1, 2]] has the inverse [[2, -1], [-1, 2]] / 3. Padding changes nothing.
         let mut entries = [[0.0; 4]; 4];
         (entries[0][0], entries[1][1], entries[0][1], entries[1][0]) = (2.0, 2.0, 1.0, 1.0);
         entries[3] = [7.0; 4];
@@ -358,7 +364,7 @@ mod tests {
         for (floor, right) in hessian.floors.into_iter().zip([1.5, 1.5, 0.0, 0.0]) {
             assert!((floor - right).abs() <= 1e-10, "{floor} for {right}");
         }
-        // A matrix of rank 1, and an indefinite one.
+        // A matrix of rank 1, then an indefinite one.
         for off in [2.0, 3.0] {
             (entries[0][1], entries[1][0]) = (off, off);
             assert_eq!(Hessian::new(&entries, 2).floors, [0.0; 4]);
@@ -367,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_plain_scale_wins_ties() {
-        // 1 and 2 err by nothing, as ½ and 4 do.
+        // The scales 1 and 2 have no error, nor do ½ and 4.
         let (values, hessian) = ([2.0; 32], diagonal([1.0; 32]));
         let search = |plain| {
             let found = hessian.search(&values, Search::Full, &PowersOfTwo, (plain, plain), nearest(&values));
@@ -379,8 +385,8 @@ mod tests {
     }
 
     #[test]
-    fn a_column_of_zeros_costs_nothing() {
-        // The first column counts for nothing, so the scale is that of the others.
+    fn a_column_of_zeros_does_not_influence_the_scale() {
+        // The first column has no weight, so the other columns determine the scale.
         let mut values = [0.375; 32];
         values[0] = 1e30;
         let mut entries = [1.0; 32];
@@ -388,7 +394,7 @@ mod tests {
         let hessian = diagonal(entries);
         let plain = E8m0::from_bits(127 + 97).to_bits();
         let found = hessian.search(&values, Search::Full, &PowersOfTwo, (plain, plain), nearest(&values));
-        // 0.375 is 6 · 2^-4, the smallest of the scales that err by nothing.
+        // 0.375 is 6 · 2^-4, the smallest scale without an error.
         assert_eq!(found.byte, 127 - 4);
     }
 }

@@ -1,5 +1,6 @@
-//! The layout of block scales in memory: [`ScaleLayout`]. Sizes are for scales of one byte; a wider scale
-//! takes as many bytes at each place.
+//! The layout of block scales in memory: [`ScaleLayout`].
+//!
+//! Sizes and offsets count scales of one byte. Multiply them by the size of a wider scale.
 
 /// The order of scales in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -7,25 +8,26 @@ pub enum ScaleLayout {
     /// Row by row, without gaps: `[rows, blocks_per_row]`.
     #[default]
     Linear,
-    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm` read them.
-    /// Rows are padded to a multiple of 128 and the blocks of a row to one of 4, with zeros.
+    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm`
+    /// read them.
+    ///
+    /// Rows are padded with zeros to a multiple of 128, and the blocks of a row to a multiple of 4.
     Swizzled,
 }
 
 /// Rows of a tile of the swizzled layout.
 pub const TILE_ROWS: usize = 128;
-/// Blocks of a row that a tile of the swizzled layout holds.
+/// Blocks per row of a tile of the swizzled layout.
 pub const TILE_COLS: usize = 4;
 /// Bytes of a tile.
 pub const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
-/// Rows of a tile whose scales lie together, 16 bytes of them.
+/// Rows of a tile that are interleaved: their scales occupy 16 consecutive bytes.
 pub const TILE_ROWS_TOGETHER: usize = 4;
-/// The distance, in rows, between two such rows.
+/// Distance in rows between two interleaved rows.
 pub const TILE_ROWS_APART: usize = TILE_ROWS / TILE_ROWS_TOGETHER;
 
 impl ScaleLayout {
-    /// Places for the scales of a matrix, padding included, and so bytes if a scale is one; `None` if that
-    /// overflows.
+    /// Returns the number of one-byte scales of a matrix, padding included, or `None` on overflow.
     pub const fn bytes(self, rows: usize, blocks_per_row: usize) -> Option<usize> {
         match self {
             Self::Linear => rows.checked_mul(blocks_per_row),
@@ -38,7 +40,7 @@ impl ScaleLayout {
         }
     }
 
-    /// The place of the scale of block `block` of row `row`.
+    /// Returns the offset of the scale of block `block` of row `row`.
     #[inline(always)]
     pub const fn offset(self, row: usize, block: usize, blocks_per_row: usize) -> usize {
         match self {
@@ -50,9 +52,10 @@ impl ScaleLayout {
     }
 }
 
-/// [`ScaleLayout::offset`] of the swizzled layout, given how many tiles lie side by side.
+/// Returns [`ScaleLayout::offset`] in the swizzled layout. `tiles_per_row` is the number of tiles
+/// side by side.
 ///
-/// Within a tile the rows r, r + 32, r + 64 and r + 96 lie together: 16 bytes, four of each.
+/// Within a tile the rows r, r + 32, r + 64 and r + 96 are interleaved: 16 bytes, four per row.
 #[inline(always)]
 pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
     let tile = row / TILE_ROWS as u64 * tiles_per_row + block / TILE_COLS as u64;
@@ -62,8 +65,10 @@ pub const fn swizzled_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
         + block % TILE_COLS as u64
 }
 
-/// The distance from a scale to another further on: that of the `together`-th row of those that lie together
-/// with the first of them, and `blocks` to the right of one that starts a tile.
+/// Returns the distance from a scale to one further on in the swizzled layout.
+///
+/// The target is in the `together`-th interleaved row, counted from the first, and `blocks` to the
+/// right of a block that starts a tile.
 #[inline(always)]
 pub const fn swizzled_distance(together: u32, blocks: u32) -> u32 {
     let (tile, in_tile) = (blocks / TILE_COLS as u32, blocks % TILE_COLS as u32);
@@ -75,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scale_has_a_place_of_its_own() {
+    fn every_scale_has_a_unique_offset() {
         for (rows, blocks) in [(1, 1), (128, 4), (129, 5), (200, 17)] {
             for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
                 let mut taken = [false; 256 * 20];

@@ -1,38 +1,37 @@
 //! The microscaling formats and the arithmetic of one block, written once.
 //!
-//! The same functions are compiled for the CPU and for the GPU. They are the *definition*: vector code on
-//! either side may be cleverer and is tested bit for bit against them. The crate needs neither `std` nor
-//! `alloc` and has no dependencies.
+//! The same functions are compiled for CPUs and GPUs. They are the *definition*: vector code on
+//! either side is tested bit for bit against them. The crate needs neither `std` nor `alloc` and
+//! has no dependencies.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`format`](mod@format) | the formats, and the facts of each in one descriptor: [`Format`], [`Facts`] |
-//! | [`dtype`] | the dtypes of unquantized values: [`Dtype`] |
-//! | [`facts`] | the types of which a descriptor is made |
-//! | [`comparison`] | formats without kernels and files, to compare with: [`ComparisonFormat`] |
-//! | [`arithmetic`] | the operations of f32 that all of it is written in, for numbers and for vectors |
-//! | [`e2m1`] | the 4-bit element: [`E2m1`], the packed pair [`E2m1x2`], rounding and its [`Ties`] |
-//! | [`e3m0`] | the 4-bit powers of two [`E3m0`], to compare with |
+//! | [`format`](mod@format) | the formats and their facts: [`Format`], [`Facts`] |
+//! | [`facts`] | the types of a format's facts |
+//! | [`comparison`] | formats for comparison only: [`ComparisonFormat`] |
+//! | [`arithmetic`] | the f32 operations that the crate is written in, for scalars and vectors |
+//! | [`e2m1`] | the 4-bit element [`E2m1`], the packed pair [`E2m1x2`], rounding, [`Ties`] |
+//! | [`e3m0`] | the 4-bit powers of two [`E3m0`], for comparison |
 //! | [`fp8`] | the 8-bit floats [`E4m3`] (also NVFP4's block scale) and [`E5m2`] |
 //! | [`e8m0`] | the power-of-two block scale [`E8m0`] |
-//! | [`scale`] | the types of block scales, their bytes and what they mean: [`ScaleType`] |
-//! | [`block`] | what all blocks have in common: amax, [`NegativeZero`], [`BlockEvents`] |
-//! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing and dequantizing a block |
-//! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the table of conventions, quantizing, dequantizing |
-//! | [`nf4`] | the codebook of NF4 and its blocks under [`Bf16`] scales, to compare with |
+//! | [`scale`] | the types of block scales and the meaning of their bytes: [`ScaleType`] |
+//! | [`block`] | parts that all blocks share: amax, [`NegativeZero`], [`BlockEvents`] |
+//! | [`mx`] | MXFP4 and MXFP8 blocks: [`ScaleRule`], quantizing, dequantizing |
+//! | [`nvfp4`] | NVFP4 blocks: [`GlobalScale`], the numerics, quantizing, dequantizing |
+//! | [`nf4`] | the NF4 codebook and its blocks under [`Bf16`] scales, for comparison |
 //! | [`bf16`] | the block scale [`Bf16`] |
-//! | [`plan`], [`shortcut`] | NVFP4 for one tensor as fast code wants it |
-//! | [`errors`] | the loss of quantizing, and the order of its sums |
-//! | [`layout`] | where scale bytes lie: [`ScaleLayout`] |
-//! | [`search`] | choosing a block's scale by the error it makes: [`Search`] |
+//! | [`plan`], [`shortcut`] | NVFP4 for one tensor, precomputed for fast code |
+//! | [`errors`] | quantization loss, and the order of its sums |
+//! | [`layout`] | where scale bytes are stored: [`ScaleLayout`] |
+//! | [`search`] | choosing a block's scale by its error: [`Search`] |
+//! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
-//! | [`weights`] | the product of a quantized row and a vector of 16 bits |
-//! | [`gate`] | what makes one result of two: [`Gate`] |
-//! | [`words`](mod@words) | the words by which formats, rules and searches are named, `Display` and `FromStr`: [`Words`] |
-//! | [`hessian`] | the same by the error in a layer's output: [`Hessian`](hessian::Hessian) |
+//! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
+//! | [`gate`] | the gate that combines two results of a product: [`Gate`] |
+//! | [`words`](mod@words) | names of formats, rules and searches, `Display`, `FromStr`: [`Words`] |
 //!
-//! Sources: OCP Microscaling Formats (MX) specification v1.0 for the formats; scale rules and conventions
-//! name theirs.
+//! The formats follow the OCP Microscaling Formats (MX) specification v1.0. Scale rules and
+//! numerics name their own sources.
 #![no_std]
 
 pub mod arithmetic;
@@ -79,7 +78,7 @@ pub use scale::ScaleType;
 pub use search::Search;
 pub use words::{UnknownWord, Words};
 
-// The README's examples are compiled and run like the others.
+// Compiles and runs the README's examples as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,5 +1,7 @@
-//! The MX formats: blocks of 32 elements along a row that share one [`E8m0`] scale (OCP MX v1.0). MXFP4 has
-//! [`E2m1`] elements, two a byte; MXFP8 has [`E4m3`] or [`E5m2`] ones, a byte each.
+//! The MX formats: blocks of 32 elements along a row that share an [`E8m0`] scale (OCP MX v1.0).
+//!
+//! MXFP4 has [`E2m1`] elements, two per byte. MXFP8 has [`E4m3`] or [`E5m2`] elements, one per
+//! byte.
 
 use crate::block::{self, BlockEvents, NegativeZero, with_zero_sign};
 use crate::e2m1::{self, E2m1, Ties};
@@ -13,9 +15,9 @@ pub const BLOCK: usize = 32;
 /// The scale of a block that holds a NaN or an infinity.
 pub const NAN_SCALE: E8m0 = E8m0::NAN;
 
-/// An element format: the table of MX formats is its implementations.
+/// An element format. The implementations of this trait are the table of MX formats.
 pub trait Element {
-    /// Bits of a code, the topmost of which is the sign: 4 or 8.
+    /// Bits of a code, 4 or 8. The top bit is the sign.
     const BITS: usize;
     /// The exponent of the largest value.
     const LARGEST_EXPONENT: u32;
@@ -24,14 +26,15 @@ pub trait Element {
     /// Stored mantissa bits.
     const MANTISSA_BITS: u32;
 
-    /// The nearest code, saturating at the largest value. Only E2M1 knows other ties than even.
+    /// Returns the nearest code, saturating at the largest value. Only E2M1 supports ties other
+    /// than even.
     fn encode(value: f32, ties: Ties) -> u8;
 
-    /// The value of a code.
+    /// Returns the value of a code.
     fn decode(code: u8) -> f32;
 }
 
-/// The largest value of an element.
+/// Returns the largest value of an element.
 pub const fn largest<E: Element>() -> f32 {
     f32::from_bits((127 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
@@ -53,7 +56,8 @@ impl Element for E2m1 {
     }
 }
 
-/// Elements whose ties go one way only: `type: bits, largest exponent, largest mantissa, mantissa bits`.
+/// Elements with a single rule for ties: `type: bits, largest exponent, largest mantissa, mantissa
+/// bits`.
 macro_rules! elements {
     ($($type:ty: $bits:literal, $exponent:literal, $mantissa:literal, $mantissa_bits:literal;)+) => {$(
         impl Element for $type {
@@ -81,70 +85,74 @@ elements! {
     E3m0: 4, 4, 0, 0;
 }
 
-/// The rule by which a block's scale follows from its largest magnitude.
+/// The rule that derives a block's scale from its largest magnitude.
 ///
-/// All four are one formula on the bits of amax as f32: add a constant to the mantissa, keep the exponent
-/// field, subtract the exponent of the element's largest value, clamp at 0. Being integer arithmetic they are
-/// exact everywhere, next to powers of two too, where implementations by `log2` slip.
+/// All four rules are one formula on amax's f32 bits: add a constant to the mantissa, keep the
+/// exponent field, subtract the exponent of the element's largest value, clamp at 0. Integer
+/// arithmetic makes them exact everywhere, including next to powers of two, where `log2`
+/// implementations are off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleRule {
-    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest element are
-    /// clipped.
+    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest
+    /// element are clipped.
     #[default]
     Floor,
     /// The exponent of amax, rounded up unless amax is a power of two.
     Ceil,
-    /// The exponent of amax after rounding its mantissa half up to the element's bits: compressed-tensors.
+    /// The exponent of amax after rounding its mantissa half up to the element's bits:
+    /// compressed-tensors.
     Even,
-    /// The smallest power of two that is at least amax over the largest element, so that nothing is clipped:
-    /// NVIDIA.
+    /// The smallest power of two that is at least amax over the largest element: NVIDIA. Nothing is
+    /// clipped.
     Rceil,
 }
 
 impl ScaleRule {
-    /// The number that is added to the bits of amax before the mantissa is dropped.
+    /// Returns the number to add to the bits of amax before the mantissa is dropped.
     #[inline(always)]
     pub const fn mantissa_addend<E: Element>(self) -> u32 {
         match self {
             Self::Floor => 0,
             Self::Ceil => 0x7F_FFFF,
             Self::Even => 1 << (22 - E::MANTISSA_BITS),
-            // amax ≤ m · 2^e · 2^k for the largest element m · 2^e: up by one exactly when the mantissa is
-            // above m's.
+            // amax ≤ m · 2^e · 2^k for the largest element m · 2^e: the exponent rises by one
+            // exactly if amax's mantissa is above m's.
             Self::Rceil => 0x7F_FFFF - E::LARGEST_MANTISSA,
         }
     }
 }
 
-/// The exponent of amax after the rule's rounding, as f32's biased field, for the bits of a finite amax ≥ 0.
+/// Returns the exponent of amax after the rule's rounding, as f32's biased field.
+///
+/// `amax_bits` are the bits of a finite amax ≥ 0.
 #[inline(always)]
 pub const fn rounded_exponent(amax_bits: u32, mantissa_addend: u32) -> u32 {
     (amax_bits + mantissa_addend) >> 23
 }
 
-/// The scale for a rounded exponent. What would lie below 2^−127 is clamped to it; 255 is out of reach.
+/// Returns the scale for a rounded exponent, clamped to at least 2^−127. 255 cannot occur.
 #[inline(always)]
 pub const fn scale_from_exponent<E: Element>(rounded_exponent: u32) -> E8m0 {
     E8m0::from_bits(rounded_exponent.saturating_sub(E::LARGEST_EXPONENT) as u8)
 }
 
-/// The arithmetic of a block: everything that decides its bytes, given finite values.
+/// The numerics of a block: everything that determines its bytes, given finite values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Arithmetic {
-    /// The rule by which the scale follows from amax.
+    /// The rule that derives the scale from amax.
     pub scale_rule: ScaleRule,
-    /// The rounding of elements halfway between two codes.
+    /// Rounding of elements halfway between two codes.
     pub ties: Ties,
-    /// The treatment of −0.
+    /// How a zero's sign is encoded.
     pub negative_zero: NegativeZero,
 }
 
-/// The events of a block, given the bits of its finite amax and the exponent that its scale comes from.
+/// Returns a block's events, given the bits of its finite amax and its rounded exponent.
 #[inline(always)]
 pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> BlockEvents {
     let scale_saturated = rounded_exponent < E::LARGEST_EXPONENT && amax_bits != 0;
-    // Every rule's own scale keeps amax far from zero; only the clamped one can leave it below the first
-    // midpoint.
+    // Every rule's own scale keeps amax far from zero. Only the clamped scale can leave it below
+    // the first midpoint.
     let flushed = scale_saturated && E::encode(f32::from_bits(amax_bits) * E8m0::MIN.reciprocal(), ties) == 0;
     BlockEvents {
         clipped: clips::<E>(amax_bits, scale_from_exponent::<E>(rounded_exponent)),
@@ -153,23 +161,25 @@ pub fn events<E: Element>(amax_bits: u32, rounded_exponent: u32, ties: Ties) -> 
     }
 }
 
-/// Returns whether a finite magnitude, given by its bits, is above the largest element times a scale.
+/// Returns whether a finite magnitude, given by its bits, exceeds the largest element times a
+/// scale.
 #[inline(always)]
 pub fn clips<E: Element>(amax_bits: u32, scale: E8m0) -> bool {
-    // For E2M1 and the scale byte 253 the product is 6 · 2^126, whose bits would be those of a NaN, above
-    // every amax as it is itself.
+    // For E2M1 and scale byte 253 the product is 6 · 2^126. The sum then has the bits of a NaN,
+    // which compare above every amax, as they should.
     amax_bits > ((scale.to_bits() as u32 + E::LARGEST_EXPONENT) << 23 | E::LARGEST_MANTISSA)
 }
 
-/// The code of one finite element, for a scale's reciprocal.
+/// Returns the code of one finite element, given the scale's reciprocal.
 #[inline(always)]
 pub fn encode<E: Element>(value: f32, reciprocal: f32, ties: Ties, negative_zero: NegativeZero) -> u8 {
     with_zero_sign(E::encode(value * reciprocal, ties), 1 << (E::BITS - 1), value, negative_zero)
 }
 
-/// Quantizes a block: the definition. `codes` are its packed bytes, `BLOCK * E::BITS / 8` of them. A block
-/// that holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy replace those
-/// values first.
+/// Quantizes a block. This is the reference.
+///
+/// `codes` receives the packed bytes, `BLOCK * E::BITS / 8` of them. A block that holds a NaN or an
+/// infinity gets the NaN scale and codes 0. Callers with another policy replace those values first.
 pub fn quantize_block<E: Element>(
     values: &[f32; BLOCK],
     arithmetic: &Arithmetic,
@@ -197,8 +207,10 @@ pub fn encode_block<E: Element>(
     e2m1::pack(codes, values, E::BITS, code);
 }
 
-/// Dequantizes a block: each element times the scale in f32, which is exact but for overflow to infinity and
-/// underflow; the NaN scale gives 32 times the canonical NaN.
+/// Dequantizes a block: each element times the scale in f32.
+///
+/// The products are exact except for overflow to infinity and for underflow. The NaN scale gives 32
+/// canonical NaNs.
 pub fn dequantize_block<E: Element>(scale: E8m0, codes: &[u8]) -> [f32; BLOCK] {
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];
     if !scale.is_nan() {
@@ -207,7 +219,7 @@ pub fn dequantize_block<E: Element>(scale: E8m0, codes: &[u8]) -> [f32; BLOCK] {
     values
 }
 
-/// The one NaN that is given out: devices propagate payloads differently.
+/// Replaces every NaN with the canonical one, because devices propagate payloads differently.
 #[inline(always)]
 const fn canonical_nan(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(0x7FC0_0000) } else { value }
@@ -277,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp8_keeps_what_it_can_hold() {
+    fn representable_mxfp8_values_round_trip() {
         let mut values = [0.0; BLOCK];
         (values[0], values[1], values[2]) = (448.0, -0.4375, 500.0);
         let mut codes = [0; 32];

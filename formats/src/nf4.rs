@@ -1,15 +1,18 @@
-//! NF4, four bits from a codebook (QLoRA, Dettmers et al. 2023), as bitsandbytes has it, under bf16 scales:
-//! blocks of 64.
+//! NF4 (QLoRA, Dettmers et al. 2023): a 4-bit codebook under bf16 scales, in blocks of 64.
 //!
-//! The codebook's 16 values are quantiles of the normal distribution, from −1 to 1 with an exact 0. The scale
-//! of a block is its largest magnitude, rounded to bf16, to nearest and ties to even; for bf16 values it is
-//! exact. (bitsandbytes keeps it in f32, or quantizes it once more.) An element x under scale s has the code
-//! of the value that is nearest to x · (1 / s), each step rounded to f32: how many [`MIDPOINTS`] lie below
-//! that, so that a tie goes down, as in `dQuantizeNF4` of bitsandbytes' kernels and `torch.bucketize` of its
-//! CPU path. If 1 / s is not finite, x / s is taken.
+//! The numerics are bitsandbytes'. The codebook's 16 values are quantiles of the normal
+//! distribution, from −1 to 1 with an exact 0. The scale of a block is its largest magnitude,
+//! rounded to bf16 to nearest, ties to even. It is exact for bf16 values. (bitsandbytes keeps it in
+//! f32, or quantizes it once more.)
 //!
-//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last place. A
-//! quotient above 1 then has the code of 1, which is the nearest; no code is out of reach.
+//! An element x under scale s is encoded as the code nearest to x · (1 / s), each step rounded to
+//! f32. The code is the number of [`MIDPOINTS`] below that quotient, so ties go down.
+//! `dQuantizeNF4` of bitsandbytes' kernels and `torch.bucketize` of its CPU path do the same. If 1
+//! / s is not finite, x / s is used.
+//!
+//! For f32 and f16 values s may be below the largest magnitude, by half a unit of bf16's last
+//! place. A quotient above 1 then gets the code of 1, which is the nearest. Every code stays
+//! reachable.
 
 use crate::bf16::Bf16;
 use crate::block::{self, BlockEvents};
@@ -41,8 +44,9 @@ pub const VALUES: [f32; 16] = [
 /// The code of zero.
 pub const ZERO: u8 = 7;
 
-/// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`, rounded to f32: bitsandbytes'
-/// thresholds.
+/// `MIDPOINTS[i]` lies halfway between `VALUES[i]` and `VALUES[i + 1]`, rounded to f32.
+///
+/// These are bitsandbytes' thresholds.
 pub const MIDPOINTS: [f32; 15] = {
     let mut midpoints = [0.0; 15];
     let mut i = 0;
@@ -53,19 +57,19 @@ pub const MIDPOINTS: [f32; 15] = {
     midpoints
 };
 
-/// The code nearest to a scaled element.
+/// Returns the code nearest to a scaled element.
 #[inline]
 pub fn nearest(x: f32) -> u8 {
     MIDPOINTS.iter().filter(|midpoint| x > **midpoint).count() as u8
 }
 
-/// The value of a code.
+/// Returns the value of a code.
 #[inline]
 pub const fn value(code: u8) -> f32 {
     VALUES[(code & 15) as usize]
 }
 
-/// The code of a finite element.
+/// Returns the code of a finite element.
 #[inline]
 pub fn encode(x: f32, scale: Bf16) -> u8 {
     let scale = scale.to_f32();
@@ -77,8 +81,10 @@ pub fn encode(x: f32, scale: Bf16) -> u8 {
     }
 }
 
-/// Quantizes a block: the definition. A block that holds a NaN or an infinity gets the NaN scale and codes 0;
-/// callers with another policy replace those values first.
+/// Quantizes a block. This is the reference.
+///
+/// A block that holds a NaN or an infinity gets the NaN scale and codes 0. Callers with another
+/// policy replace those values first.
 pub fn quantize_block(values: &[f32; BLOCK], codes: &mut [u8]) -> (Bf16, BlockEvents) {
     let amax_bits = block::amax_bits(values);
     if block::is_non_finite(amax_bits) {
@@ -88,13 +94,13 @@ pub fn quantize_block(values: &[f32; BLOCK], codes: &mut [u8]) -> (Bf16, BlockEv
     let amax = f32::from_bits(amax_bits);
     let scale = Bf16::from_f32(amax);
     pack(codes, values, 4, |x| encode(x, scale));
-    // From here on the next scale after the largest, if there were one, would be as near or nearer.
+    // From here on, the next scale after the largest would be as near or nearer if it existed.
     let above = amax_bits >= u32::from(Bf16::MAX.to_bits()) << 16 | 0x8000;
     let flushed = amax != 0.0 && scale.to_f32() == 0.0;
     (scale, BlockEvents { clipped: above, flushed, scale_saturated: above || flushed })
 }
 
-/// Dequantizes a block: each element times the scale in f32. A NaN scale gives 64 times the canonical NaN.
+/// Dequantizes a block: each element times the scale in f32. A NaN scale gives 64 canonical NaNs.
 pub fn dequantize_block(scale: Bf16, codes: &[u8]) -> [f32; BLOCK] {
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];
     if !scale.is_nan() {
@@ -131,7 +137,8 @@ mod tests {
         let half = nearest(0.5);
         let none = BlockEvents::default();
         assert_eq!(block(0.0), (0, [ZERO; 4], none));
-        // 2^-133, the smallest scale, whose reciprocal is not finite; half of it rounds to 0, which is even.
+        // 2^-133, the smallest scale, whose reciprocal is not finite. Half of it rounds to 0, which
+        // is even.
         assert_eq!(block(2f32.powi(-133)), (1, [0, half, ZERO, 15], none));
         assert_eq!(block(2f32.powi(-126)), (0x80, [0, half, ZERO, 15], none));
         let flushed = BlockEvents { flushed: true, scale_saturated: true, ..none };
@@ -139,7 +146,7 @@ mod tests {
         let largest = Bf16::MAX.to_f32();
         assert_eq!(block(largest), (0x7F7F, [0, half, ZERO, 15], none));
         let clipped = BlockEvents { clipped: true, scale_saturated: true, ..none };
-        // The largest number's half is more than half of the scale, by enough for the next code.
+        // Half of the largest f32 exceeds half of the scale by enough to get the next code.
         assert_eq!(block(f32::MAX), (0x7F7F, [0, half + 1, ZERO, 15], clipped));
     }
 }

@@ -1,9 +1,11 @@
-//! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale, and a tensor's blocks
-//! one [`GlobalScale`].
+//! NVFP4: blocks of 16 [`E2m1`] elements along a row that share one [`E4m3`] scale.
 //!
-//! Libraries agree on the format and not on the way to it. Their ways differ in f32 roundings, and so in
-//! bytes; what tells them apart is data, an [`Arithmetic`], and the conventions by name are a table of those
-//! ([`Arithmetic::TORCHAO`] and so on). All steps are single f32 operations, rounded to nearest.
+//! All blocks of a tensor share one [`GlobalScale`].
+//!
+//! Libraries agree on the format but not on the arithmetic that produces it. Their numerics differ
+//! in f32 roundings, and therefore in bytes. An [`Arithmetic`] describes such numerics as data, and
+//! [`Arithmetic::TORCHAO`] and its siblings are the table of known ones. Every step is a single f32
+//! operation, rounded to nearest.
 
 mod global_scale;
 pub mod search_global;
@@ -20,33 +22,42 @@ pub const BLOCK: usize = 16;
 /// Bytes of packed codes in a block.
 pub const BLOCK_BYTES: usize = BLOCK / 2;
 
-/// The largest element times the largest block scale, 6 · 448: where a tensor's amax should land.
+/// The largest element times the largest block scale, 6 · 448: the target of a tensor's amax.
 pub const LARGEST: f32 = e2m1::MAX * E4m3::MAX;
 
-/// From here on a scaled amax counts as clipped. Up to 6 · 17/16 = 6.375 comes of rounding the block scale to
-/// E4M3.
+/// A scaled amax above this counts as clipped.
+///
+/// Rounding the block scale to E4M3 can give up to 6 · 17/16 = 6.375 without clipping.
 pub const CLIPPED: f32 = 6.5;
 
-/// Above it a wanted scale saturates: E4M3 without bounds would go on with 480, and halfway there 448 is
-/// no longer the nearest.
+/// A wanted scale above this saturates.
+///
+/// Without an upper bound, E4M3 would continue with 480. Halfway there, 448 stops being the
+/// nearest.
 pub const LARGEST_UNSATURATED: f32 = 464.0;
 
-/// The rule by which the global scale follows from the tensor's finite amax, if that is above 0; T is the
-/// input's dtype.
+/// The rule that derives the global scale from the tensor's finite amax above 0.
+///
+/// T is the input's dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum FromAmax {
-    /// s = amax / 2688, at least the smallest normal number, so that 1 / s is finite: torchao, ModelOpt.
+    /// s = amax / 2688, at least the smallest normal number, so that 1 / s is finite: torchao,
+    /// ModelOpt.
     OverLargest = 0,
-    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's observer.
-    /// Where that overflows, they take 1 and lose the tensor's small blocks, and we G = 2688 / amax as below.
+    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's
+    /// observer.
+    ///
+    /// Where this overflows, that library uses 1 and loses the tensor's small blocks. microscale
+    /// uses G = 2688 / amax there, as [`Self::LargestOver`] does.
     NarrowInverse = 1,
     /// G = 2688 / amax, at most the largest number: Transformer Engine, FlashInfer.
     LargestOver = 2,
 }
 
-/// The rule by which a block's scale follows from its amax, before it is rounded to E4M3. G is a divisor, s a
-/// multiplier.
+/// The rule that derives a block's scale from its amax, before rounding to E4M3.
+///
+/// G is a divisor, s a multiplier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum BlockScale {
@@ -60,43 +71,48 @@ pub enum BlockScale {
     TimesSixthOfGlobal = 3,
 }
 
-/// The rule by which an element x is brought to the range of E2M1, given its block's rounded scale b. G is a
-/// divisor, s a multiplier.
+/// The rule that scales an element x into the range of E2M1, given its block's rounded scale b.
+///
+/// G is a divisor, s a multiplier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Quotient {
-    /// x · min((1 / s) / b, the largest f32): torchao 0.17 and later, which lacks the minimum and makes NaN
-    /// of zeros there.
+    /// x · min((1 / s) / b, the largest f32): torchao 0.17 and later.
+    ///
+    /// torchao itself lacks the minimum and makes NaN of zeros there.
     TimesInverseOverScale = 0,
     /// x / (b / G): compressed-tensors.
     OverScaleOverGlobal = 1,
     /// x / (b · s): ModelOpt.
     OverScaleTimesGlobal = 2,
-    /// x · min(1 / (b · (1 / G)), the largest f32): Transformer Engine, and FlashInfer with exact math.
+    /// x · min(1 / (b · (1 / G)), the largest f32): Transformer Engine, and FlashInfer with exact
+    /// math.
     TimesInverseOfProduct = 3,
 }
 
-/// A way to NVFP4: everything that decides a block's bytes, given finite values and a global scale.
+/// The numerics of NVFP4: everything that determines a block's bytes.
+///
+/// The block's finite values and the global scale are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Arithmetic {
-    /// The direction in which the global scale is written down.
+    /// How the global scale is stored: as a divisor or a multiplier.
     pub direction: Direction,
     /// The rule for the global scale.
     pub from_amax: FromAmax,
     /// The rule for a block's scale.
     pub block_scale: BlockScale,
-    /// Block scales are clamped to at least this before they are rounded.
+    /// Block scales are clamped to at least this before rounding.
     pub least_scale: E4m3,
-    /// The scale that takes the place of one that is zero, before or after it is rounded.
+    /// Replaces a scale that is zero, before or after rounding.
     pub zero_scale: E4m3,
-    /// The rule by which elements are divided by their scale.
+    /// The rule that divides elements by their scale.
     pub quotient: Quotient,
-    /// The treatment of −0.
+    /// How a zero's sign is encoded.
     pub negative_zero: NegativeZero,
 }
 
-/// The table of conventions.
+/// The table of known numerics.
 impl Arithmetic {
     /// torchao 0.17 and later.
     pub const TORCHAO: Self = Self {
@@ -141,8 +157,9 @@ impl Arithmetic {
 }
 
 impl Arithmetic {
-    /// The global scale for a tensor's finite amax, 1 if that is 0. `narrow` rounds to the dtype of the
-    /// input.
+    /// Returns the global scale for a tensor's finite amax, or 1 if amax is 0.
+    ///
+    /// `narrow` rounds to the dtype of the input.
     #[inline(always)]
     pub fn global_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> GlobalScale {
         let divisor = (LARGEST / amax).min(f32::MAX);
@@ -159,7 +176,8 @@ impl Arithmetic {
     }
 }
 
-/// An arithmetic with a tensor's global scale put in: what does not depend on the block is worked out.
+/// Numerics combined with a tensor's global scale. Everything that does not depend on the block is
+/// precomputed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Quantizer {
@@ -170,17 +188,17 @@ pub struct Quantizer {
     for_quotient: f32,
 }
 
-/// The operation that brings the elements of a block to the range of E2M1.
+/// The operation that scales a block's elements into the range of E2M1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// They are multiplied with this.
+    /// Multiplies elements by this.
     Multiply(f32),
-    /// They are divided by this.
+    /// Divides elements by this.
     Divide(f32),
 }
 
 impl Scaling {
-    /// A scaled element.
+    /// Scales an element.
     #[inline(always)]
     pub fn apply(self, x: f32) -> f32 {
         match self {
@@ -190,7 +208,7 @@ impl Scaling {
     }
 }
 
-/// The operations from which a block's scale is computed.
+/// The operations that compute a block's scale.
 pub trait ScaleSteps<N> {
     /// Rounds to the dtype of the input.
     fn narrow(&self, x: N) -> N;
@@ -202,7 +220,7 @@ pub trait ScaleSteps<N> {
     fn over(&self, x: N, y: f32) -> N;
 }
 
-/// The operations on f32, given how to narrow.
+/// The operations on f32, with a function that narrows.
 struct Narrowing<F>(F);
 
 impl<F: Fn(f32) -> f32> ScaleSteps<f32> for Narrowing<F> {
@@ -223,8 +241,9 @@ impl<F: Fn(f32) -> f32> ScaleSteps<f32> for Narrowing<F> {
 }
 
 impl Quantizer {
-    /// For a tensor with this global scale, whose direction is taken to be the arithmetic's. A tensor without
-    /// one has 1.
+    /// Precomputes the steps for a tensor with this global scale, or 1 if it has none.
+    ///
+    /// The scale must have the direction of `arithmetic`.
     #[inline(always)]
     pub fn new(arithmetic: Arithmetic, global_scale: f32) -> Self {
         let for_scale = match arithmetic.block_scale {
@@ -239,13 +258,15 @@ impl Quantizer {
         Self { arithmetic, for_scale, for_quotient }
     }
 
-    /// A block's scale before it is rounded, given its finite amax and how the input's dtype rounds.
+    /// Returns a block's scale before rounding.
+    ///
+    /// `amax` is the block's finite amax, and `narrow` rounds to the input's dtype.
     #[inline(always)]
     pub fn wanted_scale(&self, amax: f32, narrow: impl Fn(f32) -> f32) -> f32 {
         self.wanted_scale_by(amax, Narrowing(narrow))
     }
 
-    /// [`Self::wanted_scale`] by the steps of a kind of numbers, such as vectors.
+    /// [`Self::wanted_scale`] over the operations of any number type, such as vectors.
     #[inline(always)]
     pub fn wanted_scale_by<N>(&self, amax: N, steps: impl ScaleSteps<N>) -> N {
         match self.arithmetic.block_scale {
@@ -258,20 +279,20 @@ impl Quantizer {
         }
     }
 
-    /// The block scale that is stored.
+    /// Returns the block scale to store.
     #[inline(always)]
     pub fn rounded_scale(&self, wanted: f32) -> E4m3 {
         let least = self.arithmetic.least_scale.to_f32();
         self.rounded_by(wanted, E4m3::from_f32(if wanted > least { wanted } else { least }))
     }
 
-    /// [`Self::rounded_scale`] given the nearest E4M3 to the clamped wanted scale.
+    /// [`Self::rounded_scale`], given the nearest E4M3 to the clamped wanted scale.
     #[inline(always)]
     pub fn rounded_by(&self, wanted: f32, nearest: E4m3) -> E4m3 {
         if wanted == 0.0 || nearest.to_bits() == 0 { self.arithmetic.zero_scale } else { nearest }
     }
 
-    /// The operation that brings a block's elements to the range of E2M1.
+    /// Returns the operation that scales a block's elements into the range of E2M1.
     #[inline(always)]
     pub fn scaling(&self, scale: E4m3) -> Scaling {
         let scale = scale.to_f32();
@@ -285,13 +306,14 @@ impl Quantizer {
         }
     }
 
-    /// The events of a block, given its finite amax, the scale that it wanted and got, and its scaling.
+    /// Returns the events of a block, given its finite amax, its wanted and stored scale, and its
+    /// scaling.
     #[inline(always)]
     pub fn events(&self, amax: f32, wanted: f32, scale: E4m3, scaling: Scaling) -> BlockEvents {
         self.events_of(amax, wanted, self.arithmetic.least_scale.to_f32(), scale, scaling.apply(amax))
     }
 
-    /// [`Self::events`] given the least scale's value and the scaled amax.
+    /// [`Self::events`], given the least scale's value and the scaled amax.
     #[inline(always)]
     pub fn events_of(
         &self,
@@ -310,35 +332,38 @@ impl Quantizer {
         }
     }
 
-    /// The code of one finite element.
+    /// Returns the code of one finite element.
     #[inline(always)]
     pub fn encode(&self, value: f32, scaling: Scaling) -> u8 {
         let code = E2m1::from_f32(scaling.apply(value), Ties::Even).to_bits();
         with_zero_sign(code, 8, value, self.arithmetic.negative_zero)
     }
 
-    /// The numbers that the global scale entered into; where both are far from underflow and overflow, so are
-    /// the steps.
+    /// Returns the numbers that depend on the global scale.
+    ///
+    /// If both are far from underflow and overflow, so are all steps.
     #[inline(always)]
     pub const fn operands(&self) -> [f32; 2] {
         [self.for_scale, self.for_quotient]
     }
 
-    /// The convention.
+    /// Returns the numerics.
     #[inline(always)]
     pub const fn arithmetic(&self) -> &Arithmetic {
         &self.arithmetic
     }
 
-    /// The treatment of −0.
+    /// Returns how a zero's sign is encoded.
     #[inline(always)]
     pub const fn negative_zero(&self) -> NegativeZero {
         self.arithmetic.negative_zero
     }
 
-    /// Quantizes a block: the definition. `narrow` rounds to the dtype that the values have in the input. A
-    /// block that holds a NaN or an infinity gets the NaN scale and codes 0; callers with another policy
-    /// replace those values first.
+    /// Quantizes a block. This is the reference.
+    ///
+    /// `narrow` rounds to the dtype that the values have in the input. A block that holds a NaN or
+    /// an infinity gets the NaN scale and codes 0. Callers with another policy replace those values
+    /// first.
     pub fn quantize_block(
         &self,
         values: &[f32; BLOCK],
@@ -364,40 +389,43 @@ impl Quantizer {
     }
 }
 
-/// 1 / d in two parts: the nearest number, and the rest. `d` is a normal number far from underflow and
-/// overflow.
+/// Returns 1 / d as two numbers: the nearest f32 and the rest.
+///
+/// `d` must be a normal number far from underflow and overflow.
 #[inline(always)]
 pub fn reciprocal<F: Fused>(d: f32) -> [f32; 2] {
     let y = 1.0 / d;
     [y, rest_of_reciprocal::<F>(d, y)]
 }
 
-/// The rest that [`reciprocal`] leaves: 1 / d − y, for y the nearest number to 1 / d.
+/// Returns the rest of [`reciprocal`]: 1 / d − y, where y is the f32 nearest to 1 / d.
 #[inline(always)]
 pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     let rest = <F as Fused>::fma(-d, y, 1.0);
     <F as Fused>::fma(rest * y, rest, rest * y)
 }
 
-/// x / d, rounded, from 1 / d in two [parts](reciprocal), by products and sums alone, or in each lane of
-/// vectors. A `short` x has a significand of 11 bits or less.
+/// Returns x / d, rounded, from the two [parts](reciprocal) of 1 / d, by products and sums only.
 ///
-/// x·y + x·z is off x/d by no more than 2⁻⁴⁸ of it before it is rounded. That may still be the wrong
-/// neighbour, and matters where x/d rounds to a tie of E2M1; but for x of 11 bits or less no x/d is that
-/// close to where it begins to, but for one d, with which the parts are exact (`tests/tests/division.rs`
-/// looks at every d). Another x is corrected once more, by Markstein's theorem to x/d rounded to nearest: q +
-/// (x − d·q)·y, for q off by at most one unit in the last place. Where x/d is so small that what is left
-/// underflows, the code is 0 all the same.
+/// On vectors it works per lane. A `short` x has a significand of 11 bits or less.
 ///
-/// With z = 0 it is the product x·y, rounded, of a short x.
+/// Before rounding, x·y + x·z is off x/d by at most 2⁻⁴⁸ of it. Rounding may still pick the wrong
+/// neighbour, which matters where x/d rounds to a tie of E2M1. For an x of 11 bits or less, no x/d
+/// is close enough to such a boundary, with the exception of one d, for which the parts are exact
+/// (`tests/tests/division.rs` checks every d). Other x are corrected once more by q + (x − d·q)·y.
+/// By Markstein's theorem that is x/d rounded to nearest if q is off by at most one unit in the
+/// last place. If x/d is so small that the rest underflows, the code is 0 in either case.
+///
+/// With z = 0 and a short x, the result is the product x·y, rounded.
 #[inline(always)]
 pub fn quotient<M: Machine>(x: M::Number, [y, z]: [M::Number; 2], d: M::Number, short: bool) -> M::Number {
     let q = M::fma(x, y, M::mul(x, z));
     if short { q } else { M::fma(M::fnma(d, q, x), y, q) }
 }
 
-/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32, or times the scale alone without a
-/// global one. A NaN scale gives 16 times the canonical NaN.
+/// Dequantizes a block: each element times [`GlobalScale::factor`] in f32.
+///
+/// Without a global scale, the factor is the block scale. A NaN scale gives 16 canonical NaNs.
 pub fn dequantize_block(scale: E4m3, global: Option<GlobalScale>, codes: &[u8]) -> [f32; BLOCK] {
     let factor = global.map_or(scale.to_f32(), |global| global.factor(scale));
     let mut values = [f32::from_bits(0x7FC0_0000); BLOCK];

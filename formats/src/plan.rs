@@ -1,75 +1,77 @@
-//! NVFP4 for one tensor as fast code wants it: a convention with the global scale put in. Its products and
-//! quotients have one form, so that conventions differ in data and not in branches.
+//! NVFP4 for one tensor, precomputed for fast code: numerics combined with the global scale.
+//!
+//! Products and quotients have one form, so numerics differ in data and not in branches.
 
 use crate::E4m3;
 use crate::nvfp4::{self, BlockScale, Direction, Quotient};
 use crate::shortcut::NvShortcut;
 
-/// A multiplication or a division by a number that is the same for all blocks, in one form, so that NVFP4's
-/// conventions differ in data and not in branches.
+/// A multiplication or division by a number that is the same for all blocks.
 ///
-/// A quotient is the product with the reciprocal, corrected twice by the rest it leaves. NVIDIA's compiler
-/// makes the same of a division, with a test and a branch to a slow way for underflow and overflow, which
-/// this form lacks.
+/// Both have one form, so NVFP4's numerics differ in data and not in branches. A quotient is the
+/// product with the reciprocal, corrected twice by its rest. NVIDIA's compiler emits the same for a
+/// division, plus a test and a branch to a slow path for underflow and overflow, which this form
+/// lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvStep {
     /// The factor, or the reciprocal of the divisor.
     pub factor: f32,
-    /// The divisor, or 0.
+    /// The divisor, or 0 for a product.
     pub divisor: f32,
-    /// The reciprocal again, or 0: corrections by nothing leave a product as it is.
+    /// The reciprocal again, or 0. A correction of 0 leaves a product unchanged.
     pub correction: f32,
 }
 
 impl NvStep {
-    /// Multiplies.
+    /// Makes the step that multiplies by `factor`.
     pub const fn times(factor: f32) -> Self {
         Self { factor, divisor: 0.0, correction: 0.0 }
     }
 
-    /// Divides.
+    /// Makes the step that divides by `divisor`.
     pub const fn over(divisor: f32) -> Self {
         Self { factor: 1.0 / divisor, divisor, correction: 1.0 / divisor }
     }
 }
 
-/// NVFP4 for one tensor: a convention with the global scale put in, and the same as the kernels' fast way
-/// wants it.
+/// NVFP4 for one tensor: the reference [`Quantizer`](nvfp4::Quantizer) and the kernels' fast path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct NvPlan {
-    /// The definition.
+    /// The reference.
     pub quantizer: nvfp4::Quantizer,
-    /// The global scale, in the convention's direction.
+    /// The global scale, in the direction of the numerics.
     pub global_scale: f32,
     /// The step from amax to the number that may have to be rounded to the input's dtype.
     pub first: NvStep,
-    /// The step from there to the wanted scale.
+    /// The step from that number to the wanted scale.
     pub second: NvStep,
     /// The step from the rounded scale to the divisor.
     pub third: NvStep,
-    /// The step from a scale to the factor that its codes are multiplied with when they are dequantized.
+    /// The step from a scale to the factor that dequantizes its codes.
     pub decode: NvStep,
-    /// The number that is divided by the divisor to get the factor that elements are multiplied with.
+    /// Divided by the divisor, it gives the factor of elements.
     pub numerator: f32,
-    /// Wanted scales are at least this.
+    /// Lower bound of wanted scales.
     pub least_scale: f32,
     /// 1 if the result of the first step is rounded to the input's dtype.
     pub narrows: u32,
     /// 1 if elements are divided, 0 if they are multiplied.
     pub divides: u32,
-    /// 1 if the global scale is so far from overflow and underflow that the fast way is right.
+    /// 1 if the global scale is far enough from overflow and underflow for the fast path.
     pub usual: u32,
-    /// Blocks that want this scale or more have a normal one that is not raised; infinity if the global scale
-    /// is not usual.
+    /// Blocks that want at least this scale have a normal scale that is not raised.
+    ///
+    /// Infinity if the global scale is out of the fast path's range.
     pub least_usual: f32,
     /// The shortcut for 16-bit values.
     pub shortcut: NvShortcut,
 }
 
 impl NvPlan {
-    /// For a convention and a global scale in its direction; 1 if there is none. Without the shortcut.
+    /// Plans numerics with a global scale in their direction, or 1 without one. The shortcut stays
+    /// empty.
     pub fn new(arithmetic: nvfp4::Arithmetic, global_scale: f32) -> Self {
         let quantizer = nvfp4::Quantizer::new(arithmetic, global_scale);
         let [for_scale, for_quotient] = quantizer.operands();
@@ -109,12 +111,13 @@ impl NvPlan {
     }
 }
 
-/// The distance from 1, in powers of two, within which a block's amax and the values that follow from the
-/// global scale must lie for the kernels' fast way. Within it products, quotients and their rests are normal
-/// numbers.
+/// Limit of the kernels' fast path, as a distance from 1 in powers of two.
+///
+/// It applies to a block's amax and to the values derived from the global scale. Within it,
+/// products, quotients and their rests are normal numbers.
 pub const NV_FAR: i32 = 60;
 
-/// 2^`exponent`, for a normal number.
+/// Returns 2^`exponent`, which must be a normal number.
 pub const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }

@@ -1,22 +1,23 @@
-//! The types of block scales: how many bytes one has, which of its values are scales, and what each stands
-//! for.
+//! The types of block scales: their size, their valid bits and the values of those.
 
 use crate::{Bf16, E4m3, E8m0};
 
 /// The type of a format's block scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleType {
-    /// A power of two, a byte: [`E8m0`].
+    /// A power of two in one byte: [`E8m0`].
     E8m0,
-    /// E4M3 without a sign, a byte: [`E4m3`]. A byte with the sign bit set is no scale: such tensors mean
-    /// something else (IF4 uses the bit as a flag) and are refused.
+    /// E4M3 without a sign, in one byte: [`E4m3`].
+    ///
+    /// A byte with the sign bit set is not a scale and is refused. Tensors with such bytes mean
+    /// something else: IF4 uses the bit as a flag.
     E4m3,
-    /// [`Bf16`] without a sign, two bytes. Infinities count as NaN.
+    /// [`Bf16`] without a sign, in two bytes. Infinities count as NaN.
     Bf16,
 }
 
 impl ScaleType {
-    /// Bytes of a scale, the lowest first.
+    /// Returns the bytes of a scale. Scales are little-endian.
     #[inline]
     pub const fn bytes(self) -> usize {
         match self {
@@ -25,7 +26,7 @@ impl ScaleType {
         }
     }
 
-    /// The bits of the scale that some bytes hold, as many as it has.
+    /// Reads the bits of a scale from its [`Self::bytes`] bytes.
     #[inline]
     pub fn read(self, bytes: &[u8]) -> u16 {
         match self {
@@ -34,13 +35,13 @@ impl ScaleType {
         }
     }
 
-    /// Puts a scale's bits into as many bytes as it has.
+    /// Writes a scale's bits to its [`Self::bytes`] bytes.
     #[inline]
     pub fn write(self, bits: u16, bytes: &mut [u8]) {
         bytes.copy_from_slice(&bits.to_le_bytes()[..self.bytes()]);
     }
 
-    /// The bits of the NaN that quantizing gives a block which becomes NaN.
+    /// Returns the bits of the NaN scale that marks a NaN block.
     #[inline]
     pub const fn nan(self) -> u16 {
         match self {
@@ -50,7 +51,7 @@ impl ScaleType {
         }
     }
 
-    /// The bits of the largest scale.
+    /// Returns the bits of the largest scale.
     #[inline]
     pub const fn largest(self) -> u16 {
         match self {
@@ -60,7 +61,7 @@ impl ScaleType {
         }
     }
 
-    /// Returns whether the bits are a NaN's.
+    /// Returns whether the bits are a NaN.
     #[inline]
     pub fn is_nan(self, bits: u16) -> bool {
         match self {
@@ -70,7 +71,7 @@ impl ScaleType {
         }
     }
 
-    /// Returns whether a block scale can have these bits, NaN included.
+    /// Returns whether the bits are a valid block scale. NaN is valid.
     #[inline]
     pub const fn is_scale(self, bits: u16) -> bool {
         match self {
@@ -80,7 +81,7 @@ impl ScaleType {
         }
     }
 
-    /// The number that the bits stand for.
+    /// Returns the number that the bits encode.
     #[inline]
     pub fn value(self, bits: u16) -> f32 {
         match self {
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scales_are_nan_or_numbers() {
+    fn every_scale_is_nan_or_finite() {
         for scale in [ScaleType::E8m0, ScaleType::E4m3, ScaleType::Bf16] {
             assert!(scale.is_nan(scale.nan()) && scale.is_scale(scale.nan()));
             for bits in 0..=(u16::MAX >> (16 - 8 * scale.bytes())) {

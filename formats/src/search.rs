@@ -1,34 +1,37 @@
-//! Choosing a block's scale by the squared error that it makes, instead of by amax alone.
+//! Chooses a block's scale by its squared error instead of by amax.
 //!
 //! # The error
-//! A block is looked at through a power of two p, so that no square overflows or vanishes: 1, unless its amax
-//! is far from that. With a = |x|·p and f = p times what the format multiplies codes with when it dequantizes
-//! ([`Scales::factor`]), the error of a scale is
+//! Values are first multiplied by a power of two p, the block's unit, so that no square overflows
+//! or vanishes. p is 1 unless the block's amax is far from 1. Let a = |x|·p, and let f be p times
+//! the factor that dequantizes codes ([`Scales::factor`]). The error of a scale is
 //!
 //! ```text
 //! Σ w·(a − f·q)²          q the E2M1 magnitude nearest to a / f
 //! ```
 //!
-//! Each step is one operation of f32, products and sums fused ([`Candidate::rest`]), and sixteen terms are
-//! added in four chains: element i to chain i mod 4, then (chain 0 + chain 1) + (chain 2 + chain 3); the
-//! halves of a block of 32 are added last. So every implementation finds the same scale.
+//! Each step is one f32 operation, with products and sums fused ([`Candidate::rest`]). Sixteen
+//! terms are added in four chains: element i goes to chain i mod 4, and the result is (chain 0 +
+//! chain 1) + (chain 2 + chain 3). The two halves of a block of 32 are added last. This fixed order
+//! makes every implementation find the same scale.
 //!
 //! The plain scale wins ties, then the smallest scale.
 //!
 //! # Why the full search skips most scales
-//! *Above.* Let s be a scale with 2s a scale too, and no element above 7s. Doubling E2M1's values gives 0, 1,
-//! 2, 3, 4, 6, 8, 12, and what is nearest to an element up to 7 among these is at most 6 (or 8, as far from
-//! it as 6 is), so nearest among values that s has as well. So s errs no more than 2s in any element, and is
-//! the smaller. (As the errors are rounded, it may err more by a rounding.) With m the smallest scale that
-//! has no element above 7m, every scale of 2m or more is the double of one that is m or more, if that can be
-//! stored; it can unless it is a subnormal E4M3 with an odd last bit, and so all bytes below 16 are looked
-//! at.
+//! *Above.* Let s be a scale such that 2s is a scale too and no element is above 7s. The values
+//! under 2s are 0, 1, 2, 3, 4, 6, 8 and 12 times s. The nearest of these to an element up to 7s is
+//! at most 6s (or 8s, which is as far away as 6s). Every such value exists under s as well. So the
+//! error of s is not larger than the error of 2s in any element, and s is the smaller scale. (After
+//! rounding, its error may be larger by a rounding.) Let m be the smallest scale such that no
+//! element is above 7m. Every scale of 2m or more is the double of a scale of m or more, provided
+//! that half of it can be stored. Only a subnormal E4M3 with an odd last bit has no such half, so
+//! all bytes below 16 are tried.
 //!
-//! *Below.* Elements above 6s are clipped, and err by what they exceed it. Once that of one element, squared
-//! and weighted, exceeds the error of the plain scale, no smaller scale can win. Rounding is monotone, so
-//! this holds of the rounded numbers too. Without importance the largest element is the one.
+//! *Below.* Elements above 6s are clipped, and each loses at least its excess over 6s. Once the
+//! squared and weighted excess of one element is larger than the error of the plain scale, no
+//! smaller scale can win. Rounding is monotone, so this holds for the rounded numbers too. Without
+//! importance, the largest element determines this bound.
 //!
-//! Both are elementwise and hold with importance.
+//! Both arguments are elementwise and hold with importance.
 
 mod block;
 mod candidate;
@@ -41,38 +44,41 @@ pub use candidate::{CHAINED, CHAINS, Candidate, NEAR, add_term, limited, sum_of_
 use crate::arithmetic::Fused;
 use crate::{E4m3, E8m0, GlobalScale};
 
-/// The choice of a block's scale.
+/// How a block's scale is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Search {
-    /// The convention's choice: the plain scale.
+    /// The plain scale, as the numerics choose it.
     #[default]
     None,
-    /// The better of the plain scale and the one that the convention gives a block with 1.5 times the amax,
-    /// so that the largest element lands on 4 instead of 6 (Transformer Engine and FlashInfer call it four
-    /// over six).
+    /// The better of the plain scale and the plain scale for 1.5 times the amax.
+    ///
+    /// The second maps the largest element to 4 instead of 6. Transformer Engine and FlashInfer
+    /// call this four over six.
     FourSix,
-    /// The best of [`WINDOW`] around the plain scale. For NVFP4 this is an approximation of [`Search::Full`];
-    /// for MXFP4 it is the same, except under [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with importance.
+    /// The best of [`WINDOW`] around the plain scale.
+    ///
+    /// For NVFP4 this approximates [`Search::Full`]. For MXFP4 it is the same, except under
+    /// [`ScaleRule::Ceil`](crate::ScaleRule::Ceil) or with importance.
     Window,
     /// The best of all scales that can be stored.
     Full,
 }
 
-/// The bytes that a window search looks at, from the plain one on: so many below and above.
+/// Range of a window search: number of bytes below and above the plain one.
 pub const WINDOW: (u8, u8) = (2, 6);
 
 /// The block scales of a format.
 pub trait Scales {
-    /// The smallest byte of a scale that is not 0.
+    /// The smallest scale byte other than 0.
     const FIRST: u8;
-    /// The largest byte of a scale.
+    /// The largest scale byte.
     const LAST: u8;
-    /// Bytes below this may have no half.
+    /// Bytes below this may lack a byte for half their scale.
     const UNHALVED: u8;
-    /// Bytes from a scale to its double, where it has one.
+    /// Distance in bytes from a scale to its double, where that exists.
     const OCTAVE: u8;
 
-    /// The factor that codes under a scale are multiplied with.
+    /// Returns the factor that dequantizes codes under a scale.
     fn factor(&self, byte: u8) -> f32;
 }
 
@@ -105,12 +111,15 @@ impl Scales for PowersOfTwo {
     }
 }
 
-/// The distance from 1, in powers of two, within which a block's amax lets errors be computed as it stands:
-/// squares neither overflow nor vanish beside each other.
+/// Exponent range of amax, around 1, in which errors are computed without a unit.
+///
+/// Within it, squares neither overflow nor vanish next to each other.
 pub const FAR: u32 = 40;
 
-/// The power of two that a block is looked at through, from the bits of its finite amax: 1, or if that is
-/// [far](FAR) from 1, what brings it into [1, 2), as far as powers of two go.
+/// Returns the power of two by which a block is multiplied, from the bits of its finite amax.
+///
+/// It is 1 unless amax is [far](FAR) from 1. Then it maps amax into [1, 2), as far as powers of two
+/// reach.
 #[inline(always)]
 pub const fn unit(amax_bits: u32) -> f32 {
     if is_near(amax_bits) {
@@ -133,26 +142,26 @@ pub const fn is_near(amax_bits: u32) -> bool {
 pub struct Found {
     /// The scale's byte.
     pub byte: u8,
-    /// Scales whose error was computed, the plain one among them.
+    /// Number of scales whose error was computed, including the plain one.
     pub tried: u32,
 }
 
 /// A block whose scale is searched.
 pub trait Measure {
-    /// The power of two that it is looked at through.
+    /// Returns the power of two by which the block was multiplied.
     fn unit(&self) -> f32;
 
-    /// Its amax, times the unit.
+    /// Returns the block's amax times the unit.
     fn amax(&self) -> f32;
 
-    /// The error of a factor that codes are multiplied with, in squares of the unit.
+    /// Returns the error of a dequantization factor, in squares of the unit.
     fn error<M: Fused>(&self, factor: f32) -> f32;
 
-    /// The most that a candidate's clipping takes from an element, as its term of the error.
+    /// Returns the largest error term that clipping causes in one element under a candidate.
     fn most_clipped<M: Fused>(&self, candidate: &Candidate) -> f32;
 
-    /// The search for the scale. `plain` is the convention's byte, `larger` what it would be for 1.5 times
-    /// the amax.
+    /// Searches the scale. `plain` is the plain byte, `larger` the plain byte for 1.5 times the
+    /// amax.
     #[inline(always)]
     fn search<M: Fused, S: Scales>(&self, search: Search, scales: &S, plain: u8, larger: u8) -> Found {
         let mut least = self.error::<M>(scales.factor(plain));
@@ -163,7 +172,7 @@ pub trait Measure {
             if byte != plain {
                 let error = self.error::<M>(scales.factor(byte));
                 found.tried += 1;
-                // In ascending order, so that of equals the smallest wins.
+                // Bytes ascend, so the smallest of equal scales wins.
                 if error < least {
                     (found.byte, least) = (byte, error);
                 }
@@ -173,7 +182,7 @@ pub trait Measure {
         found
     }
 
-    /// The bytes of the scales to try, given the plain one's error.
+    /// Returns the bytes of the scales to try, given the plain scale's error.
     #[inline(always)]
     fn span<M: Fused, S: Scales>(
         &self,
@@ -198,7 +207,7 @@ pub trait Measure {
         first.max(low)..=last.min(high)
     }
 
-    /// The first and the last byte of the scales that can win against the plain one with its error.
+    /// Returns the first and the last byte that can win against the plain scale's error.
     #[inline(always)]
     fn bounds<M: Fused, S: Scales>(&self, scales: &S, plain_error: f32, plain: u8) -> (u8, u8) {
         let at = |byte: u8| Candidate::new::<M>(scales.factor(byte), self.unit());
@@ -218,16 +227,17 @@ pub trait Measure {
     }
 }
 
-/// Elements up to so many scales are as near to 8 as to 6, or nearer to 6.
+/// Elements of at most this many scales are as near to code value 6 as to 8, or nearer.
 pub const REACH: f32 = 7.0;
 
-/// The largest byte that can win where `least` is the smallest scale that [reaches](REACH) the amax.
+/// Returns the largest byte that can win if `least` is the smallest scale that [reaches](REACH)
+/// amax.
 #[inline(always)]
 pub fn last_to_try<S: Scales>(least: u8) -> u8 {
     (least.saturating_add(S::OCTAVE) - 1).max(S::UNHALVED - 1).min(S::LAST)
 }
 
-/// The first and the last byte of a window search.
+/// Returns the first and the last byte of a window search.
 #[inline(always)]
 pub fn window<S: Scales>(plain: u8) -> (u8, u8) {
     let (below, above) = if S::OCTAVE == 1 { (1, 1) } else { WINDOW };
@@ -248,7 +258,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Numbers between 0 and 1 that look random.
+    /// Returns pseudo-random numbers between 0 and 1.
     pub(crate) fn numbers(mut seed: u32) -> impl FnMut() -> f32 {
         move || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -257,7 +267,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_example_of_a_smaller_power_of_two() {
+    fn a_smaller_power_of_two_can_win() {
         let mut values = [0.25; 32];
         values[0] = 4.0;
         let block = Block::new(&values, None);
@@ -270,17 +280,18 @@ pub(crate) mod tests {
 
     #[test]
     fn the_plain_scale_wins_ties() {
-        // Both 1 and 2 err by nothing.
+        // The scales 1 and 2 have no error.
         let block = Block::new(&[2.0; 32], None);
         for plain in [127, 128] {
             assert_eq!(block.search::<Hosts, _>(Search::Window, &PowersOfTwo, plain, plain).byte, plain);
         }
-        // Among other equal scales the smallest wins: ½, 1, 2 and 4 err by nothing, 8 makes zeros of them.
+        // Among other equal scales the smallest wins: ½, 1, 2 and 4 have no error, and 8 gives
+        // zeros.
         assert_eq!(block.search::<Hosts, _>(Search::Full, &PowersOfTwo, 130, 130).byte, 126);
     }
 
     #[test]
-    fn what_is_skipped_cannot_win() {
+    fn skipped_scales_cannot_win() {
         let mut number = numbers(1);
         let scales = None::<GlobalScale>;
         let mut tried = 0;

@@ -1,40 +1,41 @@
-//! The shortcut by which the kernels scale and round 16-bit values to NVFP4, with a product and ten more
-//! bits.
+//! A shortcut that scales and rounds 16-bit values to NVFP4 with a product and ten more bits.
 //!
-//! A convention's quotient x / d or product x · r, rounded to f32, matters only in how it compares with the
-//! midpoints of E2M1. Those are powers of two times 1, 1.25, 1.5 or 1.75. The values x are short, of 8 or 11
-//! bits, so for each d few of them come near a midpoint, and whether a cheaper arithmetic decides these as
-//! the definition does can be tried out.
+//! The quotient x / d or product x · r, rounded to f32, matters only in how it compares with the
+//! midpoints of E2M1. Those midpoints are powers of two times 1, 1.25, 1.5 or 1.75. The values x
+//! are short, 8 or 11 bits, so for each d few x come near a midpoint. It can be tested whether a
+//! cheaper arithmetic decides these x as the reference does.
 //!
-//! The cheaper one multiplies by a factor near 1/d, cuts the product to the 11 bits of f16, sets the last of
-//! them or not, and rounds to E2M1 with ties to even. The cut puts products just above a midpoint on it. From
-//! midpoints of 1 and 1.25 even is down, so there the last bit must be set, unless the midpoint itself is
-//! met; from the others it is up, so it may be set or not. The last bit of the factor says which.
+//! The cheaper arithmetic multiplies by a factor near 1/d, truncates the product to f16's 11 bits,
+//! sets the last bit or not, and rounds to E2M1 with ties to even. Truncation moves products just
+//! above a midpoint onto it. At midpoints of 1 and 1.25 even is down, so the last bit must be set
+//! there, unless the product is exactly the midpoint. At the others even is up, and either choice
+//! works. The last bit of the factor holds the choice.
 //!
-//! Scaling goes by powers of two as block scales do, so the eight mantissas of E4M3 stand for all its normal
-//! numbers.
+//! Scaling is periodic in powers of two, as block scales are, so the eight mantissas of E4M3 stand
+//! for all its normal numbers.
 
 use crate::E4m3;
 use crate::nvfp4::{Quantizer, Scaling};
 
-/// Mantissas of block scales.
+/// Number of mantissas of block scales.
 pub const NV_MANTISSAS: usize = 8;
 
-/// Bits of an f32 that f16 has no place for.
+/// Bits of an f32 that f16 cannot hold.
 const CUT: u32 = (1 << 13) - 1;
 
-/// The factors of a tensor for the block scales 1, 1.125 and so on to 1.875.
+/// The factors of a tensor for the block scales 1, 1.125 and so on up to 1.875.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvShortcut {
-    /// Each as the bits of an f32 whose last bit also says whether to set the last bit of products.
+    /// One factor per mantissa, as f32 bits. The last bit also says whether to set the last bit of
+    /// products.
     pub factors: [u32; NV_MANTISSAS],
-    /// 1 if there is one for each mantissa.
+    /// 1 if every mantissa has a factor.
     pub complete: u32,
 }
 
 impl NvShortcut {
-    /// Makes the shortcut for values of a dtype with `significand` bits, 8 or 11; there is none for others.
+    /// Makes the shortcut for a dtype with a `significand` of 8 or 11 bits. Other dtypes have none.
     pub fn new(quantizer: &Quantizer, significand: u32) -> Self {
         let mut shortcut = Self { complete: u32::from(significand <= 11), ..Self::default() };
         if shortcut.complete != 0 {
@@ -48,16 +49,18 @@ impl NvShortcut {
     }
 }
 
-/// Candidates for the factor of a mantissa.
+/// Number of candidate factors per mantissa.
 pub const NV_CANDIDATES: u32 = 6;
 
-/// The factor for a mantissa of block scales: the first candidate that decides as the definition does.
+/// Returns the factor of a block-scale mantissa: the first candidate that agrees with the
+/// reference.
 pub fn nv_factor(quantizer: &Quantizer, significand: u32, mantissa: u8) -> Option<u32> {
     (0..NV_CANDIDATES).find_map(|number| nv_candidate(quantizer, significand, mantissa, number))
 }
 
-/// The candidate of a number below [`NV_CANDIDATES`], around the reciprocal, if it decides as the definition
-/// does.
+/// Returns candidate `number`, near the reciprocal, if it agrees with the reference.
+///
+/// `number` is below [`NV_CANDIDATES`].
 #[inline(always)]
 pub fn nv_candidate(quantizer: &Quantizer, significand: u32, mantissa: u8, number: u32) -> Option<u32> {
     let scaling = quantizer.scaling(E4m3::from_bits(E4m3::ONE.to_bits() + mantissa));
@@ -75,8 +78,10 @@ pub fn nv_candidate(quantizer: &Quantizer, significand: u32, mantissa: u8, numbe
     agrees(scaling, reciprocal, candidate, significand).then_some(candidate)
 }
 
-/// Returns whether a factor decides as the definition does for all values: those that it scales to within
-/// some units of a midpoint, in the last place of the value or the product, whichever is larger.
+/// Returns whether a factor decides every value as the reference does.
+///
+/// It tests the values that are scaled to within a few units of a midpoint. The unit is the last
+/// place of the value or of the product, whichever is larger.
 #[inline(always)]
 fn agrees(scaling: Scaling, reciprocal: f32, factor: u32, significand: u32) -> bool {
     let unit = 1u32 << (f32::MANTISSA_DIGITS - significand);

@@ -1,13 +1,13 @@
-//! The words by which things are named on command lines, in JSON and in messages: [`Words`], and the error
-//! of a word that is none of them.
+//! Names of values on command lines, in JSON and in messages: [`Words`] and its parse error.
 
 use core::fmt;
 
 use crate::nvfp4::{BlockScale, Direction, Quotient};
 use crate::{Format, NegativeZero, ScaleLayout, ScaleRule, Search, Ties};
 
-/// Types that are named by one word on the command line, in JSON and in messages. Their `Display` writes it,
-/// and their `FromStr` reads it.
+/// Types whose values have one-word names on the command line, in JSON and in messages.
+///
+/// `Display` writes the name, and `FromStr` reads it.
 ///
 /// ```
 /// use microscale_formats::{Format, Words};
@@ -16,25 +16,26 @@ use crate::{Format, NegativeZero, ScaleLayout, ScaleRule, Search, Ties};
 /// assert_eq!(Format::from_word("MXFP4"), None);
 /// ```
 pub trait Words: Sized + Copy + PartialEq + 'static {
-    /// The name of what is named, for messages: `scale rule`.
+    /// The kind of thing that the type names, for messages: `scale rule`.
     const WHAT: &'static str;
 
     /// Every word with its value.
     const WORDS: &'static [(&'static str, Self)];
 
-    /// The word for this value.
+    /// Returns the word for this value.
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, value)| *value == self).map_or("?", |(word, _)| word)
     }
 
-    /// The value for a word.
+    /// Returns the value for a word.
     fn from_word(word: &str) -> Option<Self> {
         Self::WORDS.iter().find(|(known, _)| *known == word).map(|(_, value)| *value)
     }
 }
 
-/// The error of `FromStr` for types with [`Words`]: a text is none of the type's words. It knows those words;
-/// the text is the caller's, as this crate allocates nothing.
+/// The error of `FromStr` for types with [`Words`]: the text is none of the type's words.
+///
+/// It holds the accepted words but not the text, because this crate does not allocate.
 ///
 /// ```
 /// use microscale_formats::ScaleRule;
@@ -47,22 +48,22 @@ pub trait Words: Sized + Copy + PartialEq + 'static {
 #[derive(Clone, Copy)]
 pub struct UnknownWord {
     what: &'static str,
-    /// The word at an index of the table. A function knows the table without its type.
+    /// Returns the word at an index of the table. A function pointer erases the type.
     word: fn(usize) -> Option<&'static str>,
 }
 
 impl UnknownWord {
-    /// The error of a text that is no word of `T`.
+    /// Makes the error of a text that is not a word of `T`.
     pub fn of<T: Words>() -> Self {
         Self { what: T::WHAT, word: |index| T::WORDS.get(index).map(|(word, _)| *word) }
     }
 
-    /// The name of what the text should have named, such as `scale rule`.
+    /// Returns the kind of thing that the text should have named, such as `scale rule`.
     pub const fn what(&self) -> &'static str {
         self.what
     }
 
-    /// The words that would have been accepted.
+    /// Returns the accepted words.
     pub fn words(&self) -> impl Iterator<Item = &'static str> + use<> {
         (0..).map_while(self.word)
     }
@@ -94,7 +95,8 @@ impl fmt::Display for UnknownWord {
 
 impl core::error::Error for UnknownWord {}
 
-/// Gives a type `Display` and `FromStr` by its words, and first the words themselves, if they are listed.
+/// Implements `Display` and `FromStr` for a type from its words, and [`Words`] itself if they are
+/// listed.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! words {
@@ -123,7 +125,7 @@ macro_rules! words {
     };
 }
 
-/// The words of the formats are in their descriptors.
+/// Formats take their words from their descriptors.
 impl Words for Format {
     const WHAT: &'static str = "format";
 
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_is_written_and_read() {
+    fn every_word_round_trips() {
         come_back::<Format>();
         come_back::<ScaleRule>();
         come_back::<Ties>();

@@ -2,20 +2,23 @@
 
 use crate::fp8::E4m3;
 
-/// The direction in which a global scale is written down. Confusing the two is this format's commonest
-/// defect, so the type always names it.
+/// How a global scale is stored: as a divisor or a multiplier.
+///
+/// Confusing the two is this format's commonest defect, so the type always names the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Direction {
-    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer Engine,
-    /// FlashInfer.
+    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer
+    /// Engine, FlashInfer.
     Divisor = 0,
     /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
     Multiplier = 1,
 }
 
-/// The scale that all blocks of a tensor share: a positive normal number that, together with the largest
-/// block scale, does not overflow. Each amax has such a one.
+/// The scale that all blocks of a tensor share.
+///
+/// It is a positive normal number whose application to the largest block scale does not overflow.
+/// Every amax has such a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalScale {
     /// Values are element · block scale / this.
@@ -25,14 +28,14 @@ pub enum GlobalScale {
 }
 
 impl GlobalScale {
-    /// The global scale of this direction and value; `None` unless the value is [in range](Self::in_range).
+    /// Makes a global scale, or returns `None` unless the value is [in range](Self::in_range).
     pub fn new(direction: Direction, value: f32) -> Option<Self> {
         let scale = Self::of(direction, value);
         scale.in_range().then_some(scale)
     }
 
-    /// A number in a direction, which need not be [in range](Self::in_range): to say what is wrong with it,
-    /// for instance.
+    /// Makes a global scale without checking that it is [in range](Self::in_range), for example to
+    /// report it.
     pub const fn of(direction: Direction, value: f32) -> Self {
         match direction {
             Direction::Divisor => Self::Divisor(value),
@@ -40,20 +43,22 @@ impl GlobalScale {
         }
     }
 
-    /// Returns whether the value is positive, normal and finite, and 448 / G or 448 · s is finite too, so
-    /// that zero elements stay zero.
+    /// Returns whether the value is positive, normal and finite, and 448 / G or 448 · s is finite
+    /// too.
+    ///
+    /// Zero elements then stay zero.
     pub fn in_range(self) -> bool {
         self.value() >= f32::MIN_POSITIVE
             && self.value() <= f32::MAX
             && self.factor(E4m3::from_f32(E4m3::MAX)).is_finite()
     }
 
-    /// The same scale in a direction: itself, or its inverse, which is rounded.
+    /// Converts the scale to a direction. The other direction's value is the rounded inverse.
     pub fn toward(self, direction: Direction) -> Self {
         if self.direction() == direction { self } else { Self::of(direction, 1.0 / self.value()) }
     }
 
-    /// The direction.
+    /// Returns the direction.
     #[inline(always)]
     pub const fn direction(self) -> Direction {
         match self {
@@ -62,7 +67,7 @@ impl GlobalScale {
         }
     }
 
-    /// The number, as it is stored.
+    /// Returns the number as it is stored.
     #[inline(always)]
     pub const fn value(self) -> f32 {
         match self {
@@ -70,7 +75,7 @@ impl GlobalScale {
         }
     }
 
-    /// The factor of a block's elements: the block's scale with the global scale applied to it.
+    /// Returns the factor of a block's elements: the block's scale with the global scale applied.
     #[inline(always)]
     pub fn factor(self, scale: E4m3) -> f32 {
         match self {

@@ -1,16 +1,17 @@
-//! Choosing a global scale by the squared error that it makes.
+//! Chooses a global scale by its squared error.
 //!
-//! The convention brings a tensor's amax to 2688, 6 times E4M3's largest value. A smaller number moves all
-//! block scales on E4M3's grid, and leaves a search room above the plain scale of the block with the amax.
+//! The plain global scale maps a tensor's amax to 2688, 6 times E4M3's largest value. Mapping it to
+//! a smaller number moves all block scales on E4M3's grid. It also leaves the search room above the
+//! plain scale of the block that holds the amax.
 
 use core::ops::Deref;
 
 use super::{Arithmetic, FromAmax, GlobalScale, LARGEST};
 
-/// Values that amax is brought to, in the order in which they are tried: the convention's 2688 first.
+/// The numbers that amax is mapped to, in the order of trial. The first is the plain 2688.
 pub const TRIED: [f32; 5] = [LARGEST, 2304.0, 2048.0, 1792.0, 1536.0];
 
-/// The global scales that are tried, the convention's own first: a slice of one or more.
+/// The global scales to try, the plain one first. Dereferences to a slice of at least one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidates {
     scales: [GlobalScale; TRIED.len()],
@@ -25,9 +26,11 @@ impl Deref for Candidates {
     }
 }
 
-/// The global scales that are tried for a tensor, or several that share one, with this finite amax: n / amax
-/// or amax / n for each n of [`TRIED`], computed as the convention computes it, without those that [cannot be
-/// a global scale](GlobalScale::in_range). The first is the convention's own, and the only one if amax is 0.
+/// Returns the global scales to try for a tensor with this finite amax.
+///
+/// For each n of [`TRIED`], the candidate is n / amax or amax / n, computed in the way of
+/// `arithmetic`. Candidates that are not [in range](GlobalScale::in_range) are dropped. The first
+/// is the plain scale, and it is the only one if amax is 0. Several tensors may share the scale.
 /// `narrow` rounds to the dtype of the input.
 pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) -> f32) -> Candidates {
     let plain = arithmetic.global_scale(amax, &narrow);
@@ -50,12 +53,14 @@ pub fn global_scales(arithmetic: &Arithmetic, amax: f32, narrow: impl Fn(f32) ->
     candidates
 }
 
-/// The global scale, of those given, with the least error; the first of equals. `measure` quantizes
-/// everything that is to share it, and gives the relative squared error. Nothing is measured where there is
-/// one alone. Errors are not weighted, also where the search for block scales weights them.
+/// Returns the global scale with the least error, or the first of equals.
+///
+/// `measure` quantizes every tensor that will share the scale, and returns the relative squared
+/// error. It is not called if there is only one candidate. Errors are not weighted, even if the
+/// search for block scales weights them.
 ///
 /// # Errors
-/// Those of `measure`.
+/// Returns the errors of `measure`.
 pub fn choose<E>(
     scales: &Candidates,
     mut measure: impl FnMut(GlobalScale) -> Result<f64, E>,
@@ -83,7 +88,7 @@ mod tests {
     use crate::Bf16;
 
     #[test]
-    fn every_convention_tries_its_own_first() {
+    fn all_numerics_try_their_plain_scale_first() {
         let narrow = |x: f32| if x < f32::MAX { Bf16::from_f32(x).to_f32() } else { x };
         let check = |arithmetic: Arithmetic, amax, expected: [f32; 5]| {
             let scales = global_scales(&arithmetic, amax, narrow);
@@ -93,7 +98,7 @@ mod tests {
         check(Arithmetic::TORCHAO, 3.0, TRIED.map(|n| 3.0 / n));
         let inverse = narrow(1.0 / 3.0);
         check(Arithmetic::COMPRESSED_TENSORS, 3.0, TRIED.map(|n| narrow(inverse * n)));
-        // Stands for f16 beyond its largest number, where the convention divides in f32.
+        // Models an f16 amax beyond f16's range, where the global scale is divided in f32.
         let to_f16 = |x: f32| if x > 65504.0 { f32::INFINITY } else { x };
         let scales = global_scales(&Arithmetic::COMPRESSED_TENSORS, 2f32.powi(-14), to_f16);
         assert!(scales.iter().map(|scale| scale.value()).eq(TRIED.map(|n| n * 16384.0)));

@@ -1,14 +1,14 @@
-//! A block whose scale is searched by the definition.
+//! A block whose scale the reference searches.
 
 use super::candidate::{CHAINED, CHAINS, Candidate, add_term, sum_of_chains};
 use super::{Measure, unit};
 use crate::arithmetic::Fused;
 use crate::block;
 
-/// A block to search the scale of.
+/// A block whose scale is searched.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<const N: usize> {
-    /// Magnitudes, times the unit.
+    /// Magnitudes, multiplied by the unit.
     magnitudes: [f32; N],
     importance: Option<[f32; N]>,
     unit: f32,
@@ -16,8 +16,9 @@ pub struct Block<const N: usize> {
 }
 
 impl<const N: usize> Block<N> {
-    /// A block of finite values with importance, weights of errors that are finite and not negative; 1 if
-    /// there is none.
+    /// Takes a block of finite values and its importance, or weights of 1 without one.
+    ///
+    /// Weights must be finite and not negative.
     #[inline(always)]
     pub fn new(values: &[f32; N], importance: Option<[f32; N]>) -> Self {
         const { assert!(N.is_multiple_of(CHAINED)) };
