@@ -1,5 +1,7 @@
-//! `build-ptx`: compiles kernels-gpu once a target and writes host/ptx/, a file a kernel family with what the target before does
-//! not have, or compares with what is committed there.
+//! `build-ptx`: compiles kernels-gpu once per target and writes `host/ptx/`.
+//!
+//! Each kernel family and target has one file. It holds only the kernels whose text differs from
+//! the previous target's. With `--check`, the command compares with the committed files instead.
 
 mod normalize;
 
@@ -11,13 +13,13 @@ use normalize::normalized;
 use std::fs;
 use std::path::Path;
 
-/// What the command line asks for.
+/// The parsed command line.
 struct Request {
     check: bool,
     targets: Vec<&'static Target>,
 }
 
-/// Builds, or with `--check` compares.
+/// Builds the PTX, or compares it with `--check`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let request = parse(arguments)?;
     let kernels = layout::kernels()?;
@@ -32,9 +34,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut differences = Vec::new();
     for (target, raw) in build_all(&request, &toolchain) {
         let module = normalized(&raw?);
-        starts_as_said(target, &module)?;
+        check_head(target, &module)?;
         let module = Ptx::parse(target, &with_residents(target, &module));
-        know_each_other(target, &module)?;
+        check_tables(target, &module)?;
         for family in Family::ALL {
             let file = PtxFile { family, target }.to_string();
             let ptx = text(target, &toolchain, family, &module, &destination)?;
@@ -53,10 +55,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
     if !differences.is_empty() {
         let list = differences.join("\n");
-        bail!("host/ptx is not what kernels-gpu compiles to; run `cargo xtask build-ptx`\n{list}");
+        bail!("host/ptx differs from a fresh build of kernels-gpu; run `cargo xtask build-ptx`\n{list}");
     }
     if request.check {
-        println!("host/ptx is what kernels-gpu compiles to");
+        println!("host/ptx equals a fresh build of kernels-gpu");
     }
     Ok(())
 }
@@ -86,8 +88,10 @@ fn names() -> String {
     TARGETS.map(|target| target.name).join(", ")
 }
 
-/// Says in a module how many threads the thread blocks of kernels have, and how many are [resident](Target::resident)
-/// on a multiprocessor, for which rustc has no words. Without the latter the assembler makes room for two.
+/// Adds the sizes of thread blocks and the number of [resident](Target::resident) ones to a module.
+///
+/// rustc cannot express these directives. Without the second, the assembler leaves room for two
+/// thread blocks per multiprocessor.
 fn with_residents(target: &Target, module: &str) -> String {
     let mut kernel = None;
     let mut lines = String::with_capacity(module.len());
@@ -107,8 +111,8 @@ fn with_residents(target: &Target, module: &str) -> String {
     lines
 }
 
-/// Every kernel has a row in a family's table, and every row a kernel.
-fn know_each_other(target: &Target, module: &Ptx) -> Result<()> {
+/// Checks that every kernel has a row in a family's table, and every row a kernel.
+fn check_tables(target: &Target, module: &Ptx) -> Result<()> {
     let unknown = module.names().find(|name| kernels_for(target).all(|kernel| kernel.name != *name));
     if let Some(name) = unknown {
         bail!("{name} is in no family's table (microscale-kernels-abi)");
@@ -120,13 +124,13 @@ fn know_each_other(target: &Target, module: &Ptx) -> Result<()> {
     }
 }
 
-/// The module starts as [`Target::head`] says, which stands in for what LLVM writes.
-fn starts_as_said(target: &Target, module: &str) -> Result<()> {
+/// Checks that the module starts as [`Target::head`] says. The committed files omit this head.
+fn check_head(target: &Target, module: &str) -> Result<()> {
     let said = target.head().to_string();
     if !module.starts_with(&said) {
         let written: Vec<_> = module.lines().take(said.lines().count()).collect();
         bail!(
-            "LLVM starts the module for {} with\n{}\nand not, as kernels-abi says, with\n{said}",
+            "LLVM starts the module for {} with\n{}\nbut kernels-abi expects\n{said}",
             target.name,
             written.join("\n")
         );
@@ -134,8 +138,9 @@ fn starts_as_said(target: &Target, module: &str) -> Result<()> {
     Ok(())
 }
 
-/// A family's file, as it is committed: the kernels whose text is not that of the target before; none if there is no such
-/// kernel. The files of the target before are in the folder.
+/// Returns a family's committed text: the kernels that differ from the previous target's.
+///
+/// Returns `None` if there are none. The previous target's files must already be in the folder.
 fn text(
     target: &'static Target,
     toolchain: &Toolchain,
@@ -145,15 +150,15 @@ fn text(
 ) -> Result<Option<String>> {
     let mut ptx = module.of(family);
     if let Some(before) = target.before() {
-        let before = Ptx::read(folder, family, before)
-            .with_context(|| format!("cannot read what {} shares: build {0} first", before.name))?;
+        let before = Ptx::read(folder, family, before).with_context(|| {
+            format!("cannot read the kernels shared with {}: build {0} first", before.name)
+        })?;
         ptx = ptx.without(&before);
     }
     Ok((!ptx.is_empty()).then(|| format!("{}{ptx}", header(target, toolchain))))
 }
 
-/// Compiles the kernels for all targets that are asked for, at the same time: a compilation is one thread's work for most of
-/// its time.
+/// Compiles all requested targets in parallel: a compilation uses one thread most of the time.
 fn build_all(request: &Request, toolchain: &Toolchain) -> Vec<(&'static Target, Result<String>)> {
     std::thread::scope(|scope| {
         let build_one = |target: &'static Target| {
@@ -168,17 +173,18 @@ fn build_all(request: &Request, toolchain: &Toolchain) -> Vec<(&'static Target, 
     })
 }
 
-/// Compiles the kernels for one target and returns the PTX as LLVM writes it. To `check` is to refuse warnings, and a
-/// Cargo.lock that is out of date.
+/// Compiles the kernels for one target and returns the PTX as LLVM writes it.
+///
+/// With `check`, warnings and an outdated Cargo.lock are errors.
 fn build(target: &Target, toolchain: &Toolchain, check: bool) -> Result<String> {
     let kernels = layout::kernels()?;
-    // One folder a target: the flags differ, so they would evict each other's build of `core`.
+    // One folder per target. The flags differ, so the builds would evict each other's `core`.
     let build_dir = kernels.join("target").join(target.name);
     let mut cargo = toolchain.cargo();
     cargo.current_dir(&kernels).args(["build", "--quiet", "--release", "--target", "nvptx64-nvidia-cuda"]);
     cargo.arg("-Zbuild-std=core").arg("--target-dir").arg(&build_dir);
     if check {
-        // Not `-Dwarnings` among the flags: the PTX should come from the same flags either way.
+        // `-Dwarnings` is not among the flags, so that both modes compile with the same flags.
         cargo.arg("--locked").env("CARGO_BUILD_WARNINGS", "deny");
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags(target, &layout::root()?).join("\x1f"));
@@ -187,18 +193,23 @@ fn build(target: &Target, toolchain: &Toolchain, check: bool) -> Result<String> 
     fs::read_to_string(&raw).with_context(|| format!("cannot read {}", raw.display()))
 }
 
-/// The version that LLVM gives family-specific targets unasked, as older ones do not have them. rustc does not know its
-/// name, and warns of it, so it is left unsaid; `check-ptx` sees that the PTX says what the table of targets says.
+/// The PTX version that LLVM selects by default for family-specific targets.
+///
+/// Older versions lack these targets. rustc does not know this feature's name and warns, so it is
+/// not passed. `check-ptx` verifies that the PTX has the version in the table of targets.
 const FAMILY_DEFAULT: &str = "ptx88";
 
-/// The flags of a target, for `CARGO_ENCODED_RUSTFLAGS`, which unlike `RUSTFLAGS` may hold paths with spaces.
+/// Returns the flags of a target for `CARGO_ENCODED_RUSTFLAGS`.
+///
+/// Unlike `RUSTFLAGS`, that variable may hold paths with spaces.
 fn rustflags(target: &Target, root: &Path) -> Vec<String> {
     let mut flags = vec![
         format!("-Ctarget-cpu={}", target.name),
-        // A path in a panic message would make the PTX depend on where the checkout lies.
+        // A path in a panic message would make the PTX depend on the location of the checkout.
         format!("--remap-path-prefix={}=microscale", root.display()),
         "--check-cfg=cfg(microscale_fp4, microscale_sm90, microscale_wgmma)".to_owned(),
-        // An array indexed in a loop that stays a loop lands in local memory: a lane's chunks must be unrolled altogether.
+        // An array that a loop indexes ends up in local memory, so loops over a lane's chunks must
+        // be fully unrolled.
         "-Cllvm-args=-unroll-threshold=20000".to_owned(),
     ];
     if target.ptx_feature != FAMILY_DEFAULT {
@@ -230,18 +241,19 @@ fn header(target: &Target, toolchain: &Toolchain) -> String {
     )
 }
 
-/// Says how a committed file differs from what was just built, if it does.
+/// Describes the first difference between a committed file and the rebuilt one, if any.
 fn compare(name: &str, committed: &str, built: &str) -> Option<String> {
     let (line, old, new) = first_difference(committed, built)?;
     Some(format!("{name}, line {line}\n  committed: {old}\n  rebuilt:   {new}"))
 }
 
-/// The first line in which two texts differ, with its number.
+/// Returns the first differing line of two texts, with its number.
 fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &'a str)> {
     if old == new {
         return None;
     }
-    // Split at '\n' only, so that a carriage return is a difference too; there is one, or the texts would be equal.
+    // Split at '\n' only, so that carriage returns count as differences. The texts differ, so the
+    // search ends.
     let (mut old, mut new) = (old.split('\n'), new.split('\n'));
     (1..).find_map(|line| match (old.next(), new.next()) {
         (Some(a), Some(b)) if a == b => None,
@@ -263,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_does_not_exist_is_refused() {
+    fn unknown_targets_are_refused() {
         let error = parse(&["--target".into(), "sm_10".into()]).err().unwrap();
         assert!(error.to_string().contains("sm_120f"), "{error}");
         assert_eq!(parse(&[]).unwrap().targets.len(), TARGETS.len());

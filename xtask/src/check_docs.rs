@@ -1,4 +1,4 @@
-//! `check-docs`: whether the links of all Markdown files lead somewhere, and the book has every page.
+//! `check-docs`: checks the links of all Markdown files, and that the book lists every page.
 
 use crate::layout;
 use anyhow::{Context, Result, bail};
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The most lines of README.md: what is longer goes to docs/.
+/// Maximum length of README.md in lines. Longer text belongs in docs/.
 const README_LINES: usize = 150;
 
 /// Checks every Markdown file of the repository.
@@ -22,11 +22,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if !faults.is_empty() {
         bail!("{} faults in the documents:\n{}", faults.len(), faults.join("\n"));
     }
-    println!("{} Markdown files: every link leads somewhere", pages.len());
+    println!("{} Markdown files: all links are valid", pages.len());
     Ok(())
 }
 
-/// Reads the Markdown files of a folder and those in it, but for what was built and what is hidden, by their paths from the root.
+/// Reads the Markdown files below a folder, keyed by path from the repository's root.
+///
+/// Build outputs and hidden folders are skipped.
 fn read_pages(root: &Path, folder: &Path, pages: &mut HashMap<PathBuf, String>) -> Result<()> {
     for entry in fs::read_dir(root.join(folder))? {
         let entry = entry?;
@@ -43,7 +45,7 @@ fn read_pages(root: &Path, folder: &Path, pages: &mut HashMap<PathBuf, String>) 
     Ok(())
 }
 
-/// The faults of the pages, by their paths from the root.
+/// Returns the faults of all pages, which are keyed by path from the repository's root.
 fn faults(pages: &HashMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let mut faults = Vec::new();
     for (page, text) in pages {
@@ -70,7 +72,7 @@ fn faults(pages: &HashMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> V
     faults
 }
 
-/// The fault of a link on a page, if it has one.
+/// Returns the fault of a link on a page, if any.
 fn fault(
     pages: &HashMap<PathBuf, String>,
     page: &Path,
@@ -90,7 +92,7 @@ fn fault(
     missing.then_some("there is no such heading")
 }
 
-/// A path beside a folder, without `..`; `None` if it leads out of the repository.
+/// Joins a folder and a relative path without `..`. Returns `None` outside the repository.
 fn joined(folder: &Path, file: &str) -> Option<PathBuf> {
     let mut path = folder.to_path_buf();
     for component in Path::new(file).components() {
@@ -103,7 +105,7 @@ fn joined(folder: &Path, file: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The lines outside of code blocks, with their numbers.
+/// Returns the lines outside code blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut code = false;
     text.lines().enumerate().filter_map(move |(number, line)| {
@@ -113,7 +115,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The targets of the links, with their lines.
+/// Returns the link targets, with their line numbers.
 fn links(text: &str) -> impl Iterator<Item = (usize, String)> {
     prose(text).flat_map(|(number, line)| {
         let mut rest = without_code(line);
@@ -127,12 +129,12 @@ fn links(text: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// The line without what stands between backticks.
+/// Returns the line without text in backticks.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// The anchors that GitHub and mdBook give the headings.
+/// Returns the anchors that GitHub and mdBook give to headings.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_somewhere_are_no_faults() {
+    fn valid_links_pass() {
         assert!(
             found("[a](docs/numbers.md#nan-and-log2) [b](Cargo.toml) [c](https://example.org)").is_empty()
         );
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_found() {
+    fn broken_links_are_found() {
         assert_eq!(found("\n[a](nothing.md)"), ["README.md:2: nothing.md: there is no such file"]);
         assert_eq!(
             found("[a](docs/numbers.md#nan)"),
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_readme_is_a_fault() {
+    fn a_long_readme_is_refused() {
         assert_eq!(found(&"\n".repeat(README_LINES)), [""; 0]);
         assert_eq!(found(&"\n".repeat(README_LINES + 1)).len(), 1);
     }

@@ -1,4 +1,4 @@
-//! `check-packages`: whether the published crates can be packed, and pass their tests as packed.
+//! `check-packages`: packs the published crates and tests them as packed.
 
 use crate::{layout, process};
 use anyhow::{Context, Result, bail, ensure};
@@ -6,19 +6,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The members of the workspace that are not published.
+/// Workspace members that are not published.
 const UNPUBLISHED: [&str; 5] =
     ["xtask", "microscale-python", "microscale-tests", "microscale-executor", "microscale-test-support"];
 
-/// The packages whose unit tests are run. Of the others cargo checks that the tests compile, which takes a
-/// fraction of the time.
+/// Packages whose unit tests run. For the others cargo only compiles the tests, which is much
+/// faster.
 const RUN: [&str; 3] = ["microscale-formats", "microscale-kernels-abi", "microscale"];
 const COMPILED: [&str; 3] = ["microscale-checkpoint", "microscale-candle", "microscale-cli"];
 
-/// The files that every package must have.
+/// Files that every package must contain.
 const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// As in the repository's manifest, so that dependencies which are already compiled are taken as they are.
+/// The profile of the repository's manifest, so that compiled dependencies are reused.
 const PROFILE: &str = "[profile.dev]
 opt-level = 1
 debug = \"line-tables-only\"
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     ensure!(arguments.is_empty(), "usage: cargo xtask check-packages");
     let root = layout::root()?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // Cargo takes a relative one from the folder it runs in, which is not always the root here.
+    // Cargo resolves a relative path against its working directory, which is not always the root.
     let target = std::path::absolute(target)?;
     let packages = target.join("packages");
     if packages.exists() {
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     process::run(pack.args(unpublished))?;
 
     let workspace = unpack(&packages)?;
-    // The versions that the repository builds with. Cargo drops those that only the tests need.
+    // The repository's versions. Cargo drops the entries that only the repository's tests need.
     fs::copy(root.join("Cargo.lock"), workspace.join("Cargo.lock"))?;
     process::run(cargo(&workspace, &target).args(["test", "--lib"]).args(named(&RUN)))?;
     process::run(cargo(&workspace, &target).args(["check", "--tests"]).args(named(&COMPILED)))?;
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks all archives, and makes a workspace of them in which they are each other's dependencies.
+/// Unpacks all archives into a workspace and makes the packages depend on each other.
 fn unpack(packages: &Path) -> Result<PathBuf> {
     let workspace = packages.join("unpacked");
     fs::create_dir_all(&workspace)?;
@@ -76,7 +76,7 @@ fn unpack(packages: &Path) -> Result<PathBuf> {
     }
     ensure!(
         found.len() == RUN.len() + COMPILED.len(),
-        "cargo has packed {found:?}: xtask/src/check_packages.rs must say how each is tested"
+        "cargo has packed {found:?}: add each to RUN or COMPILED in xtask/src/check_packages.rs"
     );
     for folder in &folders {
         for file in FILES {
@@ -89,14 +89,14 @@ fn unpack(packages: &Path) -> Result<PathBuf> {
     Ok(workspace)
 }
 
-/// The manifest of a workspace of packages in folders `NAME-VERSION`.
+/// Returns the manifest of a workspace of packages in folders `NAME-VERSION`.
 fn manifest(folders: &[String]) -> String {
     let patch = |folder: &String| format!("{} = {{ path = \"{folder}\" }}\n", name(folder));
     let patches: String = folders.iter().map(patch).collect();
     format!("[workspace]\nresolver = \"3\"\nmembers = {folders:?}\n\n[patch.crates-io]\n{patches}\n{PROFILE}")
 }
 
-/// The name of the package in a folder `NAME-VERSION`, whose version may have a `-` too.
+/// Returns the package name of a folder `NAME-VERSION`. The version may contain `-` too.
 fn name(folder: &str) -> &str {
     let version = |at: &usize| folder[at + 1..].starts_with(|first: char| first.is_ascii_digit());
     let at = folder.match_indices('-').map(|(at, _)| at).find(version);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_are_each_others_dependencies() {
+    fn dependencies_between_packages_are_found() {
         let manifest = manifest(&["microscale-cli-0.1.0-rc.1".into(), "microscale-0.1.0".into()]);
         assert!(
             manifest.contains("members = [\"microscale-cli-0.1.0-rc.1\", \"microscale-0.1.0\"]"),

@@ -1,6 +1,7 @@
-//! `check-ptx`: reads the committed PTX and the code that NVIDIA's assembler makes of it, and fails on
-//! anything that would be slow or would not run. Needs no GPU and, but for the assembler, nothing beyond this
-//! program.
+//! `check-ptx`: checks the committed PTX and the machine code that NVIDIA's assembler makes of it.
+//!
+//! It fails on anything that would be slow or would not run. It needs no GPU, and no other program
+//! than the assembler.
 
 mod assembler;
 mod assembly;
@@ -21,14 +22,14 @@ use finding::Finding;
 
 #[derive(Default)]
 struct Request {
-    /// The report shows the kernels whose name contains this.
+    /// The report shows the kernels whose names contain this text.
     kernel: String,
     install_ptxas: bool,
     require_ptxas: bool,
     write_table: bool,
 }
 
-/// Checks everything, prints the report, and fails if anything was found.
+/// Runs all checks, prints the report, and fails if there are findings.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let request = parse(arguments)?;
     let ptx = files::read()?;

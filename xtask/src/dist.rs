@@ -1,4 +1,4 @@
-//! `dist`: a folder with the program, the tests and their data, for machines that have a GPU but no Rust.
+//! `dist`: packs the program, the tests and their data for machines with a GPU and without Rust.
 
 mod artifacts;
 
@@ -13,7 +13,7 @@ use std::process::Command;
 const README: &str = include_str!("dist/README.md");
 const RUN_TESTS: &str = include_str!("dist/run-tests.sh");
 
-/// Data that the tests read and users like to see, at the same paths as in the repository.
+/// Data for tests and users, at the same paths as in the repository.
 const DATA: [&str; 4] = ["host/ptx", "tests/golden", "sample", "fuzz/corpus"];
 
 /// Builds everything and packs it.
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the folder, or empties it if it is one that this command made. Anything else is left alone.
+/// Makes the folder, or empties it if this command made it. Any other folder is an error.
 fn empty(folder: &Path) -> Result<()> {
     let ours = folder.join("run-tests.sh").is_file() && folder.join("test-programs").is_dir();
     if ours {
@@ -61,7 +61,7 @@ fn install(executable: &Executable, folder: &Path) -> Result<()> {
     let copy = folder.join(format!("{}{}", executable.name, std::env::consts::EXE_SUFFIX));
     fs::copy(&executable.path, &copy)
         .with_context(|| format!("cannot copy {}", executable.path.display()))?;
-    // A linker comes with `strip`; without one the folder is larger, and works.
+    // A linker usually comes with `strip`. Without it the folder is larger but works.
     let stripped = process::run(Command::new("strip").arg("-S").arg(&copy));
     if let Err(error) = stripped {
         println!("{} keeps its debug information: {error:#}", executable.name);
@@ -69,7 +69,9 @@ fn install(executable: &Executable, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a folder, but nothing that Python or git leave in it. A folder that does not exist is an empty one.
+/// Copies a folder except for files that Python or git leave in it.
+///
+/// A folder that does not exist counts as empty.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     if !from.exists() {
         return Ok(());
@@ -109,8 +111,9 @@ fn requirements(glibc: Option<u32>) -> String {
     }
 }
 
-/// The newest `GLIBC_2.x` symbol version that the executables name, so that a user of an older system learns
-/// it first.
+/// Returns the newest `GLIBC_2.x` symbol version that the executables need.
+///
+/// The README states it, so that users of older systems learn it first.
 fn newest_glibc<'a>(executables: impl Iterator<Item = &'a Executable>) -> Result<Option<u32>> {
     let mut newest = None;
     for executable in executables {
@@ -144,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn glibc_versions_are_read() {
+    fn glibc_versions_are_parsed() {
         let bytes = b"..GLIBC_2.17\0..GLIBC_2.34\0GLIBC_2.2.5\0GLIBC_PRIVATE\0GLIBC_2.";
         assert_eq!(glibc_versions(bytes).collect::<Vec<_>>(), [17, 34, 2]);
     }
 
     #[test]
-    fn a_stranger_s_folder_is_left_alone() {
+    fn a_foreign_folder_is_not_overwritten() {
         let folder = std::env::temp_dir().join(format!("xtask-dist-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         empty(&folder).expect("an empty folder is fine");

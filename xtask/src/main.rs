@@ -1,4 +1,4 @@
-//! The project's own commands. `cargo xtask help` lists them; each has a module of its name.
+//! The project's own commands. `cargo xtask help` lists them, and each has a module of its name.
 
 mod build_ptx;
 mod check_docs;
@@ -12,7 +12,7 @@ mod toolchain;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-/// A command: its name, its arguments as the help shows them, what it does, and its function.
+/// A command: its name, its arguments and description for the help text, and its function.
 struct Command {
     name: &'static str,
     arguments: &'static str,
@@ -24,25 +24,25 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "build-ptx",
         arguments: "[--check] [--target NAME]...",
-        about: "Compile kernels-gpu into host/ptx/; with --check, only compare with what is there",
+        about: "Compile kernels-gpu into host/ptx/; with --check, only compare with the committed files",
         run: build_ptx::run,
     },
     Command {
         name: "check-ptx",
         arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas] [--write-table]",
-        about: "Check host/ptx/: forbidden constructs, required instructions, what NVIDIA's assembler makes of it, and docs/sass.md",
+        about: "Check host/ptx/: forbidden and required instructions, the machine code, and docs/sass.md",
         run: check_ptx::run,
     },
     Command {
         name: "check-docs",
         arguments: "",
-        about: "Check that the links of all Markdown files lead somewhere, and that docs/SUMMARY.md lists every page",
+        about: "Check the links of all Markdown files, and that docs/SUMMARY.md lists every page",
         run: check_docs::run,
     },
     Command {
         name: "check-packages",
         arguments: "",
-        about: "Pack the published crates, and test what is in the packages without the repository",
+        about: "Pack the published crates, and test the packages without the repository",
         run: check_packages::run,
     },
     Command {

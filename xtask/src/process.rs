@@ -1,9 +1,9 @@
-//! Running other programs. Errors name the program with its arguments.
+//! Runs other programs. Errors name the program with its arguments.
 
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Output, Stdio};
 
-/// Runs a command that talks to the terminal itself.
+/// Runs a command that inherits the terminal.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", show(command)))?;
     if !status.success() {
@@ -12,7 +12,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command and returns its standard output; its errors go to the terminal.
+/// Runs a command and returns its standard output. Its standard error goes to the terminal.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start {}", show(command)))?;
@@ -22,17 +22,17 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
     text(output.stdout)
 }
 
-/// Runs a command and returns everything it says; failing is for the caller to judge.
+/// Runs a command and returns its output and status. A failing status is not an error.
 pub(crate) fn capture(command: &mut Command) -> Result<Output> {
     command.output().with_context(|| format!("cannot start {}", show(command)))
 }
 
-/// Output as text.
+/// Converts a program's output to text.
 pub(crate) fn text(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).context("a program wrote something that is not UTF-8")
 }
 
-/// The command as one would type it, without its environment.
+/// Formats the command as a user would type it, without its environment.
 fn show(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy()];
     words.extend(command.get_args().map(|argument| argument.to_string_lossy()));

@@ -1,5 +1,6 @@
-//! The kernels' pinned compiler: read from kernels-gpu/rust-toolchain.toml, installed when missing, started
-//! without any trace of the cargo that started us.
+//! The kernels' pinned compiler, from kernels-gpu/rust-toolchain.toml.
+//!
+//! It is installed if missing, and started in an environment without traces of the outer cargo.
 
 use crate::process;
 use anyhow::{Context, Result};
@@ -8,14 +9,14 @@ use std::process::Command;
 /// A pinned toolchain.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
-    /// `nightly-2026-10-01`
+    /// For example `nightly-2026-10-01`.
     pub(crate) channel: String,
     profile: String,
     components: Vec<String>,
 }
 
 impl Toolchain {
-    /// Reads the few keys of a rust-toolchain.toml that a pin has, each on one line.
+    /// Parses the few keys of a pinned rust-toolchain.toml. Each key must be on one line.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let value = |key: &str| {
             let lines = text.lines().filter_map(|line| line.split_once('='));
@@ -31,7 +32,7 @@ impl Toolchain {
         })
     }
 
-    /// Installs whatever is missing, and says so.
+    /// Installs missing components, and prints that it does.
     pub(crate) fn ensure_installed(&self) -> Result<()> {
         let mut list = rustup();
         list.args(["component", "list", "--installed", "--toolchain", &self.channel]);
@@ -48,7 +49,7 @@ impl Toolchain {
         process::run(&mut install)
     }
 
-    /// `cargo` of this toolchain, in a clean environment.
+    /// Returns `cargo` of this toolchain, in a clean environment.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = rustup();
         command.args(["run", &self.channel, "cargo"]);
@@ -56,9 +57,10 @@ impl Toolchain {
     }
 }
 
-/// `rustup`, without the variables by which an outer cargo, rustup or user steers a build: they would choose
-/// another compiler (`RUSTUP_TOOLCHAIN`, `RUSTC`) or other code (`RUSTFLAGS`, `CARGO_PROFILE_RELEASE_LTO`,
-/// …).
+/// Returns `rustup` without the variables that steer a build.
+///
+/// An outer cargo, rustup or user may have set them. They would select another compiler
+/// (`RUSTUP_TOOLCHAIN`, `RUSTC`) or other code (`RUSTFLAGS`, `CARGO_PROFILE_RELEASE_LTO`, …).
 fn rustup() -> Command {
     let mut command = Command::new("rustup");
     for (name, _) in std::env::vars_os() {
@@ -70,7 +72,7 @@ fn rustup() -> Command {
 }
 
 fn steers_the_build(variable: &str) -> bool {
-    // Variables about downloading and printing stay.
+    // Variables that concern downloads and output are kept.
     let harmless = ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_TERM_"];
     let cargo = variable == "CARGO" || variable.starts_with("CARGO_");
     let rust =
@@ -86,7 +88,7 @@ mod tests {
                        components = [\"rust-src\", \"llvm-tools\"]\n";
 
     #[test]
-    fn a_pin_is_read() {
+    fn a_pinned_channel_is_parsed() {
         let toolchain = Toolchain::parse(PIN).unwrap();
         assert_eq!(toolchain.channel, "nightly-2026-10-01");
         assert_eq!(toolchain.profile, "minimal");

@@ -1,14 +1,19 @@
-//! Turns LLVM's PTX into PTX fit to be committed: nothing in it depends on where it was built, and a change to one kernel
-//! changes that kernel's lines only.
+//! Normalizes LLVM's PTX for committing.
+//!
+//! The result does not depend on the build location, and a change to one kernel changes only that
+//! kernel's lines.
 
 use microscale_kernels_abi::ptx::{declared, is_identifier};
 use std::collections::BTreeMap;
 
-/// Memory that a launch gives to a thread block: one place, which LLVM gives a name for each kernel that asks for it.
+/// Prefix of dynamic shared memory. All such declarations are one region, which LLVM names once per
+/// kernel.
 const DYNAMIC: &str = ".extern .shared ";
 
-/// Drops comments, blank lines and debug lines, numbers labels within their function, names private data by position and dynamic
-/// shared memory once for all, and shortens what is long.
+/// Normalizes a module.
+///
+/// Drops comments, blank lines and debug lines. Numbers labels within their function, names private
+/// data by position, merges declarations of dynamic shared memory, and shortens long names.
 pub(super) fn normalized(raw: &str) -> String {
     let (mut head, mut data, mut entries) = (Vec::new(), Vec::new(), Vec::new());
     let mut kernel: Option<String> = None;
@@ -26,7 +31,7 @@ pub(super) fn normalized(raw: &str) -> String {
             None if declared(&line).is_some() => data.push(line),
             None => head.push(line),
         }
-        // Not a scope within the kernel, which is indented.
+        // The closing brace of a kernel. Scopes inside a kernel are indented.
         if raw.starts_with('}') {
             kernel = None;
         }
@@ -36,8 +41,9 @@ pub(super) fn normalized(raw: &str) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
-/// New names for data, and its declarations with these. Of several declarations of dynamic shared memory, the one with the largest
-/// alignment holds for all.
+/// Renames data. Returns the new names and the declarations with them.
+///
+/// Declarations of dynamic shared memory are merged, and the largest alignment is kept.
 fn renamed_data(declarations: &[String]) -> (BTreeMap<&str, String>, Vec<String>) {
     let (mut names, mut renamed) = (BTreeMap::new(), Vec::new());
     let mut shared: Option<String> = None;
@@ -56,8 +62,10 @@ fn renamed_data(declarations: &[String]) -> (BTreeMap<&str, String>, Vec<String>
     (names, renamed)
 }
 
-/// A line without its comment, its indentation, trailing blanks, tabs after blanks and blanks after commas, and without the function's
-/// number in its labels: `$L__BB7_2` → `$L_2`. Labels are local to a function in PTX, and the number would change whenever a kernel is added.
+/// Removes comments, indentation, redundant blanks and the function number in labels from a line.
+///
+/// `$L__BB7_2` becomes `$L_2`. Labels are local to a function in PTX, and the number would change
+/// whenever a kernel is added. Tabs after blanks and blanks after commas are redundant.
 fn clean(line: &str) -> String {
     let line = line.split("//").next().unwrap_or_default().trim().replace(" \t", " ").replace(", ", ",");
     let mut pieces = line.split("$L__BB");
@@ -78,7 +86,7 @@ fn entry_name(line: &str) -> Option<String> {
     Some(rest.split(['(', ' ']).next().unwrap_or(rest).to_owned())
 }
 
-/// The alignment that a declaration asks for, in bytes.
+/// Returns the alignment of a declaration in bytes.
 fn alignment(line: &str) -> u32 {
     let behind = line.split_once(".align ").map_or("", |(_, behind)| behind);
     behind.split_whitespace().next().and_then(|bytes| bytes.parse().ok()).unwrap_or(1)
@@ -111,7 +119,7 @@ mod tests {
         .visible .entry a()\n{\n\tret;\n}\n";
 
     #[test]
-    fn nothing_of_the_place_remains() {
+    fn build_paths_are_removed() {
         let expected = ".version 8.0\n.target sm_90\n.address_size 64\n.global .align 4 .b8 data_0[4] = {1,2,3,4};\n\n\
             .visible .entry b(\n.param .u64 p0\n)\n{\n\
             $L_2:\nmov.b64 %rd1,data_0;\n@%p1 bra $L_2;\nret;\n}\n\n\

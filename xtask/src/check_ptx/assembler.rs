@@ -1,24 +1,26 @@
-//! NVIDIA's assembler and disassembler: finding them, and installing them from Python wheels.
+//! Finds NVIDIA's assembler and disassembler, or installs them from Python wheels.
 
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The advice where there is no assembler.
+/// Advice for machines without an assembler.
 pub(super) const HOW_TO_GET_IT: &str = "  \
     `cargo xtask check-ptx --install-ptxas` installs it from Python wheels (needs python3; 180 MB in target/ptxas-venv);\n  \
     or set CUDA_HOME, or PATH, to a CUDA toolkit of version 13 or newer";
 
-/// The programs, with the version that `ptxas` says it is.
+/// The programs, and the version that `ptxas` reports.
 pub(super) struct Assembler {
     pub(super) ptxas: PathBuf,
     pub(super) nvdisasm: PathBuf,
     pub(super) version: String,
 }
 
-/// Finds both programs in one folder: in the Python environment if it is to be installed, else in
-/// `CUDA_HOME`, on `PATH`, or in a Python environment installed before.
+/// Finds both programs in one folder.
+///
+/// With `install`, that is a Python environment, which is made if missing. Otherwise `CUDA_HOME`,
+/// `PATH` and an existing Python environment are searched in this order.
 pub(super) fn find(install: bool) -> Result<Option<Assembler>> {
     let venv = layout::root()?.join("target").join("ptxas-venv");
     let folders = if install {
@@ -46,7 +48,7 @@ fn open(folder: &Path) -> Result<Assembler> {
     Ok(Assembler { version: version.to_owned(), ptxas, nvdisasm: program(folder, "nvdisasm") })
 }
 
-/// Makes the Python environment, unless it already holds what the requirements file asks for.
+/// Makes the Python environment unless it already satisfies the requirements file.
 fn install_into(venv: &Path) -> Result<()> {
     let requirements = layout::root()?.join("xtask").join("requirements-ptxas.txt");
     let wanted = std::fs::read_to_string(&requirements).context("cannot read requirements-ptxas.txt")?;
@@ -58,7 +60,7 @@ fn install_into(venv: &Path) -> Result<()> {
     }
     println!("installing ptxas and nvdisasm into {}", venv.display());
     process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
-    // Without their dependencies: the assembler runs by itself, the compilers beside it are 200 MB more.
+    // Without dependencies: the assembler needs none, and the compilers would add 200 MB.
     let mut pip = Command::new(venv.join("bin").join("python"));
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--requirement"]);
     process::run(pip.arg(&requirements))?;
@@ -69,14 +71,14 @@ fn install_into(venv: &Path) -> Result<()> {
     std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
-/// `lib/python*/site-packages/nvidia/cu*/bin`, where the wheels put their programs.
+/// Returns `lib/python*/site-packages/nvidia/cu*/bin`, where the wheels install their programs.
 fn wheel_folder(venv: &Path) -> Option<PathBuf> {
     let python = child(&venv.join("lib"), "python")?;
     let toolkit = child(&python.join("site-packages").join("nvidia"), "cu")?;
     Some(toolkit.join("bin")).filter(|folder| folder.is_dir())
 }
 
-/// The only folder whose name starts so; the last in order if there are several.
+/// Returns the folder whose name starts with `prefix`, or the last one in order.
 fn child(folder: &Path, prefix: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let named =
@@ -84,7 +86,7 @@ fn child(folder: &Path, prefix: &str) -> Option<PathBuf> {
     entries.filter(named).max()
 }
 
-/// Some wheels carry their programs without the executable bit.
+/// Sets the executable bit, which some wheels lack.
 #[cfg(unix)]
 fn make_executable(program: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;

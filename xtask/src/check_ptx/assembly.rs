@@ -1,4 +1,4 @@
-//! Assembling the PTX for real GPUs, and checks of the result.
+//! Assembles the PTX for real GPUs and checks the result.
 
 use super::assembler::Assembler;
 use super::files::Ptx;
@@ -18,9 +18,9 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A kernel as one GPU runs it.
+/// A kernel as assembled for one GPU.
 pub(super) struct Assembled {
-    /// Its description, if the kernels' table has it.
+    /// Its row in the table of kernels, if any.
     pub(super) kernel: Option<&'static Kernel>,
     pub(super) name: String,
     pub(super) resources: Resources,
@@ -28,16 +28,17 @@ pub(super) struct Assembled {
     pub(super) main_path: Option<MainPath>,
 }
 
-/// A target's modules assembled for one GPU, or why one was not.
+/// A target's modules assembled for one GPU, or the error.
 pub(super) struct Assembly {
     pub(super) target: &'static Target,
-    /// `sm_103a`
+    /// For example `sm_103a`.
     pub(super) gpu: &'static str,
     pub(super) result: Result<Vec<Assembled>>,
 }
 
-/// Assembles every module for every GPU in the table of targets, on all cores, and returns them in the
-/// table's order.
+/// Assembles every module for every GPU in the table of targets, on all cores.
+///
+/// Results are in the table's order.
 pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx]) -> Result<Vec<Assembly>> {
     let folder = layout::root()?.join("target").join("check-ptx");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -85,7 +86,7 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
     let output = process::capture(&mut ptxas)?;
     let said = format!("{}{}", process::text(output.stdout)?, process::text(output.stderr)?);
     if !output.status.success() {
-        // The assembler repeats itself; the first lines say it all.
+        // The assembler repeats itself. The first lines are sufficient.
         let errors: Vec<&str> = said.lines().filter(|line| !line.contains(" info ")).take(5).collect();
         bail!("{name} does not assemble: {}", errors.join("\n  "));
     }
@@ -105,13 +106,16 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
     ptx.module.entries.iter().map(kernel).collect()
 }
 
-/// The assembler's message, if it makes asynchronous matrix products (wgmma) wait for each other.
+/// Returns the assembler's warning that asynchronous matrix products (wgmma) are serialized, if
+/// any.
 fn serialised(said: &str) -> Option<&str> {
     said.lines().find(|line| line.contains("wgmma") && line.contains("serialized")).map(str::trim)
 }
 
-/// Checks that everything assembles, uses no local memory and no more registers than there are, and keeps the conversion instructions it was
-/// written with. A defect on several GPUs is reported once.
+/// Checks that everything assembles, uses no local memory and fits the register file.
+///
+/// Also checks that required conversion instructions survive. A defect on several GPUs is reported
+/// once.
 pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
     let mut gpus: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for assembly in assemblies {
@@ -139,7 +143,10 @@ fn wrong(assembly: &Assembly) -> Vec<String> {
     kernels.iter().flat_map(of_kernel).flatten().collect()
 }
 
-/// Says that a kernel's largest thread block takes more registers than a multiprocessor has, so that no GPU launches it.
+/// Returns a message if a kernel's largest thread block needs more registers than a multiprocessor
+/// has.
+///
+/// No GPU could launch such a kernel.
 fn too_many_registers(assembled: &Assembled) -> Option<String> {
     let (kernel, registers) = (assembled.kernel?, assembled.resources.registers);
     let all = registers_of_a_warp(registers) * kernel.threads.div_ceil(WARP);
@@ -159,8 +166,10 @@ fn local_memory(used: Resources) -> Option<String> {
     })
 }
 
-/// Returns whether a kernel that has all the registers there are for so many threads uses local memory outside of its products'
-/// innermost loops only: once for a work tile, where it costs nothing.
+/// Returns whether a kernel spills only outside its products' innermost loops.
+///
+/// This concerns kernels that already use all registers available to their number of threads. They
+/// spill once per work tile, which is free.
 fn spills_outside_of_products(assembled: &Assembled) -> bool {
     let code = &assembled.code;
     let named = |names: &'static [&str]| {
@@ -169,7 +178,8 @@ fn spills_outside_of_products(assembled: &Assembled) -> bool {
     };
     let back = (0..code.instructions.len()).filter_map(|end| Some(code.target(end)?..=end));
     let loops: Vec<RangeInclusive<usize>> = back.filter(|range| !range.is_empty()).collect();
-    // Waiting again lies behind all loops and jumps back into one, so that a product's loop is the shortest way back around it.
+    // The code of a repeated wait is after all loops and jumps back into one. A product's loop is
+    // therefore the shortest backward jump around it.
     let innermost = |place| {
         loops.iter().filter(|range| range.contains(&place)).min_by_key(|range| range.end() - range.start())
     };
@@ -188,7 +198,7 @@ fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
     Some(format!("no {name}…{modifier} in the machine code"))
 }
 
-/// The code has an instruction with this modifier.
+/// Returns whether the code has an instruction with this modifier.
 pub(super) fn contains(code: &Code, (name, modifier): (&str, &str)) -> bool {
     code.instructions.iter().any(|instruction| instruction.name() == name && instruction.has(modifier))
 }
@@ -212,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_blocks_that_no_multiprocessor_has_registers_for_are_found() {
+    fn thread_blocks_that_exceed_the_register_file_are_found() {
         let kernel = kernels().find(|kernel| kernel.threads == 512 && kernel.resident == 0).unwrap().name;
         let found =
             |registers| messages(assembled(kernel, Resources { registers, ..Default::default() }, "EXIT"));
@@ -253,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_on_several_gpus_is_said_once() {
+    fn a_fault_on_several_gpus_is_reported_once() {
         let used = Resources { stack: 8, ..Default::default() };
         let on = |gpu| Assembly { gpu, ..assembled("k", used, "EXIT") };
         let found = check(&[on("sm_000"), on("sm_001")]);
@@ -272,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn products_that_wait_for_each_other_are_found() {
+    fn serialized_products_are_found() {
         let warning =
             "Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in 'k'";
         assert_eq!(serialised(&format!("ptxas info : 0 bytes gmem\n{warning}\n")), Some(warning));
@@ -280,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_assemble_is_found() {
+    fn assembler_errors_are_found() {
         let failed = Assembly {
             target: &TARGETS[0],
             gpu: "sm_000",

@@ -1,4 +1,4 @@
-//! The committed PTX: a file a family and target.
+//! The committed PTX: one file per family and target.
 
 use super::finding::Finding;
 use super::module::Module;
@@ -12,12 +12,12 @@ pub(super) struct Ptx {
     pub(super) target: &'static Target,
     pub(super) family: Family,
     pub(super) file: PathBuf,
-    /// All the kernels', those that the target shares with the one before included.
+    /// The text of all kernels, including those shared with the previous target.
     pub(super) text: String,
     pub(super) module: Module,
 }
 
-/// Reads them all.
+/// Reads all files.
 pub(super) fn read() -> Result<Vec<Ptx>> {
     let folder = layout::ptx()?;
     let read = |(target, family): (&'static Target, Family)| {
@@ -33,7 +33,8 @@ pub(super) fn read() -> Result<Vec<Ptx>> {
     all.map(read).collect()
 }
 
-/// Files beside the PTX that nothing owns: left over from a target or a family that was renamed or given up.
+/// Finds files in `host/ptx/` without an owner, left over from a renamed or removed target or
+/// family.
 pub(super) fn strays(ptx: &[Ptx]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for entry in std::fs::read_dir(layout::ptx()?)? {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A defect, and its place.
+/// A defect and its location.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// A file name with a line, or a kernel with a GPU.

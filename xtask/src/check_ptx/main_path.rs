@@ -1,22 +1,22 @@
-//! The way through a kernel that most threads take, found in its machine code.
+//! Finds the path through a kernel that most threads take, in its machine code.
 //!
-//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN, for slow divisions.
-//! The main path is the one that moves the most bytes by the widest loads and the widest stores that the
-//! kernel has, and of those the one with the fewest instructions. (Narrower accesses do not count: those for
-//! the end of a row, piece by piece, would add up.) Where a loop moves at least half of these bytes, one
-//! iteration of the loop is the main path.
+//! A kernel has a main path for whole blocks, and others for the ends of rows, for NaN and for slow
+//! divisions. Of the paths that move the most bytes with the kernel's widest loads and stores, the
+//! main path is the one with the fewest instructions. Narrower accesses do not count. Otherwise the
+//! many narrow accesses for the end of a row would add up. If a loop moves at least half of these
+//! bytes, one iteration of the loop is the main path.
 
 use super::sass::Code;
 
 /// The main path of a kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MainPath {
-    /// Numbers of its instructions.
+    /// Indices of its instructions.
     pub(super) instructions: Vec<usize>,
     pub(super) shape: PathShape,
 }
 
-/// The relation of a path to loops.
+/// How a path relates to loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathShape {
     /// No loop: every instruction runs at most once.
@@ -35,11 +35,11 @@ struct Successors {
     end: bool,
 }
 
-/// Finds the main path; none if the code jumps where only the hardware knows.
+/// Finds the main path. Returns `None` if the code has jumps with unknown targets.
 pub(super) fn main_path(code: &Code) -> Option<MainPath> {
     let (whole, bits) = best(code, 0, None)?;
     let back = (0..code.instructions.len()).filter_map(|end| Some((successors(code, end)?.jump?, end)));
-    // Code out of the way also jumps back, but cannot be reached from where it lands.
+    // Out-of-line code jumps back too, but its target does not lead to it again.
     let turns: Vec<_> = back
         .filter(|(start, end)| start <= end)
         .filter_map(|(start, end)| best(code, start, Some(end)))
@@ -53,15 +53,16 @@ pub(super) fn main_path(code: &Code) -> Option<MainPath> {
     })
 }
 
-/// The best path from an instruction to another, or to any end of the kernel, and its bits of traffic.
+/// Returns the best path from an instruction to another, or to any end of the kernel.
 ///
-/// Jumps backwards are left out, so that instructions can be visited from the last to the first.
+/// Also returns its bits of traffic. Backward jumps are excluded, so instructions can be visited
+/// from the last to the first.
 fn best(code: &Code, start: usize, end: Option<usize>) -> Option<(Vec<usize>, u32)> {
     let widest = ["LDG", "STG"].map(|name| widest(code, name));
     let count = code.instructions.len();
     let last = end.unwrap_or(count.checked_sub(1)?);
-    // The best path from each instruction on: the bits it moves, its length, and its first step; none if it
-    // cannot arrive.
+    // The best path from each instruction on: bits moved, length, and first step. `None` if it does
+    // not arrive.
     let mut tails: Vec<Option<(u32, usize, Option<usize>)>> = vec![None; count + 1];
     for i in (start..=last).rev() {
         let leads = successors(code, i)?;
@@ -91,12 +92,12 @@ fn successors(code: &Code, i: usize) -> Option<Successors> {
     let conditional = instruction.predicated || !instruction.operands.is_empty();
     Some(match instruction.name() {
         "EXIT" | "RET" | "KILL" => Successors { end: true, next: instruction.predicated, jump: None },
-        // Warps that have come apart: the slow way of a shuffle.
+        // Diverged warps: the slow path of a shuffle.
         "BRA" if instruction.has("DIV") || instruction.has("CONV") => {
             Successors { next: true, ..Default::default() }
         }
         "BRA" | "JMP" => Successors { jump: Some(jump?), next: conditional, end: false },
-        // Jumps whose target the code does not say. No path goes on here; there are others, or there is none.
+        // Jumps with unknown targets. No path continues here. Other paths may exist.
         "BRX" | "JMX" | "BRXU" | "JMXU" => Successors::default(),
         _ => Successors { next: true, ..Default::default() },
     })
@@ -122,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_paths_the_short_one() {
+    fn the_shorter_of_equal_paths_wins() {
         let found = path("LDG.E R4, [R2]\n@P0 BRA `(.L_x_1)\nIADD R1, R1, R1\n.L_x_1:\nSTG.E [R2], R4\nEXIT");
         assert_eq!(found.instructions, [0, 1, 3, 4]);
     }
 
     #[test]
-    fn one_turn_of_the_loop_counts() {
+    fn one_iteration_of_the_loop_counts() {
         let found = path(
             "LDG.E R1, [R2]\n.L_x_1:\nLDG.E.128 R4, [R2]\nFADD R1, R1, R4\n@P0 BRA `(.L_x_1)\nSTG.E [R2], R1\nEXIT",
         );
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_pieces_do_not_add_up() {
+    fn narrow_accesses_do_not_add_up_to_a_wide_path() {
         let found = path(
             "STG.E.64 [R4], R6\n@P0 BRA `(.L_x_1)\nSTG.E.32 [R2], R1\nSTG.E.U16 [R2], R1\n.L_x_1:\n\
              @!P0 STG.E.64 [R2], R4\nEXIT",

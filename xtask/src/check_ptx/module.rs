@@ -1,19 +1,20 @@
-//! PTX text as statements: as much of a parser as the checks need, and no more.
+//! Splits PTX text into statements. It parses only as much as the checks need.
 
 use anyhow::{Result, bail};
 
 /// One statement: an instruction or a directive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Statement {
-    /// The line it starts on, from 1.
+    /// The line that it starts on, from 1.
     pub(super) line: usize,
-    /// Its text, without labels and comments; blanks are single spaces.
+    /// Its text, without labels and comments. Blanks are single spaces.
     pub(super) text: String,
 }
 
 impl Statement {
-    /// The instruction with its modifiers: `["ld", "global", "v4", "b32"]`. Starts with an empty text for a
-    /// directive.
+    /// Returns the instruction and its modifiers: `["ld", "global", "v4", "b32"]`.
+    ///
+    /// A directive gives an empty first text.
     pub(super) fn opcode(&self) -> Vec<&str> {
         let guarded = self.text.starts_with('@');
         let word = self.text.split(' ').nth(usize::from(guarded)).unwrap_or_default();
@@ -54,13 +55,13 @@ impl Module {
 #[derive(Default)]
 struct Parser {
     module: Module,
-    /// The statement being read, and where it started.
+    /// The current statement, and the line that it started on.
     text: String,
     line: usize,
-    /// The function being read, and the scopes open inside it.
+    /// The current function, and the number of scopes open in it.
     body: Option<Entry>,
     scopes: usize,
-    /// Braces open inside the statement: vector operands and initialisers.
+    /// Braces open in the current statement: vector operands and initializers.
     braces: usize,
 }
 
@@ -72,7 +73,7 @@ impl Parser {
             }
             self.character(c);
         }
-        // Three module-level directives end with their line instead of a semicolon.
+        // Three module-level directives end at the end of their line instead of at a semicolon.
         let unterminated = [".version", ".target", ".address_size"];
         if self.body.is_none() && unterminated.iter().any(|name| self.text.trim().starts_with(name)) {
             self.end_statement();
@@ -119,7 +120,8 @@ impl Parser {
     fn end_scope(&mut self) {
         self.scopes = self.scopes.saturating_sub(1);
         if self.scopes == 0 {
-            // A function that is no kernel has no name here, and is found by its signature.
+            // A function that is not a kernel has no name here. Its signature is among the
+            // directives.
             self.module.entries.extend(self.body.take().filter(|entry| !entry.name.is_empty()));
         }
     }
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_file_is_refused() {
+    fn a_truncated_file_is_refused() {
         assert!(Module::parse(".visible .entry k()\n{\n ret;\n").is_err());
         assert!(Module::parse(".visible .entry k(").is_err());
     }

@@ -1,9 +1,8 @@
-//! The prediction of speed from machine code: the resource that a kernel runs out of first, and the share of
-//! the memory's bandwidth that it reaches.
+//! Predicts speed from machine code: the limiting resource, and the share of memory bandwidth.
 //!
-//! A bound, not a simulation: a kernel cannot be faster than its bytes, its instructions, or those of one
-//! kind allow. Latency and collisions make it slower; on an H200 the shipped kernels reach 80 to 85 % of the
-//! issue bound (docs/benchmarks.md).
+//! The prediction is a bound, not a simulation. A kernel cannot be faster than its bytes, its
+//! instructions, or its instructions of one kind allow. Latency and conflicts make it slower: on an
+//! H200 the shipped kernels reach 80 to 85 % of the issue bound (docs/benchmarks.md).
 
 use super::assembly::Assembled;
 use super::main_path::PathShape;
@@ -12,26 +11,29 @@ use super::sass::Instruction;
 use microscale_kernels_abi::Kernel;
 use microscale_kernels_abi::launch::WARP;
 
-/// A GPU as its data sheet and the CUDA programming guide have it.
+/// A GPU according to its data sheet and the CUDA programming guide.
 pub(super) struct Gpu {
     pub(super) name: &'static str,
-    /// The GPU that the machine code is made for.
+    /// The GPU that the machine code is assembled for.
     pub(super) assembled_for: &'static str,
     pub(super) multiprocessors: f64,
     pub(super) clock_ghz: f64,
     pub(super) bandwidth_gbs: f64,
-    /// Lanes a clock and multiprocessor, of the integer and logic unit: the guide's table of throughputs,
-    /// 32-bit integer additions.
+    /// Lanes per clock and multiprocessor of the integer and logic unit.
+    ///
+    /// Source: the guide's table of throughputs, 32-bit integer additions.
     pub(super) logic_lanes: f64,
-    /// The same, of the multiply-add units.
+    /// Lanes per clock and multiprocessor of the multiply-add units.
     pub(super) multiply_lanes: f64,
-    /// Warps that a multiprocessor holds at most.
+    /// Maximum number of resident warps per multiprocessor.
     pub(super) warps: u32,
 }
 
-/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and of the
-/// GeForce RTX 5090. The clocks are boost clocks; that of the B200 is not in its data sheet and taken from
-/// what its driver reports.
+/// The GPUs to predict for.
+///
+/// Sources: NVIDIA's data sheets of the A100 80GB SXM, H200 SXM and HGX B200 (an eighth of it), and
+/// of the GeForce RTX 5090. The clocks are boost clocks. The B200's clock is not in its data sheet
+/// and is taken from its driver's report.
 pub(super) const GPUS: [Gpu; 4] = [
     Gpu {
         name: "A100",
@@ -75,10 +77,12 @@ pub(super) const GPUS: [Gpu; 4] = [
     },
 ];
 
-/// Lanes that can issue an instruction in a clock of a multiprocessor: four schedulers, a warp each.
+/// Lanes that can issue an instruction per clock and multiprocessor: four schedulers with a warp
+/// each.
 const ISSUE_LANES: f64 = 128.0;
-/// Lanes of the units that are the same in all these GPUs: special functions with conversions of width, and
-/// memory with shuffles.
+/// Lanes of the units that are equal on all these GPUs.
+///
+/// Special functions include conversions of width, and memory includes shuffles.
 const SPECIAL_LANES: f64 = 16.0;
 const MEMORY_LANES: f64 = 32.0;
 
@@ -89,7 +93,7 @@ enum Unit {
     Logic,
     Special,
     Memory,
-    /// Another: branches, uniform registers, barriers.
+    /// Branches, uniform registers and barriers.
     Other,
 }
 
@@ -108,17 +112,17 @@ fn unit(instruction: &Instruction) -> Unit {
 
 /// The expected speed of a kernel on a GPU.
 pub(super) struct Prediction {
-    /// Instructions an element: in all, of the multiply-add units, and of the logic unit.
+    /// Instructions per element: in total, on the multiply-add units, and on the logic unit.
     pub(super) instructions: [f64; 3],
-    /// The first resource to run out.
+    /// The limiting resource.
     pub(super) limiter: &'static str,
-    /// The share of the bandwidth, in per cent.
+    /// Share of the bandwidth, in percent.
     pub(super) of_bandwidth: f64,
-    /// The share of the warps that a multiprocessor can hold, in per cent, as registers allow.
+    /// Share of a multiprocessor's warps that registers allow to be resident, in percent.
     pub(super) occupancy: f64,
 }
 
-/// For kernels whose main path is straight, and which move bytes.
+/// Predicts the speed of a kernel that has a straight main path and moves bytes.
 pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     let kernel = assembled.kernel?;
     let bytes = bytes_an_element(kernel.name)?;
@@ -148,15 +152,17 @@ pub(super) fn predict(gpu: &Gpu, assembled: &Assembled) -> Option<Prediction> {
     })
 }
 
-/// The share of a multiprocessor's warps that its registers allow.
+/// Returns the share of a multiprocessor's warps that its registers allow.
 fn occupancy(kernel: &Kernel, registers: u32, most_warps: u32) -> f64 {
     let warps_a_block = kernel.threads / WARP;
     let blocks = REGISTERS / registers_of_a_warp(registers).max(1) / warps_a_block;
     f64::from((blocks * warps_a_block).min(most_warps)) / f64::from(most_warps)
 }
 
-/// Bytes that an operation must move for an element, by the kernel's name; none for those that do not go
-/// through a matrix, or that do most of their work in a loop whose iterations depend on the values.
+/// Returns the bytes that a kernel must move per element, from the kernel's name.
+///
+/// `None` for kernels that do not stream a matrix, and for kernels that spend most time in a loop
+/// whose iterations depend on the values.
 fn bytes_an_element(name: &str) -> Option<f64> {
     if name.contains("_search_") {
         return None;
@@ -183,7 +189,7 @@ mod tests {
     use microscale_kernels_abi::Converts;
 
     #[test]
-    fn occupancy_is_the_calculators() {
+    fn occupancy_matches_nvidias_calculator() {
         let kernel = |threads| Kernel {
             name: "k",
             dtype: None,

@@ -17,10 +17,10 @@ loads        bits of each global access on the main path × how many; likewise s
 FP4          the code converts E2M1
 ";
 
-/// Prints a row for each kernel whose name contains a text, and each GPU.
+/// Prints a row for each GPU and each kernel whose name contains `filter`.
 pub(super) fn print(assemblies: &[Assembly], filter: &str) -> Result<()> {
     match std::io::stdout().write_all(table(assemblies, filter).as_bytes()) {
-        // The table is long: piping it into `head` is no failure.
+        // The table is long: piping it into `head` is not an error.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -36,7 +36,7 @@ fn table(assemblies: &[Assembly], filter: &str) -> String {
     if rows.is_empty() {
         return format!("no kernel's name contains `{filter}`\n");
     }
-    // By kernel; sorting is stable, so GPUs stay in their order.
+    // Sorts by kernel. The sort is stable, so GPUs keep their order.
     rows.sort_by(|a, b| a[0].cmp(&b[0]));
     rows.insert(0, TITLES.map(str::to_owned));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -75,15 +75,17 @@ fn mark(shape: PathShape) -> &'static str {
     }
 }
 
-/// Instructions of the main path an element: a static bound on what the kernel issues. The number of
-/// iterations of a loop is not known here.
+/// Returns the instructions of the main path per element, a static bound on the issued
+/// instructions.
+///
+/// `None` for loops, because their number of iterations is unknown.
 fn per_element(kernel: &Assembled) -> Option<f64> {
     let (elements, threads) = kernel.kernel?.elements_per_thread();
     let path = kernel.main_path.as_ref().filter(|path| path.shape == PathShape::Straight)?;
     (elements > 0).then(|| path.instructions.len() as f64 * f64::from(threads) / f64::from(elements))
 }
 
-/// `128×4 8×1`
+/// Formats the accesses of a kind by width, for example `128×4 8×1`.
 pub(super) fn accesses(kernel: &Assembled, name: &str) -> String {
     let Some(path) = &kernel.main_path else { return "?".to_owned() };
     let accesses = path.instructions.iter().filter_map(|i| kernel.code.instructions[*i].access());
@@ -114,7 +116,7 @@ mod tests {
     };
 
     #[test]
-    fn a_row_says_what_one_thread_does_for_one_element() {
+    fn a_row_counts_instructions_per_element() {
         let code = listing(
             "LDG.E.64 R4, [R2]\nF2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R4, R5, RZ\nSTG.E.U8 [R2], R0\nEXIT",
         );

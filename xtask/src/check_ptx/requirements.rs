@@ -1,16 +1,17 @@
-//! Instructions that a kernel must contain: the table to extend when a target gains a useful instruction.
+//! Instructions that kernels must contain. Extend the table when a target gains a useful
+//! instruction.
 
 use microscale_kernels_abi::{Converts, Kernel, Target};
 
-/// Kernels of one kind must contain an instruction, on some targets.
+/// An instruction that some kernels must contain on some targets.
 pub(super) struct Requirement {
-    /// The target has the instruction.
+    /// Returns whether the target has the instruction.
     target: fn(&Target) -> bool,
-    /// The kernel has a use for it.
+    /// Returns whether the kernel needs it.
     kernel: fn(&Kernel) -> bool,
-    /// The text that its PTX must contain.
+    /// Text that the kernel's PTX must contain.
     pub(super) ptx: &'static str,
-    /// The instruction that its machine code must contain: its name, and a modifier.
+    /// Instruction that its machine code must contain: name and modifier.
     pub(super) sass: (&'static str, &'static str),
 }
 
@@ -63,7 +64,7 @@ fn decodes(kernel: &Kernel, from: Converts) -> bool {
     kernel.converts == from && decodes
 }
 
-/// The requirements on a kernel compiled for a target.
+/// Returns the requirements for a kernel compiled for a target.
 pub(super) fn requirements(target: &Target, kernel: &Kernel) -> impl Iterator<Item = &'static Requirement> {
     REQUIREMENTS.iter().filter(|requirement| (requirement.target)(target) && (requirement.kernel)(kernel))
 }
@@ -74,7 +75,7 @@ mod tests {
     use microscale_kernels_abi::{TARGETS, kernels, kernels_for};
 
     #[test]
-    fn each_requirement_concerns_some_kernel_of_some_target() {
+    fn each_requirement_applies_to_a_kernel() {
         for requirement in &REQUIREMENTS {
             assert!(TARGETS.iter().any(requirement.target), "{}", requirement.ptx);
             assert!(kernels().any(requirement.kernel), "{}", requirement.ptx);

@@ -1,4 +1,4 @@
-//! The resources of each kernel, read from the output of `ptxas -v`.
+//! Reads the resources of each kernel from the output of `ptxas -v`.
 
 use microscale_kernels_abi::launch::WARP;
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// Registers of a multiprocessor.
 pub(super) const REGISTERS: u32 = 65_536;
 
-/// Registers that a warp takes, whose lanes have so many: they are given out in units of 256.
+/// Returns the registers that a warp allocates if each lane uses `of_lane`. The unit is 256.
 pub(super) fn registers_of_a_warp(of_lane: u32) -> u32 {
     (of_lane * WARP).next_multiple_of(256)
 }
@@ -15,13 +15,13 @@ pub(super) fn registers_of_a_warp(of_lane: u32) -> u32 {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) registers: u32,
-    /// Bytes of stack, and bytes stored and loaded to spare registers: local memory, all of it.
+    /// Bytes of stack, and bytes of spill stores and loads. All of these are local memory.
     pub(super) stack: u32,
     pub(super) spill_stores: u32,
     pub(super) spill_loads: u32,
 }
 
-/// Reads the resources of every kernel.
+/// Parses the resources of every kernel.
 pub(super) fn parse(said: &str) -> BTreeMap<String, Resources> {
     let mut kernels: BTreeMap<String, Resources> = BTreeMap::new();
     let mut current = None;
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_are_read() {
+    fn resources_are_parsed() {
         let said = "ptxas info    : 0 bytes gmem\n\
             ptxas info    : Compiling entry function 'a' for 'sm_90'\n\
             ptxas info    : Function properties for a\n\

@@ -1,4 +1,4 @@
-//! Rules about the PTX text: statements that it must and must not contain.
+//! Rules about the PTX text: required and forbidden statements.
 
 use super::files::Ptx;
 use super::finding::Finding;
@@ -32,7 +32,9 @@ fn check_module(file: &str, module: &Module, target: &Target, kernels: &[Kernel]
     findings
 }
 
-/// The file is for the target its name says, and asks for no newer a driver than meant.
+/// Checks that the file's target matches its name and that its PTX version is the intended one.
+///
+/// A newer PTX version would need a newer driver.
 fn header(module: &Module, target: &Target) -> impl Iterator<Item = String> {
     let (major, minor) = target.ptx_feature.trim_start_matches("ptx").split_at(1);
     let expected = [format!(".version {major}.{minor}"), format!(".target {}", target.name)];
@@ -41,7 +43,9 @@ fn header(module: &Module, target: &Target) -> impl Iterator<Item = String> {
     absent.into_iter().map(|directive| format!("`{directive}` is missing"))
 }
 
-/// Every target has the same kernels: those of the family's table, or a launch would fail on some GPUs only.
+/// Checks that a target has exactly the kernels of the family's table.
+///
+/// Otherwise a launch would fail on some GPUs only.
 fn entry_set(module: &Module, kernels: &[Kernel]) -> impl Iterator<Item = String> {
     let has = |name: &str| module.entries.iter().any(|entry| entry.name == name);
     let known = |name: &str| kernels.iter().any(|kernel| kernel.name == name);
@@ -56,13 +60,15 @@ fn entry_set(module: &Module, kernels: &[Kernel]) -> impl Iterator<Item = String
 fn forbidden_outside(statement: &Statement) -> Option<String> {
     let text = statement.text.as_str();
     if text.contains(".func") {
-        // `.extern .func` is something that nobody links; any other is code that was not inlined.
+        // `.extern .func` names a function that is never linked. Any other function was not
+        // inlined.
         return Some(format!("a function that is no kernel: `{text}`"));
     }
     text.starts_with(".local").then(|| format!("local memory: `{text}`"))
 }
 
-/// The forbidden instructions of a kernel: of each kind the first, with its line, and the number that follow.
+/// Returns a kernel's forbidden instructions: the first of each kind with its line, and their
+/// number.
 fn forbidden_inside(entry: &Entry) -> impl Iterator<Item = (usize, String)> {
     let mut kinds: BTreeMap<&str, (&Statement, usize)> = BTreeMap::new();
     for statement in &entry.body {
@@ -76,7 +82,7 @@ fn forbidden_inside(entry: &Entry) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// The reason why an instruction is forbidden in any kernel, if it is.
+/// Returns why an instruction is forbidden in all kernels, or `None` if it is allowed.
 fn forbidden(statement: &Statement) -> Option<&'static str> {
     let opcode = statement.opcode();
     if opcode[0] == "call" {
@@ -114,7 +120,7 @@ mod tests {
     };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
-    /// The findings in a module of one kernel for sm_120f.
+    /// Returns the findings in a module with one kernel for sm_120f.
     fn findings(outside: &str, name: &str, body: &str) -> Vec<String> {
         let head = ".version 8.8\n.target sm_120f\n.address_size 64\n";
         findings_in(&format!("{head}{outside}\n.visible .entry {name}()\n{{\n{body}\nret;\n}}\n"))
@@ -163,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_a_kind_is_shown() {
+    fn the_first_fault_of_a_kind_is_shown() {
         let body = format!("{CONVERT}\nst.b8 [%rd1], %r1;\nst.b8 [%rd2], %r1;\nst.b8 [%rd3], %r1;");
         let expected = "f:8: f4_quantize_k: an access without a state space: `st.b8 [%rd1], %r1`, and 2 more";
         assert_eq!(findings("", KERNEL.name, &body), [expected]);
     }
 
     #[test]
-    fn functions_beside_the_kernels_are_found() {
+    fn functions_other_than_kernels_are_found() {
         let bad = [
             ".extern .func (.param .b32 r) memcpy(.param .b64 a);",
             ".func helper(.param .b32 a)\n{\nret;\n}",

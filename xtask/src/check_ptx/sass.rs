@@ -1,17 +1,17 @@
-//! Machine code, parsed from the listing that `nvdisasm -c` prints: instructions, accesses and jumps.
+//! Parses machine code from the output of `nvdisasm -c`: instructions, accesses and jumps.
 
 use std::collections::BTreeMap;
 
 /// One instruction.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
-    /// True if the instruction runs in some threads or at some times only.
+    /// True if only some threads may execute the instruction.
     pub(super) predicated: bool,
-    /// `["LDG", "E", "128"]`
+    /// For example `["LDG", "E", "128"]`.
     pub(super) opcode: Vec<String>,
     /// The operands: the text after the opcode, up to a label.
     pub(super) operands: String,
-    /// The label it names, if it names one.
+    /// The label among the operands, if any.
     pub(super) label: Option<String>,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Instruction {
 #[derive(Debug, Default)]
 pub(super) struct Code {
     pub(super) instructions: Vec<Instruction>,
-    /// The number of the instruction that each label stands before.
+    /// For each label, the index of the instruction after it.
     pub(super) labels: BTreeMap<String, usize>,
 }
 
@@ -43,7 +43,7 @@ impl Instruction {
         }
     }
 
-    /// `LDG`
+    /// Returns the opcode without modifiers, for example `LDG`.
     pub(super) fn name(&self) -> &str {
         &self.opcode[0]
     }
@@ -53,7 +53,8 @@ impl Instruction {
         self.opcode[1..].iter().any(|part| part == modifier)
     }
 
-    /// An access to global memory: `LDG` or `STG`, and the bits that one thread moves.
+    /// Returns the kind of a global memory access, `LDG` or `STG`, and the bits that one thread
+    /// moves.
     pub(super) fn access(&self) -> Option<(&'static str, u32)> {
         let kind = match self.name() {
             "LDG" | "LDGSTS" => "LDG",
@@ -73,7 +74,7 @@ impl Instruction {
 }
 
 impl Code {
-    /// Instructions but the padding, and the endless jump before it.
+    /// Returns the number of instructions without the padding and the endless jump before it.
     pub(super) fn len(&self) -> usize {
         let padding = |i: &usize| {
             let instruction = &self.instructions[*i];
@@ -82,14 +83,14 @@ impl Code {
         self.instructions.len() - (0..self.instructions.len()).filter(padding).count()
     }
 
-    /// The number of the instruction that an instruction names.
+    /// Returns the index of the instruction that a jump names.
     pub(super) fn target(&self, instruction: usize) -> Option<usize> {
         let label = self.instructions[instruction].label.as_ref()?;
         self.labels.get(label).copied()
     }
 }
 
-/// Reads the code of every kernel.
+/// Parses the code of every kernel.
 pub(super) fn parse(listing: &str) -> BTreeMap<String, Code> {
     let mut kernels: BTreeMap<String, Code> = BTreeMap::new();
     let mut current: Option<&mut Code> = None;
@@ -113,7 +114,7 @@ pub(super) fn parse(listing: &str) -> BTreeMap<String, Code> {
 pub(super) mod tests {
     use super::*;
 
-    /// A listing of one kernel, `k`, from its lines.
+    /// Parses the lines of one kernel, `k`.
     pub(in super::super) fn listing(lines: &str) -> Code {
         let body = lines.split('\n').map(str::trim).map(|line| match line.ends_with(':') {
             true => format!("{line}\n"),
@@ -125,7 +126,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_listing_is_read() {
+    fn a_listing_is_parsed() {
         let code = listing(
             "@!P0 BRA `(.L_x_1)\nBRA P1, `(.L_x_1)\nLDG.E.128.CONSTANT R4, desc[UR4][R2.64+0x10]\n.L_x_1:\nEXIT\n\
                             .L_x_2:\nBRA `(.L_x_2)\nNOP",
@@ -140,7 +141,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn widths_are_read() {
+    fn widths_are_parsed() {
         let bits = |text| Instruction::parse(text).access().map(|(_, bits)| bits);
         assert_eq!(bits("LDG.E R3, desc[UR4][R2.64]"), Some(32));
         assert_eq!(bits("LDG.E.LTC256B.128.CONSTANT R4, desc[UR4][R2.64]"), Some(128));

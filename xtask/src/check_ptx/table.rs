@@ -1,5 +1,6 @@
-//! docs/sass.md: the shipped kernels on each GPU, committed, so that a change of the machine code shows in
-//! review.
+//! docs/sass.md: the shipped kernels on each GPU.
+//!
+//! The file is committed so that a change of the machine code shows in review.
 
 use super::assembler::Assembler;
 use super::assembly::{Assembled, Assembly, contains};
@@ -22,7 +23,7 @@ out of date. Of each kernel the main path is shown, that of whole blocks.
   80 to 85 % of it, and no kernel more than about 88 % of the data sheet's bandwidth, which a copy does not exceed either.
 ";
 
-/// Writes the table, or compares it with the one that is committed.
+/// Writes the table, or compares it with the committed one.
 pub(super) fn run(assembler: &Assembler, assemblies: &[Assembly], write: bool) -> Result<()> {
     let file = layout::root()?.join("docs").join("sass.md");
     let made = table(assembler, assemblies);
@@ -63,7 +64,7 @@ fn table(assembler: &Assembler, assemblies: &[Assembly]) -> String {
             continue;
         };
         let mut kernels: Vec<_> = assembly.result.iter().flatten().collect();
-        // Kernels for aligned rows come first, then those that take every matrix.
+        // Kernels for aligned rows come first, then kernels for any matrix.
         kernels.sort_by_key(|kernel| (kernel.name.ends_with("_unaligned"), &kernel.name));
         write!(
             text,

@@ -1,4 +1,4 @@
-//! Building the program and the test programs, and learning from cargo where they are.
+//! Builds the program and the test programs, and reads their paths from cargo's messages.
 
 use crate::process;
 use anyhow::{Context, Result, bail};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An executable that cargo made.
+/// An executable that cargo built.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Executable {
     /// A name without hashes: `microscale`, `formats-unit`, `tests-golden`.
@@ -14,7 +14,7 @@ pub(super) struct Executable {
     pub(super) path: PathBuf,
 }
 
-/// The program, as released.
+/// Builds the program with the release profile.
 pub(super) fn build_program(root: &Path) -> Result<Executable> {
     let messages =
         cargo(root, &["build", "--release", "--package", "microscale-cli", "--bin", "microscale"])?;
@@ -23,7 +23,7 @@ pub(super) fn build_program(root: &Path) -> Result<Executable> {
     Ok(Executable { name: "microscale".to_owned(), ..program })
 }
 
-/// The test programs of the default members, optimised as `cargo test` does.
+/// Builds the test programs of the default members, with `cargo test`'s profile.
 pub(super) fn build_tests(root: &Path) -> Result<Vec<Executable>> {
     let tests = executables(&cargo(root, &["test", "--no-run"])?, true)?;
     if tests.is_empty() {
@@ -39,7 +39,7 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<String> {
     process::read(&mut command)
 }
 
-/// Picks the executables, tests or others, from cargo's messages, in the order of their names.
+/// Returns the executables in cargo's messages, sorted by name: only tests, or only others.
 fn executables(messages: &str, tests: bool) -> Result<Vec<Executable>> {
     let mut found = Vec::new();
     for line in messages.lines() {
@@ -56,8 +56,10 @@ fn executables(messages: &str, tests: bool) -> Result<Vec<Executable>> {
     Ok(found)
 }
 
-/// Package folder and target: `formats-unit` for a library's unit tests, `cli-microscale-unit` for a
-/// program's, and `tests-golden` for tests/tests/golden.rs.
+/// Returns a stable name made of the package folder and the target.
+///
+/// Examples: `formats-unit` for a library's unit tests, `cli-microscale-unit` for a program's, and
+/// `tests-golden` for tests/tests/golden.rs.
 fn name(message: &Value) -> Result<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned).context("cargo's message lacks a name");
     let manifest = PathBuf::from(text(&message["manifest_path"])?);
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_one_name_are_refused() {
+    fn duplicate_names_are_refused() {
         let one = artifact("tests", "test", "golden", true, "\"/t/golden-3\"");
         let two = artifact("tests", "test", "golden", true, "\"/t/golden-4\"");
         assert!(executables(&format!("{one}\n{two}"), true).is_err());

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs all the tests of this folder. Arguments go to every test program: `./run-tests.sh mxfp4` runs what has mxfp4 in its
-# name. With MICROSCALE_REQUIRE_GPU=1, tests that need a GPU fail where there is none, instead of doing nothing.
+# Runs all tests of this folder. Arguments go to every test program: `./run-tests.sh mxfp4` runs the
+# tests whose names contain mxfp4. Without a GPU, tests that need one are skipped, or fail with
+# MICROSCALE_REQUIRE_GPU=1.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 export MICROSCALE_TEST_DATA="$here"
 export MICROSCALE_BIN="$here/microscale"
